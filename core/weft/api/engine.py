@@ -1,0 +1,129 @@
+"""The contract of the engine's collaborators: policies, processors, executors, connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft.engine.plan import EngineFacts, StepPlan, StepResult
+    from weft.engine.stats import EngineStats
+
+__all__ = (
+    "Executor",
+    "KVConnector",
+    "LoRA",
+    "LoRAResolver",
+    "LogitsProcessor",
+    "MultimodalProcessor",
+    "Proposer",
+    "QueuedRequest",
+    "SchedulingPolicy",
+    "StatLogger",
+)
+
+
+class QueuedRequest(Protocol):
+    """The part of a request that a scheduling policy may read."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def arrival(self) -> float:
+        """Seconds on the engine's monotonic clock."""
+
+    @property
+    def priority(self) -> int:
+        """Lower is served first."""
+
+    @property
+    def prompt_len(self) -> int: ...
+    @property
+    def output_len(self) -> int: ...
+
+
+class SchedulingPolicy(Protocol):
+    """Order of admission and choice of victim. Budget and paging stay in the core."""
+
+    def order(self, request: QueuedRequest) -> tuple[float, ...]:
+        """A sort key, constant while the request waits: the smallest is admitted first."""
+
+    def victim(self, running: Sequence[QueuedRequest]) -> int:
+        """The index of the request to preempt when pages run out; ``running`` is not empty."""
+
+
+class Executor(Protocol):
+    """Runs steps on one or more devices. Called from one thread."""
+
+    def start(self) -> EngineFacts:
+        """Build the model, load it, allocate pages. Returns what the scheduler must know."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue one step and return; results come in the order of launches."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that was not collected yet."""
+
+    def check(self) -> None:
+        """Raise ``EngineDeadError`` if a worker is gone. Cheap; called when idle."""
+
+    def stop(self) -> None:
+        """Release everything. Called at most once, also after a failed ``start``."""
+
+
+class LogitsProcessor(Protocol):
+    """Edits a batch of logits before sampling."""
+
+    changes_argmax: bool
+    """Whether greedy rows must be passed to it too."""
+
+    def add(self, slot: int, params: Mapping[str, Any], prompt_ids: Sequence[int]) -> bool:
+        """A sequence enters ``slot``; ``False`` if this processor leaves it alone."""
+
+    def remove(self, slot: int) -> None: ...
+
+    def apply(self, logits: Tensor, slots: Sequence[int], output_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Return the edited ``[rows, vocab]`` logits of those slots that ``add`` accepted."""
+
+
+class Proposer(Protocol):
+    """Drafts tokens for speculative decoding."""
+
+    lookahead: int
+
+    def propose(self, batch: Any) -> Tensor: ...
+    def accepted(self, counts: Sequence[int]) -> None: ...
+
+
+class KVConnector(Protocol):
+    """Moves pages in and out of this engine."""
+
+    def lookup(self, request: Any) -> int: ...
+    def load(self, request: Any, pages: Sequence[int]) -> None: ...
+    def save(self, request: Any, pages: Sequence[int]) -> None: ...
+
+
+class StatLogger(Protocol):
+    """Receives the engine's statistics once per step."""
+
+    def record(self, stats: EngineStats) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoRA:
+    name: str
+    path: Path
+    rank: int
+
+
+class LoRAResolver(Protocol):
+    def resolve(self, name: str, base_model: str) -> LoRA | None: ...
+
+
+class MultimodalProcessor(Protocol):
+    def process(self, items: Sequence[Any]) -> Any: ...
+    def placeholder_tokens(self, item: Any) -> int: ...

@@ -1,0 +1,143 @@
+"""The contract of model architectures and of quantization schemes."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from weft.api.attention import AttentionBackend, AttentionRequest
+    from weft.api.cache import LayerCacheSpec
+    from weft.api.attention import Step
+
+__all__ = (
+    "Capability",
+    "CausalModel",
+    "Collective",
+    "LinearMethod",
+    "LinearSpec",
+    "ModelContext",
+    "ModelSpec",
+    "QuantizationScheme",
+)
+
+
+class Capability(enum.Flag):
+    """What a model can be asked to do; anything else is refused before it is built."""
+
+    GENERATE = enum.auto()
+    EMBED = enum.auto()
+    LORA = enum.auto()
+    IMAGES = enum.auto()
+    AUDIO = enum.auto()
+
+
+class Collective(Protocol):
+    """The ranks that share one model. With one rank every operation returns its argument."""
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks. May work in place; use the returned tensor."""
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Concatenate the ranks' tensors along ``dim``, in rank order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """Everything a model may use while it is being built.
+
+    Layers of ``weft.layers`` take it as their first argument, so a model file passes it on and
+    names neither paging, quantization nor parallelism.
+    """
+
+    hf_config: Any
+    dtype: torch.dtype
+    device: torch.device
+    ranks: Collective
+    quantization: QuantizationScheme | None
+    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
+    """Registers one attention layer and returns the backend that serves it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The options of the model plugin."""
+
+
+class CausalModel(Protocol):
+    """A decoder. Both methods run under ``torch.inference_mode``."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """Return hidden states ``[tokens, hidden]`` for ``[tokens]`` ids of several sequences.
+
+        ``step`` is handed on to the attention layers and means nothing to a model.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return ``[rows, vocab]`` logits (all ranks return all of the vocabulary)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model architecture as data."""
+
+    architecture: str
+    build: Callable[[ModelContext], CausalModel]
+    """Returns a ``torch.nn.Module`` that is also a ``CausalModel``, with empty parameters."""
+    capabilities: Capability = Capability.GENERATE
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our parameter's module name → the checkpoint's names that are stacked in it, in order."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Checkpoint name prefix → our prefix (``"language_model.model." → "model."``)."""
+    ignored: tuple[str, ...] = ()
+    """Glob patterns of checkpoint tensors that the architecture does not use."""
+
+
+# ----------------------------------------------------------------------- quantization
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """One linear layer after tensor-parallel partitioning.
+
+    ``out_features`` has one entry for each checkpoint matrix that is fused into the layer.
+    ``prefix`` is our module path; ``names`` are the paths of those matrices in the checkpoint.
+    """
+
+    prefix: str
+    names: tuple[str, ...]
+    in_features: int
+    out_features: tuple[int, ...]
+    bias: bool
+    dtype: torch.dtype
+
+
+class LinearMethod(Protocol):
+    """How one kind of linear layer stores its weight and multiplies by it."""
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        """Register the parameters that the checkpoint fills, made by ``weft.layers.weight``."""
+
+    def finish(self, module: nn.Module) -> None:
+        """Called once when all parameters are filled: repack, convert, free."""
+
+    def apply(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x @ W.T + bias``; ``x`` is ``[..., in_features]``."""
+
+
+class QuantizationScheme(Protocol):
+    """What a checkpoint's ``quantization_config`` means for its layers."""
+
+    name: str
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        """The method for one layer, or ``None`` where the checkpoint left it unquantized."""
+
+    def experts(self, spec: Any) -> Any | None: ...
+
+    def kv_dtype(self, layer: str) -> str | None: ...

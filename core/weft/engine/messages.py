@@ -1,0 +1,45 @@
+"""What crosses between a frontend (text) and an engine core (token ids), in one process or two."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.engine.plan import TokenLogprobs
+from weft.sampling.params import SamplingParams
+
+__all__ = ("EngineRequest", "TokenOutput")
+
+
+class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence to generate. A request with ``n`` outputs becomes ``n`` of these.
+
+    ``id`` is unique in the engine and made by the frontend, never the client's own id. ``leader``
+    is the id of the first of ``n`` siblings, whose prompt pages the others share. ``bad_words``
+    are the params' bad words as token ids. ``arrival`` is in seconds on ``time.monotonic``.
+    """
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    index: int = 0
+    leader: str | None = None
+    bad_words: list[list[int]] = []
+
+
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to a sequence.
+
+    ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``; ``stop_reason`` is
+    the stop id that ended it (``None`` for the end-of-sequence id). ``prompt_logprobs`` come once,
+    one entry for each prompt token but the first. ``error`` is text that may be shown to a client.
+    """
+
+    id: str
+    tokens: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
