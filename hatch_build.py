@@ -1,0 +1,37 @@
+"""Fill in what the ``weft`` meta-distribution depends on.
+
+In a checkout the members are the sibling folders. In a release (``WEFT_RELEASE=1``) they are the
+distributions of the same version. A member that says ``[tool.weft] default = false`` is part of
+``weft[all]`` only.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class Members(MetadataHookInterface):
+    def update(self, metadata: dict[str, Any]) -> None:
+        root = Path(self.root)
+        files = [root / name / "pyproject.toml" for name in ("core", "server", "cli")]
+        files += sorted(root.glob("plugins/*/*/pyproject.toml"))
+        members = {file.parent: tomllib.loads(file.read_text()) for file in files}
+        default = {f: m for f, m in members.items() if wanted(m)}
+        metadata["dependencies"] = [requirement(f, m) for f, m in default.items()]
+        metadata["optional-dependencies"] = {"all": [requirement(f, m) for f, m in members.items()]}
+
+
+def wanted(member: dict[str, Any]) -> bool:
+    return bool(member.get("tool", {}).get("weft", {}).get("default", True))
+
+
+def requirement(folder: Path, member: dict[str, Any]) -> str:
+    project = member["project"]
+    if os.environ.get("WEFT_RELEASE") == "1":
+        return f"{project['name']}=={project['version']}"
+    return f"{project['name']} @ {folder.as_uri()}"
