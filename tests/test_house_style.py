@@ -1,0 +1,305 @@
+"""The rules of CONTRIBUTING.md that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from repository import ROOT, Hook, Member, hooks, members, plugins, python_files, shipped
+
+LONGEST_FILE = 500
+
+# What a plugin may import of weft. Anything else is the inside of the core.
+CONTRACT = ("weft.api", "weft.errors", "weft.layers", "weft.testing")
+
+# Plugins that may import more, and what. Each line is a hole in the contract: keep it short.
+ALLOWANCES: dict[str, frozenset[str]] = {}
+
+# Modules that may read the environment beside weft/config.py, relative to the root.
+ENVIRONMENT = {"core/weft/config.py"}
+
+# Modules too heavy to import before a plugin is asked for something.
+HEAVY = ("torch", "transformers", "litestar", "numpy", "triton", "outlines", "lmformatenforcer")
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+UNSAFE_CALLS = {"eval", "exec"}
+
+SHIPPED = [path for member in members() for path in shipped(member)]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def offences(check: Callable[[Path], Iterator[str]], paths: list[Path] = SHIPPED) -> list[str]:
+    return [f"{relative(path)}:{found}" for path in paths for found in check(path)]
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of a chain of names, ``""`` of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield ``(line, module)`` for each absolute import, wherever it stands."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            if node.module == "weft":  # from weft import errors
+                yield from ((node.lineno, home(alias.name)) for alias in node.names)
+            else:
+                yield node.lineno, node.module
+
+
+def home(name: str) -> str:
+    """Where ``from weft import name`` takes it from: a module of the core, or its public names."""
+    inside = ROOT / "core/weft" / name
+    return f"weft.{name}" if inside.is_dir() or inside.with_suffix(".py").exists() else "weft"
+
+
+# ------------------------------------------------------------------------------ the source
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    lengths = {relative(p): len(p.read_text().splitlines()) for p in python_files()}
+    assert {path: n for path, n in lengths.items() if n > LONGEST_FILE} == {}
+
+
+def test_no_assert_checks_anything_in_shipped_code() -> None:
+    def check(path: Path) -> Iterator[str]:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Assert):
+                yield f"{node.lineno} assert vanishes under -O; raise an error of weft.errors"
+
+    outside = [p for p in SHIPPED if not relative(p).startswith("core/weft/testing/")]
+    assert offences(check, outside) == []
+
+
+def test_the_environment_is_read_in_one_module() -> None:
+    def check(path: Path) -> Iterator[str]:
+        written = {
+            id(node.value)
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+        }
+        for node in ast.walk(tree(path)):
+            name = dotted(node) if isinstance(node, ast.Attribute) else ""
+            if name in ("os.environ", "os.getenv", "os.environb") and id(node) not in written:
+                yield f"{node.lineno} {name}; add it to weft.config"
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                names = {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
+                yield from (f"{node.lineno} from os import {name}" for name in names)
+
+    assert offences(check, [p for p in SHIPPED if relative(p) not in ENVIRONMENT]) == []
+
+
+def test_nothing_runs_code_from_data() -> None:
+    def check(path: Path) -> Iterator[str]:
+        for line, module in imported(path):
+            if module.partition(".")[0] in UNSAFE_MODULES:
+                yield f"{line} import {module}"
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call):
+                called = dotted(node.func)
+                if called in UNSAFE_CALLS:
+                    yield f"{node.lineno} {called}()"
+                if called == "torch.load" and not loads_weights_only(node):
+                    yield f"{node.lineno} torch.load without weights_only=True"
+                if any(k.arg == "trust_remote_code" and is_true(k.value) for k in node.keywords):
+                    yield f"{node.lineno} trust_remote_code=True"
+
+    assert offences(check) == []
+
+
+def loads_weights_only(call: ast.Call) -> bool:
+    return any(k.arg == "weights_only" and is_true(k.value) for k in call.keywords)
+
+
+def is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def test_public_classes_are_named_for_what_they_are() -> None:
+    def check(path: Path) -> Iterator[str]:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                for ending in ("Base", "Manager", "Util", "Utils", "Helper", "Impl", "Interface"):
+                    if node.name.endswith(ending):
+                        yield f"{node.lineno} class {node.name} says how it is made, not what it is"
+
+    assert offences(check) == []
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [relative(p) for p in SHIPPED if tree(p).body and not ast.get_docstring(tree(p))]
+    assert silent == []
+
+
+# ----------------------------------------------------------------------------- the contract
+
+
+@pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
+def test_a_plugin_imports_only_the_contract(member: Member) -> None:
+    allowed = ALLOWANCES.get(member.package.name, frozenset())
+
+    def check(path: Path) -> Iterator[str]:
+        for line, module in imported(path):
+            inside = module.startswith("weft.")
+            contract = module.startswith(tuple(f"{m}." for m in CONTRACT)) or module in CONTRACT
+            if inside and not contract and module not in allowed:
+                yield f"{line} imports {module}"
+            other = module.partition(".")[0]
+            if other.startswith("weft_") and other != member.package.name:
+                yield f"{line} imports another plugin: {module}"
+
+    assert offences(check, list(shipped(member))) == []
+
+
+def test_every_allowance_is_used() -> None:
+    for package, modules in ALLOWANCES.items():
+        (member,) = (m for m in plugins() if m.package.name == package)
+        used = {module for path in shipped(member) for _, module in imported(path)}
+        assert modules <= used, f"{package} no longer imports {modules - used}"
+
+
+def test_core_knows_neither_server_nor_plugins() -> None:
+    def check(path: Path) -> Iterator[str]:
+        for line, module in imported(path):
+            top = module.partition(".")[0]
+            if top.startswith("weft_") or top in ("litestar", "uvicorn", "typer"):
+                yield f"{line} imports {module}"
+
+    (core,) = (m for m in members() if m.name == "weft-core")
+    assert offences(check, list(shipped(core))) == []
+
+
+PROBE = """
+import importlib, sys
+heavy = sys.argv[1].split(",")
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+    found = [h for h in heavy if h in sys.modules]
+    if found:
+        sys.exit(f"{name} imports {', '.join(found)}")
+"""
+
+
+def probe(modules: list[str], heavy: tuple[str, ...] = HEAVY) -> str:
+    command = [sys.executable, "-c", PROBE, ",".join(heavy), *modules]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_the_probe_for_heavy_imports_can_fail() -> None:
+    assert "imports json" in probe(["json.decoder"], ("json",))
+
+
+def test_entry_point_modules_import_nothing_heavy() -> None:
+    modules = {e.module for member in members() for e in member.entry_points}
+    assert probe(["weft", "weft.api", "weft.config", "weft.plugins", *sorted(modules)]) == ""
+
+
+# ------------------------------------------------------------------------------- the members
+
+
+def test_the_three_fixed_members_exist() -> None:
+    assert {"weft-core", "weft-server", "weft-cli"} <= {member.name for member in members()}
+
+
+@pytest.mark.parametrize("member", members(), ids=lambda m: m.name)
+class TestMember:
+    def test_it_has_a_readme_a_package_and_types(self, member: Member) -> None:
+        for wanted in (member.folder / "README.md", member.package / "py.typed"):
+            assert wanted.is_file(), relative(wanted)
+        assert len((member.folder / "README.md").read_text().split()) >= 10, "an empty README"
+
+    def test_it_has_the_shared_version_and_licence(self, member: Member) -> None:
+        root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert member.version == root["version"]
+        assert member.pyproject["project"]["license"] == root["license"]
+        assert member.pyproject["project"]["requires-python"] == root["requires-python"]
+
+    def test_it_asks_for_a_range_of_the_core(self, member: Member) -> None:
+        if member.name == "weft-core":
+            return
+        major, minor, _ = member.version.split(".")
+        wanted = f"weft-core>={major}.{minor},<{major}.{int(minor) + 1}"
+        assert wanted in member.pyproject["project"]["dependencies"]
+
+    def test_it_never_pins_torch(self, member: Member) -> None:
+        needs = member.pyproject["project"].get("dependencies", [])
+        assert [n for n in needs if n.startswith("torch") and "==" in n] == []
+        assert [n for n in needs if n.startswith("triton")] == [], "torch brings its own triton"
+
+
+@pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
+class TestPlugin:
+    def test_its_readme_names_exactly_its_keys(self, member: Member) -> None:
+        readme = (member.folder / "README.md").read_text()
+        kinds = {e.kind for m in members() for e in m.entry_points}
+        named = {
+            word
+            for word in readme.split("`")[1::2]
+            if word.partition(":")[0] in kinds and word.partition(":")[2]
+        }
+        assert named == {e.id for e in member.entry_points}
+
+    def test_its_entry_points_lead_to_its_own_modules(self, member: Member) -> None:
+        assert member.entry_points, "a plugin without an entry point is never found"
+        for entry in member.entry_points:
+            module = member.folder / Path(*entry.module.split("."))
+            assert entry.module.split(".")[0] == member.package.name
+            assert module.is_dir() or module.with_suffix(".py").is_file(), entry.module
+
+
+def test_no_two_members_claim_one_key() -> None:
+    owners: dict[str, list[str]] = {}
+    for member in members():
+        for entry in member.entry_points:
+            if entry.kind != "overrides":
+                owners.setdefault(entry.id, []).append(member.name)
+    assert {key: names for key, names in owners.items() if len(names) > 1} == {}
+
+
+def test_weft_says_the_version_of_its_distribution() -> None:
+    import weft
+
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert weft.__version__ == root["version"]
+
+
+# --------------------------------------------------------------------------------- the hooks
+
+
+@cache
+def sources_of_tests() -> str:
+    mine = Path(__file__)
+    return "\n".join(p.read_text() for p in sorted((ROOT / "tests").rglob("*.py")) if p != mine)
+
+
+def test_the_hooks_read_from_the_source_are_those_of_pluggy() -> None:
+    from weft.api.hookspecs import Every, First
+
+    real = {name for spec in (First, Every) for name in vars(spec) if name.startswith("weft_")}
+    assert {hook.name for hook in hooks() if hook.owner == "weft-core"} == real
+
+
+@pytest.mark.parametrize("hook", hooks(), ids=lambda h: h.name)
+def test_every_hook_has_a_test(hook: Hook) -> None:
+    assert re.search(rf"\b{hook.name}\b", sources_of_tests()), f"no test names {hook.name}"
