@@ -27,6 +27,7 @@ __all__ = (
     "environment",
     "from_options",
     "sections",
+    "server_environment",
 )
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -247,6 +248,12 @@ def environment() -> dict[str, Any]:
         "autoload": os.environ.get("WEFT_AUTOLOAD", "1") != "0",
         "strict": os.environ.get("WEFT_STRICT", "0") == "1",
     }
+
+
+def server_environment() -> dict[str, Any]:
+    """Options of the server that come from the environment: ``WEFT_API_KEY`` is a list of keys."""
+    keys = [k.strip() for k in os.environ.get("WEFT_API_KEY", "").split(",") if k.strip()]
+    return {"api_key": keys} if keys else {}
 
 
 def option_type(annotation: Any) -> tuple[Any, bool]:
