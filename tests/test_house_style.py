@@ -100,8 +100,11 @@ def test_the_environment_is_read_in_one_module() -> None:
             if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
         }
         for node in ast.walk(tree(path)):
-            name = dotted(node) if isinstance(node, ast.Attribute) else ""
-            if name in ("os.environ", "os.getenv", "os.environb") and id(node) not in written:
+            if (
+                isinstance(node, ast.Attribute)
+                and id(node) not in written
+                and (name := dotted(node)) in ("os.environ", "os.getenv", "os.environb")
+            ):
                 yield f"{node.lineno} {name}; add it to weft.config"
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 names = {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
