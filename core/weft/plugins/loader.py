@@ -1,0 +1,132 @@
+"""Imports a plugin, registers it as a whole or not at all, and calls its hooks.
+
+pluggy orders, wraps and validates; who is called is decided here. A keyed hook is called with the
+chosen plugin and the extensions only: a module that serves two keys would otherwise answer for a
+key that the user gave to somebody else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any
+
+import pluggy
+
+from weft.api.hookspecs import PROJECT, Every, First
+from weft.errors import PluginLoadError, WeftError
+from weft.plugins.entries import Entry
+from weft.plugins.kinds import KINDS
+from weft.plugins.local import import_file
+from weft.plugins.options import declared_options
+
+__all__ = ("Loader", "Relay")
+
+
+class Loader:
+    """Owns one pluggy manager. Loading is safe from several threads."""
+
+    def __init__(self) -> None:
+        self.pm = pluggy.PluginManager(PROJECT)
+        self.pm.add_hookspecs(First)
+        self.pm.add_hookspecs(Every)
+        self._lock = threading.RLock()
+        # One plugin object serves many entries, so it is kept by its name and not in an entry.
+        self._plugins: dict[str, object] = {}
+
+    def load(self, entry: Entry) -> object:
+        """Import and register the plugin of an entry. Raises ``PluginLoadError`` if it is broken."""
+        with self._lock:
+            if entry.state == "ready":
+                self._try(entry)
+            if entry.state != "loaded":
+                raise PluginLoadError(
+                    f"{entry.id} from {entry.owner} failed to load: {entry.why}"
+                ) from entry.error
+            return self._plugins[_name(entry)]
+
+    def _try(self, entry: Entry) -> None:
+        try:
+            self._plugins[_name(entry)] = self._register(entry)
+        except (Exception, SystemExit) as error:  # a plugin may do anything while it is imported
+            entry.close("broken", f"{type(error).__name__}: {error}")
+            entry.error = error
+        else:
+            entry.state = "loaded"
+
+    def _register(self, entry: Entry) -> object:
+        name = _name(entry)
+        if name in self._plugins:
+            return self._plugins[name]
+        plugin = self._imported(entry)
+        if self.pm.is_registered(plugin):
+            return plugin  # two distributions name one object
+        try:
+            self.pm.register(plugin, name=name)
+            self._check(plugin)
+        except BaseException:
+            # Left registered, the failed plugin would be blamed on whoever is registered next.
+            if self.pm.is_registered(plugin):
+                self.pm.unregister(plugin)
+            raise
+        return plugin
+
+    @staticmethod
+    def _imported(entry: Entry) -> object:
+        if entry.file is not None:
+            return import_file(entry)
+        found = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()
+        return found() if isinstance(found, type) else found
+
+    def _check(self, plugin: object) -> None:
+        """Refuse hooks that nobody calls: pluggy would keep them silently."""
+        callers = self.pm.get_hookcallers(plugin) or []
+        later = {kind.hook for kind in KINDS.values() if kind.owner != "weft-core"}
+        for caller in callers:
+            if not caller.has_spec() and caller.name not in later:
+                known = ", ".join(sorted(n for n in dir(self.pm.hook) if n.startswith("weft_")))
+                raise PluginLoadError(
+                    f"it implements the unknown hook {caller.name!r} (known: {known})"
+                )
+            if not hasattr(plugin, caller.name):
+                raise PluginLoadError(
+                    f"it implements {caller.name!r} under another name; give the function that name"
+                )
+        if not callers:
+            raise PluginLoadError("it implements no hook; mark its functions with @weft.api.impl")
+        declared_options(plugin)
+
+    def alone(self, plugin: object, around: Iterable[object] = ()) -> list[object]:
+        """All registered plugins but ``plugin`` and those ``around`` it."""
+        keep = {id(plugin), *map(id, around)}
+        with self._lock:
+            return [p for p in self.pm.get_plugins() if id(p) not in keep]
+
+
+class Relay:
+    """The hooks of one entry: ``relay.weft_model(...)``. Failures name the plugin."""
+
+    def __init__(self, loader: Loader, entry: Entry, around: Iterable[object]) -> None:
+        self._loader, self._entry = loader, entry
+        self._others = loader.alone(loader.load(entry), around)
+
+    def __getattr__(self, hook: str) -> Callable[..., Any]:
+        caller = self._loader.pm.subset_hook_caller(hook, self._others)
+
+        def call(**arguments: Any) -> Any:
+            try:
+                return caller(**arguments)
+            except WeftError:
+                raise  # said on purpose, in words meant for the user
+            except Exception as error:
+                entry = self._entry
+                raise PluginLoadError(
+                    f"{entry.id} from {entry.owner} failed in {hook}: {type(error).__name__}: {error}"
+                ) from error
+
+        return call
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.dist}:{entry.file or entry.target}"

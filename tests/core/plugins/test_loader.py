@@ -1,0 +1,177 @@
+"""Importing, registering as a whole or not at all, and calling."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from weft.errors import CheckpointError, PluginLoadError
+
+OK = "ok-quant"
+
+
+@pytest.fixture
+def good(site):
+    site.scheme(OK, "ok")
+    return site
+
+
+def failure(host, method):
+    with pytest.raises(PluginLoadError) as error:
+        host.quantization(method, {}, None)
+    return error.value
+
+
+def test_a_broken_import_is_a_state_with_a_reason(good):
+    good.scheme("bad", "bad", code="import missing_kernel")
+    host = good.host()
+    error = failure(host, "bad")
+    assert str(error) == (
+        "quantization:bad from bad 1.0 failed to load: ModuleNotFoundError: No module named 'missing_kernel'"
+    )
+    assert isinstance(error.__cause__, ModuleNotFoundError)
+    [entry] = [e for e in host.entries if e.key == "bad"]
+    assert (entry.state, entry.why) == (
+        "broken",
+        "ModuleNotFoundError: No module named 'missing_kernel'",
+    )
+    assert host.quantization("ok", {}, None).name == OK
+
+
+def test_a_plugin_that_exits_while_it_is_imported(good):
+    good.scheme("bad", "bad", code="raise SystemExit(3)")
+    assert "SystemExit: 3" in str(failure(good.host(), "bad"))
+
+
+UNKNOWN_HOOK = """
+    from weft.api import impl
+
+    @impl
+    def weft_quantization(method):
+        return object()
+
+    @impl
+    def weft_quantisation(method):
+        return None
+"""
+UNKNOWN_ARGUMENT = """
+    from weft.api import impl
+
+    @impl
+    def weft_quantization(methd):
+        return object()
+"""
+RENAMED = """
+    from weft.api import impl
+
+    @impl(specname="weft_quantization")
+    def mine(method):
+        return object()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (UNKNOWN_HOOK, "unknown hook 'weft_quantisation'"),
+        (UNKNOWN_ARGUMENT, "methd"),
+        (RENAMED, "under another name"),
+        ("VALUE = 1", "implements no hook"),
+    ],
+)
+def test_registration_is_atomic(good, code, reason):
+    """A half-registered plugin would be blamed on the next one, or answer for it."""
+    good.scheme("bad", "bad", code=code)
+    host = good.host()
+    assert reason in str(failure(host, "bad"))
+    assert host.quantization("ok", {}, None).name == OK
+    assert reason in str(failure(host, "bad")), "the second attempt must tell the same"
+    with host.calls() as fired:
+        host.quantization("ok", {}, None)
+    assert fired == ["weft_quantization"]
+
+
+def test_what_a_plugin_raises_is_wrapped_and_chained(good):
+    good.scheme(
+        "bad",
+        "bad",
+        code="""
+            from weft.api import impl
+
+            @impl
+            def weft_quantization(method, checkpoint):
+                return checkpoint["bits"]
+        """,
+    )
+    error = failure(good.host(), "bad")
+    assert (
+        str(error) == "quantization:bad from bad 1.0 failed in weft_quantization: KeyError: 'bits'"
+    )
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_what_a_plugin_says_on_purpose_passes(good):
+    good.scheme(
+        "picky",
+        "picky",
+        code="""
+            from weft.api import impl
+            from weft.errors import CheckpointError
+
+            @impl
+            def weft_quantization(method):
+                raise CheckpointError("3 bits are not supported (allowed: 4)")
+        """,
+    )
+    with pytest.raises(CheckpointError, match="3 bits"):
+        good.host().quantization("picky", {}, None)
+
+
+def test_only_the_owner_is_imported(good):
+    import sys
+
+    good.scheme("other", "other")
+    good.host().quantization("ok", {}, None)
+    assert "ok_quant" in sys.modules and "other" not in sys.modules
+
+
+def test_a_class_is_instantiated(site):
+    site.install(
+        "classy",
+        {"weft.policies": {"lifo": "classy:Lifo"}},
+        """
+        from weft.api import Plugin, impl
+
+        class Lifo(Plugin):
+            @impl
+            def weft_policy(self, name, options):
+                return self
+        """,
+    )
+    assert type(site.host().policy("lifo")).__name__ == "Lifo"
+
+
+def test_a_target_that_is_missing_from_its_module(site):
+    site.install("classy", {"weft.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
+    with pytest.raises(PluginLoadError, match="Nobody"):
+        site.host().policy("lifo")
+
+
+def test_loading_from_many_threads_registers_once(site):
+    site.scheme("slow", "a", "b", extra="import time; time.sleep(0.05)")
+    host = site.host()
+    found, errors = [], []
+
+    def ask(key):
+        try:
+            found.append(host.quantization(key, {}, None).name)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(key,)) for key in "abab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (found, errors) == (["slow"] * 4, [])

@@ -1,0 +1,98 @@
+"""Disabling, the allow-list, autoload and strict mode, from flags and from the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import PluginLoadError, PluginNotFoundError
+from weft.plugins.entries import Entry
+from weft.plugins.switches import Switches
+
+
+def states(host):
+    return {f"{e.dist}/{e.key}": e.state for e in host.entries}
+
+
+@pytest.fixture
+def two(site):
+    site.scheme("acme-awq", "awq", "gptq")
+    site.scheme("other-fp8", "fp8")
+    return site
+
+
+def test_disable_a_distribution_in_any_spelling(two):
+    found = states(two.host(no_plugin=["Acme_AWQ"]))
+    assert found == {
+        "acme-awq/awq": "disabled",
+        "acme-awq/gptq": "disabled",
+        "other-fp8/fp8": "ready",
+    }
+
+
+def test_disable_one_key(two):
+    found = states(two.host(no_plugin=["quantization:gptq"]))
+    assert found == {"acme-awq/awq": "ready", "acme-awq/gptq": "disabled", "other-fp8/fp8": "ready"}
+
+
+def test_disable_by_environment(two, monkeypatch):
+    monkeypatch.setenv("WEFT_DISABLE", "other-fp8, quantization:awq")
+    found = states(two.host())
+    assert found == {
+        "acme-awq/awq": "disabled",
+        "acme-awq/gptq": "ready",
+        "other-fp8/fp8": "disabled",
+    }
+    with pytest.raises(
+        PluginNotFoundError, match="other-fp8 1.0 is disabled: disabled by --no-plugin"
+    ):
+        two.host().quantization("fp8", {}, None)
+
+
+def test_disabling_something_unknown_is_told(two, caplog):
+    two.host(no_plugin=["acme-awk"])
+    assert "--no-plugin acme-awk: nothing of that name is installed" in caplog.text
+
+
+def test_allow_list(two, monkeypatch):
+    monkeypatch.setenv("WEFT_PLUGINS", "other-fp8,quantization:gptq")
+    found = states(two.host())
+    assert found == {"acme-awq/awq": "disabled", "acme-awq/gptq": "ready", "other-fp8/fp8": "ready"}
+
+
+def test_allow_list_and_autoload_leave_the_core(monkeypatch):
+    monkeypatch.setenv("WEFT_PLUGINS", "nothing")
+    monkeypatch.setenv("WEFT_AUTOLOAD", "0")
+    from weft.config import PluginConfig
+
+    core = Entry("policies", "fcfs", "weft.scheduler.policies", "weft-core", "0.1.0")
+    third = Entry("policies", "x", "x", "third-party", "1")
+    Switches.read(PluginConfig()).apply([core, third])
+    assert (core.state, third.state) == ("ready", "disabled")
+
+
+def test_autoload_off_ignores_third_parties(two, monkeypatch):
+    monkeypatch.setenv("WEFT_AUTOLOAD", "0")
+    monkeypatch.setattr("weft.plugins.switches.DISTRIBUTIONS", frozenset({"other-fp8"}))
+    found = states(two.host())
+    assert found == {
+        "acme-awq/awq": "disabled",
+        "acme-awq/gptq": "disabled",
+        "other-fp8/fp8": "ready",
+    }
+
+
+@pytest.mark.parametrize("how", ["flag", "environment"])
+def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, how):
+    two.scheme("broken-x", "x", code="import missing_kernel")
+    two.scheme("broken-y", "y", code="1 / 0")
+    assert two.host().quantization("fp8", {}, None)
+    if how == "environment":
+        monkeypatch.setenv("WEFT_STRICT", "1")
+    host = two.host(plugin_strict=how == "flag")
+    with pytest.raises(PluginLoadError) as error:
+        host.quantization("fp8", {}, None)
+    assert "missing_kernel" in str(error.value) and "division by zero" in str(error.value)
+
+
+def test_strict_allows_what_works(two):
+    assert two.host(plugin_strict=True).quantization("fp8", {}, None).name == "other-fp8"
