@@ -1,0 +1,75 @@
+"""The bid of the built-in attention backend. Light: torch is imported when the backend is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.hookspecs import Options, impl
+
+if TYPE_CHECKING:
+    from weft.api.attention import AttentionBackend
+
+__all__ = ("weft_attention",)
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_FP8 = ("fp8_e4m3", "fp8_e5m2")
+_SCORES = {"cpu": 50, "cuda": 10}
+_MASKS = (MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL)
+
+
+@impl
+def weft_attention(request: AttentionRequest, options: Options) -> Offer | Refusal:
+    """Offer torch's own operations: the best on a CPU, the last resort on CUDA."""
+    reasons = tuple(_reasons(request))
+    if reasons:
+        return Refusal("sdpa", reasons)
+
+    def create() -> AttentionBackend:
+        from weft.attention.sdpa import SdpaAttention
+
+        return SdpaAttention(request)
+
+    # A gather copies whole tokens, so the page size hardly matters; small pages waste least.
+    return Offer(
+        "sdpa", _SCORES[request.device.kind], create, page_sizes=(16, 32, 64, 128, 256, 8, 4, 2, 1)
+    )
+
+
+def _reasons(request: AttentionRequest) -> list[str]:
+    kv_dtype = request.dtype if request.kv_dtype == "auto" else request.kv_dtype
+    checks = (
+        (
+            request.device.kind in _SCORES,
+            f"device {request.device.kind!r} is not supported (cpu, cuda)",
+        ),
+        (
+            request.dtype in _DTYPES,
+            f"dtype {request.dtype} is not supported ({', '.join(_DTYPES)})",
+        ),
+        (
+            kv_dtype == request.dtype or kv_dtype in _FP8,
+            f"kv_dtype {kv_dtype} is neither {request.dtype} nor one of {', '.join(_FP8)}",
+        ),
+        (request.mask in _MASKS, f"mask {request.mask.value} is not supported"),
+        (
+            request.mask is not MaskKind.SLIDING or request.window is not None,
+            "a sliding mask needs a window",
+        ),
+        (
+            request.mask is not MaskKind.BIDIRECTIONAL or request.window is None,
+            "a window on a bidirectional mask is not supported",
+        ),
+        (request.window is None or request.window > 0, f"window {request.window} is not positive"),
+        (
+            request.kv_heads > 0 and request.heads % max(request.kv_heads, 1) == 0,
+            f"{request.heads} query heads cannot share {request.kv_heads} key/value heads evenly",
+        ),
+        (
+            request.page_size is None or request.page_size > 0,
+            f"page size {request.page_size} is not positive",
+        ),
+        (not request.sinks, "attention sinks are not supported"),
+        (not request.latent, "latent (MLA) caches are not supported"),
+    )
+    return [why for good, why in checks if not good]

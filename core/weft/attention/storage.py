@@ -1,0 +1,46 @@
+"""How keys and values lie in a paged cache: names of element types, and writing new tokens.
+
+A cache is ``[2, pages, page_size, kv_heads, head_size]``: keys, then values. Page 0 belongs to
+nobody; padding points at it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ("DTYPES", "is_fp8", "narrow", "write")
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+def is_fp8(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` as ``dtype``. Saturates for fp8, where a plain cast turns a large value into NaN."""
+    if x.dtype == dtype:
+        return x
+    if is_fp8(dtype):
+        limit = torch.finfo(dtype).max
+        x = x.clamp(-limit, limit)
+    return x.to(dtype)
+
+
+def write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Store ``k`` and ``v`` ``[tokens, kv_heads, head_size]`` at ``slots`` (int64, page-major)."""
+    _, pages, page_size, heads, size = cache.shape
+    table = cache.view(2, pages * page_size, heads * size)
+    k = narrow(k, cache.dtype).reshape(-1, heads * size)
+    v = narrow(v, cache.dtype).reshape(-1, heads * size)
+    if is_fp8(cache.dtype):  # index_copy_ knows no fp8; moving bytes is the same
+        table, k, v = table.view(torch.uint8), k.view(torch.uint8), v.view(torch.uint8)
+    table[0].index_copy_(0, slots, k)
+    table[1].index_copy_(0, slots, v)
