@@ -112,6 +112,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """``tokens[i]`` is the id sampled for the i-th row of the plan that samples.
 
     ``logprobs`` and ``prompt_logprobs`` hold entries only for rows (by row index) that asked.
+    ``bad`` lists the sampled rows (by index into ``tokens``) whose logits allowed no token at all.
     A failed step has ``error`` and no tokens.
     """
 
@@ -119,4 +120,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    bad: list[int] = []
     error: str | None = None

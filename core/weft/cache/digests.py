@@ -1,0 +1,41 @@
+"""Names for the content of full pages: a chain of SHA-256 over everything the content depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+
+__all__ = ("Digests",)
+
+
+class Digests:
+    """Names pages by (all tokens up to their end, salt, adapter).
+
+    Keys and values of a token depend on every token before it, so the digest of a page covers its
+    parent's. The chain starts from a secret of this process: a client cannot compute a digest, and
+    requests with different salts never share a page.
+    """
+
+    def __init__(self, page_size: int, secret: bytes | None = None) -> None:
+        self.page_size = page_size
+        self._secret = secret or secrets.token_bytes(32)
+
+    def root(self, salt: str | None = None, adapter: str | None = None) -> bytes:
+        """The parent of a sequence's first page."""
+        digest = hashlib.sha256(self._secret)
+        for part in (salt or "", adapter or ""):
+            data = part.encode()
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+        return digest.digest()
+
+    def extend(self, chain: list[bytes], root: bytes, tokens: Sequence[int], pages: int) -> None:
+        """Extend ``chain`` in place to the digests of the first ``pages`` pages of ``tokens``."""
+        size = self.page_size
+        parent = chain[-1] if chain else root
+        for index in range(len(chain), pages):
+            content = array("q", tokens[index * size : (index + 1) * size])
+            parent = hashlib.sha256(parent + content.tobytes()).digest()
+            chain.append(parent)

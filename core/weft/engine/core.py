@@ -1,0 +1,143 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+from weft.cache import KVCache
+from weft.config import EngineConfig
+from weft.engine.messages import EngineRequest, TokenOutput
+from weft.engine.plan import EngineFacts
+from weft.engine.request import Sequence, check_request
+from weft.engine.stats import EngineStats
+from weft.errors import QueueFullError, RequestError
+from weft.plugins import Host
+from weft.scheduler import Scheduler
+
+__all__ = ("EngineCore",)
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Scheduler and executor in one loop. Used from one thread, without text.
+
+    On CUDA one step is always in flight while the host commits the one before and plans the next
+    (``facts.depth`` 1); on a CPU each step is collected at once.
+    """
+
+    def __init__(self, config: EngineConfig, host: Host) -> None:
+        self.config = config
+        self.host = host
+        host.configure(config)
+        self._executor = host.executor(config.device.executor, config)
+        try:
+            self.facts: EngineFacts = self._executor.start()
+            self._cache = KVCache(
+                self.facts.groups,
+                self.facts.page_size,
+                prefix_caching=config.cache.enable_prefix_caching,
+            )
+            policy = host.policy(config.scheduler.scheduling_policy)
+            self._loggers = host.stat_loggers(config.plugins.stat_loggers)
+        except BaseException:
+            self._executor.stop()
+            raise
+        self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
+        self._seeds = random.Random(config.model.seed)
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._integrity_faults = 0
+        self._closed = False
+
+    # ----------------------------------------------------------------------------- requests
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises ``RequestError`` or ``QueueFullError``; nothing else changes."""
+        check_request(request, self.facts)
+        if request.id in self.scheduler.live:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id")
+        waiting = len(self.scheduler.waiting)
+        if waiting >= self.config.scheduler.max_queue:
+            raise QueueFullError(
+                f"{waiting} requests are waiting, max_queue allows "
+                f"{self.config.scheduler.max_queue}; try again later"
+            )
+        root = self._cache.digests.root(request.params.cache_salt)
+        self.scheduler.add(Sequence(request, self.facts, root, self._seed(request)))
+
+    def _seed(self, request: EngineRequest) -> int:
+        """A sequence's random numbers depend on this and the position only."""
+        base = request.params.seed
+        if base is None:
+            return self._seeds.getrandbits(63)
+        # Siblings of one request draw independently: spread them by an odd 64-bit constant.
+        return (base + request.index * 0x9E3779B97F4A7C15) & (2**63 - 1)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End requests now, wherever they are; unknown ids are ignored."""
+        for sequence_id in ids:
+            self.scheduler.abort(sequence_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self.scheduler.in_flight > 0
+
+    # -------------------------------------------------------------------------------- steps
+
+    def step(self) -> list[TokenOutput]:
+        """Launch the next step, collect the oldest; return what sequences gained."""
+        began = time.perf_counter()
+        plan = self.scheduler.plan()
+        outputs, self.scheduler.outbox = self.scheduler.outbox, []
+        if plan is not None:
+            self._executor.launch(plan)
+        if self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
+            result = self._executor.collect()
+            if result.error is not None:
+                log.error("step %d failed: %s", result.id, result.error)
+                self._executor.check()
+            outputs += self.scheduler.commit(result)
+            self._steps += 1
+        self._step_seconds += time.perf_counter() - began
+        for logger in self._loggers:
+            logger.record(self.stats)
+        return outputs
+
+    def check(self) -> None:
+        """Called when idle. Raises ``EngineDeadError`` if the executor is lost; counts and logs
+        violated invariants, which are never a reason to stop."""
+        self._executor.check()
+        faults = self.scheduler.check_integrity()
+        self._integrity_faults += len(faults)
+        for fault in faults:
+            log.error("integrity: %s", fault)
+
+    @property
+    def stats(self) -> EngineStats:
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        return EngineStats(
+            steps=self._steps,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            pages_total=sum(p.capacity for p in self._cache.pools),
+            pages_used=sum(p.used for p in self._cache.pools),
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            prefix_query_tokens=counters.prefix_queries,
+            prefix_hit_tokens=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            finished=dict(counters.finished),
+            step_seconds=self._step_seconds,
+            integrity_faults=self._integrity_faults,
+        )
+
+    def close(self) -> None:
+        """Release the device and the plugins. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._executor.stop()
+            self.host.unconfigure()

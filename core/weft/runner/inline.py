@@ -1,0 +1,68 @@
+"""The executor that runs the model in the engine's own process and thread."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.config import EngineConfig
+from weft.engine.plan import EngineFacts, StepPlan, StepResult
+from weft.errors import ConfigError, EngineDeadError
+from weft.plugins import Host
+from weft.runner.runner import ModelRunner
+
+__all__ = ("InlineExecutor",)
+
+
+class InlineExecutor:
+    """One device, no other process.
+
+    A step that fails gives a result with an error; the engine goes on with the next one, unless
+    the device itself is lost.
+    """
+
+    def __init__(self, config: EngineConfig, host: Host) -> None:
+        if config.device.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size is {config.device.tensor_parallel_size}, but executor "
+                "'inline' runs one device; choose executor='processes'"
+            )
+        self._runner = ModelRunner(config, host)
+        self._failed: dict[int, str] = {}
+        self._order: list[int] = []
+        self._dead: str | None = None
+
+    def start(self) -> EngineFacts:
+        return self._runner.start()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._order.append(plan.id)
+        try:
+            self._runner.launch(plan)
+        except Exception as error:
+            self._failed[plan.id] = self._explain(error)
+
+    def collect(self) -> StepResult:
+        step = self._order.pop(0)
+        if step in self._failed:
+            return StepResult(id=step, tokens=[], error=self._failed.pop(step))
+        try:
+            return self._runner.collect()
+        except Exception as error:
+            return StepResult(id=step, tokens=[], error=self._explain(error))
+
+    def _explain(self, error: Exception) -> str:
+        """Text for the client; a CUDA error other than a lack of memory ends the device."""
+        if isinstance(error, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return "the device ran out of memory in this step; lower max_num_batched_tokens or memory_fraction"
+        text = f"the step failed: {type(error).__name__}: {error}"
+        if isinstance(error, torch.AcceleratorError):
+            self._dead = text
+        return text
+
+    def check(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(f"the device is lost: {self._dead}")
+
+    def stop(self) -> None:
+        del self._runner

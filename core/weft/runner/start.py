@@ -1,0 +1,171 @@
+"""From an engine's options to a loaded model with a cache."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.api.attention import AttentionBatch
+from weft.api.models import CausalModel, Collective, ModelSpec
+from weft.config import EngineConfig
+from weft.engine.plan import EngineFacts
+from weft.errors import ConfigError
+from weft.layers import NullCollective
+from weft.loading import build_model, load_config, resolve_model
+from weft.plugins import Host
+from weft.runner.attention import AttentionLayers
+from weft.runner.device import describe, dtype_name, pick_device
+from weft.runner.memory import GIB, count_pages, free_bytes
+
+__all__ = ("Started", "start_model")
+
+
+@dataclass(slots=True)
+class Started:
+    """A model that is ready to run steps."""
+
+    model: CausalModel
+    spec: ModelSpec
+    device: torch.device
+    attention: AttentionLayers
+    facts: EngineFacts
+
+
+def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> Started:
+    """Resolve, build and load the model, then size and allocate its KV cache."""
+    began = time.perf_counter()
+    ranks = ranks or NullCollective()
+    device = pick_device(config.device.device, ranks.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif config.device.threads is not None:
+        torch.set_num_threads(config.device.threads)
+    files = resolve_model(config.model, host)
+    checkpoint = load_config(files, config.model, device)
+    attention = AttentionLayers(config, host, describe(device))
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    model, spec = build_model(
+        files, checkpoint, config.model, host, device=device, ranks=ranks, attention=attention.register
+    )
+    loaded = time.perf_counter()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if device.type == "cuda":
+        weights = torch.cuda.memory_allocated(device) - before
+    max_len = checkpoint.max_model_len
+    pages, activations = _size_cache(config, model, attention, device, max_len, checkpoint.vocab_size)
+    max_len = _fit_length(config, attention, pages, max_len)
+    attention.allocate(pages, device, model)
+    groups = attention.describe(pages)
+    cache_bytes = sum(g.pages * g.page_bytes for g in groups)
+    size = attention.page_size or 0
+    report = [
+        f"weights      {weights / GIB:8.3f} GiB in {loaded - began:.1f} s",
+        f"activations  {activations / GIB:8.3f} GiB",
+        f"KV cache     {cache_bytes / GIB:8.3f} GiB: "
+        + ", ".join(f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in groups),
+    ]
+    facts = EngineFacts(
+        model=config.model.model,
+        architecture=spec.architecture,
+        dtype=dtype_name(checkpoint.dtype),
+        device=str(device),
+        vocab_size=checkpoint.vocab_size,
+        max_model_len=max_len,
+        page_size=size,
+        groups=groups,
+        depth=1 if device.type == "cuda" else 0,
+        eos_ids=sorted(checkpoint.eos_ids),
+        attention=attention.names,
+        weights_bytes=weights,
+        report=report,
+    )
+    return Started(model, spec, device, attention, facts)
+
+
+def _size_cache(
+    config: EngineConfig,
+    model: Any,
+    attention: AttentionLayers,
+    device: torch.device,
+    max_len: int,
+    vocab_size: int,
+) -> tuple[list[int], int]:
+    """Pages of each group, and the bytes that a full step's activations take."""
+    size = attention.page_size or 0
+    activations = 0
+    if device.type == "cuda":
+        activations = _measure_activations(config, model, attention, device, vocab_size)
+    pages = count_pages(
+        config,
+        attention.page_bytes(),
+        [window for _, window in attention.cache_groups],
+        size,
+        max_len,
+        free_bytes(config, device, activations),
+    )
+    return pages, activations
+
+
+@torch.inference_mode()
+def _measure_activations(
+    config: EngineConfig,
+    model: Any,
+    attention: AttentionLayers,
+    device: torch.device,
+    vocab_size: int,
+) -> int:
+    """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
+    tokens = config.scheduler.max_num_batched_tokens
+    rows = min(tokens, config.scheduler.max_num_seqs)
+    size = attention.page_size or 0
+    attention.allocate([2] * len(attention.cache_groups), device, model)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    batch = AttentionBatch(
+        page_size=size,
+        num_decodes=tokens,
+        max_query_len=1,
+        max_kv_len=1,
+        query_start=torch.arange(tokens + 1, dtype=torch.int32, device=device),
+        kv_lens=torch.ones(tokens, dtype=torch.int32, device=device),
+        page_table=torch.zeros(tokens, 1, dtype=torch.int32, device=device),
+        slot_mapping=zeros,
+        query_lens_host=[1] * tokens,
+        kv_lens_host=[1] * tokens,
+    )
+    step = attention.plan([batch] * len(attention.cache_groups))
+    hidden = model.forward(zeros, zeros, step)
+    # The sampler works on a few float32 copies of the logits.
+    logits = model.logits(hidden[:rows]).float()
+    scratch = [logits.clone() for _ in range(3)]
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del logits, scratch, hidden
+    return peak
+
+
+def _fit_length(
+    config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
+) -> int:
+    """Shorten the context to what the cache holds; refuse if the user asked for more."""
+    size = attention.page_size or 0
+    full = [
+        n - 1
+        for n, (_, window) in zip(pages, attention.cache_groups, strict=True)
+        if window is None or n - 1 < -(-window // size) + 2
+    ]
+    if not full or min(full) * size >= max_len:
+        return max_len
+    room = min(full) * size
+    if config.model.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {max_len} tokens, the KV cache holds {room} "
+            f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
+            "memory_fraction or cpu_cache_gib"
+        )
+    return room

@@ -1,0 +1,97 @@
+"""A runner without a model: its cache stores what was written, its sampler hashes what it reads."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from weft.engine.plan import CacheGroup, StepPlan, StepResult
+
+Cell = tuple[int, int, str | None]  # token, position, salt
+VOCAB = 1000
+
+
+class ForeignRead(Exception):
+    """A sequence read a cell that another sequence, or nobody, has written."""
+
+
+def next_token(cells: list[Cell]) -> int:
+    """The "model": any wrong, missing or reordered cell changes the token."""
+    value = 0
+    for token, position, salt in cells:
+        value = (value * 1_000_003 + token * 31 + position * 7 + (len(salt) if salt else 0)) % 2**61
+    return value % VOCAB
+
+
+def visible(window: int | None, length: int) -> range:
+    """Positions that the last of ``length`` tokens looks at."""
+    return range(0 if window is None else max(0, length - window), length)
+
+
+def oracle(prompt: list[int], salt: str | None, windows: list[int | None], count: int) -> list[int]:
+    """What the "model" generates for a sequence that is alone and has endless memory."""
+    tokens = list(prompt)
+    for _ in range(count):
+        cells = [
+            (tokens[p], p, salt) for window in windows for p in visible(window, len(tokens))
+        ]
+        tokens.append(next_token(cells))
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """Obeys step plans as a device would: in order, knowing pages and slots only."""
+
+    def __init__(self, groups: list[CacheGroup], page_size: int, slots: int) -> None:
+        self.groups = groups
+        self.page_size = page_size
+        self.cells: list[dict[tuple[int, int], Cell]] = [{} for _ in groups]
+        self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in groups]
+        self.last: dict[int, int] = {}
+        self.salts: dict[int, str | None] = {}
+        self.queue: deque[StepResult] = deque()
+        self.read_cells = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        for slot in plan.closed:
+            self.last.pop(slot, None)
+            self.salts.pop(slot, None)
+        for start in plan.opened:
+            self.salts[start.slot] = start.params.cache_salt
+        for write in plan.page_writes:
+            for i, page in enumerate(write.pages):
+                self.tables[write.group][write.slot][write.first + i] = page
+        given = iter(plan.tokens)
+        rows = list(zip(plan.slots, plan.starts, plan.counts, plan.samples, strict=True))
+        for row, (slot, start, count, _) in enumerate(rows):
+            for position in range(start, start + count):
+                token = self.last[slot] if row < plan.decodes else next(given)
+                self._write(slot, position, (token, position, self.salts[slot]))
+        tokens = []
+        for slot, start, count, samples in rows:
+            if samples:
+                self.last[slot] = next_token(self._read(slot, start + count))
+                tokens.append(self.last[slot])
+        self.queue.append(StepResult(id=plan.id, tokens=tokens))
+
+    def collect(self) -> StepResult:
+        return self.queue.popleft()
+
+    def _write(self, slot: int, position: int, cell: Cell) -> None:
+        column, offset = divmod(position, self.page_size)
+        for group in range(len(self.groups)):
+            page = self.tables[group][slot][column]
+            if page == 0:
+                raise ForeignRead(f"slot {slot} writes position {position} to the null page")
+            self.cells[group][page, offset] = cell
+
+    def _read(self, slot: int, length: int) -> list[Cell]:
+        cells = []
+        for group, facts in enumerate(self.groups):
+            for position in visible(facts.window, length):
+                column, offset = divmod(position, self.page_size)
+                cell = self.cells[group].get((self.tables[group][slot][column], offset))
+                if cell is None or cell[1:] != (position, self.salts[slot]):
+                    raise ForeignRead(f"slot {slot} reads {cell} at position {position}")
+                cells.append(cell)
+        self.read_cells += len(cells)
+        return cells

@@ -1,0 +1,180 @@
+"""Scheduler and page pool driven at random on a fake runner: at least 100,000 steps in all.
+
+Every step checks the pool's integrity; every finished sequence is compared with an oracle that
+has endless memory and no neighbours, so a foreign, stale or missing page shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.cache import KVCache
+from weft.config import SchedulerConfig
+from weft.engine.messages import EngineRequest, TokenOutput
+from weft.engine.plan import CacheGroup, EngineFacts
+from weft.engine.request import Sequence
+from weft.sampling.params import SamplingParams
+from weft.scheduler import Scheduler
+from weft.scheduler.policies import FirstCome, Priority
+
+spec = importlib.util.spec_from_file_location("fake_runner", Path(__file__).parent / "fake_runner.py")
+fake: Any = importlib.util.module_from_spec(spec)
+sys.modules["fake_runner"] = fake
+spec.loader.exec_module(fake)
+
+STEPS = 17_000
+PAGE = 4
+MAX_LEN = 48
+
+
+@dataclass
+class Scenario:
+    windows: list[int | None]
+    pages: int
+    depth: int
+    policy: Any
+    budget: int
+    chunk: int | None = None
+    caching: bool = True
+    max_seqs: int = 6
+    faults: list[str] = field(default_factory=list)
+
+
+SCENARIOS = {
+    "roomy": Scenario([None], 120, 0, FirstCome(), 32),
+    "tight": Scenario([None], 16, 0, FirstCome(), 16),
+    "tight-async": Scenario([None], 16, 1, FirstCome(), 16),
+    "priority-async": Scenario([None], 18, 1, Priority(), 7),
+    "window-async": Scenario([9], 14, 1, FirstCome(), 16),
+    "two-groups-async": Scenario([None, 6], 20, 1, FirstCome(), 8, chunk=5),
+    "no-prefix-cache": Scenario([None], 16, 1, FirstCome(), 16, caching=False),
+}
+
+
+class Driver:
+    """Arrivals, aborts and steps at random; the oracle's answer for every sequence."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.scenario = scenario
+        groups = [CacheGroup("full", w, scenario.pages, 1, 1) for w in scenario.windows]
+        self.facts = EngineFacts(
+            model="fake", architecture="fake", dtype="float32", device="cpu", vocab_size=fake.VOCAB,
+            max_model_len=MAX_LEN, page_size=PAGE, groups=groups, depth=scenario.depth, eos_ids=[],
+        )  # fmt: skip
+        config = SchedulerConfig(
+            max_num_seqs=scenario.max_seqs,
+            max_num_batched_tokens=scenario.budget,
+            prefill_chunk=scenario.chunk,
+        )
+        self.cache = KVCache(groups, PAGE, prefix_caching=scenario.caching)
+        self.scheduler = Scheduler(config, self.cache, scenario.policy, [])
+        self.runner = fake.FakeRunner(groups, PAGE, scenario.max_seqs)
+        self.expected: dict[str, list[int]] = {}
+        self.got: dict[str, list[int]] = {}
+        self.born: dict[str, int] = {}
+        self.done: dict[str, str] = {}
+        self.now = 0
+        self.count = 0
+        self.longest_wait = 0
+        self.prompts = [[self.random.randrange(fake.VOCAB) for _ in range(30)] for _ in range(3)]
+
+    def arrive(self) -> None:
+        # Most prompts begin like another one, so that pages are shared.
+        shared = self.random.choice(self.prompts)[: self.random.randrange(31)]
+        prompt = shared + [self.random.randrange(fake.VOCAB) for _ in range(self.random.randrange(1, 8))]
+        count = self.random.randrange(1, min(14, MAX_LEN - len(prompt)))
+        salt = self.random.choice([None, None, "a", "bb"])
+        siblings = self.random.choice([1, 1, 1, 3])
+        leader = None
+        for _ in range(siblings):
+            self.count += 1
+            name = f"r{self.count}"
+            params = SamplingParams(
+                max_tokens=count, cache_salt=salt, priority=self.random.randrange(3)
+            )
+            request = EngineRequest(name, prompt, params, float(self.now), leader=leader)
+            leader = leader or name
+            root = self.cache.digests.root(salt)
+            self.scheduler.add(Sequence(request, self.facts, root, seed=0))
+            self.expected[name] = fake.oracle(prompt, salt, self.scenario.windows, count)
+            self.got[name] = []
+            self.born[name] = self.now
+
+    def abort(self) -> None:
+        if self.scheduler.live:
+            name = self.random.choice(sorted(self.scheduler.live))
+            assert self.scheduler.abort(name)
+            self.done[name] = "abort"
+
+    def step(self) -> None:
+        self.now += 1
+        plan = self.scheduler.plan()
+        assert not self.scheduler.outbox
+        if plan is not None:
+            assert sum(plan.counts) <= self.scenario.budget
+            assert len(plan.slots) <= self.scenario.max_seqs
+            self.runner.launch(plan)
+        if self.scheduler.in_flight > (self.scenario.depth if plan is not None else 0):
+            for output in self.scheduler.commit(self.runner.collect()):
+                self.receive(output)
+        faults = self.scheduler.check_integrity()
+        assert not faults, faults
+
+    def receive(self, output: TokenOutput) -> None:
+        assert output.id not in self.done, "output for a sequence that has ended"
+        self.got[output.id] += output.tokens
+        if output.finish_reason is not None:
+            assert output.finish_reason == "length"
+            self.done[output.id] = "length"
+            assert self.got[output.id] == self.expected[output.id]
+            self.longest_wait = max(self.longest_wait, self.now - self.born[output.id])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_random_steps(name: str) -> None:
+    driver = Driver(SCENARIOS[name], seed=sum(map(ord, name)))
+    while driver.now < STEPS:
+        chance = driver.random.random()
+        if chance < 0.25 and len(driver.scheduler.waiting) < 12:
+            driver.arrive()
+        elif chance < 0.28:
+            driver.abort()
+        driver.step()
+    finished_by = driver.now + 3000
+    while driver.scheduler.has_work or driver.scheduler.in_flight:
+        driver.step()
+        assert driver.now < finished_by, "a sequence starves"
+    assert set(driver.done) == set(driver.expected)
+    assert all(pool.used == 0 for pool in driver.cache.pools), "a page leaked"
+    assert sum(reason == "length" for reason in driver.done.values()) > STEPS / 100
+    # The scenario did what it is there for.
+    counters = driver.scheduler.counters
+    if driver.scenario.caching:
+        assert counters.prefix_hits > 0
+    if driver.scenario.pages <= 16:
+        assert counters.preemptions > 0
+    if not isinstance(driver.scenario.policy, Priority):
+        assert driver.longest_wait < 2000
+
+
+def test_enough_steps() -> None:
+    assert STEPS * len(SCENARIOS) >= 100_000
+
+
+def test_the_oracle_bites() -> None:
+    """A cache that shares a page under the wrong name is found."""
+    driver = Driver(SCENARIOS["roomy"], seed=1)
+    digests = driver.cache.digests
+    digests.root = lambda salt=None, adapter=None: b"everybody's"  # type: ignore[method-assign]
+    with pytest.raises((fake.ForeignRead, AssertionError)):
+        for _ in range(500):
+            driver.arrive()
+            driver.step()
