@@ -59,7 +59,7 @@ def test_two_overrides_conflict(site):
 
 def test_pin_to_somebody_who_does_not_provide_it(site):
     site.scheme("acme-awq", "awq")
-    with pytest.raises(PluginNotFoundError, match="pinned to nobody-awq.*provided by: acme-awq"):
+    with pytest.raises(PluginNotFoundError, match=r"pinned to nobody-awq.*provided by: acme-awq"):
         name(site.host(plugin=["quantization:awq=nobody-awq"]))
 
 
@@ -113,7 +113,7 @@ def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkey
 def test_missing_key_among_many_shows_the_nearest():
     entries = [Entry("models", f"Arch{i}ForCausalLM", "m", "d", "1") for i in range(60)]
     host = Host(source=lambda: entries)
-    with pytest.raises(PluginNotFoundError, match="Arch5ForCausalLM.* and 55 more"):
+    with pytest.raises(PluginNotFoundError, match=r"Arch5ForCausalLM.* and 55 more"):
         host.model("Arch5ForCausalLN", None)
 
 
@@ -127,9 +127,9 @@ def test_missing_key_explains_why_its_owner_is_out(site):
 
 def test_unknown_kind():
     with pytest.raises(
-        PluginNotFoundError, match="no plugin kind 'quantisation'; known kinds: .*quantization"
+        PluginNotFoundError, match=r"no plugin kind 'quantisation'; known kinds: .*quantization"
     ):
-        Host(source=lambda: []).only("quantisation", "awq")
+        Host(source=list).only("quantisation", "awq")
 
 
 def test_a_declared_key_must_be_answered(site):

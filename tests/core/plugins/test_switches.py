@@ -43,7 +43,7 @@ def test_disable_by_environment(two, monkeypatch):
         "other-fp8/fp8": "disabled",
     }
     with pytest.raises(
-        PluginNotFoundError, match="other-fp8 1.0 is disabled: disabled by --no-plugin"
+        PluginNotFoundError, match=r"other-fp8 1\.0 is disabled: disabled by --no-plugin"
     ):
         two.host().quantization("fp8", {}, None)
 

@@ -1,0 +1,129 @@
+"""Backends bid; the best offer wins, and a refusal says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.api.types import AttentionRequest, DeviceInfo, KernelRequest
+from weft.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+
+CPU = DeviceInfo("cpu")
+REQUEST = AttentionRequest(CPU, "float32", "float32", head_size=80, heads=8, kv_heads=8, scale=0.1)
+
+OFFER = """
+    from weft.api import impl, types as t
+
+    @impl
+    def weft_attention(request, options):
+        return t.Offer({name!r}, options.get("score", {score}), create=dict)
+
+    @impl
+    def weft_kernel(op, request):
+        return t.KernelOffer({name!r}, {score}, load=dict) if op == "rope" else None
+"""
+REFUSE = """
+    from weft.api import impl, types as t
+
+    @impl
+    def weft_attention(request):
+        return t.Refusal({name!r}, (f"head size {{request.head_size}} is not supported", "needs CUDA"))
+"""
+
+
+def backend(site, name, template=OFFER, score=10):
+    module = f"{name}_backend"
+    groups = {"weft.attention": {name: module}, "weft.kernels": {name: module}}
+    site.install(module.replace("_", "-"), groups, template.format(name=name, score=score))
+
+
+def names(bids):
+    return [bid.name for bid in bids]
+
+
+def test_the_highest_score_wins_and_ties_go_by_name(site):
+    backend(site, "slow", score=1)
+    backend(site, "zeta", score=50)
+    backend(site, "alpha", score=50)
+    backend(site, "flash", REFUSE)
+    host = site.host()
+    assert host.attention(REQUEST).name == "alpha"
+    offers, refusals = host.attention_bids(REQUEST)
+    assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
+
+
+def test_when_nobody_offers_every_refusal_is_told(site):
+    backend(site, "flash", REFUSE)
+    backend(site, "broken", "import missing_kernel")
+    with pytest.raises(PluginNotFoundError) as error:
+        site.host().attention(REQUEST)
+    text = str(error.value)
+    assert "no attention backend can serve this model:" in text
+    assert "flash: head size 80 is not supported; needs CUDA" in text
+    assert "broken: attention:broken from broken-backend 1.0 failed to load" in text
+
+
+def test_a_pin_beats_the_score(site):
+    backend(site, "slow", score=1)
+    backend(site, "fast", score=50)
+    assert site.host().attention(REQUEST, pin="slow").name == "slow"
+
+
+def test_a_pinned_backend_that_refuses(site):
+    backend(site, "slow", score=1)
+    backend(site, "flash", REFUSE)
+    with pytest.raises(ConfigError) as error:
+        site.host().attention(REQUEST, pin="flash")
+    assert str(error.value) == (
+        "attention_backend is 'flash', which cannot serve this model: head size 80 is not supported; "
+        "needs CUDA; backends that can: slow"
+    )
+
+
+def test_a_pin_to_an_unknown_backend(site):
+    backend(site, "slow")
+    with pytest.raises(PluginNotFoundError, match=r"attention:flosh \(known: slow\)"):
+        site.host().attention(REQUEST, pin="flosh")
+
+
+def test_broken_and_contested_backends_do_not_stop_the_others(site):
+    backend(site, "good")
+    backend(site, "broken", "import missing_kernel")
+    site.install(
+        "twin-a", {"weft.attention": {"twin": "twin_a"}}, OFFER.format(name="twin", score=99)
+    )
+    site.install(
+        "twin-b", {"weft.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
+    )
+    host = site.host()
+    offers, refusals = host.attention_bids(REQUEST)
+    assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
+    with pytest.raises(PluginConflictError):
+        host.attention(REQUEST, pin="twin")
+    with pytest.raises(PluginLoadError, match="missing_kernel"):
+        host.attention(REQUEST, pin="broken")
+
+
+def test_each_backend_gets_its_own_options(site):
+    backend(site, "slow", score=1)
+    backend(site, "fast", score=50)
+    host = site.host(plugin_options={"attention:slow": {"score": 70}})
+    assert host.attention(REQUEST).name == "slow"
+
+
+def test_an_answer_that_is_no_bid(site):
+    backend(
+        site,
+        "odd",
+        "from weft.api import impl\n\n@impl\ndef weft_attention(request):\n    return 7\n",
+    )
+    _, [refusal] = site.host().attention_bids(REQUEST)
+    assert "answered weft_attention with 7" in refusal.reasons[0]
+
+
+def test_kernels(site):
+    backend(site, "slow", score=1)
+    backend(site, "fast", score=50)
+    host, request = site.host(), KernelRequest(CPU, "float32", {"head": 64})
+    offer = host.kernel("rope", request)
+    assert offer is not None and offer.name == "fast"
+    assert host.kernel("rms_norm", request) is None

@@ -1,0 +1,177 @@
+"""Extensions wrap hooks and see the life of an engine; other distributions add their own hooks."""
+
+from __future__ import annotations
+
+import sys
+
+import pluggy
+import pytest
+
+from weft.errors import PluginLoadError
+from weft.plugins import Entry, Host
+
+WRAPPER = """
+    from weft.api import impl
+
+    calls = []
+
+    @impl(wrapper=True)
+    def weft_quantization(method):
+        found = yield
+        calls.append((method, found.name))
+        return found
+"""
+LIFE = """
+    from weft.api import impl
+    import life
+
+    @impl
+    def weft_configure(config):
+        life.log.append(("configure", __name__, config))
+
+    @impl
+    def weft_unconfigure():
+        life.log.append(("unconfigure", __name__))
+
+    @impl
+    def weft_report():
+        return "hello from " + __name__
+"""
+
+
+@pytest.fixture
+def life(site):
+    (site.folder / "life.py").write_text("log = []")
+    site.modules.add("life")
+    for name in ("b-ext", "a-ext"):
+        site.install(name, {"weft.extensions": {name[0]: name.replace("-", "_")}}, LIFE)
+    return site
+
+
+def life_log():
+    return sys.modules["life"].log
+
+
+def test_a_wrapper_sees_every_plugin_built(site):
+    site.scheme("acme-awq", "awq", "gptq")
+    site.install("wrap", {"weft.extensions": {"wrap": "wrap"}}, WRAPPER)
+    host = site.host()
+    assert "wrap" not in sys.modules, "extensions are imported by the first call"
+    host.quantization("awq", {}, None)
+    host.quantization("gptq", {}, None)
+    assert sys.modules["wrap"].calls == [("awq", "acme-awq"), ("gptq", "acme-awq")]
+
+
+def test_a_disabled_wrapper_sees_nothing(site):
+    site.scheme("acme-awq", "awq")
+    site.install("wrap", {"weft.extensions": {"wrap": "wrap"}}, WRAPPER)
+    site.host(no_plugin=["wrap"]).quantization("awq", {}, None)
+    assert "wrap" not in sys.modules
+
+
+def test_a_broken_extension_is_left_out_with_a_warning(site, caplog):
+    site.scheme("acme-awq", "awq")
+    site.install("bad", {"weft.extensions": {"bad": "bad"}}, "import missing_kernel")
+    assert site.host().quantization("awq", {}, None).name == "acme-awq"
+    assert "missing_kernel" in caplog.text and "goes on without it" in caplog.text
+
+
+def test_configure_unconfigure_and_report(life):
+    host = life.host()
+    host.configure("config")
+    host.unconfigure()
+    host.unconfigure()
+    assert life_log() == [
+        ("configure", "a_ext", "config"),
+        ("configure", "b_ext", "config"),
+        ("unconfigure", "b_ext"),
+        ("unconfigure", "a_ext"),
+    ]
+    assert host.report() == ["a-ext 1.0: hello from a_ext", "b-ext 1.0: hello from b_ext"]
+
+
+def test_a_failing_configure_releases_those_before_it(life):
+    life.install(
+        "c-ext",
+        {"weft.extensions": {"c": "c_ext"}},
+        """
+        from weft.api import impl
+
+        @impl
+        def weft_configure(config):
+            raise OSError("no socket")
+        """,
+    )
+    with pytest.raises(PluginLoadError, match=r"extensions:c from c-ext 1\.0 failed.*no socket"):
+        life.host().configure("config")
+    assert [entry[:2] for entry in life_log()[-2:]] == [
+        ("unconfigure", "b_ext"),
+        ("unconfigure", "a_ext"),
+    ]
+
+
+class ServerSpecs:
+    """What weft-server registers."""
+
+    @pluggy.HookspecMarker("weft")
+    def weft_server(self, app, engine, options):
+        """Edit the application."""
+
+
+SERVER = """
+    from weft.api import impl
+
+    @impl
+    def weft_server(app, engine, options):
+        app.append((__name__, engine, dict(options)))
+"""
+
+
+def test_hooks_of_another_distribution_are_called_in_name_order(site):
+    for name in ("b-srv", "a-srv"):
+        site.install(name, {"weft.server": {name[0]: name.replace("-", "_")}}, SERVER)
+    host = site.host(plugin_options={"server:a": {"x": 1}})
+    host.add_hookspecs(ServerSpecs)
+    app: list[object] = []
+    host.every("server", "weft_server", app=app, engine="E")
+    assert app == [("a_srv", "E", {"x": 1}), ("b_srv", "E", {})]
+
+
+def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
+    """A package with a policy and a server hook must work where no server is installed."""
+    both = (
+        SERVER.replace(", options", "").replace(", dict(options)", "")
+        + """
+    @impl
+    def weft_policy(name):
+        return name
+    """
+    )
+    site.install("both", {"weft.policies": {"p": "both"}, "weft.server": {"s": "both"}}, both)
+    host = site.host()
+    assert host.policy("p") == "p"
+    host.add_hookspecs(ServerSpecs)
+    app: list[object] = []
+    host.every("server", "weft_server", app=app, engine=None)
+    assert len(app) == 1
+
+
+def test_calls_records_hooks_only_inside_the_block(site):
+    site.scheme("acme-awq", "awq")
+    host = site.host()
+    host.quantization("awq", {}, None)
+    with host.calls() as fired:
+        assert fired == []
+        host.quantization("awq", {}, None)
+        assert fired == ["weft_quantization"]
+    host.quantization("awq", {}, None)
+    assert fired == ["weft_quantization"]
+
+
+def test_a_host_made_from_a_list_needs_no_packaging(site):
+    (site.folder / "plain.py").write_text(
+        "from weft.api import impl\n@impl\ndef weft_policy(name):\n    return name.upper()\n"
+    )
+    site.modules.add("plain")
+    host = Host(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
+    assert host.policy("x") == "X"

@@ -1,0 +1,106 @@
+"""The options of a plugin are checked by its own Struct."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import ConfigError, PluginLoadError
+
+STRUCT = """
+    from typing import Annotated
+    import msgspec
+
+    class Options(msgspec.Struct, frozen=True):
+        bits: Annotated[int, msgspec.Meta(ge=2, le=8)] = 4
+        names: list[str] = []
+
+    WEFT_OPTIONS = {key: Options}
+"""
+
+
+@pytest.fixture
+def typed(site):
+    site.scheme("acme-awq", "awq", "gptq", extra=STRUCT.replace("key:", "'quantization:awq':"))
+    return site
+
+
+def options(site, method="awq", **given):
+    host = site.host(plugin_options={f"quantization:{method}": given} if given else {})
+    return host.quantization(method, {}, None).options
+
+
+def test_defaults_are_filled_in(typed):
+    assert options(typed) == {"bits": 4, "names": []}
+
+
+def test_values_are_converted(typed):
+    assert options(typed, bits="3", names=["a"]) == {"bits": 3, "names": ["a"]}
+
+
+def test_a_bad_value_carries_its_path(typed):
+    with pytest.raises(ConfigError) as error:
+        options(typed, bits=16)
+    assert str(error.value) == "option --plugin.quantization.awq.bits is 16: Expected `int` <= 8"
+    with pytest.raises(ConfigError, match=r"--plugin\.quantization\.awq\.names\[1\] is \['a', 2\]"):
+        options(typed, names=["a", 2])
+
+
+def test_an_unknown_option_lists_the_known(typed):
+    with pytest.raises(
+        ConfigError, match="quantization:awq has no option 'bit'; its options: bits, names"
+    ):
+        options(typed, bit=3)
+
+
+def test_a_key_without_a_struct_gets_what_was_written(typed):
+    assert options(typed, "gptq") == {}
+    assert options(typed, "gptq", anything=[1]) == {"anything": [1]}
+
+
+def test_a_struct_for_all_keys_and_options_for_the_fallback(site):
+    site.scheme("any-quant", "*", extra=STRUCT.replace("key:", "'quantization:*':"))
+    assert options(site, "odd", bits=8) == {"bits": 8, "names": []}
+    host = site.host(plugin_options={"quantization:*": {"bits": 2}})
+    assert host.quantization("odd", {}, None).options["bits"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("quantization:awk", r"no plugin provides quantization:awk \(known: awq, gptq\)"),
+        ("quantisation:awq", "write kind:key"),
+        ("awq", "write kind:key"),
+    ],
+)
+def test_options_for_nobody_are_refused(typed, name, reason):
+    with pytest.raises(ConfigError, match=reason):
+        typed.host(plugin_options={name: {"bits": 3}})
+
+
+@pytest.mark.parametrize("value", ["[1]", "{'quantization:awq': dict}"])
+def test_a_wrong_declaration_is_a_broken_plugin(site, value):
+    site.scheme("acme-awq", "awq", extra=f"WEFT_OPTIONS = {value}")
+    with pytest.raises(PluginLoadError, match="WEFT_OPTIONS"):
+        site.host().quantization("awq", {}, None)
+
+
+def test_many_plugins_get_their_own_options_in_list_order(site):
+    code = """
+        from weft.api import impl
+
+        @impl
+        def weft_logits_processor(name, vocab_size, options):
+            return (name, vocab_size, dict(options))
+
+        @impl
+        def weft_stat_logger(name):
+            return name
+    """
+    groups = {
+        "weft.logits_processors": {"a": "procs", "b": "procs"},
+        "weft.stat_loggers": {"s": "procs"},
+    }
+    site.install("procs", groups, code)
+    host = site.host(plugin_options={"logits_processors:a": {"x": 1}})
+    assert host.logits_processors(["b", "a"], 7) == [("b", 7, {}), ("a", 7, {"x": 1})]
+    assert (host.stat_loggers(["s"]), host.stat_loggers([])) == (["s"], [])
