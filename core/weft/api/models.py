@@ -65,6 +65,8 @@ class ModelContext:
     quantization: QuantizationScheme | None
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
     """Registers one attention layer and returns the backend that serves it."""
+    max_model_len: int | None = None
+    """The longest sequence that the engine admits; rotary scalings depend on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options of the model plugin."""
 

@@ -1,0 +1,47 @@
+"""What model files are made of. Layers know tensor parallelism and quantization; models do not."""
+
+from weft.layers.attention import Attention
+from weft.layers.collective import NullCollective, divide, divide_heads
+from weft.layers.decoder import CausalDecoder, Decoder, DecoderLayer
+from weft.layers.device import device_info, dtype_name
+from weft.layers.embedding import Embedding, LMHead
+from weft.layers.linear import Linear, QKVLinear
+from weft.layers.mlp import GatedMLP, gated_activation
+from weft.layers.norm import LayerNorm, RMSNorm
+from weft.layers.plain import PlainLinear
+from weft.layers.rope import rope_parameters
+from weft.layers.rotary import Angles, RotaryEmbedding
+from weft.layers.self_attention import SelfAttention
+from weft.layers.weight import Layout, Mismatch, Part, Slot, bind, layout_of, weight
+
+__all__ = (
+    "Angles",
+    "Attention",
+    "CausalDecoder",
+    "Decoder",
+    "DecoderLayer",
+    "Embedding",
+    "GatedMLP",
+    "LMHead",
+    "LayerNorm",
+    "Layout",
+    "Linear",
+    "Mismatch",
+    "NullCollective",
+    "Part",
+    "PlainLinear",
+    "QKVLinear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SelfAttention",
+    "Slot",
+    "bind",
+    "device_info",
+    "divide",
+    "divide_heads",
+    "dtype_name",
+    "gated_activation",
+    "layout_of",
+    "rope_parameters",
+    "weight",
+)

@@ -1,0 +1,54 @@
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.api.models import ModelContext
+from weft.layers import ops
+from weft.layers.weight import weight
+
+__all__ = ("LayerNorm", "RMSNorm")
+
+
+class RMSNorm(nn.Module):
+    """RMS normalisation of the last dimension; scaled by ``weight + offset``.
+
+    With a residual it returns ``(norm(x + residual), x + residual)`` and may overwrite both
+    arguments.
+    """
+
+    def __init__(self, ctx: ModelContext, size: int, eps: float, *, offset: float = 0.0) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = weight([size], ctx.dtype)
+        self.op = ops.rms_norm
+        self.add_op = ops.add_rms_norm
+
+    @overload
+    def forward(self, x: Tensor) -> Tensor: ...
+    @overload
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        if residual is None:
+            return self.op(x, self.weight, self.eps, self.offset)
+        return self.add_op(x, residual, self.weight, self.eps, self.offset)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class LayerNorm(nn.Module):
+    """Normalisation of mean and variance over the last dimension."""
+
+    def __init__(self, ctx: ModelContext, size: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = weight([size], ctx.dtype)
+        self.bias = weight([size], ctx.dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -1,0 +1,86 @@
+"""The arithmetic of the layers as plain functions of tensors.
+
+Each function is a whole operation that a device-specific kernel can take the place of: a layer
+keeps the function that it calls in an attribute ``op``. Sums over features are done in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = (
+    "add_rms_norm",
+    "gelu_mul",
+    "gelu_tanh_mul",
+    "relu_squared_mul",
+    "rms_norm",
+    "rotary",
+    "rotate",
+    "silu_mul",
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """``x / sqrt(mean(x², -1) + eps) · (weight + offset)``; ``weight`` is ``[x.shape[-1]]``."""
+    if offset:
+        # Gemma adds the offset in float32: 1 + w has too few bits for w in bfloat16.
+        return F.rms_norm(x.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """``(rms_norm(x + residual), x + residual)``. A kernel may overwrite both arguments."""
+    residual = x + residual
+    return rms_norm(residual, weight, eps, offset), residual
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Rotate pairs of features of ``x [tokens, heads, head_size]``.
+
+    ``cos`` and ``sin`` are ``[tokens, 1, rotary_size]`` with one value for each feature, and
+    ``sin`` is negative where the partner is subtracted. A pair is ``(i, i + rotary_size / 2)``, or
+    ``(2 i, 2 i + 1)`` when ``interleaved``. Features beyond ``rotary_size`` pass unchanged.
+    """
+    size = cos.shape[-1]
+    part = x if size == x.shape[-1] else x[..., :size]
+    if interleaved:
+        partner = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partner = part.roll(size // 2, -1)
+    turned = torch.addcmul(part * cos, partner, sin)
+    return turned if part is x else torch.cat((turned, x[..., size:]), dim=-1)
+
+
+def rotary(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys; see ``rotate`` for the shapes. A kernel may overwrite both."""
+    return rotate(q, cos, sin, interleaved), rotate(k, cos, sin, interleaved)
+
+
+def silu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``silu(gate) · up`` of ``x = [gate, up]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``gelu(gate) · up`` of ``x = [gate, up]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate) * up
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``gelu(gate) · up`` with the tanh approximation."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def relu_squared_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``relu(gate)² · up`` of ``x = [gate, up]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.relu(gate).square() * up

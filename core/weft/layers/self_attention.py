@@ -1,0 +1,70 @@
+"""The usual attention block: projections, rotary embedding, attention, output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from weft.api.attention import Step
+from weft.api.models import ModelContext
+from weft.layers.attention import Attention
+from weft.layers.linear import Linear, QKVLinear
+from weft.layers.rotary import Angles, RotaryEmbedding
+
+__all__ = ("SelfAttention",)
+
+
+class SelfAttention(nn.Module):
+    """``[tokens, hidden] -> [tokens, hidden]``.
+
+    ``norm`` makes the normalisation over the features of each head that some models apply to
+    queries and keys. ``bias`` is that of q, k and v, ``output_bias`` that of the output projection.
+    The other options are those of ``Attention``.
+    """
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        rotary: RotaryEmbedding,
+        *,
+        hidden_size: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        bias: bool = False,
+        output_bias: bool = False,
+        norm: Callable[[], nn.Module] | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.qkv_proj = QKVLinear(
+            ctx, f"{prefix}.qkv_proj", hidden_size, heads, kv_heads, head_size, bias=bias
+        )
+        self.o_proj = Linear(
+            ctx, f"{prefix}.o_proj", heads * head_size, hidden_size, bias=output_bias, split="row"
+        )
+        self.q_norm = norm() if norm else None
+        self.k_norm = norm() if norm else None
+        self.rotary = rotary
+        self.attn = Attention(
+            ctx,
+            f"{prefix}.attn",
+            heads,
+            kv_heads,
+            head_size,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+        )
+
+    def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
+        q, k, v = self.qkv_proj(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotary(q, k, angles)
+        y: Tensor = self.o_proj(self.attn(q, k, v, step))
+        return y

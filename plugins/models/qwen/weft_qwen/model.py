@@ -1,0 +1,105 @@
+"""Qwen: a pre-norm decoder with grouped-query attention, rotary positions and a gated MLP.
+
+Qwen 2 has biases on q, k and v; Qwen 3 normalises queries and keys instead. Either may have
+sliding windows in some of its layers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from weft.api.models import ModelContext
+from weft.layers import (
+    CausalDecoder,
+    DecoderLayer,
+    GatedMLP,
+    RMSNorm,
+    RotaryEmbedding,
+    SelfAttention,
+)
+
+__all__ = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class QwenLayer(DecoderLayer):
+    """One layer of either family."""
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        index: int,
+        rotary: RotaryEmbedding,
+        *,
+        head_size: int,
+        bias: bool,
+        output_bias: bool,
+        normalised: bool,
+    ) -> None:
+        config = ctx.hf_config
+        # ``layer_types`` is what transformers makes of use_sliding_window and max_window_layers.
+        sliding = config.layer_types[index] == "sliding_attention"
+        attention = SelfAttention(
+            ctx,
+            f"{prefix}.self_attn",
+            rotary,
+            hidden_size=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=head_size,
+            bias=bias,
+            output_bias=output_bias,
+            norm=partial(RMSNorm, ctx, head_size, config.rms_norm_eps) if normalised else None,
+            window=config.sliding_window if sliding else None,
+        )
+        mlp = GatedMLP(
+            ctx,
+            f"{prefix}.mlp",
+            config.hidden_size,
+            config.intermediate_size,
+            activation=config.hidden_act,
+        )
+        super().__init__(ctx, attention, mlp)
+
+
+class Qwen2ForCausalLM(CausalDecoder):
+    """Qwen 1.5, 2 and 2.5."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        super().__init__(ctx, self.layer)
+
+    @staticmethod
+    def layer(ctx: ModelContext, prefix: str, index: int, rotary: RotaryEmbedding) -> QwenLayer:
+        config = ctx.hf_config
+        head_size = getattr(config, "head_dim", None)
+        return QwenLayer(
+            ctx,
+            prefix,
+            index,
+            rotary,
+            head_size=head_size or config.hidden_size // config.num_attention_heads,
+            bias=True,
+            output_bias=False,
+            normalised=False,
+        )
+
+
+class Qwen3ForCausalLM(CausalDecoder):
+    """The dense Qwen 3 models."""
+
+    def __init__(self, ctx: ModelContext) -> None:
+        super().__init__(ctx, self.layer)
+
+    @staticmethod
+    def layer(ctx: ModelContext, prefix: str, index: int, rotary: RotaryEmbedding) -> QwenLayer:
+        config = ctx.hf_config
+        return QwenLayer(
+            ctx,
+            prefix,
+            index,
+            rotary,
+            head_size=config.head_dim,
+            bias=config.attention_bias,
+            output_bias=config.attention_bias,
+            normalised=True,
+        )
