@@ -14,6 +14,7 @@ __all__ = ("weft_attention",)
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
+_PAGE_SIZES = (16, 32, 64, 128, 256, 8, 4, 2, 1)
 _SCORES = {"cpu": 50, "cuda": 10}
 _MASKS = (MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL)
 
@@ -30,10 +31,9 @@ def weft_attention(request: AttentionRequest, options: Options) -> Offer | Refus
 
         return SdpaAttention(request)
 
-    # A gather copies whole tokens, so the page size hardly matters; small pages waste least.
-    return Offer(
-        "sdpa", _SCORES[request.device.kind], create, page_sizes=(16, 32, 64, 128, 256, 8, 4, 2, 1)
-    )
+    # A gather copies whole tokens, so any page size will do; small pages waste least.
+    sizes = _PAGE_SIZES if request.page_size in (None, *_PAGE_SIZES) else (request.page_size,)
+    return Offer("sdpa", _SCORES[request.device.kind], create, page_sizes=sizes)
 
 
 def _reasons(request: AttentionRequest) -> list[str]:

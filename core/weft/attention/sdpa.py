@@ -68,7 +68,7 @@ class SdpaAttention:
         if k is not None and v is not None:
             storage.write(cache, k, v, plan.slots)
         if len(plan.decodes) == 1 and not plan.prompts:
-            return self._decode(q, cache, plan.decodes[0]).to(q.dtype)
+            return self._decode(q, cache, plan.decodes[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for decodes in plan.decodes:
             out[decodes.rows] = self._decode(q[decodes.rows], cache, decodes)
@@ -79,7 +79,7 @@ class SdpaAttention:
     # -- one new token per row
 
     def _decode(self, q: Tensor, cache: Tensor, rows: Decodes) -> Tensor:
-        units = rows.count * self.kv_heads
+        units, dtype = rows.count * self.kv_heads, q.dtype
         q = q.reshape(units, self.group, self.size).to(self.compute)
         if not self.cpu and self.softcap is None:
             return self._fused_decode(q, cache, rows).view(rows.count, -1, self.size)
@@ -97,7 +97,7 @@ class SdpaAttention:
                 index = rows.index[a * rows.width : b * rows.width]
                 mask = None if rows.bias is None else rows.bias[a:b]
                 out[a:b] = self._decode_units(q[a:b], cache, index, mask, rows.width)
-        return out.view(rows.count, -1, self.size)
+        return out.view(rows.count, -1, self.size).to(dtype)
 
     def _decode_units(
         self, q: Tensor, cache: Tensor, index: Tensor, mask: Tensor | None, width: int
