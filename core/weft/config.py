@@ -24,6 +24,7 @@ __all__ = (
     "ModelConfig",
     "PluginConfig",
     "SchedulerConfig",
+    "debug",
     "environment",
     "from_options",
     "sections",
@@ -254,6 +255,11 @@ def server_environment() -> dict[str, Any]:
     """Options of the server that come from the environment: ``WEFT_API_KEY`` is a list of keys."""
     keys = [k.strip() for k in os.environ.get("WEFT_API_KEY", "").split(",") if k.strip()]
     return {"api_key": keys} if keys else {}
+
+
+def debug() -> bool:
+    """Whether the command line shows tracebacks of expected errors: ``WEFT_DEBUG=1``."""
+    return os.environ.get("WEFT_DEBUG", "0") == "1"
 
 
 def option_type(annotation: Any) -> tuple[Any, bool]:

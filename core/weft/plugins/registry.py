@@ -103,6 +103,11 @@ class Registry:
         """The hooks of the one plugin chosen for a key, with the extensions around it."""
         return cast("First", self._relay(self.choose(kind, key)))
 
+    def first(self, kind: str, key: str, hook: str, **arguments: Any) -> Any:
+        """Call a hook that another distribution added, with ``options``; its answer is never None."""
+        found = getattr(self.only(kind, key), hook)(**arguments, options=self.options(kind, key))
+        return self.answered(kind, key, found)
+
     def every(self, kind: str, hook: str, **arguments: Any) -> list[Any]:
         """Call ``hook`` of all plugins of an ``always`` kind in name order; the answers that came.
 
@@ -137,6 +142,17 @@ class Registry:
             yield fired
         finally:
             undo()
+
+    def hooks_of(self, plugin: object) -> tuple[list[str], list[str]]:
+        """The names of the hooks that a loaded plugin answers, and of those it wraps."""
+        plain: list[str] = []
+        wrappers: list[str] = []
+        for caller in self._loader.pm.get_hookcallers(plugin) or []:
+            for found in caller.get_hookimpls():
+                if found.plugin is plugin:
+                    wraps = found.wrapper or found.hookwrapper
+                    (wrappers if wraps else plain).append(caller.name)
+        return sorted(plain), sorted(wrappers)
 
     def answered(self, kind: str, key: str, found: T | None) -> T:
         """``found``, or the error that tells why there is nothing."""
