@@ -1,0 +1,151 @@
+"""Every example of the README and of the documentation is executed.
+
+The blocks of a page run in order, in a folder of their own, as a reader would run them: Python
+blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file, ``weft``
+and ``curl`` commands run in a shell, and ``weft serve`` keeps running until the page ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import Block, blocks
+
+RUN = ("weft", "curl")
+# Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
+NOT_RUN = (
+    "pip",
+    "git",
+    "cd",
+    "python",
+    "pytest",
+    "pre-commit",
+    "ruff",
+    "mypy",
+    "mkdocs",
+    ".ci/run",
+)
+SERVER = "localhost:8000"
+PATIENCE = 120.0
+
+
+class Reader:
+    """Follows one page in one folder."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.patch = patch
+        self.namespace: dict[str, object] = {"__name__": "__main__"}
+        self.servers: list[subprocess.Popen[bytes]] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        scripts = Path(sys.executable).parent
+        self.environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+
+    def follow(self, block: Block) -> None:
+        code = block.code.replace(SERVER, f"localhost:{self.port}")
+        if block.file is not None:
+            path = self.folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(code)
+        elif block.language == "python":
+            # Line numbers of a traceback are those of the page.
+            exec(compile("\n" * (block.line - 1) + code, block.page, "exec"), self.namespace)  # noqa: S102
+        elif block.language == "bash":
+            for command in block.commands:
+                self.run(command.replace(SERVER, f"localhost:{self.port}"))
+        elif block.language == "json":
+            json.loads(code)
+        elif block.language == "toml":
+            tomllib.loads(code)
+
+    def run(self, command: str) -> None:
+        program = next(word for word in shlex.split(command) if "=" not in word)
+        if shlex.split(command)[:3] == ["pip", "install", "./" + command.split("/")[-1]]:
+            self.install(self.folder / command.split("/")[-1])
+            return
+        if program in NOT_RUN:
+            return
+        assert program in RUN, f"the reader does not know how to run {command!r}"
+        if shlex.split(command)[:2] == ["weft", "serve"]:
+            self.serve(command)
+            return
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+    def install(self, project: Path) -> None:
+        """Install what the page has written, beside the environment of the tests."""
+        site = self.folder / "site"
+        options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+        command = [sys.executable, "-m", "pip", "install", *options, str(project)]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
+        self.environment["PYTHONPATH"] = str(site)
+        self.patch.syspath_prepend(site)
+
+    def serve(self, command: str) -> None:
+        log = (self.folder / "server.log").open("wb")
+        arguments = [*shlex.split(command), "--port", str(self.port)]
+        server = subprocess.Popen(
+            arguments, cwd=self.folder, env=self.environment, stdout=log, stderr=log
+        )
+        self.servers.append(server)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline and server.poll() is None:
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://localhost:{self.port}/health", timeout=2),
+            ):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"{command} did not start\n{(self.folder / 'server.log').read_text()}")
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.chdir(tmp_path)
+    found = Reader(tmp_path, monkeypatch)
+    yield found
+    found.close()
+
+
+def test_the_examples_of_the_page_work(page: Path, reader: Reader) -> None:
+    for block in blocks(page):
+        if not block.skipped:
+            reader.follow(block)
+
+
+def test_an_example_that_is_not_run_says_why(page: Path) -> None:
+    silent = [b.line for b in blocks(page) if b.skipped and len(b.note.split()) < 4]
+    assert silent == []

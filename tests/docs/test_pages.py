@@ -1,0 +1,108 @@
+"""What the documentation says about the repository is compared with the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pages import blocks, pages
+from repository import ROOT, Hook, hooks
+
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+REFERENCE = (ROOT / "docs/plugins.md").read_text()
+
+
+@pytest.mark.parametrize("hook", hooks(), ids=lambda h: h.name)
+def test_every_hook_is_documented_with_its_arguments(hook: Hook) -> None:
+    assert f"`{hook.name}({', '.join(hook.arguments)})`" in REFERENCE
+
+
+def test_the_reference_documents_no_hook_that_is_gone() -> None:
+    documented = set(re.findall(r"^### (weft_\w+)$", REFERENCE, re.MULTILINE))
+    assert documented == {hook.name for hook in hooks()}
+
+
+def test_relative_links_lead_somewhere() -> None:
+    written = [*pages(), *(ROOT / "docs/adr").glob("*.md"), *ROOT.glob("*.md")]
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in written
+        for target in LINK.findall(page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def navigation(entry: object) -> set[str]:
+    """The files that the navigation of mkdocs.yml names."""
+    if isinstance(entry, str):
+        return {entry}
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return {name for part in parts for name in navigation(part)}  # type: ignore[attr-defined]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    files = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    assert navigation(config["nav"]) == files
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs/adr"
+    index = (folder / "README.md").read_text()
+    for decision in sorted(folder.glob("0*.md")):
+        title = decision.read_text().splitlines()[0].removeprefix(f"# {decision.name[:4]}: ")
+        assert f"| [{decision.name[:4]}]({decision.name}) | {title} |" in index
+    numbers = [int(p.name[:4]) for p in sorted(folder.glob("0*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_ci_runs_the_commands_that_a_newcomer_is_told() -> None:
+    """The first shell block of README.md is what ``.ci/run`` does in its first environment."""
+    script = (ROOT / ".ci/run").read_text()
+    first = next(b for b in blocks(ROOT / "README.md") if b.language == "bash")
+    assert first.commands
+    for command in first.commands:
+        program, rest = command.split(" ", 1)
+        assert f'"$work/newcomer/bin/{program}" {rest}' in script, command
+
+
+def test_ci_installs_as_contributors_are_told() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    first = next(b for b in blocks(ROOT / "CONTRIBUTING.md") if b.language == "bash")
+    for command in first.commands:
+        if command.startswith("pip "):
+            assert f'"$work/developer/bin/pip" {command.removeprefix("pip ")}' in script, command
+
+
+def test_the_errors_drawn_are_the_errors_defined() -> None:
+    import weft.errors
+
+    drawn = set(re.findall(r"\w+Error\b", (weft.errors.__doc__ or "").split("A message")[0]))
+    assert drawn == set(weft.errors.__all__)
+
+
+def test_imports_of_the_examples_stay_in_the_public_modules() -> None:
+    """A reader who copies an example must not depend on the inside of the core."""
+    public = re.compile(r"(weft(\.(api|errors|config|testing|layers)(\.\w+)*)?|weft_\w+)$")
+    inside = [
+        f"{block.page.name}:{block.line} {module}"
+        for page in pages()
+        for block in blocks(page)
+        if block.language == "python"
+        for module in re.findall(r"^\s*(?:from|import) (weft[\w.]*)", block.code, re.MULTILINE)
+        if not public.match(module)
+    ]
+    assert inside == []
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plugins/index.html").is_file()

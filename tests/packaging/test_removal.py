@@ -1,0 +1,128 @@
+"""Remove any one distribution, and everything that does not need it still works.
+
+A removed distribution is really absent: each test runs in a process whose site folder is a copy,
+made of links, of this environment's without the files that the distribution has installed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from repository import Member, members, plugins
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "eos_token_id": 0,
+}
+# Architectures to generate with: the first whose plugin is not the removed one.
+CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2ForCausalLM": "qwen2"}
+
+GENERATE = """
+import sys
+from weft import LLM, SamplingParams
+from weft.plugins import Host
+
+gone = sys.argv[1]
+assert gone not in {entry.dist for entry in Host().entries}
+options = dict(model=sys.argv[2], load_format="dummy", device="cpu", num_pages=16, max_num_seqs=2)
+with LLM(**options) as llm:
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    (output,) = llm.generate("abc", params)
+    print(len(output.outputs[0].token_ids))
+"""
+
+LIST = """
+import sys
+sys.argv = ["weft", "plugin", "list", "--json"]
+from weft_cli import main
+main()
+"""
+
+
+def without(member: Member, folder: Path) -> Path:
+    """Make a site folder that has everything but ``member``."""
+    site = folder / "site"
+    site.mkdir()
+    files = metadata.distribution(member.name).files or []
+    own = {file.parts[0] for file in files if file.parts[0] != ".."}
+    assert own, f"{member.name} is not installed; see CONTRIBUTING.md"
+    here = Path(str(metadata.distribution(member.name).locate_file("")))
+    for path in here.iterdir():
+        if path.name not in own:
+            (site / path.name).symlink_to(path)
+    return site
+
+
+def run(site: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that sees the standard library and ``site``, editable members included."""
+    start = f"import site; site.addsitedir({str(site)!r})\n"
+    command = [sys.executable, "-I", "-S", "-c", start + program, *arguments]
+    return subprocess.run(
+        command, cwd=site.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def checkpoint(folder: Path, removed: Member) -> Path:
+    """A tiny model of an architecture that ``removed`` does not provide; weights are random."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    served = {e.key for m in plugins() if m.name != removed.name for e in m.entry_points}
+    architecture = next(name for name in CANDIDATES if name in served)
+    root = folder / "model"
+    root.mkdir()
+    config = {"architectures": [architecture], "model_type": CANDIDATES[architecture], **SIZES}
+    (root / "config.json").write_text(json.dumps(config))
+    alphabet = ["<|end|>", *"abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.save(str(root / "tokenizer.json"))
+    return root
+
+
+@pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
+class TestWithout:
+    def test_plugins_are_listed(self, member: Member, tmp_path: Path) -> None:
+        done = run(without(member, tmp_path), LIST)
+        assert done.returncode == 0, done.stderr
+        assert member.name not in done.stdout
+        others = [m.name for m in members() if m.name != member.name and m.entry_points]
+        assert [name for name in others if name not in done.stdout] == []
+
+    def test_another_architecture_generates(self, member: Member, tmp_path: Path) -> None:
+        model = checkpoint(tmp_path, member)
+        done = run(without(member, tmp_path), GENERATE, member.name, str(model))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-1] == "4"
+
+
+@pytest.mark.parametrize("name", ["weft-server", "weft-cli"])
+def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: Path) -> None:
+    (member,) = (m for m in members() if m.name == name)
+    model = checkpoint(tmp_path, member)
+    done = run(without(member, tmp_path), GENERATE, name, str(model))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path) -> None:
+    """The absence is real, and the message names the distribution to install."""
+    (member,) = (m for m in plugins() if m.name == "weft-llama")
+    (other,) = (m for m in plugins() if m.name == "weft-qwen")
+    model = checkpoint(tmp_path, other)
+    assert "LlamaForCausalLM" in (model / "config.json").read_text()
+    done = run(without(member, tmp_path), GENERATE, member.name, str(model))
+    assert done.returncode != 0
+    assert "weft-llama" in done.stderr.splitlines()[-1], done.stderr

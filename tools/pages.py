@@ -1,0 +1,61 @@
+"""The pages of the documentation, taken apart into blocks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from repository import ROOT
+
+__all__ = ("Block", "blocks", "pages")
+
+BLOCK = re.compile(
+    r"(?:^<!-- example: (?P<note>[^\n]+?) -->\n)?^```(?P<language>[\w-]+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. ``note`` is the comment before it: ``not run: …`` or ``file: …``."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    note: str
+
+    @property
+    def skipped(self) -> bool:
+        return self.note.startswith("not run: ")
+
+    @property
+    def file(self) -> str | None:
+        return self.note.removeprefix("file: ") if self.note.startswith("file: ") else None
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a shell block; a backslash joins lines, comments are dropped."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        found = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines)
+        return [line for line in found if line]
+
+
+def pages() -> list[Path]:
+    """What a reader sees: the README, and the documentation without the decisions."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(
+            page,
+            text.count("\n", 0, m.start("code")) + 1,
+            m["language"],
+            m["code"],
+            m["note"] or "",
+        )
+        for m in BLOCK.finditer(text)
+    ]
