@@ -2,16 +2,19 @@
 
 python tools/known_plugins.py            write it
 python tools/known_plugins.py --check    exit with 1 if it is out of date
+
+``tools/sync.py`` writes it too, with everything else that is derived.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from repository import ROOT, members
+
+__all__ = ("TARGET", "render")
+
 TARGET = ROOT / "core" / "weft" / "known_plugins.py"
 HEADER = '''"""Which distribution of weft provides which key: for ``install weft-awq`` in messages.
 
@@ -27,27 +30,18 @@ __all__ = ("DISTRIBUTIONS", "KNOWN")
 '''
 
 
-def members(root: Path = ROOT) -> list[Path]:
-    """The pyproject of every distribution, plugins last."""
-    own = [root / name / "pyproject.toml" for name in ("core", "server", "cli")]
-    return [p for p in own if p.exists()] + sorted(root.glob("plugins/*/*/pyproject.toml"))
-
-
-def render(root: Path = ROOT) -> str:
+def render() -> str:
     """The text of the module."""
-    keys: dict[str, str] = {}
-    names: set[str] = set()
-    for file in members(root):
-        project = tomllib.loads(file.read_text())["project"]
-        names.add(project["name"])
-        for group, points in project.get("entry-points", {}).items():
-            parts = group.split(".")
-            if parts[0] == "weft" and parts[1] != "overrides":
-                keys |= {f"{parts[1]}:{key}": project["name"] for key in points}
+    keys = {
+        entry.id: member.name
+        for member in members()
+        for entry in member.entry_points
+        if entry.kind != "overrides"
+    }
     lines = ["KNOWN: Mapping[str, str] = {"]
     lines += [f'    "{key}": "{keys[key]}",' for key in sorted(keys)]
     lines += ["}", "", "DISTRIBUTIONS: frozenset[str] = frozenset(", "    {"]
-    lines += [f'        "{name}",' for name in sorted(names)]
+    lines += [f'        "{name}",' for name in sorted(member.name for member in members())]
     return HEADER + "\n".join([*lines, "    }", ")", ""])
 
 

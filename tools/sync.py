@@ -1,6 +1,7 @@
 """Write what is derived from the tree; with ``--check`` only say what is stale.
 
-Derived are the members in ``requirements-dev.txt`` and the generated blocks of the documentation.
+Derived are the members in ``requirements-dev.txt``, the core's table of known plugins, and the
+generated blocks of the documentation.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import known_plugins
 from documents import filled
 from repository import ROOT, members
 
@@ -27,6 +29,7 @@ def requirements(text: str) -> str:
 def derived() -> Iterator[tuple[Path, str]]:
     """Yield each file that holds something derived, and what it should be."""
     yield REQUIREMENTS, requirements(REQUIREMENTS.read_text())
+    yield known_plugins.TARGET, known_plugins.render()
     for page in sorted((ROOT / "docs").rglob("*.md")):
         yield page, filled(page.read_text())
 
