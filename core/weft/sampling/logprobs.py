@@ -1,0 +1,77 @@
+"""Log probabilities of the model's own distribution: before masks, penalties and temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.engine.plan import TokenLogprobs
+
+__all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Column 0 is the chosen token, the others are the likeliest ``k`` in falling order.
+
+    ``rows[i]`` is the batch row of line ``i`` and ``counts[i]`` how many alternatives it asked
+    for; lines are as wide as the largest count. The chosen token comes up again among the
+    alternatives if it is one of them.
+    """
+
+    rows: Sequence[int]
+    counts: Sequence[int]
+    ids: Tensor  # int64 [n, 1 + k]
+    values: Tensor  # float32 [n, 1 + k]
+    ranks: Tensor  # int64 [n], from 1; tokens that tie share the smallest
+
+    def cpu(self) -> Logprobs:
+        """A copy on the host, complete once the device's queue has reached it."""
+        ids, values, ranks = (
+            t.to("cpu", non_blocking=True) for t in (self.ids, self.values, self.ranks)
+        )
+        return Logprobs(self.rows, self.counts, ids, values, ranks)
+
+    def to_host(self) -> list[TokenLogprobs]:
+        """One entry per line, each with as many alternatives as it asked for.
+
+        Waits for the device unless the tensors are on the host already.
+        """
+        lines = zip(
+            self.counts, self.ids.tolist(), self.values.tolist(), self.ranks.tolist(), strict=True
+        )
+        return [
+            TokenLogprobs(ids[: 1 + count], values[: 1 + count], rank)
+            for count, ids, values, rank in lines
+        ]
+
+
+def gather_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, log probabilities and rank of ``tokens`` and of the ``k`` likeliest.
+
+    ``logits`` is ``[n, vocab]`` of any float type, ``tokens`` int64 ``[n]``; returns int64 and
+    float32 ``[n, 1 + k]`` and int64 ``[n]``.
+    """
+    logits = logits.float()
+    chosen = tokens.unsqueeze(1)
+    values = logits.gather(1, chosen)
+    ranks = (logits > values).sum(dim=-1).add_(1)
+    ids = chosen
+    if k:
+        top = logits.topk(min(k, logits.shape[1]), dim=-1)
+        values = torch.cat((values, top.values), dim=1)
+        ids = torch.cat((chosen, top.indices), dim=1)
+    # Subtracting from the few that are wanted spares a log_softmax the size of the vocabulary.
+    return ids, values - logits.logsumexp(dim=-1, keepdim=True), ranks
+
+
+def prompt_logprobs(logits: Tensor, targets: Tensor, k: int) -> Logprobs:
+    """Log probabilities of the tokens that do follow in a prompt.
+
+    ``logits[i]`` (``[n, vocab]``) predicts ``targets[i]`` (int64 ``[n]``). Line ``i`` has row ``i``.
+    """
+    n = logits.shape[0]
+    return Logprobs(range(n), [k] * n, *gather_logprobs(logits, targets, k))

@@ -1,0 +1,60 @@
+"""Compact rows for what only some slots need, so that no table is ``[slots, vocab]`` by default."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ("Pool",)
+
+FIRST_ROWS = 4
+
+
+class Pool:
+    """Hands out row numbers to slots; tables of the owner grow with ``capacity``.
+
+    The smallest free row is taken first, so that the tables stay as short as the load allows.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._rows
+
+    def __getitem__(self, slot: int) -> int:
+        return self._rows[slot]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, slot: int) -> int:
+        """The row of ``slot``, newly assigned if it has none."""
+        if slot in self._rows:
+            return self._rows[slot]
+        if not self._free:
+            grown = max(FIRST_ROWS, self.capacity * 2)
+            self._free = list(range(grown - 1, self.capacity - 1, -1))
+            self.capacity = grown
+        row = self._free.pop()
+        self._rows[slot] = row
+        return row
+
+    def give(self, slot: int) -> None:
+        """Release the row of ``slot``, if it has one."""
+        row = self._rows.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+            self._free.sort(reverse=True)
+
+
+def grown(table: Tensor, *shape: int, fill: float = 0) -> Tensor:
+    """``table`` if it is at least ``shape``, else a larger copy padded with ``fill``."""
+    wanted = [max(old, new) for old, new in zip(table.shape, shape, strict=True)]
+    if list(table.shape) == wanted:
+        return table
+    larger = torch.full(wanted, fill, dtype=table.dtype, device=table.device)
+    larger[tuple(slice(0, size) for size in table.shape)] = table
+    return larger
