@@ -23,11 +23,15 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """What the user typed, taken apart: ``scheme:path`` and a revision."""
+    """What the user typed, taken apart: ``scheme:path`` and a revision.
+
+    ``download_dir`` is where a source that downloads keeps its files (``None``: its own cache).
+    """
 
     scheme: str
     path: str
     revision: str | None = None
+    download_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,180 @@
+"""From a checkpoint to a model that can run: the architecture, its layers, its weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from weft.api.attention import AttentionBackend, AttentionRequest
+from weft.api.cache import DeviceInfo, LayerCacheSpec
+from weft.api.files import ModelFiles, WeightLoader
+from weft.api.models import (
+    Collective,
+    LinearMethod,
+    LinearSpec,
+    ModelContext,
+    ModelSpec,
+    QuantizationScheme,
+)
+from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
+from weft.layers.device import device_info
+from weft.loading.config import quantization_config
+from weft.loading.formats import DummyLoader, detect_format
+from weft.loading.weights import load_weights
+
+__all__ = ("Plugins", "build_model", "find_model", "find_scheme")
+
+log = logging.getLogger(__name__)
+
+
+class Plugins(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def model(self, architecture: str, hf_config: Any) -> ModelSpec: ...
+
+    def quantization(
+        self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
+    ) -> QuantizationScheme: ...
+
+    def load_format(self, format: str, files: ModelFiles) -> WeightLoader: ...
+
+    def keys(self, kind: str) -> Sequence[str]: ...
+
+    def options(self, kind: str, key: str) -> Mapping[str, Any]: ...
+
+
+def build_model(
+    files: ModelFiles,
+    hf_config: Any,
+    host: Plugins,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: Collective,
+    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    *,
+    load_format: str = "auto",
+    quantization: str | None = None,
+    max_model_len: int | None = None,
+    seed: int = 0,
+) -> tuple[nn.Module, ModelSpec]:
+    """Build the model of a checkpoint on ``device`` and load this rank's share of its weights.
+
+    The module is a ``CausalModel`` in evaluation mode. ``seed`` is that of ``dummy`` weights.
+    Raises ``UnsupportedModelError`` when no plugin knows the architecture or the quantization, and
+    ``CheckpointError`` when the weights do not fit.
+    """
+    spec = find_model(host, hf_config)
+    scheme = find_scheme(host, hf_config, device_info(device), quantization)
+    loader = _loader(host, files, load_format, seed)
+    ctx = ModelContext(
+        hf_config=hf_config,
+        dtype=dtype,
+        device=device,
+        ranks=ranks,
+        quantization=_CheckpointNames(scheme, spec.renamed) if scheme and spec.renamed else scheme,
+        attention=attention,
+        max_model_len=max_model_len,
+        options=host.options("models", spec.architecture),
+    )
+    started = perf_counter()
+    with torch.device(device):
+        model = spec.build(ctx)
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"the plugin for {spec.architecture} built a {type(model).__name__}; "
+            "it must build a torch.nn.Module"
+        )
+    load_weights(model, spec, loader, ranks, rename=getattr(scheme, "rename", None))
+    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
+    return model.eval(), spec
+
+
+def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
+    """The spec of the first architecture that a plugin knows. Raises ``UnsupportedModelError``."""
+    names = list(getattr(hf_config, "architectures", None) or ())
+    if not names:
+        raise UnsupportedModelError(
+            "the configuration names no architecture; name one with "
+            'hf_overrides \'{"architectures": ["…"]}\''
+        )
+    refusals: list[str] = []
+    for name in names:
+        try:
+            return host.model(name, hf_config)
+        except PluginNotFoundError as error:
+            refusals.append(str(error))
+            cause = error
+    known = ", ".join(sorted(host.keys("models"))) or "none"
+    raise UnsupportedModelError(
+        f"no installed plugin runs the architecture {' or '.join(names)}; installed: {known}\n  "
+        + "\n  ".join(refusals)
+    ) from cause
+
+
+def find_scheme(
+    host: Plugins, hf_config: Any, device: DeviceInfo, method: str | None = None
+) -> QuantizationScheme | None:
+    """The quantization of a checkpoint; ``method`` replaces what the checkpoint says.
+
+    Raises ``UnsupportedModelError`` when no plugin knows the method.
+    """
+    checkpoint = quantization_config(hf_config) or {}
+    method = method or checkpoint.get("quant_method")
+    if not method:
+        if checkpoint:
+            raise CheckpointError(
+                f"quantization_config names no quant_method (it has {', '.join(checkpoint)}); "
+                "name the method with the option quantization"
+            )
+        return None
+    try:
+        return host.quantization(method, checkpoint, device)
+    except PluginNotFoundError as error:
+        known = ", ".join(sorted(host.keys("quantization"))) or "none"
+        raise UnsupportedModelError(
+            f"no installed plugin reads checkpoints quantized with {method!r}; installed: {known}\n  "
+            f"{error}"
+        ) from error
+
+
+def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
+    if load_format == "dummy":
+        return DummyLoader(seed)
+    if load_format == "auto":
+        found = detect_format(files)
+        if found is None:
+            raise CheckpointError(
+                f"{files.root} holds no weights (looked for *.safetensors, *.bin, *.pt); check the "
+                "folder, name another load_format, or use load_format 'dummy' for random weights"
+            )
+        load_format = found
+    return host.load_format(load_format, files)
+
+
+class _CheckpointNames:
+    """A scheme that sees the checkpoint's names where the model plugin renames prefixes."""
+
+    def __init__(self, scheme: QuantizationScheme, renamed: Mapping[str, str]) -> None:
+        self._scheme, self._renamed = scheme, renamed
+        self.name = scheme.name
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        return self._scheme.linear(replace(spec, names=tuple(map(self._theirs, spec.names))))
+
+    def experts(self, spec: Any) -> Any | None:
+        return self._scheme.experts(spec)
+
+    def kv_dtype(self, layer: str) -> str | None:
+        return self._scheme.kv_dtype(layer)
+
+    def _theirs(self, name: str) -> str:
+        for theirs, ours in self._renamed.items():
+            if name.startswith(ours):
+                return theirs + name[len(ours) :]
+        return name

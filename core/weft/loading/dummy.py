@@ -1,0 +1,50 @@
+"""Random weights of the right shapes, for tests and benchmarks without a checkpoint."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ("fill_randomly",)
+
+# Drawing the elements of a large matrix one by one takes a CPU minutes; repeats do not matter.
+PERIOD = 1 << 22
+
+
+def fill_randomly(model: nn.Module, seed: int) -> None:
+    """Fill every parameter from generators seeded by ``seed`` and the parameter's name.
+
+    Matrices are small and centred, vectors are one (scales of norms) or zero (biases), integers
+    any bits: the activations stay finite at any depth. Ranks draw the same numbers, so copies of
+    one parameter agree.
+    """
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator(parameter.device)
+        generator.manual_seed(((seed & 0xFFFFFFFF) << 32) ^ zlib.crc32(name.encode()))
+        _fill(name, parameter.data, generator)
+
+
+def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:
+    if not data.is_floating_point():
+        return _fill_bits(data, generator)
+    if data.dim() < 2:
+        data.fill_(0.0 if name.endswith("bias") else 1.0)
+        return None
+    flat = data.view(-1)
+    period = min(flat.numel(), PERIOD)
+    drawn = torch.empty(period, dtype=torch.float32, device=data.device)
+    drawn.normal_(0.0, 0.02, generator=generator)
+    for start in range(0, flat.numel(), period):
+        piece = flat[start : start + period]
+        piece.copy_(drawn[: piece.numel()])
+    return None
+
+
+def _fill_bits(data: Tensor, generator: torch.Generator) -> None:
+    if data.dim() < 2:
+        data.zero_()
+    else:
+        info = torch.iinfo(data.dtype)
+        data.random_(info.min, info.max, generator=generator)
