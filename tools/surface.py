@@ -1,0 +1,57 @@
+"""Print the public names as they are now: ``python tools/surface.py > tests/public_surface.toml``.
+
+Unlike what ``tools/sync.py`` writes, this is never done on the way: the difference is a promise to
+users and plugin authors, and is reviewed as one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+
+from repository import hooks
+
+from weft.config import EngineConfig, sections
+from weft.sampling.params import GuidedParams, SamplingParams
+
+__all__ = ("surface",)
+
+MODULES = ("weft", "weft.api", "weft.errors", "weft.layers", "weft.testing")
+CONTRACT = ("attention", "cache", "engine", "files", "guided", "models", "parsers")
+
+
+def surface() -> dict[str, dict[str, list[str]]]:
+    """Everything that is frozen, by table and name."""
+    parts = [importlib.import_module(f"weft.api.{part}") for part in CONTRACT]
+    return {
+        "modules": {name: exported(name) for name in MODULES},
+        "contract": {
+            "types": sorted(name for part in parts for name in part.__all__),
+            "hooks": [f"{hook.name}({', '.join(hook.arguments)})" for hook in hooks()],
+        },
+        "options": {name: list(kind.__struct_fields__) for name, kind in sections(EngineConfig)},
+        "sampling": {
+            "params": list(SamplingParams.__struct_fields__),
+            "guided": list(GuidedParams.__struct_fields__),
+        },
+    }
+
+
+def exported(module: str) -> list[str]:
+    return sorted(getattr(importlib.import_module(module), "__all__", ()))
+
+
+def lines(tables: dict[str, dict[str, list[str]]]) -> Iterator[str]:
+    yield "# The public names of weft; see tests/test_public_surface.py.\n"
+    for table, entries in tables.items():
+        yield f"\n[{table}]\n"
+        for key, names in entries.items():
+            yield f'"{key}" = [\n{"".join(quoted(names))}]\n'
+
+
+def quoted(names: Iterable[str]) -> Iterator[str]:
+    yield from (f'    "{name}",\n' for name in names)
+
+
+if __name__ == "__main__":
+    print("".join(lines(surface())), end="")
