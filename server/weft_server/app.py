@@ -1,0 +1,58 @@
+"""The application: routes, error handling, the hook of plugins, and the edge around it all."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.config.app import AppConfig
+from litestar.config.cors import CORSConfig
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from weft_server.context import Context
+from weft_server.edge import Edge
+from weft_server.errors import APIError
+from weft_server.flights import ClientGone
+from weft_server.hookspecs import ServerHooks
+from weft_server.routes import chat, completions, health, metrics, models
+from weft_server.routes.answers import handle_error, handle_gone, handle_http_error
+
+__all__ = ("create_app",)
+
+
+def create_app(context: Context) -> ASGIApp:
+    """Build the ASGI application of one server. Plugins of ``weft.server`` edit it first."""
+    config = AppConfig(
+        route_handlers=[
+            handler
+            for module in (chat, completions, models, health, metrics)
+            for handler in module.handlers(context)
+        ],
+        exception_handlers={
+            APIError: handle_error,
+            ClientGone: handle_gone,
+            HTTPException: handle_http_error,
+            500: handle_error,
+        },
+        cors_config=cors(context),
+        logging_config=None,
+        openapi_config=None,
+        request_max_body_size=context.config.max_body_bytes,
+        state=State({"context": context}),
+        debug=False,
+    )
+    host = context.engine.host
+    host.add_hookspecs(ServerHooks)
+    host.every("server", "weft_server", app=config, engine=context.engine)
+    return Edge(Litestar.from_config(config), context)
+
+
+def cors(context: Context) -> CORSConfig | None:
+    if not context.config.cors_origin:
+        return None
+    return CORSConfig(
+        allow_origins=context.config.cors_origin,
+        allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+        allow_methods=["GET", "POST"],
+        expose_headers=["x-request-id", "x-ignored-fields"],
+    )

@@ -1,0 +1,1 @@
+"""Chat completions: prepared, then answered whole or as a stream."""

@@ -1,0 +1,139 @@
+"""From a chat request to prompt ids and sampling parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from weft.errors import RequestError
+from weft.sampling.params import BOUNDS, SamplingParams
+from weft_server.chat.tools import Toolbox, toolbox
+from weft_server.context import Context
+from weft_server.messages import template_arguments, to_messages
+from weft_server.parsing import Splitter
+from weft_server.sampling import to_params
+from weft_server.wire.chat import ChatRequest
+from weft_server.wire.messages import Message
+
+__all__ = ("Chat", "prepare", "render")
+
+UNSET = SamplingParams().max_tokens
+
+
+class Chat(msgspec.Struct, kw_only=True):
+    """A chat request, ready for the engine."""
+
+    id: str
+    created: int
+    request: ChatRequest
+    text: str
+    ids: list[int]
+    params: SamplingParams
+    tools: Toolbox
+    top_logprobs: int
+
+    def splitter(self, context: Context) -> Splitter | None:
+        """Fresh parsers for one of the outputs."""
+        return context.splitter(
+            self.text,
+            self.tools.parsed,
+            reasoning=self.request.separate_reasoning is not False,
+            parallel=self.request.parallel_tool_calls is not False,
+        )
+
+
+async def prepare(context: Context, request: ChatRequest) -> Chat:
+    """Render, encode and check. Raises ``RequestError`` or ``APIError``."""
+    context.check_model(request.model)
+    tools = toolbox(request, context)
+    text, ids = await render(
+        context,
+        request.messages,
+        tools.rendered,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        arguments=template_arguments(
+            request.chat_template_kwargs,
+            request.documents,
+            reasoning_effort=request.reasoning_effort,
+        ),
+    )
+    changes: dict[str, Any] = {"max_tokens": most_tokens(request, context.defaults)}
+    if tools.guided is not None:
+        changes["guided"] = tools.guided
+    top = top_logprobs(request)
+    if request.logprobs:
+        changes["logprobs"] = top
+    return Chat(
+        id=context.new_id("chatcmpl"),
+        created=int(time.time()),
+        request=request,
+        text=text,
+        ids=ids,
+        params=to_params(request, context.defaults, **changes),
+        tools=tools,
+        top_logprobs=top,
+    )
+
+
+async def render(
+    context: Context,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    arguments: dict[str, Any],
+) -> tuple[str, list[int]]:
+    """The prompt of a conversation as text and as ids."""
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "add_generation_prompt and continue_final_message exclude each other; set one of them",
+            param="continue_final_message",
+        )
+    plain = to_messages(messages, knows_developer=context.knows_developer)
+    carry_on = bool(continue_final_message)
+    if carry_on and plain[-1]["role"] != "assistant":
+        raise RequestError(
+            f"continue_final_message needs a last message of the assistant, not {plain[-1]['role']}",
+            param="continue_final_message",
+        )
+    renderer = context.engine.renderer
+
+    def work() -> tuple[str, list[int]]:
+        text = renderer.render(
+            plain,
+            tools=tools,
+            add_generation_prompt=not carry_on if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=carry_on,
+            template_arguments=arguments,
+        )
+        return text, renderer.encode(text)
+
+    size = sum(len(m["content"]) for m in plain) + (len(str(tools)) if tools else 0)
+    return await context.off_loop(size, work)
+
+
+def most_tokens(request: ChatRequest, defaults: SamplingParams) -> int | None:
+    """Unlike a completion, a chat answer may fill the context unless the model's defaults say so."""
+    for given in (request.max_completion_tokens, request.max_tokens):
+        if given is not None:
+            return given
+    return None if defaults.max_tokens == UNSET else defaults.max_tokens
+
+
+def top_logprobs(request: ChatRequest) -> int:
+    top = request.top_logprobs
+    if top is None:
+        return 0
+    if not request.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    low, high = BOUNDS["logprobs"]
+    if not low <= top <= high:
+        raise RequestError(f"top_logprobs is {top}; it must be in [{low}, {high}]", param="top_logprobs")
+    return top
+
+

@@ -1,0 +1,1 @@
+"""Text completions: prepared, then answered whole or as a stream."""

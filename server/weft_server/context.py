@@ -1,0 +1,86 @@
+"""What every handler needs, made once for a server: the engine, its names, limits and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from weft.api.parsers import Tool
+from weft.errors import ModelNotFoundError, RequestError
+from weft.sampling.params import SamplingParams
+from weft_server.config import ServerConfig
+from weft_server.engine import Engine
+from weft_server.flights import Flights
+from weft_server.metrics import Metrics
+from weft_server.parsing import Guard, Splitter
+
+__all__ = ("Context",)
+
+T = TypeVar("T")
+BIG = 4096
+"""Characters or ids from which text work leaves the event loop for a thread."""
+
+
+class Context:
+    """One server around one started engine. ``draining`` is set when it is going to stop."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.names = list(engine.config.model.served_model_name) or [engine.config.model.model]
+        self.model = self.names[0]
+        self.started = int(time.time())
+        self.defaults: SamplingParams = engine.get_default_sampling_params()
+        self.flights = Flights(config.request_timeout)
+        self.metrics = Metrics(self.model)
+        self.draining = False
+        self.dead: BaseException | None = None
+        template = engine.tokenizer.chat_template or ""
+        self.knows_developer = "developer" in template
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise unless ``name`` is served; no name is the first one."""
+        if name is None or name == "" or name in self.names:
+            return
+        if len(name) > 256:
+            raise RequestError("model has more than 256 characters", param="model")
+        served = ", ".join(self.names)
+        raise ModelNotFoundError(
+            f"the model {name!r} does not exist here; this server has: {served}", param="model"
+        )
+
+    def new_id(self, prefix: str) -> str:
+        """An id that nobody can guess or repeat, whatever the client calls its request."""
+        return f"{prefix}-{secrets.token_hex(16)}"
+
+    async def off_loop(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Call ``work``, in a thread if its input is big: the event loop must not stand still."""
+        if size < BIG:
+            return work(*arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, work, *arguments)
+
+    def splitter(
+        self, prompt: str, tools: Sequence[Tool], *, reasoning: bool, parallel: bool
+    ) -> Splitter | None:
+        """The parsers of one output, ``None`` if no parser applies."""
+        host, tokenizer, names = self.engine.host, self.engine.tokenizer, self.config
+        thinking = calls = None
+        if reasoning and names.reasoning_parser is not None:
+            found = host.reasoning_parser(names.reasoning_parser, tokenizer, prompt)
+            label = f"reasoning_parser={names.reasoning_parser}"
+            thinking = Guard(label, found, self.metrics.parser_failed)
+        if tools and names.tool_parser is not None:
+            parser = host.tool_parser(names.tool_parser, tokenizer, tools)
+            calls = Guard(f"tool_parser={names.tool_parser}", parser, self.metrics.parser_failed)
+        if thinking is None and calls is None:
+            return None
+        return Splitter(thinking, calls, None if parallel else 1)

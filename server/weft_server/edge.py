@@ -1,0 +1,170 @@
+"""The outermost layer: who may ask, what a request is called, and how it is counted.
+
+It stands outside of litestar, so that it sees every scope, also those of plugins' routes and of
+paths that do not exist. Its decisions never use a path prefix or a rebuilt URL: what is not
+exactly a liveness path needs a key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft_server.config import LOOPBACK
+from weft_server.context import Context
+from weft_server.errors import APIError
+
+__all__ = ("Edge",)
+
+OPEN = frozenset({"/health", "/ping", "/ready"})
+"""Paths that need no key and are answered while the server drains."""
+LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
+Headers = dict[bytes, bytes]
+
+
+class Edge:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        config = context.config
+        self._app = app
+        self._context = context
+        self._keys = [sha256(key.encode()).digest() for key in config.api_key]
+        self._hosts = LOOPBACK | {config.host.lower()} | {h.lower() for h in config.allowed_host}
+        self._check_host = config.loopback and config.uds is None
+        self._origins = frozenset(config.cors_origin)
+        self._root = config.root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind: str = scope["type"]
+        if kind not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers: Headers = dict(reversed(cast("Any", scope)["headers"]))
+        path = scope["path"]
+        if self._root and (path == self._root or path.startswith(self._root + "/")):
+            path = scope["path"] = path[len(self._root) :] or "/"
+        label = headers.get(b"x-request-id", b"")
+        if not LABEL.fullmatch(label):
+            label = secrets.token_hex(16).encode()
+        refusal = self._refusal(scope, headers, path)
+        if kind == "websocket":
+            if refusal is not None:
+                await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)[:120]})
+                return
+            await self._app(scope, receive, send)
+            return
+        await self._counted(scope, receive, send, label, refusal)
+
+    async def _counted(
+        self, scope: Scope, receive: Receive, send: Send, label: bytes, refusal: APIError | None
+    ) -> None:
+        metrics, began, status = self._context.metrics, time.monotonic(), 0
+
+        async def labelled(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", label)]
+            await send(message)
+
+        metrics.active += 1
+        try:
+            if refusal is not None:
+                await refuse(labelled, refusal)
+            else:
+                await self._app(scope, receive, labelled)
+        finally:
+            metrics.active -= 1
+            route = cast("dict[str, Any]", scope).get("path_template") or "other"
+            method = cast("Any", scope)["method"]
+            metrics.answered(method, route, status, time.monotonic() - began)
+
+    def _refusal(self, scope: Scope, headers: Headers, path: str) -> APIError | None:
+        refusal = self._stranger(headers)
+        if refusal is not None or path in OPEN:
+            return refusal
+        if not self._preflight(scope, headers) and not self._knows(headers):
+            return APIError(
+                401,
+                "no valid API key; send it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if self._context.draining:
+            return APIError(
+                503,
+                "the server is going to stop and takes no new requests",
+                code="draining",
+                headers={"retry-after": "5", "connection": "close"},
+            )
+        return None
+
+    def _stranger(self, headers: Headers) -> APIError | None:
+        """Web pages must not reach a server of this machine by a name of theirs."""
+        if not self._check_host:
+            return None
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if name_of(host) not in self._hosts:
+            return APIError(
+                403,
+                f"the host name {host[:64]!r} is not one of this server; start it with --allowed-host",
+                code="unknown_host",
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin and not self._origins & {origin, "*"} and urlsplit(origin).netloc.lower() != host:
+            return APIError(
+                403,
+                f"the web origin {origin[:64]!r} may not use this server; start it with --cors-origin",
+                code="unknown_origin",
+            )
+        return None
+
+    def _preflight(self, scope: Scope, headers: Headers) -> bool:
+        """A browser asks for permission without credentials; litestar answers from the options."""
+        method = cast("dict[str, Any]", scope).get("method")
+        asks = b"origin" in headers and b"access-control-request-method" in headers
+        return bool(self._origins) and method == "OPTIONS" and asks
+
+    def _knows(self, headers: Headers) -> bool:
+        """Whether one of the keys was sent. Takes equally long for every wrong one."""
+        if not self._keys:
+            return True
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")
+        return any_equal(sha256(key.strip()).digest(), self._keys)
+
+
+def any_equal(digest: bytes, known: Iterable[bytes]) -> bool:
+    found = False
+    for one in known:
+        found |= hmac.compare_digest(digest, one)
+    return found
+
+
+def name_of(host: str) -> str:
+    """``localhost`` of ``localhost:8000``, ``::1`` of ``[::1]:8000``."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+async def refuse(send: Send, error: APIError) -> None:
+    body = msgspec.json.encode(error.body)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((k.encode(), v.encode()) for k, v in error.headers.items()),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,27 @@
+"""The hook of the server: registered on the engine's plugin host when a server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from weft.api.hookspecs import impl, spec
+
+if TYPE_CHECKING:
+    from litestar.config.app import AppConfig
+
+    from weft_server.engine import Engine
+
+__all__ = ("ServerHooks", "impl")
+
+
+class ServerHooks:
+    """Entry points in the group ``weft.server`` implement this; all of them are called."""
+
+    @spec
+    def weft_server(self, app: AppConfig, engine: Engine, options: Mapping[str, Any]) -> None:
+        """Edit the application before it is built: routes, middleware, guards, lifespan.
+
+        ``app.state.context`` is the ``weft_server.context.Context`` of this server. Routes added
+        here are behind the API key like all others. Import litestar inside the body.
+        """

@@ -1,0 +1,143 @@
+"""``/metrics``: what the engine says about itself, and what the server measures.
+
+Every label comes from a closed set: no client can add a series.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from weft.engine.stats import EngineStats
+from weft_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
+
+__all__ = ("METHODS", "Metrics")
+
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("requests_running", "running", "Sequences in the running batch."),
+    ("requests_waiting", "waiting", "Sequences that wait to be admitted."),
+    ("cache_pages", "pages_total", "Pages of the KV cache."),
+    ("cache_pages_used", "pages_used", "Pages in use."),
+)
+COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("engine_steps", "steps", "Steps of the engine."),
+    ("engine_step_seconds", "step_seconds", "Time spent in steps."),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens."),
+    ("generated_tokens", "generated_tokens", "Generated tokens."),
+    ("prefix_cache_query_tokens", "prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
+    ("prefix_cache_hit_tokens", "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+    ("preemptions", "preemptions", "Sequences that were preempted."),
+    ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
+)
+
+
+class Metrics:
+    """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
+
+    def __init__(self, model: str) -> None:
+        self.time_to_first_token = Histogram(LATENCY)
+        self.inter_token = Histogram(SHORT)
+        self.latency = Histogram(LATENCY)
+        self.prompt_lengths = Histogram(LENGTHS)
+        self.output_lengths = Histogram(LENGTHS)
+        self.active = 0
+        self._http: Counter[tuple[str, str, int]] = Counter()
+        self._http_seconds: dict[str, Histogram] = {}
+        self._parser_failures: Counter[str] = Counter()
+        self._stats: EngineStats | None = None
+        self._label = [model]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def parser_failed(self, parser: str) -> None:
+        """Count an exception of ``kind=name``; both come from the server's options."""
+        self._parser_failures[parser] += 1
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one HTTP request. ``route`` is a route's template or ``other``."""
+        self._http[method if method in METHODS else "other", route, status] += 1
+        histogram = self._http_seconds.get(route)
+        if histogram is None:
+            histogram = self._http_seconds[route] = Histogram(LATENCY)
+        histogram.observe(seconds)
+
+    def exposition(self, stats: EngineStats | None) -> bytes:
+        """The page. ``stats`` is ``None`` if the engine does not answer."""
+        self._stats = stats
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._engine()
+        yield from self._requests()
+        yield from self._server()
+
+    def _engine(self) -> Iterator[Metric]:
+        names, label, stats = ["model_name"], self._label, self._stats
+        up = GaugeMetricFamily("weft_engine_up", "Whether the engine answers.", labels=names)
+        up.add_metric(label, float(stats is not None))
+        yield up
+        if stats is None:
+            return
+        for name, field, text in GAUGES:
+            gauge = GaugeMetricFamily(f"weft_{name}", text, labels=names)
+            gauge.add_metric(label, float(getattr(stats, field)))
+            yield gauge
+        usage = GaugeMetricFamily("weft_cache_usage_ratio", "Share of pages in use.", labels=names)
+        usage.add_metric(label, stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
+        yield usage
+        for name, field, text in COUNTERS:
+            counter = CounterMetricFamily(f"weft_{name}", text, labels=names)
+            counter.add_metric(label, float(getattr(stats, field)))
+            yield counter
+        ended = CounterMetricFamily(
+            "weft_sequences_finished", "Sequences by how they ended.", labels=[*names, "reason"]
+        )
+        for reason, count in sorted(stats.finished.items()):
+            ended.add_metric([*label, reason], float(count))
+        yield ended
+
+    def _requests(self) -> Iterator[Metric]:
+        for name, histogram, text in (
+            ("time_to_first_token_seconds", self.time_to_first_token, "From arrival to the first token."),
+            ("inter_token_latency_seconds", self.inter_token, "Between two chunks of a stream."),
+            ("request_latency_seconds", self.latency, "From arrival to the end of a request."),
+            ("request_prompt_tokens", self.prompt_lengths, "Prompt tokens of a request."),
+            ("request_generated_tokens", self.output_lengths, "Generated tokens of a request."),
+        ):
+            family = HistogramMetricFamily(f"weft_{name}", text, labels=["model_name"])
+            family.add_metric(self._label, histogram.buckets(), histogram.sum)
+            yield family
+
+    def _server(self) -> Iterator[Metric]:
+        active = GaugeMetricFamily("weft_http_requests_active", "HTTP requests being answered.")
+        active.add_metric([], float(self.active))
+        yield active
+        requests = CounterMetricFamily(
+            "weft_http_requests", "HTTP requests.", labels=["method", "route", "status"]
+        )
+        for (method, route, status), count in self._http.items():
+            requests.add_metric([method, route, str(status)], float(count))
+        yield requests
+        seconds = HistogramMetricFamily(
+            "weft_http_request_seconds", "Time to answer, streams to their end.", labels=["route"]
+        )
+        for route, histogram in self._http_seconds.items():
+            seconds.add_metric([route], histogram.buckets(), histogram.sum)
+        yield seconds
+        failures = CounterMetricFamily(
+            "weft_parser_failures", "Exceptions of output parsers.", labels=["parser"]
+        )
+        for parser, count in self._parser_failures.items():
+            failures.add_metric([parser], float(count))
+        yield failures

@@ -1,0 +1,1 @@
+"""Route handlers, one module for each endpoint; ``handlers(context)`` makes them for a server."""

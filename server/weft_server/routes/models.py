@@ -1,0 +1,41 @@
+"""``GET /v1/models`` and ``GET /v1/models/{name}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from weft.errors import ModelNotFoundError
+from weft_server.context import Context
+from weft_server.routes.answers import json_answer
+from weft_server.wire.models import ModelCard, ModelList
+
+__all__ = ("handlers",)
+
+
+def handlers(context: Context) -> list[HTTPRouteHandler]:
+    def card(name: str) -> ModelCard:
+        return ModelCard(
+            id=name,
+            created=context.started,
+            root=context.engine.config.model.model,
+            max_model_len=context.engine.facts.max_model_len,
+        )
+
+    @get("/v1/models")
+    async def models() -> Response[Any]:
+        return json_answer(ModelList(data=[card(name) for name in context.names]))
+
+    @get("/v1/models/{name:path}")
+    async def model(name: str) -> Response[Any]:
+        wanted = str(name).removeprefix("/")
+        if wanted not in context.names:
+            served = ", ".join(context.names)
+            raise ModelNotFoundError(
+                f"the model {wanted[:256]!r} does not exist here; this server has: {served}"
+            )
+        return json_answer(card(wanted))
+
+    return [models, model]

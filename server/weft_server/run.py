@@ -1,0 +1,111 @@
+"""``serve``: an engine and a server around it, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import uvloop
+
+from weft.config import EngineConfig
+from weft.errors import EngineDeadError
+from weft_server.banner import banner
+from weft_server.config import ServerConfig
+from weft_server.context import Context
+from weft_server.engine import Engine
+from weft_server.lifecycle import Lifecycle, Signals
+from weft_server.listen import bind, url_of
+
+__all__ = ("Startable", "serve", "serve_engine")
+
+
+class Startable(Engine, Protocol):
+    """An engine that is not running yet."""
+
+    async def start(self) -> None: ...
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> None:
+    """Start an engine and serve it until SIGTERM or SIGINT, then finish what runs and return.
+
+    Raises ``ConfigError`` (nothing was started), the error of an engine that does not start, and
+    ``EngineDeadError`` if the engine dies, once its clients have been told. A second signal raises
+    ``SystemExit``.
+    """
+
+    def build() -> Startable:
+        from weft.engine.async_llm import AsyncLLM
+
+        return AsyncLLM(config=engine)
+
+    serve_engine(build, server)
+
+
+def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
+    """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
+    listens."""
+    logging.basicConfig(
+        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    bound = bind(server)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(build, server, bound))
+    finally:
+        bound.close()
+
+
+async def _serve(
+    build: Callable[[], Startable], config: ServerConfig, bound: socket.socket
+) -> None:
+    signals = Signals()
+    with signals.caught():
+        engine = build()
+        try:
+            if not await started(engine, signals):
+                return
+            context = Context(engine, config)
+            check_parsers(context)
+            await Lifecycle(context, bound, signals).run(banner(context, url_of(config, bound)))
+        finally:
+            await shut_down(engine)
+        if signals.forced.is_set():
+            raise SystemExit(128 + signals.last)
+
+
+async def started(engine: Startable, signals: Signals) -> bool:
+    """Start the engine; ``False`` if a signal came first."""
+    starting = asyncio.create_task(engine.start())
+    asked = asyncio.create_task(signals.asked.wait())
+    try:
+        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            return True
+        return False
+    finally:
+        for task in (starting, asked):
+            task.cancel()
+        await asyncio.gather(starting, asked, return_exceptions=True)
+
+
+async def shut_down(engine: Engine) -> None:
+    """Release the engine; that a dead one cannot be asked does not matter any more."""
+    try:
+        async with asyncio.timeout(10):
+            await engine.shutdown()
+    except (TimeoutError, EngineDeadError) as error:
+        logging.getLogger("weft.server").warning("the engine did not shut down: %r", error)
+
+
+def check_parsers(context: Context) -> None:
+    """Open each parser once, so that a wrong name stops the start and not a request."""
+    names: Any = context.config
+    host, tokenizer = context.engine.host, context.engine.tokenizer
+    if names.tool_parser is not None:
+        host.tool_parser(names.tool_parser, tokenizer, ())
+    if names.reasoning_parser is not None:
+        host.reasoning_parser(names.reasoning_parser, tokenizer, "")

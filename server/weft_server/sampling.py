@@ -1,0 +1,112 @@
+"""From the fields of a request to ``SamplingParams``. The bounds are checked there, not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.errors import RequestError
+from weft.sampling.params import GuidedParams, SamplingParams
+from weft_server.wire.common import ResponseFormat, SamplingFields, StructuredOutputs
+
+__all__ = ("MAX_SEQUENCES", "to_params")
+
+MAX_SEQUENCES = 256
+"""Most sequences of one request: prompts times ``n``."""
+
+# Fields that are passed on under their own name when the client gave them.
+PASSED = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "priority",
+    "cache_salt",
+)
+
+
+def to_params(fields: SamplingFields, defaults: SamplingParams, **changes: Any) -> SamplingParams:
+    """The parameters of a request: the model's defaults, the client's fields, then ``changes``.
+
+    Raises ``RequestError`` naming the parameter at fault.
+    """
+    given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
+    given["output_kind"] = "delta" if fields.stream else "final"
+    given.update(changes)
+    if guided := to_guided(fields):
+        given["guided"] = guided
+    check(fields, given)
+    return defaults.replace(**given)
+
+
+def check(fields: SamplingFields, given: dict[str, Any]) -> None:
+    """Rules between parameters that only an API has."""
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise RequestError(
+            f"best_of is {fields.best_of}; choosing among more outputs than n is not offered: "
+            "leave it out, or raise n and choose yourself",
+            param="best_of",
+        )
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError(
+            "stream_options is given but stream is not true; set stream or leave it out",
+            param="stream_options",
+        )
+    if fields.ignore_eos and given.get("max_tokens") is None:
+        raise RequestError(
+            "ignore_eos needs an explicit max_tokens, else every output would fill the context",
+            param="ignore_eos",
+        )
+    if fields.cache_salt is not None and not fields.cache_salt.isprintable():
+        raise RequestError("cache_salt must be printable text", param="cache_salt")
+
+
+def to_guided(fields: SamplingFields) -> GuidedParams | None:
+    """What the output must match, from whichever of the three spellings was used."""
+    outputs = fields.structured_outputs or StructuredOutputs()
+    given = [*of_format(fields.response_format)]
+    for name in ("json", "json_object", "regex", "choice", "grammar"):
+        old = getattr(fields, f"guided_{name}", None)
+        new = getattr(outputs, name)
+        given += [(name, value) for value in (old, new) if value is not None and value is not False]
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(name for name, _ in given)
+        raise RequestError(
+            f"the output is constrained by {names}; give one constraint", param="structured_outputs"
+        )
+    pattern = outputs.whitespace_pattern or fields.guided_whitespace_pattern
+    return GuidedParams(
+        **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
+    )
+
+
+def of_format(form: ResponseFormat | None) -> list[tuple[str, Any]]:
+    if form is None or form.type == "text":
+        return []
+    if form.type == "json_object":
+        return [("json_object", True)]
+    if form.json_schema is None or form.json_schema.schema is None:
+        raise RequestError(
+            "response_format of type json_schema needs json_schema.schema",
+            param="response_format.json_schema",
+        )
+    return [("json", form.json_schema.schema)]
