@@ -31,8 +31,10 @@ HEAVY = ("torch", "transformers", "litestar", "numpy", "triton", "outlines", "lm
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec"}
 
-# A row of the table of keys in a plugin's README: | `awq` | `weft.quantization` | ...
+# Rows of the table of keys in a plugin's README: | `awq` | `weft.quantization` | …, or
+# | `quantization:awq` | …
 KEY_ROW = re.compile(r"^\|\s*`([^`]+)`\s*\|\s*`weft\.(\w+)`\s*\|", re.MULTILINE)
+ID_ROW = re.compile(r"^\|\s*`(\w+:[^`]+)`\s*\|", re.MULTILINE)
 
 SHIPPED = [path for member in members() for path in shipped(member)]
 
@@ -259,6 +261,7 @@ class TestPlugin:
     def test_its_readme_names_exactly_its_keys(self, member: Member) -> None:
         readme = (member.folder / "README.md").read_text()
         named = {f"{kind}:{key}" for key, kind in KEY_ROW.findall(readme)}
+        named |= set(ID_ROW.findall(readme))
         assert named == {e.id for e in member.entry_points}
 
     def test_its_entry_points_lead_to_its_own_modules(self, member: Member) -> None:

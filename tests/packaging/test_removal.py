@@ -46,10 +46,8 @@ with LLM(**options) as llm:
 """
 
 LIST = """
-import sys
-sys.argv = ["weft", "plugin", "list", "--json"]
-from weft_cli import main
-main()
+from weft_cli.main import main
+main(["plugin", "list", "--json"])
 """
 
 
