@@ -136,8 +136,8 @@ class AttentionLayers:
             groups[spec.layer] = plan_group
         for module in model.modules():
             if isinstance(module, Attention):
-                module.cache = self.caches[module.layer]
-                module.group = groups[module.layer]
+                module.cache = self.caches[module.spec.layer]
+                module.group = groups[module.spec.layer]
 
     def plan(self, batches: list[AttentionBatch]) -> Step:
         """Let each backend prepare a step; ``batches`` are by cache group."""

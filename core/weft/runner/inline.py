@@ -26,18 +26,21 @@ class InlineExecutor:
                 f"tensor_parallel_size is {config.device.tensor_parallel_size}, but executor "
                 "'inline' runs one device; choose executor='processes'"
             )
-        self._runner = ModelRunner(config, host)
+        self._config = config
+        self._host = host
+        self._runner: ModelRunner | None = None
         self._failed: dict[int, str] = {}
         self._order: list[int] = []
         self._dead: str | None = None
 
     def start(self) -> EngineFacts:
-        return self._runner.start()
+        self._runner = ModelRunner(self._config, self._host)
+        return self._runner.facts
 
     def launch(self, plan: StepPlan) -> None:
         self._order.append(plan.id)
         try:
-            self._runner.launch(plan)
+            self._started.launch(plan)
         except Exception as error:
             self._failed[plan.id] = self._explain(error)
 
@@ -46,7 +49,7 @@ class InlineExecutor:
         if step in self._failed:
             return StepResult(id=step, tokens=[], error=self._failed.pop(step))
         try:
-            return self._runner.collect()
+            return self._started.collect()
         except Exception as error:
             return StepResult(id=step, tokens=[], error=self._explain(error))
 
@@ -65,4 +68,10 @@ class InlineExecutor:
             raise EngineDeadError(f"the device is lost: {self._dead}")
 
     def stop(self) -> None:
-        del self._runner
+        self._runner = None
+
+    @property
+    def _started(self) -> ModelRunner:
+        if self._runner is None:
+            raise EngineDeadError("the executor was not started, or has been stopped")
+        return self._runner

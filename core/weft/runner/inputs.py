@@ -50,6 +50,12 @@ class Packer:
             for array, offset in zip(arrays, offsets, strict=True)
         ]
 
+    def copy_to(self, target: Tensor, array: np.ndarray) -> None:
+        """Overwrite a device tensor, at its address, with an array of its shape and type."""
+        host = self._buffer(array.nbytes)[: array.nbytes]
+        host.numpy()[:] = array.view(np.uint8).reshape(-1)
+        target.copy_(host.view(target.dtype).view(target.shape), non_blocking=True)
+
     def _buffer(self, size: int) -> Tensor:
         self._turn = (self._turn + 1) % len(self._buffers)
         if self._buffers[self._turn].numel() < size:

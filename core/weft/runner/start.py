@@ -14,7 +14,8 @@ from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts
 from weft.errors import ConfigError
 from weft.layers import NullCollective
-from weft.loading import build_model, load_config, resolve_model
+from weft.loading import build_model, fetch, parse_ref, read_config
+from weft.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from weft.plugins import Host
 from weft.runner.attention import AttentionLayers
 from weft.runner.device import describe, dtype_name, pick_device
@@ -43,19 +44,34 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         torch.cuda.set_device(device)
     elif config.device.threads is not None:
         torch.set_num_threads(config.device.threads)
-    files = resolve_model(config.model, host)
-    checkpoint = load_config(files, config.model, device)
-    attention = AttentionLayers(config, host, describe(device))
+    options = config.model
+    ref = parse_ref(options.model, options.revision, options.download_dir)
+    files = fetch(host, ref, options.load_format)
+    _, hf_config = read_config(files, options.hf_overrides)
+    info = describe(device)
+    dtype = resolve_dtype(options.dtype, hf_config, info)
+    max_len = max_model_len(hf_config, options.max_model_len)
+    vocab_size: int = text_config(hf_config).vocab_size
+    attention = AttentionLayers(config, host, info)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model, spec = build_model(
-        files, checkpoint, config.model, host, device=device, ranks=ranks, attention=attention.register
+        files,
+        hf_config,
+        host,
+        device,
+        dtype,
+        ranks,
+        attention.register,
+        load_format=options.load_format,
+        quantization=options.quantization,
+        max_model_len=max_len,
+        seed=options.seed,
     )
     loaded = time.perf_counter()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     if device.type == "cuda":
         weights = torch.cuda.memory_allocated(device) - before
-    max_len = checkpoint.max_model_len
-    pages, activations = _size_cache(config, model, attention, device, max_len, checkpoint.vocab_size)
+    pages, activations = _size_cache(config, model, attention, device, max_len, vocab_size)
     max_len = _fit_length(config, attention, pages, max_len)
     attention.allocate(pages, device, model)
     groups = attention.describe(pages)
@@ -70,14 +86,14 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     facts = EngineFacts(
         model=config.model.model,
         architecture=spec.architecture,
-        dtype=dtype_name(checkpoint.dtype),
+        dtype=dtype_name(dtype),
         device=str(device),
-        vocab_size=checkpoint.vocab_size,
+        vocab_size=vocab_size,
         max_model_len=max_len,
         page_size=size,
         groups=groups,
         depth=1 if device.type == "cuda" else 0,
-        eos_ids=sorted(checkpoint.eos_ids),
+        eos_ids=sorted(eos_ids(hf_config, files)),
         attention=attention.names,
         weights_bytes=weights,
         report=report,
