@@ -106,3 +106,9 @@ def test_the_site_builds(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plugins/index.html").is_file()
+
+
+def test_every_variable_of_the_environment_is_documented() -> None:
+    read = set(re.findall(r'"(WEFT_[A-Z_]+)"', (ROOT / "core/weft/config.py").read_text()))
+    listed = set(re.findall(r"^\| `(WEFT_[A-Z_]+)", (ROOT / "docs/options.md").read_text(), re.M))
+    assert listed == read
