@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.engine.plan import SlotStart
 from weft.sampling.parcel import Parcel
 from weft.sampling.pool import Pool, grown
+from weft.sampling.table import Part
 
 __all__ = ("Biases",)
 
@@ -22,6 +23,8 @@ BANNED = float("-inf")
 
 class Biases:
     """Tables ``[capacity, most entries of a slot]``, padded with additions of 0 to token 0."""
+
+    remembers = False
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.pool = Pool()
@@ -59,9 +62,12 @@ class Biases:
             self._until[row].zero_()[:count] = data[until]
         self._pending = []
 
-    def apply(self, logits: Tensor, rows: Tensor, owned: Tensor, positions: Tensor) -> None:
-        """Add to ``logits[rows]`` in place; ``positions`` int64 ``[n]`` are those of ``rows``."""
-        active = positions.unsqueeze(1) < self._until.index_select(0, owned)
-        values = self._values.index_select(0, owned).masked_fill_(~active, 0.0)
-        places = self._ids.index_select(0, owned) + (rows * logits.shape[1]).unsqueeze(1)
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        now = positions.index_select(0, part.rows).unsqueeze(1)
+        over = now >= self._until.index_select(0, part.owned)
+        values = self._values.index_select(0, part.owned).masked_fill_(over, 0.0)
+        places = self._ids.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(1)
         logits.view(-1).scatter_add_(0, places.flatten(), values.flatten())
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        """Nothing to remember."""

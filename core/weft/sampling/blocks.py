@@ -67,15 +67,16 @@ class Blocks:
         found = values.gather(1, ids.clamp(max=self.vocab_size - 1))
         return found.masked_fill_(ids >= self.vocab_size, fill)
 
-    def largest(self, values: Tensor, most: int) -> Tensor:
-        """The ``most`` largest values of each row, in falling order: ``[rows, most]``.
+    def largest(self, values: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """The ``most`` largest values of each row in falling order, and their ids.
 
         Exact: every one of them lies in a block that is among the ``most`` with the largest
         maxima. Were it not, ``most`` maxima would be at least as large.
         """
         if most * self.width * 2 >= self.vocab_size:
-            return values.topk(min(most, self.vocab_size), dim=-1).values
+            found, ids = values.topk(min(most, self.vocab_size), dim=-1)
+            return found, ids
         maxima = self.reduce(values, Tensor.amax)
-        chosen = maxima.topk(most, dim=-1, sorted=False).indices
-        found = self.gather(values, self.members(chosen), float("-inf"))
-        return found.topk(most, dim=-1).values
+        members = self.members(maxima.topk(most, dim=-1, sorted=False).indices)
+        found, places = self.gather(values, members, float("-inf")).topk(most, dim=-1)
+        return found, members.gather(1, places)

@@ -55,6 +55,15 @@ class Features:
             self.min_p or other.min_p,
         )
 
+    @property
+    def filters(self) -> bool:
+        return self.top_k > 0 or self.top_p or self.min_p
+
+    @property
+    def searches(self) -> bool:
+        """Whether a filter takes a binary search: many passes over the vocabulary."""
+        return self.top_k > HEAD or self.long_top_p
+
     def covers(self, other: Features) -> bool:
         """Whether a step of ``other`` may run with these features."""
         return self | other == self

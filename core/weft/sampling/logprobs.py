@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from weft.engine.plan import TokenLogprobs
+from weft.sampling.blocks import Blocks
+from weft.sampling.thresholds import mask_dtype
 
 __all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
 
@@ -49,23 +51,27 @@ class Logprobs:
         ]
 
 
-def gather_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def gather_logprobs(
+    logits: Tensor, tokens: Tensor, k: int, blocks: Blocks
+) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, log probabilities and rank of ``tokens`` and of the ``k`` likeliest.
 
     ``logits`` is ``[n, vocab]`` of any float type, ``tokens`` int64 ``[n]``; returns int64 and
     float32 ``[n, 1 + k]`` and int64 ``[n]``.
     """
     logits = logits.float()
-    chosen = tokens.unsqueeze(1)
-    values = logits.gather(1, chosen)
-    ranks = (logits > values).sum(dim=-1).add_(1)
-    ids = chosen
+    ids = tokens.unsqueeze(1)
+    chosen = values = logits.gather(1, ids)
     if k:
-        top = logits.topk(min(k, logits.shape[1]), dim=-1)
-        values = torch.cat((values, top.values), dim=1)
-        ids = torch.cat((chosen, top.indices), dim=1)
+        top, top_ids = blocks.largest(logits, min(k, logits.shape[1]))
+        values = torch.cat((values, top), dim=1)
+        ids = torch.cat((ids, top_ids), dim=1)
+    above = torch.empty_like(logits, dtype=mask_dtype(logits.device))
+    ranks = torch.gt(logits, chosen, out=above).sum(dim=-1).long().add_(1)
     # Subtracting from the few that are wanted spares a log_softmax the size of the vocabulary.
-    return ids, values - logits.logsumexp(dim=-1, keepdim=True), ranks
+    most = logits.amax(dim=-1, keepdim=True)
+    total = (logits - most).exp_().sum(dim=-1, keepdim=True)
+    return ids, values - most - total.log_(), ranks
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, k: int) -> Logprobs:
@@ -73,5 +79,6 @@ def prompt_logprobs(logits: Tensor, targets: Tensor, k: int) -> Logprobs:
 
     ``logits[i]`` (``[n, vocab]``) predicts ``targets[i]`` (int64 ``[n]``). Line ``i`` has row ``i``.
     """
-    n = logits.shape[0]
-    return Logprobs(range(n), [k] * n, *gather_logprobs(logits, targets, k))
+    n, vocab_size = logits.shape
+    blocks = Blocks.of(vocab_size, logits.device)
+    return Logprobs(range(n), [k] * n, *gather_logprobs(logits, targets, k, blocks))

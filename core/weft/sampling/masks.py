@@ -8,6 +8,7 @@ from torch import Tensor
 from weft.engine.plan import SlotStart
 from weft.sampling.parcel import Parcel
 from weft.sampling.pool import Pool, grown
+from weft.sampling.table import Part
 
 __all__ = ("Allowed", "apply_bitmask", "bitmask_words")
 
@@ -37,6 +38,8 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
 class Allowed:
     """``bool [capacity, vocab]`` of what is forbidden, for slots that have ``allowed_token_ids``."""
 
+    remembers = False
+
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.pool = Pool()
         self._forbidden = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
@@ -53,8 +56,10 @@ class Allowed:
             self._forbidden[row].fill_(True).index_fill_(0, data[ids].long(), False)
         self._pending = []
 
-    def apply(self, logits: Tensor, rows: Tensor, owned: Tensor) -> None:
-        """Mask ``logits[rows]`` (float32 ``[batch, vocab]``) in place."""
-        forbidden = self._forbidden.index_select(0, owned)
-        part = logits.index_select(0, rows).masked_fill_(forbidden, float("-inf"))
-        logits.index_copy_(0, rows, part)
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        forbidden = self._forbidden.index_select(0, part.owned)
+        masked = logits.index_select(0, part.rows).masked_fill_(forbidden, float("-inf"))
+        logits.index_copy_(0, part.rows, masked)
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        """Nothing to remember."""

@@ -121,10 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise RequestError(f"stop must be text or a list of texts, not {self.stop!r}", param="stop")
         strings = self.stop_strings
         check_count("stop", strings, MAX_STOP_STRINGS)
-        for text in strings:
-            if not isinstance(text, str) or not text:
-                raise RequestError(f"stop holds {text!r}; each entry is a non-empty text", param="stop")
-            check_text("stop", text, MAX_STOP_CHARS)
+        check_texts("stop", strings, blank=True)  # a line feed is a common stop string
         if strings and not self.detokenize:
             raise RequestError("stop needs detokenize=True: it is matched in text", param="stop")
 
@@ -140,10 +137,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in (self.logit_bias or {}).items():
             check_number("logit_bias", token, 0, 2**31 - 1, whole=True)
             check_number("logit_bias", bias, -100.0, 100.0)
-        for word in self.bad_words or ():
-            if not isinstance(word, str) or not word.strip():
-                raise RequestError(f"bad_words holds {word!r}; each entry is a non-empty text", param="bad_words")
-            check_text("bad_words", word, MAX_STOP_CHARS)
+        check_texts("bad_words", self.bad_words or (), blank=False)
 
 
 WHOLE = frozenset(
@@ -171,6 +165,14 @@ def check_number(name: str, value: Any, low: float, high: float, *, whole: bool 
 def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: int) -> None:
     if values is not None and len(values) > most:
         raise RequestError(f"{name} has {len(values)} entries; at most {most} are allowed", param=name)
+
+
+def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
+    """Raise unless every entry is a text that is not empty (nor only spaces, unless ``blank``)."""
+    for text in values:
+        if not isinstance(text, str) or not (text if blank else text.strip()):
+            raise RequestError(f"{name} holds {text!r}; each entry is a non-empty text", param=name)
+        check_text(name, text, MAX_STOP_CHARS)
 
 
 def check_text(name: str, text: str | None, most: int) -> None:

@@ -29,11 +29,13 @@ from weft.sampling.logprobs import Logprobs, gather_logprobs
 from weft.sampling.masks import Allowed, apply_bitmask
 from weft.sampling.noise import uniforms
 from weft.sampling.params import SamplingParams
-from weft.sampling.parcel import Parcel, upload
+from weft.sampling.parcel import Parcel
 from weft.sampling.penalties import Penalties
-from weft.sampling.pool import Pool
+from weft.sampling.scratch import Scratch
+from weft.sampling.selection import Group, Selection
 from weft.sampling.slots import Cells, Slots
-from weft.sampling.thresholds import filtered
+from weft.sampling.table import Table
+from weft.sampling.thresholds import apply_filters, mask_dtype
 from weft.sampling.words import BadWords
 
 __all__ = ("SampleOutput", "Sampler", "check_ids")
@@ -46,26 +48,6 @@ class SampleOutput:
     tokens: Tensor  # int64 [rows]
     bad: Tensor  # bool [rows]: no usable distribution; the token means nothing, fail the request
     logprobs: Logprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What the rows of a step ask for. Tensors are int64 ``[2, n]``: batch rows, table rows."""
-
-    rows: list[int]
-    features: Features
-    allowed: Tensor | None
-    words: Tensor | None
-    biases: Tensor | None
-    penalties: Tensor | None
-    logprobs: Tensor | None
-    logprob_counts: list[int]
-    logprob_rows: list[int]
-
-    @property
-    def edits(self) -> bool:
-        parts = (self.allowed, self.words, self.biases, self.penalties)
-        return any(part is not None for part in parts)
 
 
 class Sampler:
@@ -81,11 +63,14 @@ class Sampler:
         self.vocab_size = vocab_size
         self.blocks = Blocks.of(vocab_size, self.device)
         self._slots = Slots(slots, vocab_size, self.device)
-        self._allowed = Allowed(vocab_size, self.device)
-        self._words = BadWords(vocab_size, self.device)
-        self._biases = Biases(vocab_size, self.device)
-        self._penalties = Penalties(vocab_size, self.device)
-        self._tables = (self._allowed, self._words, self._biases, self._penalties)
+        # The order in which they edit the logits.
+        self._tables: tuple[Table, ...] = (
+            Allowed(vocab_size, self.device),
+            BadWords(vocab_size, self.device),
+            Biases(vocab_size, self.device),
+            Penalties(vocab_size, self.device),
+        )
+        self._scratch = Scratch()
         self._features = [Features(greedy=True)] * slots
         self._logprobs: dict[int, int] = {}
         self._selected: Selection | None = None
@@ -151,16 +136,15 @@ class Sampler:
         """
         selection = self._select(rows)
         edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
-        tokens, bad = self.sample_graphable(edited, slots, positions, selection.features)
-        for table, part in ((self._penalties, selection.penalties), (self._words, selection.words)):
-            if part is not None:
-                table.accept(part[1], tokens.index_select(0, part[0]))
+        tokens, bad = self._choose(edited, slots, positions, selection.features, selection.groups)
+        for table, part in selection.edits:
+            if table.remembers:
+                table.accept(part, tokens)
         logprobs = None
         if selection.logprobs is not None:
-            asked = selection.logprobs[0]
-            source = (logits if raw is None else raw).index_select(0, asked)
-            most = max(selection.logprob_counts)
-            found = gather_logprobs(source, tokens.index_select(0, asked), most)
+            source = (logits if raw is None else raw).index_select(0, selection.logprobs)
+            chosen = tokens.index_select(0, selection.logprobs)
+            found = gather_logprobs(source, chosen, max(selection.logprob_counts), self.blocks)
             logprobs = Logprobs(selection.logprob_rows, selection.logprob_counts, *found)
         return SampleOutput(tokens, bad, logprobs)
 
@@ -172,15 +156,8 @@ class Sampler:
         Nothing but ``features`` and the shape selects the operations, and every table they read
         stays at its address: a captured graph may be replayed after slots were opened and closed.
         """
-        if not features.random:
-            return likeliest(logits, self.blocks)
-        cells = self._slots.cells(slots)
-        weights = self._weights(logits, cells, features)
-        noise = uniforms(cells.offsets, cells.strides, positions)
-        tokens, bad = draw(weights, noise, self.blocks)
-        if features.greedy:
-            tokens = torch.where(cells.greedy > 0, likeliest(logits, self.blocks)[0], tokens)
-        return tokens, bad
+        groups = [Group(None, features)] if features.filters else []
+        return self._choose(logits, slots, positions, features, groups)
 
     def distribution(
         self,
@@ -199,7 +176,7 @@ class Sampler:
         selection = self._select(rows)
         edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
         cells = self._slots.cells(slots)
-        weights = self._weights(edited, cells, selection.features)
+        weights = self._weights(edited, cells, selection.groups)
         probs = weights / weights.sum(dim=-1, keepdim=True)
         if selection.features.greedy:
             best = likeliest(edited, self.blocks)[0].unsqueeze(1)
@@ -218,25 +195,49 @@ class Sampler:
         """Logits after steps 2 and 3; the same tensor if there is nothing to do."""
         if bitmask is None and not selection.edits:
             return logits
-        x = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        x = self._scratch.take("edited", logits).copy_(logits)
         if bitmask is not None:
             apply_bitmask(x, bitmask, bitmask_rows)
-        if selection.allowed is not None:
-            self._allowed.apply(x, *selection.allowed)
-        if selection.words is not None:
-            self._words.apply(x, *selection.words)
-        if selection.biases is not None:
-            asked, owned = selection.biases
-            self._biases.apply(x, asked, owned, positions.index_select(0, asked))
-        if selection.penalties is not None:
-            self._penalties.apply(x, *selection.penalties)
+        for table, part in selection.edits:
+            table.apply(x, part, positions)
         return x
 
-    def _weights(self, logits: Tensor, cells: Cells, features: Features) -> Tensor:
+    def _choose(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        features: Features,
+        groups: Sequence[Group],
+    ) -> tuple[Tensor, Tensor]:
+        if not features.random:
+            return likeliest(logits, self.blocks)
+        cells = self._slots.cells(slots)
+        weights = self._weights(logits, cells, groups)
+        noise = uniforms(cells.offsets, cells.strides, positions)
+        tokens, bad = draw(weights, noise, self.blocks)
+        if features.greedy:
+            tokens = torch.where(cells.greedy > 0, likeliest(logits, self.blocks)[0], tokens)
+        return tokens, bad
+
+    def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
+        """Step 4 up to the draw: a softmax of which filters have set entries to zero."""
         # A float16 divided by a float32 column is a float32, in one pass.
-        probs = (logits / cells.temperature).softmax(dim=-1)
-        return filtered(
+        scaled = torch.div(logits, cells.temperature, out=self._scratch.take("scaled", logits))
+        probs = torch.softmax(scaled, dim=-1, out=self._scratch.take("probs", logits))
+        for group in groups:
+            if group.rows is None:
+                self._filter(probs, cells, group.features)
+            else:
+                part = probs.index_select(0, group.rows)
+                self._filter(part, cells.at(group.rows), group.features)
+                probs.index_copy_(0, group.rows, part)
+        return probs
+
+    def _filter(self, probs: Tensor, cells: Cells, features: Features) -> None:
+        apply_filters(
             probs,
+            self._scratch.take("scaled", probs, mask_dtype(probs.device)),
             self.blocks,
             top_k=(cells.top_k.long(), features.top_k) if features.top_k else None,
             top_p=(cells.top_p, not features.long_top_p) if features.top_p else None,
@@ -245,53 +246,11 @@ class Sampler:
 
     def _select(self, rows: Sequence[int]) -> Selection:
         """The selection of ``rows``; consecutive decode steps nearly always repeat the last one."""
-        if self._selected is not None and self._selected.rows == rows:
-            return self._selected
-        features = Features()
-        for kind in {self._features[slot] for slot in rows}:
-            features |= kind
-        pairs = [self._owned(table.pool, rows) for table in self._tables]
-        asked = (
-            [row for row, slot in enumerate(rows) if slot in self._logprobs]
-            if self._logprobs
-            else []
-        )
-        counts = [self._logprobs[rows[row]] for row in asked]
-        allowed, words, biases, penalties, logprobs = self._upload([*pairs, asked * 2])
-        self._selected = Selection(
-            rows=list(rows),
-            features=features,
-            allowed=allowed,
-            words=words,
-            biases=biases,
-            penalties=penalties,
-            logprobs=logprobs,
-            logprob_rows=asked,
-            logprob_counts=counts,
-        )
+        if self._selected is None or self._selected.rows != rows:
+            self._selected = Selection.of(
+                rows, self._features, self._tables, self._logprobs, self.device
+            )
         return self._selected
-
-    @staticmethod
-    def _owned(pool: Pool, rows: Sequence[int]) -> list[int]:
-        """Batch rows whose slots are in the pool, then their rows of the pool."""
-        if not len(pool):
-            return []
-        batch = [row for row, slot in enumerate(rows) if slot in pool]
-        return batch + [pool[rows[row]] for row in batch]
-
-    def _upload(self, lists: list[list[int]]) -> list[Tensor | None]:
-        """Each list as int64 ``[2, n]`` on the device, in one transfer; ``None`` for an empty one."""
-        flat = [value for values in lists for value in values]
-        if not flat:
-            return [None] * len(lists)
-        data = upload(torch.tensor(flat, dtype=torch.int64), self.device)
-        parts: list[Tensor | None] = []
-        start = 0
-        for values in lists:
-            end = start + len(values)
-            parts.append(data[start:end].view(2, -1) if values else None)
-            start = end
-        return parts
 
 
 def check_ids(params: SamplingParams, vocab_size: int) -> None:

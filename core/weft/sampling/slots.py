@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,13 @@ class Cells:
     min_p: Tensor  # float32 [rows, 1]
     top_k: Tensor  # int32 [rows, 1]; the vocabulary's size where it is off
     greedy: Tensor  # int32 [rows]; 1 or 0
+
+    def at(self, rows: Tensor) -> Cells:
+        """The parameters of filters for some rows (int64 ``[n]``); the rest is that of all rows."""
+        top_k, top_p, min_p = (
+            t.index_select(0, rows) for t in (self.top_k, self.top_p, self.min_p)
+        )
+        return replace(self, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
 class Slots:

@@ -1,8 +1,7 @@
-"""top-k, top-p and min-p as one threshold per row on the probabilities, found without sorting.
+"""top-k, top-p and min-p as thresholds on the probabilities of a row, found without sorting.
 
-Each filter keeps the tokens whose probability is at least some value of the row, so together they
-are one comparison with the largest of the three values. Their meaning is that of transformers'
-warpers applied in this order:
+Each filter keeps the tokens whose probability is at least some value of the row. Their meaning is
+that of transformers' warpers applied in this order:
 
 * top-k keeps ``p`` if it is at least the k-th largest. Tokens that tie with the k-th stay.
 * top-p keeps ``p`` if the tokens that are strictly likelier hold less than ``top_p`` of the mass
@@ -22,89 +21,84 @@ from torch import Tensor
 
 from weft.sampling.blocks import Blocks
 
-__all__ = ("HEAD", "filtered", "head_nucleus", "kth_largest", "nucleus", "search")
+__all__ = (
+    "HEAD",
+    "apply_filters",
+    "keep",
+    "mask_dtype",
+    "nucleus_of_sorted",
+    "nucleus_selected",
+    "search",
+)
 
 HEAD = 128
 """A top-k up to this reads a list of the largest; above it, a binary search counts."""
 # Bit patterns of positive floats are ordered like the floats; those of [0, 1] lie below 2^30.
 PROBABILITY_BITS = 30
+# A CPU sorts this many faster than it partitions them once more.
+SORTED = 1024
 
 
-def filtered(
+def apply_filters(
     probs: Tensor,
+    mask: Tensor,
     blocks: Blocks,
     *,
     top_k: tuple[Tensor, int] | None,
     top_p: tuple[Tensor, bool] | None,
     min_p: Tensor | None,
-) -> Tensor:
-    """``probs`` with the tokens that a filter removes set to 0. Not normalised again.
+) -> None:
+    """Set ``probs`` of the tokens that a filter removes to 0, in place. The rest stays as it is.
 
-    ``probs`` is float32 ``[rows, vocab]``, a softmax; it may be overwritten. Parameters are
-    ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]`` with an upper bound of those that are below
-    ``vocab``, ``top_p`` float64 in ``(0, 1]`` with whether every row below 1 has a top-k of at
-    most ``HEAD``, ``min_p`` float32. A row whose parameters are ``vocab``, 1 and 0 comes out
-    unchanged to the bit, whatever the other rows ask for.
+    ``probs`` is float32 ``[rows, vocab]``, a softmax; ``mask`` is a buffer of its shape and of
+    ``mask_dtype``. Parameters are ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]`` with an upper
+    bound of those below ``vocab``, ``top_p`` float64 in ``(0, 1]`` with whether every row below 1
+    has a top-k of at most ``HEAD``, ``min_p`` float32. A row whose parameters are ``vocab``, 1 and
+    0 comes out unchanged to the bit, whatever the other rows ask for.
     """
     largest = None
     if top_k is not None:
         k, most = top_k
         if most <= HEAD:
-            largest = blocks.largest(probs, most)
-        probs = at_least(probs, kth_largest(probs, k, largest))
-    threshold = None
+            largest = blocks.largest(probs, most)[0]
+            kth = largest.gather(1, (k - 1).clamp_(max=largest.shape[1] - 1))
+        else:
+            kth = search(probs, mask, lambda mask: mask.sum(dim=-1, keepdim=True) >= k)
+        keep(probs, mask, kth * (k < blocks.vocab_size))
+    threshold: Tensor | None = None
     if top_p is not None:
         p, listed = top_p
         budget = probs.sum(dim=-1, keepdim=True, dtype=torch.float64) * p
         if listed and largest is not None:
-            found = head_nucleus(largest, budget)
+            found = nucleus_of_sorted(largest, budget)
+        elif probs.is_cpu:
+            found = nucleus_selected(probs, budget, blocks)
         else:
-            found = nucleus(probs, budget, blocks)
+            found = search(probs, mask, lambda mask: mass(probs, mask) >= budget)
         threshold = found * (p < 1)
     if min_p is not None:
         floor = probs.amax(dim=-1, keepdim=True) * min_p
         threshold = floor if threshold is None else torch.maximum(threshold, floor)
-    return probs if threshold is None else at_least(probs, threshold)
+    if threshold is not None:
+        keep(probs, mask, threshold)
 
 
-def at_least(probs: Tensor, threshold: Tensor) -> Tensor:
-    # A product keeps a NaN a NaN, and is several times faster than masked_fill_ on a CPU.
-    return probs * mask_at_least(probs, threshold, None)
+def mask_dtype(device: torch.device) -> torch.dtype:
+    """A CPU vectorises comparisons into float32 only; elsewhere the smallest type is the fastest."""
+    return torch.float32 if device.type == "cpu" else torch.bool
 
 
-def mask_at_least(probs: Tensor, threshold: Tensor, out: Tensor | None) -> Tensor:
-    """``probs >= threshold`` as 0 and 1; float32 on a CPU, where only that is vectorised."""
-    if out is None:
-        out = torch.empty_like(probs, dtype=torch.float32 if probs.is_cpu else torch.bool)
-    return torch.ge(probs, threshold, out=out)
+def keep(probs: Tensor, mask: Tensor, threshold: Tensor) -> None:
+    """Zero what is below ``threshold`` (float32 ``[rows, 1]``), in place; a NaN stays a NaN."""
+    probs.mul_(torch.ge(probs, threshold, out=mask))
 
 
-def kth_largest(probs: Tensor, k: Tensor, largest: Tensor | None) -> Tensor:
-    """The k-th largest probability ``[rows, 1]``; 0 in rows where ``k`` is the whole vocabulary.
-
-    ``largest`` holds the first entries in falling order, enough for every other ``k``.
-    """
-    everything = k >= probs.shape[1]
-    if largest is None:
-        found = search(probs, lambda mask: mask.sum(dim=-1, keepdim=True) >= k)
-    else:
-        found = largest.gather(1, (k - 1).clamp_(max=largest.shape[1] - 1))
-    return found.masked_fill_(everything, 0.0)
+def mass(probs: Tensor, mask: Tensor) -> Tensor:
+    # Sums in float64 agree to 1e-15 in any order, so the paths to a nucleus keep the same tokens.
+    return (probs * mask).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def nucleus(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
-    """The smallest probability of which the strictly larger ones hold less than ``budget``.
-
-    ``budget`` is float64 ``[rows, 1]``, in units of ``probs``; returns float32 ``[rows, 1]``.
-    """
-    if probs.is_cpu:
-        return nucleus_listed(probs, budget, blocks)
-    return search(
-        probs, lambda mask: (probs * mask).sum(-1, keepdim=True, dtype=torch.float64) >= budget
-    )
-
-
-def search(probs: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+def search(probs: Tensor, mask: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
     """The largest threshold at which ``enough(probs >= threshold)`` still holds: ``[rows, 1]``.
 
     ``enough`` maps a mask ``[rows, vocab]`` to bool ``[rows, 1]``, falls from true to false as the
@@ -112,36 +106,56 @@ def search(probs: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
     the result is exact; the number of passes is fixed, and nothing is read back to the host.
     """
     bits = torch.zeros(probs.shape[0], 1, dtype=torch.int32, device=probs.device)
-    mask: Tensor | None = None
     for bit in range(PROBABILITY_BITS - 1, -1, -1):
-        candidate = bits + (1 << bit)
-        mask = mask_at_least(probs, candidate.view(torch.float32), mask)
-        bits = bits.add_(enough(mask), alpha=1 << bit)
+        candidate = (bits + (1 << bit)).view(torch.float32)
+        bits.add_(enough(torch.ge(probs, candidate, out=mask)), alpha=1 << bit)
     return bits.view(torch.float32)
 
 
-def head_nucleus(largest: Tensor, budget: Tensor) -> Tensor:
-    """``nucleus`` from the largest probabilities in falling order (``[rows, n]``).
+def nucleus_of_sorted(values: Tensor, budget: Tensor) -> Tensor:
+    """The smallest value before whose equals less than ``budget`` is held: float32 ``[rows, 1]``.
 
-    Right if they reach the nucleus' end or the smallest of them is below every kept token.
+    ``values`` are the largest probabilities in falling order (``[rows, n]``), and reach the end of
+    the nucleus; ``budget`` is float64 ``[rows, 1]``.
     """
-    listed = largest.double()
+    listed = values.double()
     # Mass before an entry; for the first of several equal ones, the mass strictly above it.
     before = listed.cumsum(dim=-1).sub_(listed)
     inside = (before < budget).sum(dim=-1, keepdim=True)
-    return largest.gather(1, inside.sub_(1).clamp_(min=0))
+    return values.gather(1, inside.sub_(1).clamp_(min=0))
 
 
-def nucleus_listed(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
-    """``nucleus`` for a CPU, which may look at values: a short list nearly always suffices."""
-    largest = blocks.largest(probs, min(HEAD, probs.shape[1]))
-    found = head_nucleus(largest, budget)
-    reached = largest.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    for row in (reached < budget).squeeze(1).nonzero().squeeze(1).tolist():
-        # Tokens under (mass - budget) / vocab hold less than mass - budget together, so they lie
-        # outside of the nucleus; only the others are sorted. (Rounding may undercut 0.)
-        values, limit = probs[row], budget[row]
-        floor = values.sum(dtype=torch.float64).sub(limit).div_(len(values)).clamp_(min=0.0)
-        candidates = values[values >= floor.float() * 0.999].sort(descending=True).values
-        found[row] = head_nucleus(candidates.unsqueeze(0), limit.unsqueeze(0))[0]
+def nucleus_selected(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
+    """``nucleus_of_sorted`` of all probabilities, for a CPU, which may look at values.
+
+    The 128 largest nearly always suffice; if not, the row is partitioned like in quickselect.
+    """
+    largest = blocks.largest(probs, min(HEAD, probs.shape[1]))[0]
+    found = nucleus_of_sorted(largest, budget)
+    listed = largest.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    for row in (listed < budget).squeeze(1).nonzero().squeeze(1).tolist():
+        found[row, 0] = select(probs[row], float(budget[row]))
     return found
+
+
+def select(values: Tensor, budget: float) -> Tensor:
+    """The nucleus' smallest value among ``values`` (``[n]``, unsorted)."""
+    pivot = values[0]
+    while len(values) > SORTED:
+        pivot = values[:: max(1, len(values) // 64)].median()
+        above = values[values > pivot]
+        held = float(above.sum(dtype=torch.float64))
+        if held >= budget:
+            values = above
+            continue
+        below = values[values < pivot]
+        held += float(pivot.double()) * (len(values) - len(above) - len(below))
+        if held >= budget:
+            return pivot
+        values, budget = below, budget - held
+    if not len(values):
+        return pivot  # the budget is all there is, up to rounding
+    values = values.sort(descending=True).values
+    return nucleus_of_sorted(values.unsqueeze(0), torch.tensor([[budget]], dtype=torch.float64))[
+        0, 0
+    ]

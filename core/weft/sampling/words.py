@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.engine.plan import SlotStart
 from weft.sampling.parcel import Parcel
 from weft.sampling.pool import Pool, grown
+from weft.sampling.table import Part
 
 __all__ = ("BadWords",)
 
@@ -21,6 +22,8 @@ ANY, NOTHING = -1, -2
 
 class BadWords:
     """Prefixes and last tokens of the words of each slot, and the tokens said most recently."""
+
+    remembers = True
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.pool = Pool()
@@ -59,20 +62,20 @@ class BadWords:
             self._recent[row].fill_(NOTHING)[left:] = data[recent]
         self._pending = []
 
-    def apply(self, logits: Tensor, rows: Tensor, owned: Tensor) -> None:
-        """Ban in ``logits[rows]`` (float32 ``[batch, vocab]``), in place."""
-        prefixes = self._prefixes.index_select(0, owned)
-        said = self._recent.index_select(0, owned).unsqueeze(1)
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        prefixes = self._prefixes.index_select(0, part.owned)
+        said = self._recent.index_select(0, part.owned).unsqueeze(1)
         hit = ((prefixes == said) | (prefixes == ANY)).all(dim=-1)
         bans = torch.zeros_like(hit, dtype=torch.float32).masked_fill_(hit, float("-inf"))
-        places = self._lasts.index_select(0, owned) + (rows * logits.shape[1]).unsqueeze(1)
+        places = self._lasts.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(
+            1
+        )
         logits.view(-1).scatter_add_(0, places.flatten(), bans.flatten())
 
-    def accept(self, owned: Tensor, tokens: Tensor) -> None:
-        """Append one sampled token per table row; ``owned`` has no duplicates."""
-        said = self._recent.index_select(0, owned)
-        said = torch.cat((said[:, 1:], tokens.to(said.dtype).unsqueeze(1)), dim=1)
-        self._recent.index_copy_(0, owned, said)
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        said = self._recent.index_select(0, part.owned)
+        newest = tokens.index_select(0, part.rows).to(said.dtype).unsqueeze(1)
+        self._recent.index_copy_(0, part.owned, torch.cat((said[:, 1:], newest), dim=1))
 
     def _grow(self, capacity: int, words: int, length: int) -> None:
         self._lasts = grown(self._lasts, capacity, words)

@@ -29,9 +29,13 @@ def reference(start: SlotStart, logits: torch.Tensor) -> torch.Tensor:
     if start.bad_words:
         x = hf.NoBadWordsLogitsProcessor(start.bad_words, eos_token_id=None)(ids, x)
     if p.min_tokens and start.stop_ids:
-        x = hf.MinNewTokensLengthLogitsProcessor(start.prompt_len, p.min_tokens, start.stop_ids)(ids, x)
+        x = hf.MinNewTokensLengthLogitsProcessor(start.prompt_len, p.min_tokens, start.stop_ids)(
+            ids, x
+        )
     if p.logit_bias:
-        x = hf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in p.logit_bias.items()])(ids, x)
+        x = hf.SequenceBiasLogitsProcessor(
+            [[[token], bias] for token, bias in p.logit_bias.items()]
+        )(ids, x)
     if p.repetition_penalty != 1.0:
         x = hf.RepetitionPenaltyLogitsProcessor(p.repetition_penalty)(ids, x)
     # OpenAI's definition; transformers has neither of the two.
@@ -64,13 +68,17 @@ parameters = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.5, 5.0]),
-        "top_k": st.sampled_from([-1, 0, 1, 2, 20, 31, 32, 33, 128, 129, 200, VOCAB - 1, VOCAB, 10**6]),
+        "top_k": st.sampled_from(
+            [-1, 0, 1, 2, 20, 31, 32, 33, 128, 129, 200, VOCAB - 1, VOCAB, 10**6]
+        ),
         "top_p": st.sampled_from([1e-6, 0.1, 0.3, 0.5, 0.9, 0.95, 0.99]),
         "min_p": st.sampled_from([0.0, 1e-4, 0.01, 0.1, 0.5, 1.0]),
         "repetition_penalty": st.sampled_from([0.5, 1.1, 2.0]),
         "presence_penalty": st.sampled_from([-1.5, 0.7, 2.0]),
         "frequency_penalty": st.sampled_from([-0.5, 0.3, 2.0]),
-        "logit_bias": st.dictionaries(few_tokens, st.floats(-5, 5, width=32), min_size=1, max_size=5),
+        "logit_bias": st.dictionaries(
+            few_tokens, st.floats(-5, 5, width=32), min_size=1, max_size=5
+        ),
         "allowed_token_ids": st.lists(token_ids, min_size=30, max_size=60),
         "min_tokens": st.integers(1, 6),
     },
