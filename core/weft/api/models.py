@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +48,9 @@ class Collective(Protocol):
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Concatenate the ranks' tensors along ``dim``, in rank order."""
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        """The smallest value of any rank, for each position: how ranks agree on sizes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from weft.api.models import Collective
@@ -22,6 +24,9 @@ class NullCollective:
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return x
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
 
 def divide(ranks: Collective, features: int, what: str) -> Part:

@@ -72,6 +72,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     if device.type == "cuda":
         weights = torch.cuda.memory_allocated(device) - before
     pages, activations = _size_cache(config, model, attention, device, max_len, vocab_size)
+    pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     attention.allocate(pages, device, model)
     groups = attention.describe(pages)

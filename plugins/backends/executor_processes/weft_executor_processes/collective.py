@@ -1,0 +1,56 @@
+"""The ranks of one model over torch.distributed: gloo on CPUs, NCCL on CUDA devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ("TorchCollective",)
+
+# Loading a large checkpoint may take one rank much longer than another.
+START_TIMEOUT = timedelta(minutes=30)
+
+
+class TorchCollective:
+    """See ``weft.api.models.Collective``. One per process; ``close`` it."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, meeting: Path) -> None:
+        self.rank = rank
+        self.size = size
+        self._device = device
+        # torch 2.13 gives the operation a new name and warns about the old one.
+        self._gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        cuda = device.type == "cuda"
+        # Ranks meet in a file: no port is opened that somebody else could connect to.
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=meeting.as_uri(),
+            rank=rank,
+            world_size=size,
+            timeout=START_TIMEOUT,
+            device_id=device if cuda else None,
+        )
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        dim %= x.dim()
+        gathered = torch.empty((self.size * len(x), *x.shape[1:]), dtype=x.dtype, device=x.device)
+        self._gather(gathered, x.contiguous())
+        # [ranks, …, n, …] -> […, ranks · n, …]
+        return gathered.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        agreed = torch.tensor(values, dtype=torch.int64, device=self._device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+        return agreed.tolist()  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        dist.destroy_process_group()

@@ -1,0 +1,56 @@
+"""What executor and workers say to each other: msgspec Structs as msgpack over pipes, no pickle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.engine.plan import EngineFacts, StepPlan, StepResult
+
+__all__ = ("Collect", "Failed", "Launch", "Stop", "decode_answer", "decode_order", "encode")
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    plan: StepPlan
+
+
+class Collect(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Wait for the oldest launched step; rank 0 answers with its ``StepResult``."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    facts: EngineFacts
+
+
+class Collected(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    result: StepResult
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A worker cannot go on; ``kind`` is the class of the error."""
+
+    kind: str
+    message: str
+
+
+Order = Launch | Collect | Stop
+Answer = Started | Collected | Failed
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ORDERS = msgspec.msgpack.Decoder(Order)
+_ANSWERS = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Order | Answer) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_order(data: bytes) -> Order:
+    return _ORDERS.decode(data)
+
+
+def decode_answer(data: bytes) -> Answer:
+    return _ANSWERS.decode(data)
