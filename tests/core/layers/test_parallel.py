@@ -1,0 +1,185 @@
+"""Each layer on two and more ranks gives what it gives on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.api.models import Collective, ModelContext
+from weft.errors import ConfigError
+from weft.layers import (
+    Attention,
+    Embedding,
+    GatedMLP,
+    Linear,
+    LMHead,
+    QKVLinear,
+    Slot,
+    divide_heads,
+)
+from weft.layers.weight import layout_of, place
+from weft.testing.attention_reference import reference_step
+from weft.testing.ranks import on_ranks
+
+Context = Callable[..., ModelContext]
+X = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
+
+
+def fill(module: nn.Module, scale: float = 0.3) -> None:
+    """Give every parameter the same full matrices on every rank, through ``place``."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in module.named_parameters():
+        layout = layout_of(parameter)
+        for part, out in enumerate(layout.outputs or (None,)):
+            shape = list(parameter.shape)
+            if layout.output_dim is not None and out is not None:
+                shape[layout.output_dim] = out.full
+            if layout.input_dim is not None and layout.inputs is not None:
+                shape[layout.input_dim] = layout.inputs.full
+            place(parameter, torch.randn(shape, generator=generator) * scale, Slot(name, part))
+
+
+def agree(context: Context, make: Callable[[ModelContext], nn.Module], *inputs: Any) -> None:
+    """Build, fill and run on 1, 2 and 4 ranks; compare with one rank."""
+
+    def run(ranks: Collective) -> Tensor:
+        module = make(context(ranks=ranks))
+        fill(module)
+        result: Tensor = module(*inputs)
+        return result
+
+    alone = on_ranks(1, run)[0]
+    assert alone.abs().max() > 0.1
+    for size in (2, 4):
+        for result in on_ranks(size, run):
+            torch.testing.assert_close(result, alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_row_and_replicated(context: Context, bias: bool) -> None:
+    class Pair(nn.Module):
+        def __init__(self, ctx: ModelContext) -> None:
+            super().__init__()
+            self.up = Linear(ctx, "a.up", 32, 64, split="column", bias=bias)
+            self.down = Linear(ctx, "a.down", 64, 32, split="row", bias=bias)
+            self.gate = Linear(ctx, "a.gate", 32, 8, bias=bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.gate(self.down(self.up(x)))
+            return y
+
+    agree(context, Pair, X)
+
+
+def test_merged_columns_keep_their_order(context: Context) -> None:
+    def run(ranks: Collective) -> tuple[Tensor, Tensor]:
+        layer = Linear(
+            context(ranks=ranks), "gate_up", 32, (16, 8), split="column", names=("g", "u")
+        )
+        fill(layer)
+        y = layer(X)
+        own = 16 // ranks.size
+        return ranks.all_gather(y[:, :own]), ranks.all_gather(y[:, own:])
+
+    gate, up = on_ranks(1, run)[0]
+    for size in (2, 4):
+        for first, second in on_ranks(size, run):
+            torch.testing.assert_close(first, gate, atol=1e-5, rtol=0)
+            torch.testing.assert_close(second, up, atol=1e-5, rtol=0)
+
+
+def test_a_row_layer_may_leave_the_sum_to_its_caller(context: Context) -> None:
+    def run(ranks: Collective) -> Tensor:
+        layer = Linear(context(ranks=ranks), "down", 32, 8, split="row", reduce=False, bias=True)
+        fill(layer)
+        own = 32 // ranks.size
+        x = X[:, ranks.rank * own :][:, :own]
+        result: Tensor = layer(x)
+        return result
+
+    torch.testing.assert_close(sum(on_ranks(2, run)), on_ranks(1, run)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gated_mlp(context: Context, activation: str, bias: bool) -> None:
+    agree(context, lambda c: GatedMLP(c, "mlp", 32, 48, activation=activation, bias=bias), X)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_qkv_with_attention(context: Context, kv_heads: int) -> None:
+    class Block(nn.Module):
+        def __init__(self, ctx: ModelContext) -> None:
+            super().__init__()
+            self.qkv = QKVLinear(ctx, "s.qkv_proj", 32, 4, kv_heads, 8, bias=True)
+            self.o = Linear(ctx, "s.o_proj", 32, 32, split="row", bias=True)
+            self.attn = Attention(ctx, "s.attn", 4, kv_heads, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            step, pages = reference_step([5], [5])
+            self.attn.cache = torch.zeros(self.attn.backend.cache_shape(pages, 16, self.attn.spec))
+            y: Tensor = self.o(self.attn(*self.qkv(x), step))
+            return y
+
+    agree(context, Block, X)
+
+
+@pytest.mark.parametrize("vocab", [64, 97, 130])
+def test_embedding(context: Context, vocab: int) -> None:
+    ids = torch.tensor([0, vocab - 1, 3, 63, vocab // 2, 0])
+    agree(context, lambda c: Embedding(c, vocab, 32), ids)
+
+
+@pytest.mark.parametrize("vocab", [64, 97, 130])
+@pytest.mark.parametrize("tied", [False, True])
+def test_head(context: Context, vocab: int, tied: bool) -> None:
+    class Head(nn.Module):
+        def __init__(self, ctx: ModelContext) -> None:
+            super().__init__()
+            self.embedding = Embedding(ctx, vocab, 32)
+            self.head = LMHead(
+                ctx, "lm_head", 32, vocab, bias=not tied, tied=self.embedding if tied else None
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(x)
+            assert logits.shape == (5, vocab)
+            return logits
+
+    agree(context, Head, X)
+
+
+def test_a_tied_head_has_no_weight_of_its_own(context: Context) -> None:
+    ctx = context()
+    embedding = Embedding(ctx, 64, 32)
+    head = LMHead(ctx, "lm_head", 32, 64, tied=embedding)
+    assert head.get_parameter("weight") is embedding.weight
+
+
+def test_ranks_that_share_a_key_head_hold_the_same_one() -> None:
+    class Rank:
+        def __init__(self, rank: int, size: int) -> None:
+            self.rank, self.size = rank, size
+
+    starts = [divide_heads(Rank(r, 8), 16, 2, 4)[1] for r in range(8)]  # type: ignore[arg-type]
+    assert [p.start for p in starts] == [0, 0, 0, 0, 4, 4, 4, 4]
+    assert {p.size for p in starts} == {4}
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"), [(6, 2, 4), (12, 3, 2), (8, 3, 1), (9, 9, 6)]
+)
+def test_heads_that_cannot_be_shared_are_refused(
+    context: Context, heads: int, kv_heads: int, size: int
+) -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        on_ranks(size, lambda c: QKVLinear(context(ranks=c), "qkv", 32, heads, kv_heads, 8))
+
+
+def test_features_that_cannot_be_shared_are_refused(context: Context) -> None:
+    with pytest.raises(ConfigError, match=r"m\.down has 33 features, which 2 ranks"):
+        on_ranks(2, lambda c: Linear(context(ranks=c), "m.down", 33, 8, split="row"))
