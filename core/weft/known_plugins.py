@@ -11,12 +11,23 @@ __all__ = ("DISTRIBUTIONS", "KNOWN")
 
 KNOWN: Mapping[str, str] = {
     "attention:sdpa": "weft-core",
+    "attention:triton": "weft-attention-triton",
+    "commands:bench": "weft-cli",
+    "commands:chat": "weft-cli",
+    "commands:generate": "weft-cli",
+    "commands:plugin": "weft-cli",
+    "commands:serve": "weft-cli",
     "executors:inline": "weft-core",
+    "executors:processes": "weft-executor-processes",
     "load_formats:dummy": "weft-core",
     "load_formats:pt": "weft-core",
     "load_formats:safetensors": "weft-core",
     "model_sources:file": "weft-core",
     "model_sources:hf": "weft-core",
+    "models:LlamaForCausalLM": "weft-llama",
+    "models:MistralForCausalLM": "weft-llama",
+    "models:Qwen2ForCausalLM": "weft-qwen",
+    "models:Qwen3ForCausalLM": "weft-qwen",
     "policies:fcfs": "weft-core",
     "policies:priority": "weft-core",
     "renderers:jinja": "weft-core",
@@ -26,7 +37,12 @@ KNOWN: Mapping[str, str] = {
 
 DISTRIBUTIONS: frozenset[str] = frozenset(
     {
+        "weft-attention-triton",
+        "weft-cli",
         "weft-core",
+        "weft-executor-processes",
+        "weft-llama",
+        "weft-qwen",
         "weft-server",
     }
 )

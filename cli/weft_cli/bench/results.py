@@ -1,0 +1,62 @@
+"""One measured workload as one JSON line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from weft_cli.bench.percentiles import Spread
+
+__all__ = ("About", "Latency", "Result", "picked")
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured: the same in every line of a run."""
+
+    weft: str
+    torch: str
+    model: str
+    architecture: str
+    device: str
+    device_name: str
+    dtype: str
+    quantization: str | None
+    attention: str
+    startup_seconds: float
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds: to the first token, between tokens, to the end."""
+
+    ttft_ms: Spread
+    itl_ms: Spread
+    e2e_ms: Spread
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Rates are per second of wall-clock time of the picked pass."""
+
+    kind: Literal["throughput", "latency"]
+    workload: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    wall_seconds: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float
+    pick: str
+    passes: list[float]
+    """Wall seconds of every timed pass."""
+    about: About
+    latency: Latency | None = None
+
+
+def picked(walls: Sequence[float], pick: str) -> int:
+    """The index of the pass to report: the fastest, or that nearest to the median."""
+    wanted = min(walls) if pick == "best" else median(walls)
+    return min(range(len(walls)), key=lambda i: abs(walls[i] - wanted))

@@ -1,0 +1,1 @@
+"""The subcommands of this distribution, one plugin module each."""

@@ -1,0 +1,105 @@
+"""``weft plugin``: what is installed, and what one plugin is made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from weft.api import impl
+from weft.errors import ConfigError
+from weft.plugins import Host
+from weft.plugins.entries import normal
+from weft_cli.flags import PLUGINS, Options, with_flags
+from weft_cli.help import SectionedCommand, application
+
+if TYPE_CHECKING:
+    from weft.plugins.describe import Description
+    from weft.plugins.listing import Row
+
+__all__ = ("weft_command",)
+
+
+@with_flags(PLUGINS)
+def show_list(
+    *,
+    kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    options: Options,
+) -> None:
+    """List every plugin with its state. Imports none of them."""
+    from weft.plugins.listing import rows
+
+    found = list(rows(Host(options.struct(PLUGINS)), kind))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    table = [(r.kind, r.key, f"{r.distribution} {r.version}", r.state, r.note) for r in found]
+    print_table(("KIND", "KEY", "DISTRIBUTION", "STATE", "NOTE"), table)
+
+
+@with_flags(PLUGINS)
+def show_one(
+    *,
+    id: Annotated[str, typer.Argument(metavar="ID", help="kind:key, or a distribution.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object or array.")] = False,
+    options: Options,
+) -> None:
+    """Import one plugin and show its hooks and options; of a distribution, list its keys."""
+    from weft.plugins.describe import describe
+
+    host = Host(options.struct(PLUGINS))
+    if ":" not in id:
+        _show_distribution(host, id, json)
+        return
+    kind, _, key = id.partition(":")
+    found = describe(host, kind, key)
+    print(msgspec.json.encode(found).decode()) if json else _print_description(found)
+
+
+def _show_distribution(host: Host, name: str, json: bool) -> None:
+    from weft.plugins.listing import rows
+
+    found: list[Row] = [r for r in rows(host) if normal(r.distribution) == normal(name)]
+    if not found:
+        known = ", ".join(sorted({e.dist for e in host.entries}))
+        raise ConfigError(f"no plugins come from {name!r}; write kind:key or one of: {known}")
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    print(f"{found[0].distribution} {found[0].version}")
+    table = [(f"{r.kind}:{r.key}", r.target, r.state, r.note) for r in found]
+    print_table(("ID", "TARGET", "STATE", "NOTE"), table)
+
+
+def _print_description(found: Description) -> None:
+    print(f"{found.id} from {found.distribution} {found.version}")
+    print(f"  target    {found.target}")
+    print(f"  hooks     {', '.join(found.hooks) or 'none'}")
+    if found.wrappers:
+        print(f"  wraps     {', '.join(found.wrappers)}")
+    if not found.options:
+        print("  options   none declared")
+        return
+    print("  options")
+    table = [(o.flag, o.type, o.default, o.description) for o in found.options]
+    print_table(("    FLAG", "TYPE", "DEFAULT", ""), [(f"    {r[0]}", *r[1:]) for r in table])
+
+
+def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be, the last one ragged; plain text that greps well."""
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    for line in (head, *lines):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+@impl
+def weft_command(name: str) -> typer.Typer | None:
+    app = application("List and inspect plugins.")
+    app.command("list", cls=SectionedCommand)(show_list)
+    app.command("show", cls=SectionedCommand)(show_one)
+    return app

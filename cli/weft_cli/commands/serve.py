@@ -1,0 +1,31 @@
+"""``weft serve``: the HTTP server, if weft-server is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import typer
+
+from weft.api import impl
+from weft.errors import PluginNotFoundError
+from weft_cli.flags import ENGINE, Options, server_group, with_flags
+from weft_cli.help import single
+
+__all__ = ("weft_command",)
+
+
+@impl
+def weft_command(name: str) -> typer.Typer | None:
+    if importlib.util.find_spec("weft_server") is None:
+        raise PluginNotFoundError("weft serve needs the server; install weft-server")
+    server = server_group()
+
+    @with_flags(*ENGINE, server)
+    def serve(*, options: Options) -> None:
+        """Start the HTTP server."""
+        from weft_server.config import server_from_options
+        from weft_server.run import serve as run
+
+        run(options.engine_config(), server_from_options(options.of([server])))
+
+    return single(name, serve)

@@ -1,0 +1,68 @@
+"""The group of subcommands, resolved from entry points when one is run.
+
+``weft --help`` prints every name from metadata and imports no command.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from weft.errors import PluginConflictError, PluginNotFoundError
+
+if TYPE_CHECKING:
+    from weft.plugins import Host
+
+__all__ = ("HELP", "Commands")
+
+KIND = "commands"
+HELP = {
+    "generate": "Complete a prompt, streaming to the terminal.",
+    "chat": "Talk to a model in the terminal.",
+    "serve": "Start the HTTP server.",
+    "bench": "Measure throughput and latency.",
+    "plugin": "List and inspect plugins.",
+}
+
+
+class Commands(TyperGroup):
+    """Subcommands of ``weft.commands``. One instance runs one command line."""
+
+    @cached_property
+    def host(self) -> Host:
+        from weft.plugins import Host
+        from weft_cli.hookspecs import CommandHooks
+
+        host = Host()
+        host.add_hookspecs(CommandHooks)
+        return host
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = self.host.keys(KIND)
+        return [*(n for n in HELP if n in names), *(n for n in names if n not in HELP)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stub with the help line; the help page asks for every command."""
+        if cmd_name not in self.host.keys(KIND):
+            return None
+        return TyperCommand(name=cmd_name, help=self._help(cmd_name), callback=lambda: None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is run."""
+        if args and args[0] in self.host.keys(KIND):
+            found = self.host.first(KIND, args[0], "weft_command", name=args[0])
+            return args[0], typer.main.get_command(found), args[1:]
+        return super().resolve_command(ctx, args)
+
+    def _help(self, name: str) -> str:
+        try:
+            entry = self.host.choose(KIND, name)
+        except (PluginConflictError, PluginNotFoundError) as error:
+            return str(error)
+        known = HELP.get(name, "")
+        return (
+            known if known and entry.dist == "weft-cli" else f"{known} (from {entry.owner})".strip()
+        )

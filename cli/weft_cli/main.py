@@ -1,0 +1,69 @@
+"""The entry point of ``weft``: subcommands from plugins, and errors as one line.
+
+Nothing here imports torch, so that ``weft --version`` and ``weft --help`` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+import weft
+from weft.config import debug
+from weft.errors import ConfigError, RequestError, WeftError
+from weft_cli.lazy import Commands
+from weft_cli.rewrite import plugin_flags
+
+__all__ = ("app", "main")
+
+app = typer.Typer(
+    name="weft",
+    cls=Commands,
+    help="An LLM inference engine assembled from plugins.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {weft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An LLM inference engine assembled from plugins."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    The exit code is 0, 2 for a wrong option or value, 1 for every other error of weft, and 130
+    after Ctrl-C. ``WEFT_DEBUG=1`` shows the traceback of an error of weft.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        typer.main.get_command(app)(args=plugin_flags(given), prog_name="weft")
+    except WeftError as error:
+        if debug():
+            raise
+        print(f"weft: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, (ConfigError, RequestError)) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader has left (``weft generate | head``); what is buffered cannot be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)
