@@ -17,6 +17,7 @@ import logging
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 
@@ -100,6 +101,11 @@ class Lifecycle:
         if config.access_log:
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
+    @property
+    def started(self) -> bool:
+        """Whether connections are accepted."""
+        return self._listener.started
+
     async def run(self, announce: str = "") -> None:
         """Serve until a signal or the death of the engine, then drain.
 
@@ -147,7 +153,9 @@ class Lifecycle:
         deadline = loop.time() + FAREWELL
         while context.metrics.active and loop.time() < deadline:
             await asyncio.sleep(0.01)
-        self._listener.force_exit = self._signals.forced.is_set()
+        if self._signals.forced.is_set():
+            for connection in list(self._listener.server_state.connections):
+                cast("Any", connection).transport.abort()
         self._listener.should_exit = True
         await asyncio.wait((serving,))
         context.close()

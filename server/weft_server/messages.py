@@ -35,7 +35,7 @@ RESERVED = frozenset(
 
 
 def to_messages(messages: Sequence[Message], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """Plain dicts, with text parts joined. Raises ``RequestError`` for what cannot be served.
+    """Plain dicts for the renderer. Raises ``RequestError`` for what cannot be served.
 
     Templates that do not know the role ``developer`` get ``system``, which means the same.
     """
@@ -53,7 +53,7 @@ def one(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
     if role == "developer" and not knows_developer:
         role = "system"
-    plain: dict[str, Any] = {"role": role, "content": text(message.content, f"{where}.content")}
+    plain: dict[str, Any] = {"role": role, "content": content(message.content, f"{where}.content")}
     if message.name is not None:
         plain["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
@@ -63,23 +63,24 @@ def one(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
     return plain
 
 
-def text(content: Content | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
+def content(given: Content | None, where: str) -> str | list[dict[str, str]]:
+    """Text as it is, parts as parts: how a template takes them is the renderer's knowledge."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    parts = []
+    for i, part in enumerate(given):
         match part:
             case TextPart():
-                texts.append(part.text)
+                parts.append({"type": "text", "text": part.text})
             case RefusalPart():
-                texts.append(part.refusal)
+                parts.append({"type": "text", "text": part.refusal})
             case MediaPart():
                 raise RequestError(
                     f"{where}[{i}] is of type {part.__struct_config__.tag}; this model is served "
                     "for text only: send parts of type text",
                     param=f"{where}[{i}].type",
                 )
-    return "\n".join(texts)
+    return parts
 
 
 def said(message: AssistantMessage, where: str) -> dict[str, Any]:

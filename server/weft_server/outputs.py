@@ -96,9 +96,8 @@ async def merged(
 def check(output: CompletionOutput) -> None:
     """Raise if the engine has given up on this output."""
     if output.finish_reason == "error":
-        raise APIError(
-            500, "the engine failed on this request; its log has the details", code="request_failed"
-        )
+        text = output.error or "the engine failed on this request; its log has the details"
+        raise APIError(500, text, code="request_failed")
 
 
 async def cancelled(tasks: Sequence[asyncio.Task[object]]) -> None:

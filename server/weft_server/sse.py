@@ -8,6 +8,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
+from litestar import Response
 from litestar.types import Receive, Scope, Send
 
 from weft_server.errors import error_of
@@ -41,8 +42,8 @@ class EventBuffer:
         return out
 
 
-class EventStream:
-    """An ASGI answer that streams ``events`` (bytes of whole events) and ends with ``[DONE]``.
+class EventStream(Response[bytes]):
+    """An answer that streams ``events`` (bytes of whole events) and ends with ``[DONE]``.
 
     Nothing is sent before the first events are there, so that an error until then is an ordinary
     error answer. A later one is exactly one error event, followed by ``[DONE]``.
@@ -54,9 +55,10 @@ class EventStream:
         flights: Flights,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(b"")
         self._events = events
         self._flights = flights
-        self._headers = [
+        self._head = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
@@ -64,7 +66,11 @@ class EventStream:
         ]
         self._started = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:
+        """Litestar asks an answer for an ASGI application; this one needs nothing from it."""
+        return self.respond
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGone):
             await self._flights.run(receive, lambda flight: self._pump(flight, send))
 
@@ -89,7 +95,7 @@ class EventStream:
 
     async def _start(self, send: Send) -> None:
         self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._head})
 
     async def _fail(self, error: BaseException, send: Send) -> None:
         shown = error_of(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -113,8 +113,16 @@ async def render(
         )
         return text, renderer.encode(text)
 
-    size = sum(len(m["content"]) for m in plain) + (len(str(tools)) if tools else 0)
-    return await context.off_loop(size, work)
+    return await context.off_loop(size_of(plain) + (len(str(tools)) if tools else 0), work)
+
+
+def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of a conversation, roughly."""
+    return sum(
+        len(part) if isinstance(part, str) else len(part["text"])
+        for message in messages
+        for part in ([message["content"]] if isinstance(message["content"], str) else message["content"])
+    )
 
 
 def most_tokens(request: ChatRequest, defaults: SamplingParams) -> int | None:

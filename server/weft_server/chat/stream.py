@@ -48,6 +48,7 @@ async def events(context: Context, chat: Chat) -> AsyncGenerator[bytes, None]:
                     choice = choices.get(one.index)
                     if choice is None:
                         choice = choices[one.index] = ChoiceStream(context, chat, one.index, buffer)
+                        choice.chunk.usage = usage
                         choice.open(output if first else None)
                         first = False
                     choice.chunk.usage = usage

@@ -35,6 +35,7 @@ async def events(context: Context, job: Job) -> AsyncGenerator[bytes, None]:
                     choice = choices.get(index)
                     if choice is None:
                         choice = choices[index] = ChoiceStream(context, job, index, buffer)
+                        choice.chunk.usage = usage
                         choice.open(output)
                     choice.chunk.usage = usage
                     choice.take(one)

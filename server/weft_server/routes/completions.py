@@ -30,7 +30,7 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         wanted, headers = await read(request, reader)
         job = await prepare(context, wanted)
         if wanted.stream:
-            return EventStream(events(context, job), context.flights, headers)  # type: ignore[return-value]
+            return EventStream(events(context, job), context.flights, headers)
 
         async def work(_: Flight) -> Completion:
             return await whole(context, job)

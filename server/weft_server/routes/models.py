@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Response, get
+from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from weft.errors import ModelNotFoundError
@@ -29,8 +29,8 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         return json_answer(ModelList(data=[card(name) for name in context.names]))
 
     @get("/v1/models/{name:path}")
-    async def model(name: str) -> Response[Any]:
-        wanted = str(name).removeprefix("/")
+    async def model(request: Request[Any, Any, Any]) -> Response[Any]:
+        wanted = str(request.path_params["name"]).removeprefix("/")
         if wanted not in context.names:
             served = ", ".join(context.names)
             raise ModelNotFoundError(

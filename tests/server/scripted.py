@@ -1,0 +1,203 @@
+"""An engine that does what a test tells it: for faults that a real one does not have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from weft.config import EngineConfig, from_options
+from weft.engine.plan import EngineFacts
+from weft.engine.stats import EngineStats
+from weft.errors import EngineDeadError, RequestError
+from weft.outputs import CompletionOutput, Logprob, RequestOutput
+from weft.plugins import Host
+from weft.sampling.params import SamplingParams
+
+Before = Callable[["ScriptedEngine", int], None]
+
+
+class Characters:
+    """One id for each character: its code point."""
+
+    vocab_size = 0x110000
+    eos_id = 0
+    special_ids: frozenset[int] = frozenset({0})
+    chat_template = "scripted"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+    def token(self, token: int) -> str:
+        return chr(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
+
+
+class Renderer:
+    """``role:content|`` for each message."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        self.seen = {"messages": messages, **options}
+        return "".join(f"{m['role']}:{m['content']}|" for m in messages)
+
+    def encode(self, prompt: str) -> list[int]:
+        return [ord(c) for c in prompt]
+
+
+class ScriptedEngine:
+    """Answers every prompt with ``text``, one piece for each step.
+
+    ``before(engine, step)`` runs before a step and may raise. ``pause`` is the length of a step.
+    ``running`` counts requests whose generator is open; ``aborted`` those closed too early.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[str] = ("Hel", "lo", " wor", "ld"),
+        *,
+        pause: float = 0.0,
+        before: Before | None = None,
+        host: Host | None = None,
+        reason: str = "stop",
+        names: Sequence[str] = (),
+        max_model_len: int = 1000,
+    ) -> None:
+        self.config: EngineConfig = from_options(
+            model="scripted", served_model_name=list(names) or ["scripted"]
+        )
+        self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
+        self.host = host or Host()
+        self.tokenizer, self.renderer = Characters(), Renderer()
+        self.facts = EngineFacts(
+            model="scripted",
+            architecture="Scripted",
+            dtype="float32",
+            device="cpu",
+            vocab_size=1000,
+            max_model_len=max_model_len,
+            page_size=16,
+            groups=[],
+            depth=0,
+            eos_ids=[0],
+        )
+        self.dead: EngineDeadError | None = None
+        self.running = self.aborted = self.finished = 0
+        self.ids: list[str | None] = []
+        self.params: SamplingParams | None = None
+        self.healthy = asyncio.Event()
+        self.healthy.set()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return SamplingParams()
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+    async def health(self) -> None:
+        await self.healthy.wait()
+        if self.dead is not None:
+            raise self.dead
+
+    async def stats(self) -> EngineStats:
+        if self.dead is not None:
+            raise self.dead
+        return EngineStats(
+            running=self.running,
+            pages_total=10,
+            pages_used=self.running,
+            finished={"stop": self.finished, "abort": self.aborted},
+        )
+
+    async def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        ids = list(prompt["prompt_token_ids"])
+        if any(not 0 <= i < self.tokenizer.vocab_size for i in ids):
+            raise RequestError(f"prompt holds {max(ids)}, which is not a token id", param="prompt")
+        self.params = params
+        self.ids.append(request_id)
+        self.running += 1
+        done = False
+        try:
+            async for output in self._steps(ids, prompt.get("prompt"), params):
+                yield output
+            done = True
+        finally:
+            self.running -= 1
+            self.finished += done
+            self.aborted += not done
+
+    async def _steps(
+        self, ids: list[int], text: str | None, params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
+        pieces = self.text[: params.max_tokens]
+        total = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)]
+        for step, piece in enumerate(pieces):
+            if self.before is not None:
+                self.before(self, step)
+            await asyncio.sleep(self.pause)
+            if self.dead is not None:
+                raise self.dead
+            last = step == len(pieces) - 1
+            cut = last and len(pieces) < len(self.text)
+            reason = ("length" if cut else self.reason) if last else None
+            outputs = [self._one(i, piece, reason, params) for i in range(params.n)]
+            if params.output_kind == "delta":
+                yield self._output(ids, text, params, outputs, last)
+                continue
+            for whole, new in zip(total, outputs, strict=True):
+                whole.text += new.text
+                whole.token_ids += new.token_ids
+                whole.finish_reason = new.finish_reason
+                whole.logprobs = (whole.logprobs or []) + new.logprobs if new.logprobs else None
+        if params.output_kind != "delta":
+            yield self._output(ids, text, params, total, True)
+
+    def _one(
+        self, index: int, piece: str, reason: str | None, params: SamplingParams
+    ) -> CompletionOutput:
+        ids = [ord(c) for c in piece]
+        return CompletionOutput(
+            index=index,
+            text=piece,
+            token_ids=ids,
+            finish_reason=reason,
+            logprobs=None if params.logprobs is None else [self._position(i) for i in ids],
+        )
+
+    def _output(
+        self,
+        ids: list[int],
+        text: str | None,
+        params: SamplingParams,
+        outputs: list[CompletionOutput],
+        finished: bool,
+    ) -> RequestOutput:
+        positions = None
+        if params.prompt_logprobs is not None:
+            positions = [None, *(self._position(i) for i in ids[1:])]
+        return RequestOutput(
+            request_id="x",
+            prompt=text,
+            prompt_token_ids=ids,
+            outputs=outputs,
+            finished=finished,
+            num_cached_tokens=2,
+            prompt_logprobs=positions,
+        )
+
+    @staticmethod
+    def _position(token: int) -> dict[int, Logprob]:
+        return {
+            token: Logprob(logprob=-0.5, rank=1, decoded_token=chr(token)),
+            token + 1: Logprob(logprob=float("-inf"), rank=2, decoded_token=chr(token + 1)),
+        }

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from weft_server.decode import DANGEROUS, Reader, check_depth
+from weft_server.errors import APIError
+from weft_server.wire.chat import ChatRequest
+from weft_server.wire.completions import CompletionRequest
+from weft_server.wire.messages import AssistantMessage, ToolMessage
+
+CHAT, TEXT = Reader(ChatRequest), Reader(CompletionRequest)
+
+
+def nested(depth: int, wide: int = 1) -> bytes:
+    inside = b",".join([b"[" * (depth - 2) + b"]" * (depth - 2)] * wide)
+    return b'{"unknown":[' + inside + b'],"prompt":"a"}'
+
+
+@pytest.mark.parametrize("depth", [3, 6, 63, 64])
+@pytest.mark.parametrize("wide", [1, 80])
+def test_json_may_nest_64_levels(depth: int, wide: int) -> None:
+    assert TEXT.read(nested(depth, wide))[0].prompt == "a"
+
+
+@pytest.mark.parametrize("depth", [65, 66, 70, 1000, 100_000])
+@pytest.mark.parametrize("wide", [1, 80])
+def test_deeper_json_is_refused(depth: int, wide: int) -> None:
+    with pytest.raises(APIError) as error:
+        TEXT.read(nested(depth, wide))
+    assert (error.value.status, error.value.detail.code) == (400, "json_too_deep")
+
+
+@pytest.mark.parametrize("text", ["[" * 200, '\\"' + "[" * 200, "\\\\\\\\", '\\\\\\"[[' * 50])
+def test_brackets_in_strings_do_not_count(text: str) -> None:
+    body = b'{"prompt":"' + text.encode() + b'","stop":["[","]"]}'
+    assert isinstance(TEXT.read(body)[0].prompt, str)
+
+
+def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
+    for unit in (b"[", b"[]", b'"', b'\\"', b"[[[[[[]]]]]]", b"}", b"[{"):
+        began = time.perf_counter()
+        try:
+            check_depth(unit * (10_000_000 // len(unit)))
+        except APIError:
+            pass
+        assert time.perf_counter() - began < 2.0, unit
+
+
+@pytest.mark.parametrize(
+    ("body", "says", "param"),
+    [
+        (b"", "empty", None),
+        (b"[]", "Expected object, got array", None),
+        (b"{", "not valid JSON", None),
+        (b"null", "Expected object", None),
+        (b'{"prompt":"a"} x', "trailing", None),
+        (b'{"prompt":"\xff"}', "UTF-8", None),
+        (b'{"prompt":"\\ud800"}', "not valid JSON", None),
+        (b'{"temperature":NaN}', "not valid JSON", None),
+        (b'{"temperature":Infinity}', "not valid JSON", None),
+        (b'{"temperature":1e999}', "out of range", "temperature"),
+        (b'{"temperature":"hot"}', "Expected float", "temperature"),
+        (b'{"max_tokens":1.5}', "Expected int", "max_tokens"),
+        (b'{"n":true}', "got bool", "n"),
+        (b'{"stop":["a",1]}', "Expected str", "stop[1]"),
+        (b'{"logit_bias":{"a":1}}', "Expected int", "logit_bias"),
+        (b'{"stream_options":{"include_usage":3}}', "bool", "stream_options.include_usage"),
+        (b'{"response_format":{"type":"xml"}}', "Invalid enum value", "response_format.type"),
+    ],
+)
+def test_a_mistake_is_placed(body: bytes, says: str, param: str | None) -> None:
+    with pytest.raises(APIError, match=says) as error:
+        TEXT.read(body)
+    assert error.value.status == 400
+    assert error.value.detail.param == param
+
+
+def test_null_is_the_same_as_nothing() -> None:
+    fields = [f for f in ChatRequest.__struct_encode_fields__ if f != "messages"]
+    nulls = ",".join(f'"{f}":null' for f in fields)
+    found, ignored = CHAT.read(b'{"messages":[],' + nulls.encode() + b"}")
+    assert found == CHAT.read(b'{"messages":[]}')[0]
+    assert ignored == ""
+
+
+def test_unknown_fields_are_ignored_and_named() -> None:
+    found, ignored = TEXT.read(b'{"prompt":"a","frobnicate":[1],"metadata":{},"bad name\\n":1}')
+    assert found.prompt == "a"
+    assert ignored == "frobnicate,metadata"
+
+
+def test_a_strict_server_refuses_unknown_fields() -> None:
+    strict = Reader(CompletionRequest, strict=True)
+    assert strict.read(b'{"prompt":"a","n":null}')[0].prompt == "a"
+    with pytest.raises(APIError, match="unknown field 'frobnicate'") as error:
+        strict.read(b'{"prompt":"a","frobnicate":1}')
+    assert error.value.detail.param == "frobnicate"
+
+
+@pytest.mark.parametrize("name", sorted(DANGEROUS))
+def test_dangerous_fields_are_refused_unless_null(name: str) -> None:
+    assert TEXT.read(f'{{"prompt":"a","{name}":null}}'.encode())[0].prompt == "a"
+    with pytest.raises(APIError, match=f"{name} is not accepted") as error:
+        TEXT.read(f'{{"prompt":"a","{name}":{{"x":1}}}}'.encode())
+    assert (error.value.status, error.value.detail.param) == (400, name)
+
+
+def test_messages_are_told_apart_by_role() -> None:
+    body = b"""{"messages":[
+        {"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function",
+         "function":{"name":"f","arguments":"{}"}}]},
+        {"role":"tool","content":[{"type":"text","text":"4"}],"tool_call_id":"1"}]}"""
+    first, second = CHAT.read(body)[0].messages
+    assert isinstance(first, AssistantMessage) and first.tool_calls is not None
+    assert isinstance(second, ToolMessage) and second.tool_call_id == "1"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ('{"role":"robot","content":"x"}', "messages[0].role"),
+        ('{"content":"x"}', "messages[0]"),
+        ('{"role":"user"}', "messages[0]"),
+        ('{"role":"user","content":7}', "messages[0].content"),
+        ('{"role":"user","content":[{"type":"smell"}]}', "messages[0].content[0].type"),
+        ('{"role":"user","content":[{"type":"text"}]}', "messages[0].content[0]"),
+    ],
+)
+def test_a_wrong_message_is_placed(message: str, param: str) -> None:
+    with pytest.raises(APIError) as error:
+        CHAT.read(f'{{"messages":[{message}]}}'.encode())
+    assert error.value.detail.param == param
