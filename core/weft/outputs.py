@@ -32,6 +32,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """With the reason ``error``: what went wrong, in words that may be shown to a client."""
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,42 @@
+"""The built-in tokenizer ``auto`` and the built-in chat renderer ``jinja``, through the public hooks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from weft.api.hookspecs import Options, impl
+
+if TYPE_CHECKING:
+    from weft.api.files import ChatRenderer, ModelFiles, Tokenizer
+
+
+class JinjaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the ``jinja`` renderer. ``chat_template`` of the engine sets the first one."""
+
+    chat_template: Annotated[
+        str | None, Meta(description="A Jinja file or text in place of the checkpoint's templates.")
+    ] = None
+
+
+WEFT_OPTIONS = {"renderers:jinja": JinjaOptions}
+
+
+@impl
+def weft_tokenizer(mode: str, files: ModelFiles) -> Tokenizer | None:
+    if mode != "auto":
+        return None
+    from weft.frontend.tokenizer import AutoTokenizer
+
+    return AutoTokenizer.open(files)
+
+
+@impl
+def weft_renderer(mode: str, tokenizer: Tokenizer, options: Options) -> ChatRenderer | None:
+    if mode != "jinja":
+        return None
+    from weft.frontend.renderer import open_renderer
+
+    return open_renderer(tokenizer, options.get("chat_template"))

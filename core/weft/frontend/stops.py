@@ -1,0 +1,103 @@
+"""Finds stop strings in text that arrives in pieces, in time linear in the text.
+
+An Aho-Corasick automaton reads each character once. Its state is the longest end of the text that
+is the beginning of a stop string, which is exactly what has to be held back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+__all__ = ("StopMatcher", "StopStrings")
+
+
+class StopStrings:
+    """The automaton of one set of stop strings; shared by the outputs of a request. Immutable."""
+
+    __slots__ = ("depth", "fail", "first", "found", "strings", "trie")
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        """``strings`` are not empty."""
+        self.strings = tuple(dict.fromkeys(strings))
+        self.trie: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        # The longest stop string that ends in this state, or None.
+        self.found: list[str | None] = [None]
+        for text in self.strings:
+            self._add(text)
+        self.fail = [0] * len(self.trie)
+        self._link()
+        self.first = frozenset(self.trie[0])
+
+    def _add(self, text: str) -> None:
+        state = 0
+        for char in text:
+            if char not in self.trie[state]:
+                self.trie.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.found.append(None)
+                self.trie[state][char] = len(self.trie) - 1
+            state = self.trie[state][char]
+        self.found[state] = text
+
+    def _link(self) -> None:
+        """Breadth first: the failure of a state is known before those of its children."""
+        queue = deque(self.trie[0].values())
+        while queue:
+            state = queue.popleft()
+            for char, child in self.trie[state].items():
+                queue.append(child)
+                at = self.fail[state]
+                while at and char not in self.trie[at]:
+                    at = self.fail[at]
+                self.fail[child] = self.trie[at].get(char, 0)
+                if self.found[child] is None:
+                    self.found[child] = self.found[self.fail[child]]
+
+
+class StopMatcher:
+    """One text in which stop strings are looked for.
+
+    ``matched`` is the stop string that was found; nothing may be fed after that.
+    """
+
+    __slots__ = ("_held", "_state", "_stops", "matched")
+
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._state = 0
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Return what is certain to come before any stop string.
+
+        When one is completed, the earliest to end wins, and of those that end together the
+        longest; ``text`` behind it is dropped.
+        """
+        stops = self._stops
+        state = self._state
+        if not state and stops.first.isdisjoint(text):
+            return text
+        trie, fail, found = stops.trie, stops.fail, stops.found
+        for i, char in enumerate(text):
+            while state and char not in trie[state]:
+                state = fail[state]
+            state = trie[state].get(char, 0)
+            if (matched := found[state]) is not None:
+                self.matched = matched
+                whole = self._held + text[: i + 1]
+                self._held = ""
+                return whole[: len(whole) - len(matched)]
+        self._state = state
+        whole = self._held + text
+        keep = len(whole) - stops.depth[state]
+        self._held = whole[keep:]
+        return whole[:keep]
+
+    def finish(self) -> str:
+        """The text has ended: return what was held back."""
+        held, self._held = self._held, ""
+        self._state = 0
+        return held
