@@ -1,0 +1,375 @@
+"""Attention on one CUDA device: is it right, and how near the ceiling is it?
+
+::
+
+    PYTHONPATH=core:plugins/backends/attention_triton python benchmarks/attention.py [--tune]
+
+First both backends against the float32 reference, on fresh random numbers, over poisoned caches and
+outputs. Then times: each row is the median over replays of a CUDA graph that holds the calls of
+several layers, each with a cache of its own, so that nothing is read from L2 that a model would read
+from memory. ``TB/s`` counts keys and values once; ``TFLOP/s`` counts the causal half only. ``--tune``
+also runs the tile shapes that were considered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch.nn import functional as F
+from weft_attention_triton import tiles
+from weft_attention_triton.backend import Plan, TritonAttention
+
+from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest
+from weft.api.cache import DeviceInfo, LayerCacheSpec
+from weft.attention.sdpa import SdpaAttention
+from weft.testing.attention import Case
+
+SHAPES = {"0.6B": (16, 8), "8B": (32, 8)}
+SIZE = 128
+COLD = 400 << 20  # bytes of caches in rotation: several times an L2
+
+
+def request(shape: str, dtype: str = "bfloat16", **changes: object) -> AttentionRequest:
+    heads, kv_heads = SHAPES[shape]
+    device = DeviceInfo("cuda", torch.cuda.get_device_capability())
+    made = AttentionRequest(device, dtype, dtype, SIZE, heads, kv_heads, SIZE**-0.5)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------- parity
+
+
+def parity() -> None:
+    steps = {
+        "decode": ([1] * 6, [1, 64, 65, 700, 4096, 1023]),
+        "prompts": ([513, 64, 1000], [513, 64, 1000]),
+        "chunks": ([300, 7], [1500, 900]),
+        "mixed": ([1, 1, 1, 40, 257, 2], [900, 2, 3000, 40, 1025, 777]),
+    }
+    variants: dict[str, dict[str, object]] = {
+        "": {},
+        "window 500": {"window": 500},
+        "cap 20": {"softcap": 20.0},
+        "fp8 cache": {"kv_dtype": "fp8_e4m3"},
+        "size 256": {"head_size": 256, "scale": 1 / 16},
+        "size 80": {"head_size": 80, "scale": 80**-0.5},
+    }
+    print("relative error against float32 (worst of decode, prompts, chunks, mixed)")
+    makers: tuple[Callable[[AttentionRequest], AttentionBackend], ...]
+    makers = (TritonAttention, SdpaAttention)
+    for name, changes in variants.items():
+        for dtype in ("bfloat16", "float16", "float32"):
+            asked = request("8B", dtype, **({"kv_dtype": dtype} | changes))
+            worst = [
+                max(error(make(asked), asked, *step) for step in steps.values()) for make in makers
+            ]
+            limit = 8e-2 if "fp8" in name else {"float32": 1e-5}.get(dtype, 1e-2)
+            verdict = "ok" if max(worst) <= limit else "WRONG"
+            print(f"  {dtype:9} {name:12} triton {worst[0]:.1e}  sdpa {worst[1]:.1e}  {verdict}")
+
+
+def error(
+    backend: AttentionBackend, asked: AttentionRequest, query_lens: list[int], kv_lens: list[int]
+) -> float:
+    seed = int(torch.randint(1 << 30, ()))
+    case = Case(asked, query_lens, kv_lens, 64, device="cuda", seed=seed)
+    cache = case.cache(backend)
+    if asked.kv_dtype == asked.dtype:
+        cache[cache == 7.0] = float("nan")  # whatever nobody wrote
+    poison = torch.full((1 << 26,), float("nan"), device="cuda")  # freed: outputs land on it
+    del poison
+    got = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)).double()
+    want = case.expected().double()
+    off = float((got - want).norm() / want.norm())
+    return off if off == off else float("inf")
+
+
+# ----------------------------------------------------------------------------------- time
+
+
+def batch(
+    query_lens: Sequence[int], kv_lens: Sequence[int], page_size: int
+) -> tuple[AttentionBatch, int]:
+    """Rows over shuffled pages."""
+    needed = [-(-n // page_size) for n in kv_lens]
+    order = torch.randperm(sum(needed)) + 1
+    table = torch.zeros(len(kv_lens), max(needed), dtype=torch.int64)
+    slots = []
+    for row, own in enumerate(order.split(needed)):
+        table[row, : len(own)] = own
+        at = torch.arange(kv_lens[row] - query_lens[row], kv_lens[row])
+        slots.append(own[at // page_size] * page_size + at % page_size)
+    starts = torch.tensor([0, *query_lens]).cumsum(0)
+    decodes = sum(1 for n in query_lens if n == 1)
+    made = AttentionBatch(
+        page_size=page_size,
+        num_decodes=decodes,
+        max_query_len=max(query_lens),
+        max_kv_len=max(kv_lens),
+        query_start=starts.int().cuda(),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32).cuda(),
+        page_table=table.int().cuda(),
+        slot_mapping=torch.cat(slots).cuda(),
+        query_lens_host=list(query_lens),
+        kv_lens_host=list(kv_lens),
+    )
+    return made, sum(needed) + 1
+
+
+class Load:
+    """A step and enough caches to keep it cold."""
+
+    def __init__(
+        self,
+        asked: AttentionRequest,
+        query_lens: Sequence[int],
+        kv_lens: Sequence[int],
+        page_size: int = 64,
+    ) -> None:
+        self.asked = asked
+        self.batch, pages = batch(query_lens, kv_lens, page_size)
+        spec = LayerCacheSpec("layer", asked.kv_heads, asked.head_size, asked.kv_dtype)
+        shape = SdpaAttention(asked).cache_shape(pages, page_size, spec)
+        dtype = {"fp8_e4m3": torch.float8_e4m3fn}.get(asked.kv_dtype) or getattr(
+            torch, asked.kv_dtype
+        )
+        one = torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype)
+        self.caches = [
+            one.clone() for _ in range(max(1, min(64, COLD // (one.numel() * one.itemsize))))
+        ]
+        tokens = sum(query_lens)
+        width = (asked.heads + 2 * asked.kv_heads) * asked.head_size
+        qkv = torch.randn(tokens, width, device="cuda").to(getattr(torch, asked.dtype))
+        kv = asked.kv_heads * asked.head_size
+        parts = qkv.split([asked.heads * asked.head_size, kv, kv], 1)
+        self.q, self.k, self.v = (x.unflatten(1, (-1, asked.head_size)) for x in parts)
+        self.bytes = sum(kv_lens) * asked.kv_heads * asked.head_size * 2 * one.itemsize
+        seen = sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(query_lens, kv_lens, strict=True))
+        self.flops = 4 * seen * asked.heads * asked.head_size
+
+    def time(
+        self,
+        backend: AttentionBackend,
+        plan: object = None,
+        *,
+        write: bool = True,
+        graph: bool = True,
+    ) -> float:
+        """Seconds per layer."""
+        plan = plan or backend.plan(self.batch)
+        new = (self.k, self.v) if write else (None, None)
+
+        def layers() -> None:
+            for cache in self.caches:
+                backend.forward(self.q, *new, cache, plan)
+
+        return seconds(layers, graph) / len(self.caches)
+
+
+def seconds(run: Callable[[], object], graph: bool = True, budget: float = 0.12) -> float:
+    """The median time of ``run`` on the device."""
+    run()
+    if graph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            run()
+        run = captured.replay
+    times: list[float] = []
+    while sum(times) < budget or len(times) < 5:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times[1:])
+
+
+def ceilings() -> tuple[float, float]:
+    """Copy bandwidth in B/s and bfloat16 products in FLOP/s of this card."""
+    x = torch.empty(1 << 32, dtype=torch.uint8, device="cuda").random_(0, 255)
+    y = torch.empty_like(x)
+    copy = 2 * len(x) / seconds(lambda: y.copy_(x))
+    del x, y
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return copy, 2 * 8192**3 / seconds(lambda: a @ a)
+
+
+def line(name: str, time: float, load: Load, ceiling: float, flops: bool, note: str = "") -> None:
+    rate, unit = (load.flops / time, 1e12) if flops else (load.bytes / time, 1e12)
+    kind = "TFLOP/s" if flops else "TB/s"
+    print(
+        f"{name:44} {time * 1e6:9.1f} us {rate / unit:8.2f} {kind:7} {100 * rate / ceiling:5.1f} %  {note}",
+        flush=True,
+    )
+
+
+def report() -> None:
+    copy, product = ceilings()
+    print(f"ceilings: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
+    for shape in SHAPES:
+        backend = TritonAttention(request(shape))
+        for rows in (1, 32, 256):
+            for kv in (192, 1024, 4096):
+                load = Load(request(shape), [1] * rows, [kv] * rows)
+                written = load.time(backend)
+                note = f"with the cache write {written * 1e6:.1f} us"
+                line(
+                    f"{shape} decode B={rows} kv={kv}",
+                    load.time(backend, write=False),
+                    load,
+                    copy,
+                    False,
+                    note,
+                )
+                del load
+        ragged = [int(n) for n in torch.randint(64, 2000, (256,))]
+        load = Load(request(shape), [1] * 256, ragged)
+        line(
+            f"{shape} decode B=256 kv=64..2000", load.time(backend, write=False), load, copy, False
+        )
+        fp8 = request(shape, kv_dtype="fp8_e4m3")
+        load = Load(fp8, [1] * 256, [1024] * 256)
+        line(
+            f"{shape} decode B=256 kv=1024 fp8",
+            load.time(TritonAttention(fp8), write=False),
+            load,
+            copy,
+            False,
+        )
+        for name, step in {
+            "prefill 16 x 2048": ([2048] * 16, [2048] * 16),
+            "prefill 1 x 8192": ([8192], [8192]),
+            "chunk 2048 after 6144": ([2048], [8192]),
+            "mixed 128 x 1 + 2 x 1024 (kv 2048)": (
+                [1] * 128 + [1024] * 2,
+                [1024] * 128 + [2048] * 2,
+            ),
+        }.items():
+            load = Load(request(shape), *step)
+            line(f"{shape} {name}", load.time(backend), load, product, True)
+    load = Load(request("0.6B"), [1] * 32, [1024] * 32)
+    sdpa = SdpaAttention(request("0.6B"))
+    line("0.6B decode B=32 kv=1024, sdpa backend", load.time(sdpa, graph=False), load, copy, False)
+    load = Load(request("0.6B"), [2048] * 16, [2048] * 16)
+    line("0.6B prefill 16 x 2048, sdpa backend", load.time(sdpa, graph=False), load, product, True)
+    q, k, v = (
+        x.view(16, 2048, -1, SIZE).transpose(1, 2)
+        for x in (load.q.contiguous(), load.k.contiguous(), load.v.contiguous())
+    )
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(kind):
+            time = seconds(
+                lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            )
+        line(f"0.6B prefill 16 x 2048, torch {kind.name}", time, load, product, True, "no pages")
+
+
+# ----------------------------------------------------------------------------------- tune
+
+
+def tune() -> None:
+    copy, product = ceilings()
+    for shape, rows, kv in (
+        ("0.6B", 256, 1024),
+        ("8B", 256, 192),
+        ("8B", 32, 1024),
+        ("0.6B", 1, 4096),
+        ("8B", 1, 1024),
+    ):
+        asked = request(shape)
+        load = Load(asked, [1] * rows, [kv] * rows)
+        backend = TritonAttention(asked)
+        default = backend.plan(load.batch).splits
+        found = []
+        for keys, warps, stages in (
+            (64, 4, 3),
+            (64, 4, 2),
+            (64, 4, 4),
+            (64, 2, 3),
+            (64, 8, 3),
+            (32, 4, 3),
+            (32, 4, 5),
+            (32, 2, 4),
+            (128, 4, 2),
+            (128, 4, 3),
+            (128, 8, 3),
+        ):
+            backend.decode_tile = replace(
+                backend.decode_tile, keys=keys, warps=warps, stages=stages
+            )
+            for splits in sorted({default, max(1, default // 2), default * 2, default * 4}):
+                plan = forced(backend, load.batch, splits)
+                found.append(
+                    (
+                        load.time(backend, plan, write=False),
+                        f"{keys} keys, {warps} warps, {stages} stages, {splits} splits",
+                    )
+                )
+        found.sort()
+        print(f"{shape} decode B={rows} kv={kv} (default splits {default})")
+        for time, name in [*found[:6], found[-1]]:
+            line("  " + name, time, load, copy, False)
+    for shape in SHAPES:
+        for page_size in (64, 128):
+            asked = request(shape)
+            load = Load(asked, [2048] * 16, [2048] * 16, page_size)
+            backend = TritonAttention(asked)
+            found = []
+            for tile in (
+                (128, 64, 8, 2),
+                (128, 64, 8, 3),
+                (128, 128, 8, 2),
+                (128, 128, 8, 3),
+                (64, 64, 4, 2),
+                (64, 64, 4, 3),
+                (64, 128, 4, 2),
+                (128, 64, 4, 2),
+                (128, 32, 8, 4),
+                (64, 32, 4, 4),
+            ):
+                plan = backend.plan(load.batch)
+                plan.tile = tiles.Tile(*tile)
+                work = backend._work(load.batch, tile[0] // backend.group)
+                plan.work = torch.tensor(work, dtype=torch.int32, device="cuda")
+                found.append((load.time(backend, plan, write=False, graph=False), str(tile)))
+            found.sort()
+            print(f"{shape} prefill 16 x 2048, pages of {page_size}")
+            for time, name in found:
+                line("  " + name, time, load, product, True)
+
+
+def forced(backend: TritonAttention, step: AttentionBatch, splits: int) -> Plan:
+    plan = backend.plan(step)
+    plan.splits = splits
+    if splits > 1:
+        shape = (step.num_decodes, backend.heads, splits)
+        plan.parts = torch.empty(*shape, backend.size, device="cuda")
+        plan.weights = torch.empty(shape, device="cuda")
+    return plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Attention on one CUDA device.")
+    parser.add_argument("--tune", action="store_true", help="also run the other tile shapes")
+    options = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    parity()
+    report()
+    if options.tune:
+        tune()
+
+
+if __name__ == "__main__":
+    main()

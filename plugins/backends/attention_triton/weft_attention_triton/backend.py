@@ -1,0 +1,156 @@
+"""The backend: plans once per step, launches two or three kernels per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from weft_attention_triton import tiles
+from weft_attention_triton.decode import decode_kernel, join_kernel
+from weft_attention_triton.prefill import prefill_kernel
+from weft_attention_triton.write import write_kernel
+
+__all__ = ("Plan", "TritonAttention")
+
+_LEAST = 2
+"""Tiles of keys that a split has at least: below that, joining costs more than it saves."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. Holds every tensor that the kernels read: keep it as long as a captured graph."""
+
+    batch: AttentionBatch
+    splits: int
+    parts: Tensor | None  # float32 [decodes, heads, splits, head_size]
+    weights: Tensor | None  # float32 [decodes, heads, splits]
+    tile: tiles.Tile | None  # of prefill
+    work: Tensor | None  # int32 [tiles, 2]: row, first query
+
+
+class TritonAttention:
+    """Serves one :class:`AttentionRequest`. Cache: ``[2, pages, page_size, kv_heads, head_size]``.
+
+    A plan of decode rows only is graph-safe: ``forward`` reads lengths, page tables and slots on
+    the device, its grid depends on the number of rows and on ``max_kv_len`` alone, and a row of
+    length 0 (padding) yields zeros. Lengths may change between replays up to ``max_kv_len``; beyond
+    it the result is right too, only less evenly split.
+    """
+
+    def __init__(self, request: AttentionRequest, processors: int | None = None) -> None:
+        self.heads, self.kv_heads = request.heads, request.kv_heads
+        self.group = request.heads // request.kv_heads
+        self.size = request.head_size
+        self.wide = tiles.power(request.head_size)
+        self.causal = request.mask is not MaskKind.BIDIRECTIONAL
+        self.window = request.window or 0
+        self.cap = request.softcap or 0.0
+        self.scale = request.scale
+        self.precision = "ieee" if request.dtype == "float32" else "tf32"
+        self.itemsize = getattr(torch, request.dtype).itemsize
+        self.limit = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
+        if processors is None:
+            processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+        self.processors = processors
+        self.decode_tile = tiles.decode_tile(self.group, self.size, self.itemsize)
+
+    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
+        return (2, pages, page_size, spec.kv_heads, spec.head_size)
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        plan = Plan(batch, 1, None, None, None, None)
+        device = batch.kv_lens.device
+        if batch.num_decodes:
+            longest = min(batch.max_kv_len, self.window or batch.max_kv_len)
+            least = _LEAST * self.decode_tile.keys
+            plan.splits = tiles.splits(
+                batch.num_decodes, self.kv_heads, longest, least, self.processors
+            )
+            if plan.splits > 1:
+                shape = (batch.num_decodes, self.heads, plan.splits)
+                plan.parts = torch.empty(*shape, self.size, dtype=torch.float32, device=device)
+                plan.weights = torch.empty(shape, dtype=torch.float32, device=device)
+        if len(batch.query_lens_host) > batch.num_decodes:
+            plan.tile = tiles.prefill_tile(
+                batch.max_query_len, self.group, self.size, self.itemsize
+            )
+            work = self._work(batch, plan.tile.rows // self.group)
+            plan.work = _to_device(work, device)
+        return plan
+
+    def _work(self, batch: AttentionBatch, tokens: int) -> list[tuple[int, int]]:
+        """Tiles of queries, those with the most keys first: the last ones to finish are short."""
+        work: list[tuple[int, int, int]] = []
+        for row in range(batch.num_decodes, len(batch.query_lens_host)):
+            count, length = batch.query_lens_host[row], batch.kv_lens_host[row]
+            for first in range(0, count, tokens):
+                seen = length - count + first + tokens if self.causal else length
+                work.append((min(seen, self.window or seen), row, first))
+        work.sort(key=lambda item: -item[0])
+        return [(row, first) for _, row, first in work]
+
+    def forward(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
+    ) -> Tensor:
+        if k is not None and v is not None:
+            self._write(k, v, cache, plan.batch)
+        q = _rows(q)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.batch.num_decodes:
+            self._decode(q, cache, out, plan)
+        if plan.work is not None and plan.tile is not None:
+            self._prefill(q, cache, out, plan, plan.work, plan.tile)
+        return out
+
+    def _write(self, k: Tensor, v: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
+        k, v = _rows(k), _rows(v)
+        width = self.kv_heads * self.size
+        write_kernel[(k.shape[0],)](
+            k, v, cache, batch.slot_mapping, k.stride(0), v.stride(0), cache.stride(0),
+            WIDTH=width, BLOCK=tiles.power(width), LIMIT=self.limit, num_warps=4,
+        )  # fmt: skip
+
+    def _decode(self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan) -> None:
+        batch, tile, rows = plan.batch, self.decode_tile, plan.batch.num_decodes
+        decode_kernel[(self.kv_heads, plan.splits, rows)](
+            q, cache, out, plan.parts, plan.weights, batch.page_table, batch.kv_lens,
+            q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
+            KV_HEADS=self.kv_heads, GROUP=self.group, ROWS=tile.rows, SIZE=self.size, WIDE=self.wide,
+            PAGE=batch.page_size, BLOCK=tile.keys, SPLITS=plan.splits, LEAST=_LEAST,
+            WINDOW=self.window, CAPPED=self.cap > 0, PRECISION=self.precision,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if plan.splits > 1:
+            join_kernel[(self.heads, rows)](
+                out, plan.parts, plan.weights, batch.kv_lens,
+                HEADS=self.heads, SIZE=self.size, WIDE=self.wide, BLOCK=tile.keys,
+                SPLITS=plan.splits, ROOM=tiles.power(plan.splits), LEAST=_LEAST, WINDOW=self.window, num_warps=4,
+            )  # fmt: skip
+
+    def _prefill(
+        self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan, work: Tensor, tile: tiles.Tile
+    ) -> None:
+        batch = plan.batch
+        prefill_kernel[(self.kv_heads, len(work))](
+            q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, work,
+            q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
+            KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.wide,
+            PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window,
+            CAUSAL=self.causal, CAPPED=self.cap > 0, PRECISION=self.precision,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``x`` ``[tokens, heads, size]`` with dense tokens; their distance may be anything."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _to_device(work: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+    # Through pinned memory: a copy from pageable memory would wait for the device.
+    pinned = torch.tensor(work, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)

@@ -1,0 +1,57 @@
+"""Which tile shapes to run: plain numbers, chosen from the shape of the problem.
+
+The limits are Hopper's: 227 KB of shared memory a program, 64 K registers a multiprocessor, and
+warp-group products from 64 rows on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ("Tile", "decode_tile", "power", "prefill_tile", "splits")
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """``rows`` of queries by ``keys``; ``stages`` tiles are in flight."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def power(n: int) -> int:
+    """The least power of two that is not below ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
+def decode_tile(group: int, size: int, itemsize: int) -> Tile:
+    """For one query token: bound by memory, so small tiles and several in flight."""
+    rows = max(16, power(group))
+    tile = power(size) * itemsize  # bytes of one key
+    keys = 64 if tile <= 256 else 32 if tile <= 512 else 16
+    return Tile(rows, keys, 4, 3)
+
+
+def prefill_tile(queries: int, group: int, size: int, itemsize: int) -> Tile:
+    """For rows of up to ``queries`` new tokens."""
+    wide = power(size) * itemsize
+    rows = min(128, max(16, power(queries * group), power(group)))
+    if itemsize == 4:  # no tensor cores in full float32: registers are the limit
+        return Tile(min(rows, max(32, power(group))), 32 if wide <= 512 else 16, 4, 2)
+    if rows < 128:
+        return Tile(rows, 64 if wide <= 256 else 32, 4, 3 if wide <= 256 else 2)
+    return Tile(128, 64, 8, 3 if wide <= 256 else 2)
+
+
+def splits(rows: int, kv_heads: int, longest: int, least: int, processors: int) -> int:
+    """How many programs share the keys of one row.
+
+    Enough that two programs are on every multiprocessor, no more than ``longest`` keys divide into
+    shares of ``least`` (both in tokens). A power of two, so that few variants are compiled.
+    """
+    programs = max(1, rows * kv_heads)
+    wanted = 2 * processors // programs
+    possible = max(1, -(-longest // least))
+    return max(1, min(power(wanted) if wanted > 1 else 1, power(possible), 64))

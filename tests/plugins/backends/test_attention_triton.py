@@ -1,0 +1,196 @@
+"""The Triton backend without a GPU: its bid, its choices, its kernels interpreted and compiled."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as build
+from weft_attention_triton import PAGE_SIZES, tiles, weft_attention
+
+from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.cache import DeviceInfo
+from weft.testing.attention import AttentionSuite
+
+HOPPER = DeviceInfo("cuda", (9, 0))
+QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
+HERE = Path(__file__).parent
+
+
+def refusal(**changes: Any) -> tuple[str, ...]:
+    bid = weft_attention(replace(QWEN, **changes), {})
+    assert isinstance(bid, Refusal)
+    return bid.reasons
+
+
+# ------------------------------------------------------------------------------- the bid
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
+    bid = weft_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(bid, Offer)
+    assert bid.score >= 80 and bid.graph_safe and bid.page_sizes == PAGE_SIZES
+
+
+def test_it_refuses_with_every_reason() -> None:
+    assert refusal(device=DeviceInfo("cpu")) == ("device 'cpu' is not CUDA",)
+    assert "7.5 is below 8.0" in refusal(device=DeviceInfo("cuda", (7, 5)))[0]
+    reasons = refusal(head_size=100, heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
+    assert len(reasons) == 5
+    assert "8.9" in refusal(device=DeviceInfo("cuda", (8, 0)), kv_dtype="fp8_e4m3")[0]
+    assert isinstance(weft_attention(replace(QWEN, kv_dtype="fp8_e4m3"), {}), Offer)
+    assert refusal(heads=128, kv_heads=1) and refusal(window=0) and refusal(mask=MaskKind.SLIDING)
+
+
+# --------------------------------------------------------------------------- the choices
+
+
+def test_splits_fill_the_device_and_stay_bounded() -> None:
+    def splits(rows: int, longest: int) -> int:
+        return tiles.splits(rows, 8, longest, 128, 132)
+
+    assert splits(1, 4096) == 32 and splits(1, 300) == 4 and splits(1, 1) == 1
+    assert splits(256, 4096) == 1
+    assert splits(1, 10**6) <= 64
+    for rows in range(1, 300, 7):
+        assert rows * 8 * splits(rows, 10**5) <= 4 * 132 or splits(rows, 10**5) == 1
+
+
+def test_tiles_hold_a_group_and_divide_pages() -> None:
+    for group in (1, 2, 3, 7, 8, 16, 33, 64):
+        for size in (16, 64, 80, 96, 128, 256):
+            for itemsize in (2, 4):
+                decode = tiles.decode_tile(group, size, itemsize)
+                assert decode.rows >= group
+                for queries in (2, 5, 100, 4096):
+                    prefill = tiles.prefill_tile(queries, group, size, itemsize)
+                    assert prefill.rows // group >= 1
+                    for tile in (decode, prefill):
+                        assert all(p % tile.keys == 0 or tile.keys % p == 0 for p in PAGE_SIZES)
+
+
+# --------------------------------------------------------------------------- the kernels
+
+
+def test_the_kernels_in_the_interpreter() -> None:
+    """All of interpreted_attention_triton.py, in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    found = subprocess.run(
+        [*command, str(HERE / "interpreted_attention_triton.py")],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
+    assert " passed" in found.stdout
+
+
+TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
+TYPES |= {"fp8_e4m3": "*fp8e4nv", "fp8_e5m2": "*fp8e5"}
+
+
+def compiled(request: AttentionRequest, queries: int, page_size: int = 64, splits: int = 1) -> Any:
+    """The kernel that ``request`` needs on Hopper: decode for one query token, else prefill."""
+    from weft_attention_triton.decode import decode_kernel
+    from weft_attention_triton.prefill import prefill_kernel
+
+    group, size = request.heads // request.kv_heads, request.head_size
+    itemsize = getattr(torch, request.dtype).itemsize
+    constants: dict[str, Any] = {
+        "KV_HEADS": request.kv_heads,
+        "GROUP": group,
+        "SIZE": size,
+        "WIDE": tiles.power(size),
+        "PAGE": page_size,
+        "WINDOW": request.window or 0,
+        "CAPPED": request.softcap is not None,
+        "PRECISION": "ieee" if request.dtype == "float32" else "tf32",
+    }
+    if queries == 1:
+        kernel, tile = decode_kernel, tiles.decode_tile(group, size, itemsize)
+        constants |= {"ROWS": tile.rows, "SPLITS": splits, "LEAST": 2}
+    else:
+        kernel, tile = prefill_kernel, tiles.prefill_tile(queries, group, size, itemsize)
+        constants |= {"M": tile.rows, "CAUSAL": True}
+    constants["BLOCK"] = tile.keys
+    types = {"q": TYPES[request.dtype], "out": TYPES[request.dtype]}
+    types |= {"cache": TYPES[request.kv_dtype], "parts": "*fp32", "weights": "*fp32"}
+    types |= dict.fromkeys(("table", "lengths", "starts", "tiles"), "*i32")
+    types |= dict.fromkeys(("q_stride", "table_stride"), "i32")
+    types |= {"half": "i64", "scale": "fp32", "cap": "fp32"}
+    names = kernel.arg_names
+    source = ASTSource(
+        kernel,
+        signature={n: "constexpr" if n in constants else types[n] for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        # What a launch finds out of its arguments: allocations and strides are multiples of 16.
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, n in enumerate(names)
+            if n in types and (types[n][0] == "*" or n in ("q_stride", "half"))
+        },
+    )
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    return build(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+VARIANTS: dict[str, tuple[AttentionRequest, int]] = {
+    "decode": (QWEN, 1),
+    "decode, group of 64": (replace(QWEN, heads=64, kv_heads=1), 1),
+    "decode, 256": (replace(QWEN, head_size=256), 1),
+    "decode, 80": (replace(QWEN, head_size=80), 1),
+    "decode, fp8": (replace(QWEN, kv_dtype="fp8_e4m3"), 1),
+    "decode, float32": (replace(QWEN, dtype="float32", kv_dtype="float32"), 1),
+    "prefill": (QWEN, 2048),
+    "prefill, float16, 64": (
+        replace(QWEN, dtype="float16", kv_dtype="float16", head_size=64),
+        2048,
+    ),
+    "prefill, 256": (replace(QWEN, head_size=256), 2048),
+    "prefill, fp8": (replace(QWEN, kv_dtype="fp8_e5m2"), 2048),
+    "prefill, window and soft cap": (replace(QWEN, window=4096, softcap=50.0), 2048),
+    "few queries": (QWEN, 5),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_kernels_compile_for_hopper_and_fit(name: str) -> None:
+    request, queries = VARIANTS[name]
+    kernel = compiled(request, queries)
+    assert kernel.metadata.shared <= 227 * 1024
+    code = kernel.asm["ptx"]
+    if request.dtype != "float32":
+        # Keys and values arrive asynchronously, 16 bytes a thread; products are on tensor cores.
+        assert "cp.async.cg" in code
+        assert "wgmma" in code if queries > 5 else "mma" in code
+
+
+def test_splits_and_small_pages_compile_too() -> None:
+    assert compiled(QWEN, 1, page_size=16, splits=32).metadata.shared <= 227 * 1024
+    assert compiled(QWEN, 2048, page_size=16).metadata.shared <= 227 * 1024
+
+
+# -------------------------------------------------------------------------------- a card
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnCuda(AttentionSuite):
+    key = "triton"
+    device = DeviceInfo(
+        "cuda", torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    )
+
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        return weft_attention(request, {})
