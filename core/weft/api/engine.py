@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weft.engine.plan import EngineFacts, StepPlan, StepResult
+    from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
     from weft.engine.stats import EngineStats
 
 __all__ = (
@@ -63,7 +63,14 @@ class Executor(Protocol):
         """Build the model, load it, allocate pages. Returns what the scheduler must know."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue one step and return; results come in the order of launches."""
+        """Enqueue one step and return; results come in the order of launches.
+
+        A held plan (``StepPlan.held``) is enqueued up to its logits; ``sample`` completes it
+        before the next launch.
+        """
+
+    def sample(self, edits: StepEdits | None) -> None:
+        """Complete the held step that was launched last."""
 
     def collect(self) -> StepResult:
         """Wait for the oldest step that was not collected yet."""
@@ -76,18 +83,19 @@ class Executor(Protocol):
 
 
 class LogitsProcessor(Protocol):
-    """Edits a batch of logits before sampling."""
+    """Edits logits before sampling, for requests that name it in ``SamplingParams.extra``."""
 
-    changes_argmax: bool
-    """Whether greedy rows must be passed to it too."""
+    def check(self, arguments: Any) -> None:
+        """Refuse a request: raise ``RequestError`` for ``extra[name]`` that cannot work."""
 
-    def add(self, slot: int, params: Mapping[str, Any], prompt_ids: Sequence[int]) -> bool:
-        """A sequence enters ``slot``; ``False`` if this processor leaves it alone."""
+    def apply(
+        self, logits: Tensor, arguments: Sequence[Any], tokens: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Return edited float32 ``[rows, vocab]`` logits; may work in place.
 
-    def remove(self, slot: int) -> None: ...
-
-    def apply(self, logits: Tensor, slots: Sequence[int], output_ids: Sequence[Sequence[int]]) -> Tensor:
-        """Return the edited ``[rows, vocab]`` logits of those slots that ``add`` accepted."""
+        ``arguments[r]`` is row ``r``'s ``extra[name]``, ``tokens[r]`` its ids so far, the prompt's
+        first. Rows of requests that do not name this processor are not passed.
+        """
 
 
 class Proposer(Protocol):

@@ -10,16 +10,20 @@ from collections.abc import Iterable
 from weft.cache import KVCache
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.plan import EngineFacts
+from weft.engine.plan import EngineFacts, StepEdits
 from weft.engine.request import Sequence, check_request
 from weft.engine.stats import EngineStats
 from weft.errors import QueueFullError, RequestError
+from weft.guided import GrammarDesk, Ticket
 from weft.plugins import Host
 from weft.scheduler import Scheduler
 
 __all__ = ("EngineCore",)
 
 log = logging.getLogger(__name__)
+
+# How long a step may wait for a grammar when there is nothing else to do.
+IDLE_SECONDS = 0.02
 
 
 class EngineCore:
@@ -47,6 +51,8 @@ class EngineCore:
             self._executor.stop()
             raise
         self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
+        self._guided = GrammarDesk(config, host, self.facts)
+        self._compiling: dict[str, tuple[Sequence, Ticket]] = {}
         self._seeds = random.Random(config.model.seed)
         self._steps = 0
         self._step_seconds = 0.0
@@ -58,16 +64,22 @@ class EngineCore:
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ``RequestError`` or ``QueueFullError``; nothing else changes."""
         check_request(request, self.facts)
-        if request.id in self.scheduler.live:
+        if request.id in self.scheduler.live or request.id in self._compiling:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
-        waiting = len(self.scheduler.waiting)
+        waiting = len(self.scheduler.waiting) + len(self._compiling)
         if waiting >= self.config.scheduler.max_queue:
             raise QueueFullError(
                 f"{waiting} requests are waiting, max_queue allows "
                 f"{self.config.scheduler.max_queue}; try again later"
             )
         root = self._cache.digests.root(request.params.cache_salt)
-        self.scheduler.add(Sequence(request, self.facts, root, self._seed(request)))
+        sequence = Sequence(request, self.facts, root, self._seed(request))
+        extra = request.params.extra or {}
+        sequence.held = any(name in extra for name in self.config.plugins.logits_processors)
+        if request.params.guided is None:
+            self.scheduler.add(sequence)
+        else:
+            self._compiling[request.id] = (sequence, self._guided.submit(request))
 
     def _seed(self, request: EngineRequest) -> int:
         """A sequence's random numbers depend on this and the position only."""
@@ -80,31 +92,69 @@ class EngineCore:
     def abort(self, ids: Iterable[str]) -> None:
         """End requests now, wherever they are; unknown ids are ignored."""
         for sequence_id in ids:
+            self._compiling.pop(sequence_id, None)
             self.scheduler.abort(sequence_id)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self.scheduler.in_flight > 0
+        return bool(self._compiling) or self.scheduler.has_work or self.scheduler.in_flight > 0
 
     # -------------------------------------------------------------------------------- steps
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, collect the oldest; return what sequences gained."""
         began = time.perf_counter()
+        outputs = self._compiled() if self._compiling else []
         plan = self.scheduler.plan()
-        outputs, self.scheduler.outbox = self.scheduler.outbox, []
+        if self.scheduler.outbox:
+            outputs += self.scheduler.outbox
+            self.scheduler.outbox = []
         if plan is not None:
             self._executor.launch(plan)
-        if self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
-            result = self._executor.collect()
-            if result.error is not None:
-                log.error("step %d failed: %s", result.id, result.error)
-                self._executor.check()
-            outputs += self.scheduler.commit(result)
-            self._steps += 1
+        if plan is not None and plan.held:
+            # The step before must be known for this one's masks: its device work overlaps.
+            if self.scheduler.in_flight > 1:
+                outputs += self._collect()
+            self._executor.sample(self._edits())
+            if not self.facts.depth:
+                outputs += self._collect()
+        elif self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
+            outputs += self._collect()
         self._step_seconds += time.perf_counter() - began
         for logger in self._loggers:
             logger.record(self.stats)
+        return outputs
+
+    def _collect(self) -> list[TokenOutput]:
+        result = self._executor.collect()
+        if result.error is not None:
+            log.error("step %d failed: %s", result.id, result.error)
+            self._executor.check()
+        self._steps += 1
+        return self.scheduler.commit(result)
+
+    def _edits(self) -> StepEdits | None:
+        """The token bitmasks of the step that was launched last."""
+        rows = self.scheduler.guided_rows()
+        return self._guided.masks(rows) if rows else None
+
+    def _compiled(self) -> list[TokenOutput]:
+        """Queue the sequences whose grammar is ready; refuse those whose grammar is wrong."""
+        outputs = []
+        if not self.scheduler.has_work:
+            self._guided.wait(IDLE_SECONDS)
+        for name, (sequence, ticket) in list(self._compiling.items()):
+            try:
+                guide = ticket.guide()
+            except RequestError as error:
+                message = TokenOutput(name, [], "error", error=str(error), param=error.param)
+                outputs.append(message)
+            else:
+                if guide is None:
+                    continue
+                sequence.guide, sequence.held = guide, True
+                self.scheduler.add(sequence)
+            del self._compiling[name]
         return outputs
 
     def check(self) -> None:
@@ -122,7 +172,7 @@ class EngineCore:
         return EngineStats(
             steps=self._steps,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._compiling),
             pages_total=sum(p.capacity for p in self._cache.pools),
             pages_used=sum(p.used for p in self._cache.pools),
             prompt_tokens=counters.prompt_tokens,
@@ -139,5 +189,6 @@ class EngineCore:
         """Release the device and the plugins. May be called twice."""
         if not self._closed:
             self._closed = True
+            self._guided.close()
             self._executor.stop()
             self.host.unconfigure()

@@ -32,7 +32,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
 
     ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``; ``stop_reason`` is
     the stop id that ended it (``None`` for the end-of-sequence id). ``prompt_logprobs`` come once,
-    one entry for each prompt token but the first. ``error`` is text that may be shown to a client.
+    one entry for each prompt token but the first. ``error`` is text that may be shown to a client;
+    it is the client's fault if ``param`` names a parameter (a grammar that does not compile).
     """
 
     id: str
@@ -43,3 +44,4 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    param: str | None = None

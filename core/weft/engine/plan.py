@@ -15,6 +15,7 @@ __all__ = (
     "EngineFacts",
     "PageWrite",
     "SlotStart",
+    "StepEdits",
     "StepPlan",
     "StepResult",
     "TokenLogprobs",
@@ -95,8 +96,20 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     opened: list[SlotStart]
     closed: list[int]
     page_writes: list[PageWrite]
-    host_rows: bool = False
-    """Some sampled row needs the ids of the step before on the host: collect it first."""
+    held: bool = False
+    """Some sampled row needs the host (a grammar's mask, a logits processor): ``launch`` stops
+    before sampling, and ``Executor.sample`` completes the step."""
+
+
+class StepEdits(msgspec.Struct, frozen=True, array_like=True):
+    """What the host adds to a held step: ``rows`` of the plan and their token bitmasks.
+
+    ``masks`` holds one line of ``ceil(vocab_size / 32)`` little-endian int32 words for each row;
+    bit ``i % 32`` of word ``i // 32`` is id ``i``, 1 is allowed.
+    """
+
+    rows: list[int]
+    masks: bytes
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

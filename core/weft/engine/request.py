@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
 
 from weft.engine.messages import EngineRequest
 from weft.engine.plan import EngineFacts
 from weft.errors import ContextLengthError, RequestError
 from weft.sampling.params import MAX_SALT_CHARS, SamplingParams
+
+if TYPE_CHECKING:
+    from weft.guided import Guide
 
 __all__ = ("Sequence", "check_request")
 
@@ -17,8 +21,8 @@ class Sequence:
 
     ``tokens`` are the ids that the host knows, prompt first. ``computed`` counts the tokens whose
     keys and values are in the cache once every launched step has run, ``pending`` the tokens that
-    launched steps will sample and that are not in ``tokens`` yet. ``settled`` is how far the cache
-    was when the last collected step ended.
+    launched steps will sample and that are not in ``tokens`` yet. ``held`` tells that the host must see each of its
+    tokens before the next is sampled.
     """
 
     __slots__ = (
@@ -28,13 +32,14 @@ class Sequence:
         "computed",
         "epoch",
         "finished",
+        "guide",
+        "held",
         "id",
         "last_on_device",
         "leader",
         "max_len",
         "named",
         "order",
-        "output_start",
         "params",
         "pending",
         "priority",
@@ -78,6 +83,8 @@ class Sequence:
         self.last_on_device = False
         self.cached_tokens = 0
         self.finished = False
+        self.guide: Guide | None = None
+        self.held = False
         self.order: tuple[float, ...] = ()
         self.prompt_logprobs: list[object] | None = [] if params.prompt_logprobs is not None else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.config import EngineConfig
-from weft.engine.plan import EngineFacts, StepPlan, StepResult
+from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.errors import ConfigError, EngineDeadError
 from weft.plugins import Host
 from weft.runner.runner import ModelRunner
@@ -42,7 +42,18 @@ class InlineExecutor:
         try:
             self._started.launch(plan)
         except Exception as error:
+            self._started.forget()
             self._failed[plan.id] = self._explain(error)
+
+    def sample(self, edits: StepEdits | None) -> None:
+        step = self._order[-1]
+        if step in self._failed:
+            return
+        try:
+            self._started.sample(edits)
+        except Exception as error:
+            self._started.forget()
+            self._failed[step] = self._explain(error)
 
     def collect(self) -> StepResult:
         step = self._order.pop(0)

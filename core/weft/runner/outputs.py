@@ -16,6 +16,7 @@ class PendingStep:
 
     def __init__(self, step_id: int, device: torch.device) -> None:
         self._id = step_id
+        self.slots: list[int] = []
         self._rows: list[int] = []
         self._tokens: Tensor | None = None
         self._bad: Tensor | None = None
@@ -24,11 +25,17 @@ class PendingStep:
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def sampled(
-        self, rows: list[int], tokens: Tensor, bad: Tensor, logprobs: Logprobs | None = None
+        self,
+        rows: list[int],
+        slots: list[int],
+        tokens: Tensor,
+        bad: Tensor,
+        logprobs: Logprobs | None = None,
     ) -> None:
-        """``rows[i]`` is the plan's row of ``tokens[i]``."""
+        """``tokens[i]`` belongs to row ``rows[i]`` of the plan, in slot ``slots[i]``."""
         # A copy that need not wait goes to pinned memory (torch sees to that).
         self._rows = rows
+        self.slots = slots
         self._tokens = tokens.to("cpu", non_blocking=True)
         self._bad = bad.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()

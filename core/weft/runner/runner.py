@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from weft.api.models import Collective
 from weft.config import EngineConfig
-from weft.engine.plan import EngineFacts, StepPlan, StepResult
+from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Host
 from weft.runner.graphs import DecodeGraphs, bucket_sizes
 from weft.runner.inputs import Packer, PageTables, build_inputs
@@ -21,6 +24,20 @@ from weft.sampling.logprobs import prompt_logprobs
 from weft.sampling.sampler import Sampler
 
 __all__ = ("ModelRunner",)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of a step that end in a token, with their logits."""
+
+    rows: list[int]
+    """Their indices in the plan."""
+    host_slots: list[int]
+    logits: Tensor  # [sampled, vocab]
+    slots: Tensor  # int64 [sampled]
+    positions: Tensor  # int64 [sampled], index of the token that is sampled
+    raw: Tensor | None = None
+    """The model's own logits, where a logits processor has edited ``logits``."""
 
 
 class ModelRunner:
@@ -44,7 +61,13 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(slots, self.facts.vocab_size, self.device)
         self._prompts: dict[int, tuple[list[int], int]] = {}
+        names = config.plugins.logits_processors
+        made = host.logits_processors(names, self.facts.vocab_size)
+        self._processors = dict(zip(names, made, strict=True))
+        self._asked: dict[int, dict[str, Any]] = {}
+        self._histories: dict[int, list[int]] = {}
         self._pending: deque[PendingStep] = deque()
+        self._held: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cuda" and not config.device.enforce_eager:
             self._capture(config.scheduler.max_num_seqs)
@@ -79,26 +102,43 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        self._change_slots(plan)
+        """Enqueue a step; one that is held, only up to its logits."""
         pending = PendingStep(plan.id, self.device)
+        self._pending.append(pending)
+        self._change_slots(plan)
         captured = None
         if self._graphs is not None and plan.decodes == len(plan.slots):
             captured = self._graphs.find(plan.decodes)
-        if self._graphs is not None and captured is not None:
-            logits = self._graphs.forward(captured, plan.slots, plan.starts)
-            features = self._sampler.features(plan.slots)
-            rows = list(range(plan.decodes))
-            if features is not None:
-                pending.sampled(rows, *self._graphs.sample(captured, plan.decodes, features))
-            else:
-                slots, at = captured.inputs[0, : len(rows)], captured.inputs[1, : len(rows)] + 1
-                self._sample(pending, rows, logits, slots, at, plan.slots)
+        if self._graphs is None or captured is None:
+            rows = self._launch_eager(plan, pending)
         else:
-            self._launch_eager(plan, pending)
+            logits = self._graphs.forward(captured, plan.slots, plan.starts)
+            features = None if plan.held else self._sampler.features(plan.slots)
+            which = list(range(plan.decodes))
+            if features is not None:
+                sampled = self._graphs.sample(captured, plan.decodes, features)
+                pending.sampled(which, plan.slots, *sampled)
+                rows = None
+            else:
+                slots, positions = captured.inputs[0, : len(which)], captured.inputs[1, : len(which)]
+                rows = SampleRows(which, plan.slots, logits, slots, positions + 1)
+        if plan.held:
+            self._held = rows
+            return
+        if rows is not None:
+            self._sample(pending, rows)
         pending.record()
-        self._pending.append(pending)
 
-    def _launch_eager(self, plan: StepPlan, pending: PendingStep) -> None:
+    @torch.inference_mode()
+    def sample(self, edits: StepEdits | None) -> None:
+        """Complete the held step that was launched last."""
+        pending = self._pending[-1]
+        if self._held is not None:
+            self._sample(pending, self._processed(self._held), edits)
+        self._held = None
+        pending.record()
+
+    def _launch_eager(self, plan: StepPlan, pending: PendingStep) -> SampleRows | None:
         inputs = build_inputs(
             plan, self._tables, self._last_tokens, self.facts.page_size, self._packer
         )
@@ -106,39 +146,76 @@ class ModelRunner:
         hidden = self.model.forward(inputs.input_ids, inputs.positions, step)
         self._prompt_logprobs(plan, hidden, pending)
         if not inputs.sampled:
-            return
+            return None
         if inputs.sample_tokens is not None:
             hidden = hidden.index_select(0, inputs.sample_tokens)
-        logits = self.model.logits(hidden)
-        rows = [row for row, samples in enumerate(plan.samples) if samples]
-        self._sample(
-            pending, rows, logits, inputs.sample_slots, inputs.sample_positions, inputs.sampled
+        which = [row for row, samples in enumerate(plan.samples) if samples]
+        return SampleRows(
+            which,
+            inputs.sampled,
+            self.model.logits(hidden),
+            inputs.sample_slots,
+            inputs.sample_positions,
         )
 
     def _sample(
-        self,
-        pending: PendingStep,
-        rows: list[int],
-        logits: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        host_slots: list[int],
+        self, pending: PendingStep, rows: SampleRows, edits: StepEdits | None = None
     ) -> None:
-        output = self._sampler.sample(logits, slots, positions, host_slots)
-        self._last_tokens.index_copy_(0, slots, output.tokens)
-        pending.sampled(rows, output.tokens, output.bad, output.logprobs)
+        bitmask = bitmask_rows = None
+        if edits is not None and edits.rows:
+            at = {row: i for i, row in enumerate(rows.rows)}
+            words = np.frombuffer(edits.masks, dtype=np.int32).reshape(len(edits.rows), -1)
+            which = np.array([at[row] for row in edits.rows], dtype=np.int64)
+            bitmask, bitmask_rows = self._packer.upload(words.copy(), which)
+        output = self._sampler.sample(
+            rows.logits,
+            rows.slots,
+            rows.positions,
+            rows.host_slots,
+            bitmask=bitmask,
+            bitmask_rows=bitmask_rows,
+            raw=rows.raw,
+        )
+        self._last_tokens.index_copy_(0, rows.slots, output.tokens)
+        pending.sampled(
+            rows.rows, rows.host_slots, output.tokens, output.bad, output.logprobs
+        )
+
+    def _processed(self, rows: SampleRows) -> SampleRows:
+        """The rows after the logits processors that their requests name."""
+        logits = rows.logits
+        for name, processor in self._processors.items():
+            asked = [i for i, s in enumerate(rows.host_slots) if name in self._asked.get(s, {})]
+            if not asked:
+                continue
+            if logits is rows.logits:
+                logits = logits.float().clone()
+            slots = [rows.host_slots[i] for i in asked]
+            index = torch.tensor(asked, device=self.device)
+            edited = processor.apply(
+                logits.index_select(0, index),
+                [self._asked[slot][name] for slot in slots],
+                [self._histories[slot] for slot in slots],
+            )
+            logits.index_copy_(0, index, edited)
+        return rows if logits is rows.logits else replace(rows, logits=logits, raw=rows.logits)
 
     def _change_slots(self, plan: StepPlan) -> None:
         if plan.closed:
             self._sampler.close(plan.closed)
             for slot in plan.closed:
                 self._prompts.pop(slot, None)
+                self._asked.pop(slot, None)
+                self._histories.pop(slot, None)
         if plan.opened:
             self._sampler.open(plan.opened)
             for start in plan.opened:
                 top = start.params.prompt_logprobs
                 if top is not None and len(start.tokens) == start.prompt_len:
                     self._prompts[start.slot] = (start.tokens, top)
+                if self._processors and start.params.extra:
+                    self._asked[start.slot] = start.params.extra
+                    self._histories[start.slot] = list(start.tokens)
         if plan.page_writes:
             self._tables.write(plan.page_writes)
 
@@ -158,6 +235,17 @@ class ModelRunner:
                     pending.prompt(row, prompt_logprobs(logits, targets, top))
             first += count
 
+    def forget(self) -> None:
+        """The step that was launched last has failed and will not be collected."""
+        self._pending.pop()
+        self._held = None
+
     def collect(self) -> StepResult:
         """Wait for the oldest launched step."""
-        return self._pending.popleft().result()
+        pending = self._pending.popleft()
+        result = pending.result()
+        if self._histories:
+            for slot, token in zip(pending.slots, result.tokens, strict=True):
+                if slot in self._histories:
+                    self._histories[slot].append(token)
+        return result

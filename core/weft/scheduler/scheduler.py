@@ -263,10 +263,21 @@ class Scheduler:
             self._end(sequence, reason)
         return output
 
+    def guided_rows(self) -> list[tuple[int, Sequence]]:
+        """``(row, sequence)`` of the step that was planned last, where a grammar has a say."""
+        step = self._in_flight[-1]
+        return [
+            (row, s)
+            for row, s in enumerate(step.sequences)
+            if s.guide is not None and step.samples[row] and not s.finished
+        ]
+
     def _stops(self, sequence: Sequence, token: int) -> tuple[str | None, int | None]:
         if token in sequence.stop_ids and sequence.output_len > sequence.params.min_tokens:
             eos = token in self.eos_ids and not sequence.params.ignore_eos
             return "stop", None if eos else token
+        if sequence.guide is not None and sequence.guide.advance(token):
+            return "stop", None
         if len(sequence.tokens) >= sequence.max_len:
             return "length", None
         return None, None

@@ -90,4 +90,5 @@ class PlannedStep:
             opened=self._opened,
             closed=closed,
             page_writes=self._page_writes,
+            held=any(s.held and x for s, x in zip(self.sequences, self.samples, strict=True)),
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from weft import errors
 from weft.config import EngineConfig
-from weft.engine.plan import EngineFacts, StepPlan, StepResult
+from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Host
 from weft_executor_processes.wire import (
     Answer,
@@ -22,6 +22,7 @@ from weft_executor_processes.wire import (
     Failed,
     Launch,
     Order,
+    Sample,
     Started,
     Stop,
     decode_answer,
@@ -80,6 +81,9 @@ class ProcessesExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         self._tell(Launch(plan))
+
+    def sample(self, edits: StepEdits | None) -> None:
+        self._tell(Sample(edits))
 
     def collect(self) -> StepResult:
         self._tell(Collect())

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.engine.plan import EngineFacts, StepPlan, StepResult
+from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 
-__all__ = ("Collect", "Failed", "Launch", "Stop", "decode_answer", "decode_order", "encode")
+__all__ = (
+    "Collect",
+    "Collected",
+    "Failed",
+    "Launch",
+    "Sample",
+    "Started",
+    "Stop",
+    "decode_answer",
+    "decode_order",
+    "encode",
+)
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     plan: StepPlan
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Complete the held step that was launched last."""
+
+    edits: StepEdits | None
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -36,7 +53,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
 
 
-Order = Launch | Collect | Stop
+Order = Launch | Sample | Collect | Stop
 Answer = Started | Collected | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -20,6 +20,7 @@ from weft_executor_processes.wire import (
     Collected,
     Failed,
     Launch,
+    Sample,
     Started,
     Stop,
     decode_order,
@@ -65,6 +66,8 @@ def _serve(
         order = decode_order(pipe.recv_bytes())
         if isinstance(order, Launch):
             runner.launch(order.plan)
+        elif isinstance(order, Sample):
+            runner.sample(order.edits)
         elif isinstance(order, Collect):
             result = runner.collect()
             if rank == 0:
