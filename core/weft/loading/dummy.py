@@ -22,7 +22,8 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
     """
     for name, parameter in model.named_parameters():
         generator = torch.Generator(parameter.device)
-        generator.manual_seed(((seed & 0xFFFFFFFF) << 32) ^ zlib.crc32(name.encode()))
+        # One 32-bit number: a CPU generator ignores the bits above.
+        generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         _fill(name, parameter.data, generator)
 
 

@@ -195,6 +195,9 @@ class _Filling:
     def named(self, name: str, missing: set[Slot]) -> str:
         """A parameter in the words of the checkpoint, with the parts that are missing."""
         path, _, leaf = name.rpartition(".")
+        items = sorted({slot.item for slot in missing if slot.item is not None})
+        if items:
+            return f"{name} (of {', '.join(map(str, items[:8]))}{', …' if len(items) > 8 else ''})"
         parts = {slot.part for slot in missing}
         for ours, theirs in self.spec.fused.items():
             if path == ours or path.endswith(f".{ours}"):

@@ -1,0 +1,224 @@
+"""Choosing the plugins of a checkpoint, and building without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.api.cache import DeviceInfo
+from weft.api.files import ModelFiles
+from weft.api.models import LinearSpec, ModelContext, ModelSpec
+from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
+from weft.layers import Linear, NullCollective
+from weft.loading import build_model
+from weft.loading.build import find_model, find_scheme
+from weft.loading.formats import DummyLoader, TorchLoader, detect_format, weft_load_format
+from weft.plugins import Host
+from weft.testing.attention_reference import ReferenceBackend
+from weft.testing.checkpoints import make_checkpoint
+from weft.testing.models import TinyModel
+
+CPU = DeviceInfo("cpu")
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host()
+
+
+class FakeHost:
+    """A host whose plugins are given as dictionaries."""
+
+    def __init__(self, models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> None:
+        self.tables = {"models": dict(models), "quantization": dict(schemes)}
+
+    def _found(self, kind: str, key: str) -> Any:
+        if key not in self.tables[kind]:
+            raise PluginNotFoundError(
+                f"no plugin provides {kind}:{key}; install weft-{key.lower()}"
+            )
+        return self.tables[kind][key]
+
+    def model(self, architecture: str, hf_config: Any) -> ModelSpec:
+        return self._found("models", architecture)
+
+    def quantization(self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo) -> Any:
+        return self._found("quantization", method)(checkpoint)
+
+    def load_format(self, format: str, files: ModelFiles) -> Any:
+        return weft_load_format(format, files, {})
+
+    def keys(self, kind: str) -> list[str]:
+        return sorted(self.tables[kind])
+
+    def options(self, kind: str, key: str) -> Mapping[str, Any]:
+        return {"key": key}
+
+
+def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -> None:
+    host = FakeHost({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
+    config = SimpleNamespace(architectures=["Gemma"])
+    with pytest.raises(UnsupportedModelError) as caught:
+        find_model(host, config)
+    assert "architecture Gemma; installed: Known" in str(caught.value)
+    assert "install weft-gemma" in str(caught.value)
+
+
+def test_the_first_known_architecture_is_taken() -> None:
+    spec = ModelSpec("B", lambda ctx: None)  # type: ignore[arg-type,return-value]
+    assert find_model(FakeHost({"B": spec}), SimpleNamespace(architectures=["A", "B"])) is spec
+
+
+def test_a_configuration_without_architecture() -> None:
+    with pytest.raises(UnsupportedModelError, match="hf_overrides"):
+        find_model(FakeHost(), SimpleNamespace())
+
+
+def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
+    host = FakeHost(schemes={"awq": dict, "fp8": lambda c: "fp8"})
+    config = SimpleNamespace(quantization_config={"quant_method": "awq", "bits": 4})
+    assert find_scheme(host, config, CPU) == {"quant_method": "awq", "bits": 4}
+    assert find_scheme(host, config, CPU, "fp8") == "fp8"
+    assert find_scheme(host, SimpleNamespace(), CPU) is None
+    with pytest.raises(UnsupportedModelError, match=r"'gptq'; installed: awq, fp8[\s\S]*weft-gptq"):
+        find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
+    with pytest.raises(CheckpointError, match="names no quant_method"):
+        find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)
+
+
+class One(nn.Module):
+    def __init__(self, ctx: ModelContext) -> None:
+        super().__init__()
+        self.ctx = ctx
+        self.up = Linear(ctx, "model.up", 4, 2)
+
+
+class Scheme:
+    name = "recording"
+
+    def __init__(self, checkpoint: Mapping[str, Any]) -> None:
+        self.specs: list[LinearSpec] = []
+
+    def linear(self, spec: LinearSpec) -> None:
+        self.specs.append(spec)
+
+    def kv_dtype(self, layer: str) -> None: ...
+    def experts(self, spec: Any) -> None: ...
+
+
+def build(host: Any, config: Any, root: Path = Path("/nowhere"), **options: Any) -> Any:
+    files = ModelFiles(root, (), {})
+    return build_model(
+        files,
+        config,
+        host,
+        torch.device("cpu"),
+        torch.float32,
+        NullCollective(),
+        lambda request, spec: ReferenceBackend(request),
+        **options,
+    )
+
+
+def test_a_scheme_sees_names_of_the_checkpoint_where_the_model_renames() -> None:
+    scheme = Scheme({})
+    spec = ModelSpec("M", One, renamed={"language_model.model.": "model."})  # type: ignore[arg-type]
+    host = FakeHost({"M": spec}, {"q": lambda checkpoint: scheme})
+    config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
+    model, found = build(host, config, load_format="dummy", max_model_len=9)
+    assert found is spec
+    assert scheme.specs[0].prefix == "model.up"
+    assert scheme.specs[0].names == ("language_model.model.up",)
+    assert model.ctx.max_model_len == 9
+    assert model.ctx.options == {"key": "M"}
+    assert not model.training
+
+
+def test_what_a_plugin_builds_must_be_a_module() -> None:
+    host = FakeHost({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
+    with pytest.raises(UnsupportedModelError, match="built a int"):
+        build(host, SimpleNamespace(architectures=["M"]), load_format="dummy")
+
+
+def test_no_weights_at_all() -> None:
+    host = FakeHost({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="nowhere holds no weights"):
+        build(host, SimpleNamespace(architectures=["M"]))
+
+
+# ------------------------------------------------------------------------------ formats
+
+
+def test_formats_are_detected() -> None:
+    def having(*names: str) -> str | None:
+        return detect_format(ModelFiles(Path("/nowhere"), names, {}))
+
+    assert having("a.bin", "model.safetensors") == "safetensors"
+    assert having("pytorch_model-00001-of-00002.bin") == "pt"
+    assert having("config.json") is None
+
+
+def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path, (), {})
+    assert weft_load_format("gguf", files, {}) is None
+    assert isinstance(weft_load_format("dummy", files, {"seed": 3}), DummyLoader)
+    (tmp_path / "x.pt").write_bytes(b"")
+    assert isinstance(weft_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), {}), TorchLoader)
+    with pytest.raises(CheckpointError, match="no weights in the format 'safetensors'"):
+        weft_load_format("safetensors", files, {})
+
+
+# ------------------------------------------------------------------------- dummy weights
+
+
+def dummy(folder: Path, host: Host, **options: Any) -> TinyModel:
+    return TinyModel(folder, host, load_format="dummy", **options)
+
+
+def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
+    tmp_path: Path, host: Host
+) -> None:
+    folder = make_checkpoint(tmp_path, attention_bias=True)
+    (folder / "model.safetensors").unlink()
+    model = dummy(folder, host)
+    logits = model.logits(torch.arange(20))
+    assert logits.isfinite().all()
+    assert len(set(logits.argmax(-1).tolist())) > 5
+    assert torch.equal(dummy(folder, host).logits(torch.arange(20)), logits), "not reproducible"
+
+
+def test_dummy_seeds(tmp_path: Path) -> None:
+    def drawn(seed: int) -> Tensor:
+        host = FakeHost({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+        config = SimpleNamespace(architectures=["M"])
+        model, _ = build(host, config, load_format="dummy", seed=seed)
+        weight: Tensor = model.up.weight
+        return weight
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    drawn(-5)
+
+
+def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
+    from weft.layers import weight
+    from weft.loading.dummy import fill_randomly
+
+    module = nn.Module()
+    module.packed = weight([64, 64], torch.int32)
+    module.bytes = weight([64, 64], torch.uint8)
+    module.eighth = weight([64, 64], torch.float8_e4m3fn)
+    module.order = weight([64], torch.int32)
+    module.scale = weight([64], torch.float32)
+    fill_randomly(module, 0)
+    assert module.packed.unique().numel() > 4000
+    assert module.bytes.unique().numel() > 200
+    assert module.eighth.float().isfinite().all()
+    assert module.order.tolist() == [0] * 64
+    assert module.scale.tolist() == [1.0] * 64

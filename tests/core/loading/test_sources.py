@@ -1,0 +1,203 @@
+"""Finding checkpoints: references, folders, the hub, and what is said when there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.api.files import ModelFiles, ModelRef
+from weft.errors import CheckpointError
+from weft.loading import fetch, parse_ref
+from weft.loading.sources import FolderSource, HubSource, weft_model_source
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "path"),
+    [
+        ("org/name", "hf", "org/name"),
+        ("gpt2", "hf", "gpt2"),
+        ("hf:org/name", "hf", "org/name"),
+        ("demo:weft-demo", "demo", "weft-demo"),
+        ("S3://bucket/key", "s3", "//bucket/key"),
+        ("/no/such/folder", "file", "/no/such/folder"),
+        ("./here", "file", "here"),
+        ("file:/some/where", "file", "/some/where"),
+        ("file:///some/where", "file", "/some/where"),
+        ("  org/name ", "hf", "org/name"),
+    ],
+)
+def test_references(text: str, scheme: str, path: str) -> None:
+    ref = parse_ref(text)
+    assert (ref.scheme, ref.path) == (scheme, path)
+
+
+def test_an_existing_folder_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_ref("org/name") == ModelRef("file", "org/name")
+    assert parse_ref("org/other", "v1", "/cache") == ModelRef("hf", "org/other", "v1", "/cache")
+
+
+def test_an_empty_reference_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="is empty"):
+        parse_ref("  ")
+
+
+def test_the_hook_knows_two_schemes() -> None:
+    assert isinstance(weft_model_source("file"), FolderSource)
+    assert isinstance(weft_model_source("hf"), HubSource)
+    assert weft_model_source("s3") is None
+
+
+def test_a_folder_gives_the_files_that_match(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "a.safetensors").write_bytes(b"")
+    (tmp_path / "a.bin").write_bytes(b"")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "b.safetensors").write_bytes(b"")
+    files = FolderSource().resolve(
+        ModelRef("file", str(tmp_path)), patterns=["*.json", "*.safetensors"]
+    )
+    assert files.names == ("a.safetensors", "config.json")
+    assert files.config == {"model_type": "llama"}
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff\xfe"])
+def test_a_broken_configuration_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"config\.json of "):
+        FolderSource().resolve(ModelRef("file", str(tmp_path)), patterns=["*"])
+
+
+def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        FolderSource().resolve(ModelRef("file", str(tmp_path / "nowhere")), patterns=["*"])
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="is a file, not a folder"):
+        FolderSource().resolve(ModelRef("file", str(tmp_path / "model.gguf")), patterns=["*"])
+
+
+# ---------------------------------------------------------------------------- the hub
+
+
+def test_the_hub_is_asked_for_the_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **arguments: Any) -> str:
+        asked.update(arguments, name=name)
+        (tmp_path / "config.json").write_text("{}")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    files = HubSource().resolve(ModelRef("hf", "a/b", "main", "/somewhere"), patterns=["*.json"])
+    assert files.root == tmp_path
+    assert asked["name"] == "a/b"
+    assert asked["revision"] == "main"
+    assert asked["cache_dir"] == "/somewhere"
+    assert asked["allow_patterns"] == ["*.json"]
+    assert "consolidated*" in asked["ignore_patterns"], "a second copy of the weights"
+
+
+def cached(folder: Path, name: str) -> None:
+    """The hub's cache with one snapshot, as its library lays it out."""
+    home = folder / f"models--{name.replace('/', '--')}"
+    snapshot = home / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
+
+
+def test_offline_the_cache_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    cached(tmp_path, "org/name")
+    files = HubSource().resolve(
+        ModelRef("hf", "org/name", None, str(tmp_path)), patterns=["*.json"]
+    )
+    assert files.config == {"model_type": "llama"}
+
+
+def test_offline_without_a_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ref = ModelRef("hf", "org/other", None, str(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"'org/other' is not in the local cache and HF_HUB_OFF"
+    ):
+        HubSource().resolve(ref, patterns=["*.json"])
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "what is this?", "../up"])
+def test_what_is_no_name_is_refused_without_a_request(name: str) -> None:
+    with pytest.raises(CheckpointError, match="neither an existing folder nor a hub name"):
+        HubSource().resolve(ModelRef("hf", name), patterns=["*"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("GatedRepoError", "is gated; accept its licence"),
+        ("RepositoryNotFoundError", "no folder and no hub checkpoint 'a/b' at revision 'v1'"),
+        ("RevisionNotFoundError", "'a/b' has no revision 'v1'"),
+        ("LocalEntryNotFoundError", "could not be downloaded: LocalEntryNotFoundError"),
+    ],
+)
+def test_errors_of_the_hub_say_what_to_do(
+    kind: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import errors
+
+    def fail(*_: Any, **__: Any) -> str:
+        error = getattr(errors, kind)
+        raise error.__new__(error)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(CheckpointError, match=message):
+        HubSource().resolve(ModelRef("hf", "a/b", "v1"), patterns=["*"])
+
+
+# ----------------------------------------------------------------------------- fetching
+
+
+class Recorder:
+    """A host with one source that has some files, and remembers what was asked of it."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.asked = names, []
+
+    def model_source(self, scheme: str) -> Recorder:
+        return self
+
+    def resolve(self, ref: ModelRef, *, patterns: Any) -> ModelFiles:
+        from fnmatch import fnmatch
+
+        self.asked.append(list(patterns))
+        found = tuple(n for n in self.names if any(fnmatch(n, p) for p in patterns))
+        return ModelFiles(Path("/nowhere"), found, {})
+
+
+REF = ModelRef("hf", "org/name")
+
+
+def test_safetensors_are_preferred() -> None:
+    host = Recorder("config.json", "model.safetensors", "pytorch_model.bin")
+    assert fetch(host, REF).names == ("config.json", "model.safetensors")
+
+
+def test_pytorch_files_are_taken_where_there_is_nothing_else() -> None:
+    host = Recorder("config.json", "pytorch_model.bin")
+    assert fetch(host, REF).names == ("config.json", "pytorch_model.bin")
+
+
+def test_without_weights_nothing_large_is_downloaded() -> None:
+    for arguments in ({"weights": False}, {"load_format": "dummy"}):
+        host = Recorder("config.json", "model.safetensors")
+        assert fetch(host, REF, **arguments).names == ("config.json",)
+
+
+def test_a_checkpoint_without_weights_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="org/name holds no weights"):
+        fetch(Recorder("config.json"), REF)
