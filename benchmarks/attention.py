@@ -2,26 +2,25 @@
 
 ::
 
-    PYTHONPATH=core:plugins/backends/attention_triton python benchmarks/attention.py [--tune]
+    PYTHONPATH=core:plugins/backends/attention_triton python benchmarks/attention.py [--parity | --time]
 
 First both backends against the float32 reference, on fresh random numbers, over poisoned caches and
 outputs. Then times: each row is the median over replays of a CUDA graph that holds the calls of
 several layers, each with a cache of its own, so that nothing is read from L2 that a model would read
-from memory. ``TB/s`` counts keys and values once; ``TFLOP/s`` counts the causal half only. ``--tune``
-also runs the tile shapes that were considered.
+from memory. ``TB/s`` counts keys and values once; ``TFLOP/s`` counts the causal half only.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
-from weft_attention_triton import tiles
-from weft_attention_triton.backend import Plan, TritonAttention
+from weft_attention_triton.backend import TritonAttention
 
 from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest
 from weft.api.cache import DeviceInfo, LayerCacheSpec
@@ -199,16 +198,15 @@ def ceilings() -> tuple[float, float]:
     x = torch.empty(1 << 32, dtype=torch.uint8, device="cuda").random_(0, 255)
     y = torch.empty_like(x)
     copy = 2 * len(x) / seconds(lambda: y.copy_(x))
-    del x, y
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     return copy, 2 * 8192**3 / seconds(lambda: a @ a)
 
 
-def line(name: str, time: float, load: Load, ceiling: float, flops: bool, note: str = "") -> None:
-    rate, unit = (load.flops / time, 1e12) if flops else (load.bytes / time, 1e12)
+def line(name: str, taken: float, load: Load, ceiling: float, flops: bool, note: str = "") -> None:
+    rate, unit = (load.flops / taken, 1e12) if flops else (load.bytes / taken, 1e12)
     kind = "TFLOP/s" if flops else "TB/s"
     print(
-        f"{name:44} {time * 1e6:9.1f} us {rate / unit:8.2f} {kind:7} {100 * rate / ceiling:5.1f} %  {note}",
+        f"{name:44} {taken * 1e6:9.1f} us {rate / unit:8.2f} {kind:7} {100 * rate / ceiling:5.1f} %  {note}",
         flush=True,
     )
 
@@ -221,11 +219,11 @@ def report() -> None:
         for rows in (1, 32, 256):
             for kv in (192, 1024, 4096):
                 load = Load(request(shape), [1] * rows, [kv] * rows)
-                written = load.time(backend)
+                written = load.layer(backend)
                 note = f"with the cache write {written * 1e6:.1f} us"
                 line(
                     f"{shape} decode B={rows} kv={kv}",
-                    load.time(backend, write=False),
+                    load.layer(backend, write=False),
                     load,
                     copy,
                     False,
@@ -235,13 +233,13 @@ def report() -> None:
         ragged = [int(n) for n in torch.randint(64, 2000, (256,))]
         load = Load(request(shape), [1] * 256, ragged)
         line(
-            f"{shape} decode B=256 kv=64..2000", load.time(backend, write=False), load, copy, False
+            f"{shape} decode B=256 kv=64..2000", load.layer(backend, write=False), load, copy, False
         )
         fp8 = request(shape, kv_dtype="fp8_e4m3")
         load = Load(fp8, [1] * 256, [1024] * 256)
         line(
             f"{shape} decode B=256 kv=1024 fp8",
-            load.time(TritonAttention(fp8), write=False),
+            load.layer(TritonAttention(fp8), write=False),
             load,
             copy,
             False,
@@ -256,12 +254,13 @@ def report() -> None:
             ),
         }.items():
             load = Load(request(shape), *step)
-            line(f"{shape} {name}", load.time(backend), load, product, True)
+            line(f"{shape} {name}", load.layer(backend), load, product, True)
     load = Load(request("0.6B"), [1] * 32, [1024] * 32)
+    print(f"Python of one decode call: {host(load, TritonAttention(request('0.6B'))) * 1e6:.0f} us")
     sdpa = SdpaAttention(request("0.6B"))
-    line("0.6B decode B=32 kv=1024, sdpa backend", load.time(sdpa, graph=False), load, copy, False)
+    line("0.6B decode B=32 kv=1024, sdpa backend", load.layer(sdpa, graph=False), load, copy, False)
     load = Load(request("0.6B"), [2048] * 16, [2048] * 16)
-    line("0.6B prefill 16 x 2048, sdpa backend", load.time(sdpa, graph=False), load, product, True)
+    line("0.6B prefill 16 x 2048, sdpa backend", load.layer(sdpa, graph=False), load, product, True)
     q, k, v = (
         x.view(16, 2048, -1, SIZE).transpose(1, 2)
         for x in (load.q.contiguous(), load.k.contiguous(), load.v.contiguous())
@@ -270,105 +269,36 @@ def report() -> None:
 
     for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
         with sdpa_kernel(kind):
-            time = seconds(
+            taken = seconds(
                 lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             )
-        line(f"0.6B prefill 16 x 2048, torch {kind.name}", time, load, product, True, "no pages")
+        line(f"0.6B prefill 16 x 2048, torch {kind.name}", taken, load, product, True, "no pages")
 
 
-# ----------------------------------------------------------------------------------- tune
-
-
-def tune() -> None:
-    copy, product = ceilings()
-    for shape, rows, kv in (
-        ("0.6B", 256, 1024),
-        ("8B", 256, 192),
-        ("8B", 32, 1024),
-        ("0.6B", 1, 4096),
-        ("8B", 1, 1024),
-    ):
-        asked = request(shape)
-        load = Load(asked, [1] * rows, [kv] * rows)
-        backend = TritonAttention(asked)
-        default = backend.plan(load.batch).splits
-        found = []
-        for keys, warps, stages in (
-            (64, 4, 3),
-            (64, 4, 2),
-            (64, 4, 4),
-            (64, 2, 3),
-            (64, 8, 3),
-            (32, 4, 3),
-            (32, 4, 5),
-            (32, 2, 4),
-            (128, 4, 2),
-            (128, 4, 3),
-            (128, 8, 3),
-        ):
-            backend.decode_tile = replace(
-                backend.decode_tile, keys=keys, warps=warps, stages=stages
-            )
-            for splits in sorted({default, max(1, default // 2), default * 2, default * 4}):
-                plan = forced(backend, load.batch, splits)
-                found.append(
-                    (
-                        load.time(backend, plan, write=False),
-                        f"{keys} keys, {warps} warps, {stages} stages, {splits} splits",
-                    )
-                )
-        found.sort()
-        print(f"{shape} decode B={rows} kv={kv} (default splits {default})")
-        for time, name in [*found[:6], found[-1]]:
-            line("  " + name, time, load, copy, False)
-    for shape in SHAPES:
-        for page_size in (64, 128):
-            asked = request(shape)
-            load = Load(asked, [2048] * 16, [2048] * 16, page_size)
-            backend = TritonAttention(asked)
-            found = []
-            for tile in (
-                (128, 64, 8, 2),
-                (128, 64, 8, 3),
-                (128, 128, 8, 2),
-                (128, 128, 8, 3),
-                (64, 64, 4, 2),
-                (64, 64, 4, 3),
-                (64, 128, 4, 2),
-                (128, 64, 4, 2),
-                (128, 32, 8, 4),
-                (64, 32, 4, 4),
-            ):
-                plan = backend.plan(load.batch)
-                plan.tile = tiles.Tile(*tile)
-                work = backend._work(load.batch, tile[0] // backend.group)
-                plan.work = torch.tensor(work, dtype=torch.int32, device="cuda")
-                found.append((load.time(backend, plan, write=False, graph=False), str(tile)))
-            found.sort()
-            print(f"{shape} prefill 16 x 2048, pages of {page_size}")
-            for time, name in found:
-                line("  " + name, time, load, product, True)
-
-
-def forced(backend: TritonAttention, step: AttentionBatch, splits: int) -> Plan:
-    plan = backend.plan(step)
-    plan.splits = splits
-    if splits > 1:
-        shape = (step.num_decodes, backend.heads, splits)
-        plan.parts = torch.empty(*shape, backend.size, device="cuda")
-        plan.weights = torch.empty(shape, device="cuda")
-    return plan
+def host(load: Load, backend: AttentionBackend) -> float:
+    """Seconds of Python per layer and step, measured while the device keeps up."""
+    plan = backend.plan(load.batch)
+    new = (load.k, load.v, load.caches[0], plan)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(20):
+        backend.forward(load.q, *new)
+    taken = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return taken / 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention on one CUDA device.")
-    parser.add_argument("--tune", action="store_true", help="also run the other tile shapes")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--parity", action="store_true", help="only check the results")
+    only.add_argument("--time", action="store_true", help="only measure")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    parity()
-    report()
-    if options.tune:
-        tune()
+    if not options.time:
+        parity()
+    if not options.parity:
+        report()
 
 
 if __name__ == "__main__":
