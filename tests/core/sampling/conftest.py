@@ -1,7 +1,8 @@
-"""What the sampler's tests share: requests in slots, and one step for a batch of them."""
+"""What the sampler's tests share: requests in slots, a step for a batch of them, and Pearson's χ² test."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,36 @@ def make_start(
     )
 
 
+# Standard deviations: about one false alarm in 30,000 choices of seeds.
+LIMIT = 4.0
+FEWEST = 10.0  # expected observations in a cell, for the approximation to hold
+
+
+def check_follows(samples: Tensor, probabilities: Tensor) -> None:
+    """Fail if int64 ``samples`` do not look drawn from ``probabilities`` (float64, sum 1).
+
+    Values expected less than ``FEWEST`` times are tested together, in one cell.
+    """
+    probabilities = probabilities.double()
+    seen = torch.bincount(samples, minlength=len(probabilities)).double()
+    assert len(seen) == len(probabilities), "a sample is out of range"
+    assert not seen[probabilities == 0].any(), "an impossible value was drawn"
+    expected = probabilities * len(samples)
+    rare = expected < FEWEST
+    cells = [(seen[~rare], expected[~rare])]
+    if expected[rare].sum() >= FEWEST:
+        cells.append((seen[rare].sum()[None], expected[rare].sum()[None]))
+    found = torch.cat([cell[0] for cell in cells])
+    wanted = torch.cat([cell[1] for cell in cells])
+    statistic = float(((found - wanted) ** 2 / wanted).sum())
+    freedom = len(found) - 1
+    assert freedom > 0
+    # Wilson and Hilferty: the cube root of χ²/n is nearly normal.
+    spread = 2 / (9 * freedom)
+    deviation = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    assert deviation < LIMIT, f"χ² is {statistic:.1f} for {freedom} degrees of freedom"
+
+
 class Bench:
     """A sampler on a CPU that is driven with host values."""
 
@@ -72,3 +103,9 @@ def start() -> Start:
 @pytest.fixture
 def bench() -> type[Bench]:
     return Bench
+
+
+@pytest.fixture
+def assert_follows() -> Callable[[Tensor, Tensor], None]:
+    """Pearson's χ² test; seeds are fixed, so a test passes always or never."""
+    return check_follows

@@ -1,0 +1,169 @@
+"""What a captured graph relies on: fixed operations, fixed addresses, nothing read back."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from weft.engine.plan import SlotStart
+from weft.sampling.features import Features
+from weft.sampling.params import SamplingParams
+from weft.sampling.sampler import Sampler
+
+VOCAB = 300
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1e-9},
+    {"temperature": 0.8},
+    {"top_k": 5},
+    {"top_k": 100},
+    {"top_k": 200},
+    {"top_k": VOCAB},
+    {"top_p": 0.7},
+    {"min_p": 0.1},
+    {"top_k": 20, "top_p": 0.9},
+    {"top_k": 250, "top_p": 0.9, "min_p": 0.01},
+]
+STATEFUL: list[dict[str, Any]] = [
+    {"presence_penalty": 1.0},
+    {"logit_bias": {3: 1.0}},
+    {"allowed_token_ids": [1, 2]},
+    {"logprobs": 2},
+]
+
+
+def opened(kinds: list[dict[str, Any]], device: str = "cpu") -> Sampler:
+    sampler = Sampler(len(kinds) + 1, VOCAB, device)
+    sampler.open(
+        [
+            SlotStart(slot, SamplingParams(**kind), 2, [1, 2], slot, [0], [])
+            for slot, kind in enumerate(kinds)
+        ]
+    )
+    return sampler
+
+
+def test_nothing_is_read_back_to_the_host() -> None:
+    """Meta tensors have no values: any wait for the device, or branch on its data, raises here."""
+    kinds = KINDS + STATEFUL
+    sampler = opened(kinds, "meta")
+    sampler.open(
+        [SlotStart(2, SamplingParams(min_tokens=3, logprobs=0), 1, [5], 0, [7], [[1, 2, 3], [4]])]
+    )
+    for rows in ([0, 1], [2], list(range(len(kinds)))):
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = torch.empty(len(rows), VOCAB, dtype=dtype, device="meta")
+            index = torch.empty(len(rows), dtype=torch.int64, device="meta")
+            mask = torch.empty(1, 10, dtype=torch.int32, device="meta")
+            output = sampler.sample(
+                logits, index, index, rows, bitmask=mask, bitmask_rows=index[:1]
+            )
+            assert output.tokens.shape == output.bad.shape == (len(rows),)
+            assert (output.tokens.dtype, output.bad.dtype) == (torch.int64, torch.bool)
+
+
+def test_features_are_what_rows_ask_for() -> None:
+    sampler = opened(KINDS + STATEFUL)
+    assert sampler.features([0, 1]) == Features(greedy=True)
+    assert sampler.features([2, 6]) == Features(random=True)
+    assert sampler.features([0, 3]) == Features(greedy=True, random=True, top_k=32)
+    assert sampler.features([9]) == Features(random=True, top_k=32, top_p=True)
+    assert sampler.features([7]) == Features(random=True, top_p=True, long_top_p=True)
+    for slot in range(len(KINDS), len(KINDS) + len(STATEFUL)):
+        assert sampler.features([2, slot]) is None
+    sampler.close([len(KINDS)])
+    assert sampler.features([len(KINDS)]) == Features(greedy=True)
+
+
+def test_features_that_cover_others() -> None:
+    kinds = [Features.of(SamplingParams(**kind), VOCAB) for kind in KINDS]
+    for first, second in itertools.product(kinds, kinds):
+        union = first | second
+        assert union.covers(first)
+        assert union.covers(second)
+        assert first.covers(second) == (first == union)
+
+
+def test_more_features_than_needed_change_no_token() -> None:
+    sampler = opened(KINDS)
+    slots = torch.arange(len(KINDS))
+    logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(2)) * 2
+    unions = {Features.of(SamplingParams(**kind), VOCAB) for kind in KINDS}
+    unions |= {first | second for first in unions for second in unions}
+    for slot in range(len(KINDS)):
+        one = slots[slot : slot + 1]
+        for position in range(5):
+            wanted = sampler.sample(logits[slot : slot + 1], one, one * 0 + position, [slot]).tokens
+            asked = sampler.features([slot])
+            assert asked is not None
+            for union in unions:
+                if union.covers(asked):
+                    found, _ = sampler.sample_graphable(
+                        logits[slot : slot + 1], one, one * 0 + position, union
+                    )
+                    assert torch.equal(found, wanted), union
+
+
+def test_padding_rows_change_nothing() -> None:
+    sampler = opened(KINDS)
+    count = len(KINDS)
+    logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(3))
+    slots = torch.arange(count)
+    features = sampler.features(list(range(count)))
+    assert features is not None
+    wanted, _ = sampler.sample_graphable(logits, slots, slots, features)
+    padded = torch.cat((logits, torch.full((3, VOCAB), float("nan"))))
+    index = torch.cat((slots, torch.full((3,), count)))
+    found, bad = sampler.sample_graphable(padded, index, index, features)
+    assert torch.equal(found[:count], wanted)
+    assert bad.tolist() == [False] * count + [True] * 3
+
+
+def addresses(sampler: Sampler) -> list[int]:
+    tensors = [*vars(sampler._slots).values(), sampler.blocks.lanes]
+    return [value.data_ptr() for value in tensors if isinstance(value, torch.Tensor)]
+
+
+def test_tables_of_a_graph_stay_at_their_address() -> None:
+    sampler = opened(KINDS)
+    before = addresses(sampler)
+    assert len(before) == 2
+    for slot in range(len(KINDS)):
+        sampler.open(
+            [SlotStart(slot, SamplingParams(presence_penalty=1.0), 1, [5], 0, [7], [[1, 2, 3]])]
+        )
+    sampler.close(range(len(KINDS)))
+    assert addresses(sampler) == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_captured_graph_samples_like_a_cpu(kind: dict[str, Any]) -> None:
+    rows, vocab = 8, 151_936
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(rows, vocab, generator=generator) * 3
+    starts = [SlotStart(slot, SamplingParams(**kind), 1, [0], slot, [], []) for slot in range(rows)]
+    host, card = Sampler(rows + 1, vocab), Sampler(rows + 1, vocab, "cuda")
+    host.open(starts)
+    card.open(starts)
+    slots = torch.arange(rows)
+    inputs = [t.cuda() for t in (logits, slots, slots)]
+    features = card.features(list(range(rows)))
+    assert features is not None
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        card.sample_graphable(inputs[0], inputs[1], inputs[2], features)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, bad = card.sample_graphable(inputs[0], inputs[1], inputs[2], features)
+    for step in range(3):
+        inputs[2].copy_(slots + step)
+        graph.replay()
+        wanted = host.sample(logits, slots, slots + step, list(range(rows)))
+        assert torch.equal(tokens.cpu(), wanted.tokens)
+        assert not bad.any()
