@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import Member, members, plugins
@@ -92,19 +94,31 @@ def checkpoint(folder: Path, removed: Member) -> Path:
 
 
 @pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
-class TestWithout:
-    def test_plugins_are_listed(self, member: Member, tmp_path: Path) -> None:
-        done = run(without(member, tmp_path), LIST)
-        assert done.returncode == 0, done.stderr
-        assert member.name not in done.stdout
-        others = [m.name for m in members() if m.name != member.name and m.entry_points]
-        assert [name for name in others if name not in done.stdout] == []
+def test_the_other_plugins_are_listed(member: Member, tmp_path: Path) -> None:
+    done = run(without(member, tmp_path), LIST)
+    assert done.returncode == 0, done.stderr
+    assert member.name not in done.stdout
+    others = [m.name for m in members() if m.name != member.name and m.entry_points]
+    assert [name for name in others if name not in done.stdout] == []
 
-    def test_another_architecture_generates(self, member: Member, tmp_path: Path) -> None:
-        model = checkpoint(tmp_path, member)
-        done = run(without(member, tmp_path), GENERATE, member.name, str(model))
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.split()[-1] == "4"
+
+def by_cost() -> Iterator[Any]:
+    """All models and the first plugin of each other group; a process with torch takes seconds, so
+    the rest is ``slow``."""
+    groups: set[str] = set()
+    for member in plugins():
+        group = member.folder.parent.name
+        costly = group != "models" and group in groups
+        groups.add(group)
+        yield pytest.param(member, id=member.name, marks=[pytest.mark.slow] if costly else [])
+
+
+@pytest.mark.parametrize("member", by_cost())
+def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
+    model = checkpoint(tmp_path, member)
+    done = run(without(member, tmp_path), GENERATE, member.name, str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "4"
 
 
 @pytest.mark.parametrize("name", ["weft-server", "weft-cli"])
