@@ -113,7 +113,7 @@ def by_cost() -> Iterator[Any]:
         yield pytest.param(member, id=member.name, marks=[pytest.mark.slow] if costly else [])
 
 
-@pytest.mark.parametrize("member", by_cost())
+@pytest.mark.parametrize("member", list(by_cost()))
 def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     model = checkpoint(tmp_path, member)
     done = run(without(member, tmp_path), GENERATE, member.name, str(model))
