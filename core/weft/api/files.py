@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +15,7 @@ __all__ = (
     "ModelFiles",
     "ModelRef",
     "ModelSource",
+    "TensorFiles",
     "TextStream",
     "Tokenizer",
     "WeightLoader",
@@ -59,6 +60,14 @@ class WeightLoader(Protocol):
         A tensor may alias a memory-mapped file: it is read-only and may be sliced before it is
         copied, so that a rank reads only its shard.
         """
+
+
+@runtime_checkable
+class TensorFiles(Protocol):
+    """An optional ability of a ``WeightLoader``: its errors can name a file."""
+
+    def where(self, name: str) -> str:
+        """The file that holds a tensor which ``tensors`` has yielded."""
 
 
 class TextStream(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ __all__ = (
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
+    "TensorNames",
 )
 
 
@@ -146,3 +147,12 @@ class QuantizationScheme(Protocol):
     def experts(self, spec: Any) -> Any | None: ...
 
     def kv_dtype(self, layer: str) -> str | None: ...
+
+
+@runtime_checkable
+class TensorNames(Protocol):
+    """An optional ability of a scheme whose checkpoints name tensors in a way of their own."""
+
+    def rename(self, name: str) -> str | None:
+        """The usual name of a checkpoint tensor (``….q_proj.k_scale`` → ``….attn.k_scale``), or
+        ``None`` for one that is not needed. Called before ``ModelSpec.renamed`` and ``fused``."""

@@ -12,7 +12,17 @@ from weft.layers.plain import PlainLinear
 from weft.layers.rope import rope_parameters
 from weft.layers.rotary import Angles, RotaryEmbedding
 from weft.layers.self_attention import SelfAttention
-from weft.layers.weight import Layout, Mismatch, Part, Slot, bind, layout_of, weight
+from weft.layers.weight import (
+    Finishing,
+    Layout,
+    Locating,
+    Mismatch,
+    Part,
+    Slot,
+    bind,
+    layout_of,
+    weight,
+)
 
 __all__ = (
     "Angles",
@@ -21,11 +31,13 @@ __all__ = (
     "Decoder",
     "DecoderLayer",
     "Embedding",
+    "Finishing",
     "GatedMLP",
     "LMHead",
     "LayerNorm",
     "Layout",
     "Linear",
+    "Locating",
     "Mismatch",
     "NullCollective",
     "Part",

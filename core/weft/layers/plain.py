@@ -54,7 +54,7 @@ def _prepack(data: Tensor) -> Tensor | None:
     """
     if data.device.type != "cpu" or data.dtype is not torch.bfloat16:
         return None
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return None
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():

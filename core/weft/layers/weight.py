@@ -11,12 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ("Layout", "Mismatch", "Part", "Slot", "bind", "layout_of", "place", "slots", "weight")
+__all__ = (
+    "Finishing",
+    "Layout",
+    "Locating",
+    "Mismatch",
+    "Part",
+    "Slot",
+    "bind",
+    "layout_of",
+    "place",
+    "slots",
+    "weight",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,24 @@ class Slot(NamedTuple):
     part: int | None = None
     item: int | None = None
     """Index in the stack."""
+
+
+@runtime_checkable
+class Locating(Protocol):
+    """A module that finds its own checkpoint tensors, because no list of names could (experts)."""
+
+    def locate(self, rest: str) -> Slot | None:
+        """The slot of the tensor whose name is ``rest`` below this module; ``None``: unknown.
+
+        ``Slot.parameter`` is the name of a parameter of this module.
+        """
+
+
+@runtime_checkable
+class Finishing(Protocol):
+    """A module that repacks or converts its parameters when all of them are filled."""
+
+    def finish(self) -> None: ...
 
 
 class Mismatch(ValueError):

@@ -21,6 +21,7 @@ from weft.api.models import (
     ModelContext,
     ModelSpec,
     QuantizationScheme,
+    TensorNames,
 )
 from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from weft.layers.device import device_info
@@ -90,7 +91,7 @@ def build_model(
             f"the plugin for {spec.architecture} built a {type(model).__name__}; "
             "it must build a torch.nn.Module"
         )
-    load_weights(model, spec, loader, ranks, rename=getattr(scheme, "rename", None))
+    load_weights(model, spec, loader, ranks, rename=_renaming(scheme))
     log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
     return model.eval(), spec
 
@@ -155,6 +156,10 @@ def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> We
             )
         load_format = found
     return host.load_format(load_format, files)
+
+
+def _renaming(scheme: object) -> Callable[[str], str | None] | None:
+    return scheme.rename if isinstance(scheme, TensorNames) else None
 
 
 class _CheckpointNames:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.api.files import WeightLoader
+from weft.api.files import TensorFiles, WeightLoader
 from weft.api.models import Collective, ModelSpec
 from weft.errors import CheckpointError
-from weft.layers.weight import Mismatch, Slot, layout_of, place, slots
+from weft.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
 from weft.loading.dummy import fill_randomly
 from weft.loading.formats import DummyLoader
 
@@ -50,9 +49,8 @@ def load_weights(
 def finish(model: nn.Module) -> None:
     """Let every layer that has a ``finish`` method repack what was loaded."""
     for module in list(model.modules()):
-        method = getattr(module, "finish", None)
-        if callable(method):
-            method()
+        if isinstance(module, Finishing):
+            module.finish()
 
 
 class _Filling:
@@ -138,9 +136,9 @@ class _Filling:
         path = name
         while "." in path:
             path = path.rpartition(".")[0]
-            method = getattr(self.modules.get(path), "locate", None)
-            if callable(method):
-                found: Slot | None = method(name[len(path) + 1 :])
+            module = self.modules.get(path)
+            if isinstance(module, Locating):
+                found = module.locate(name[len(path) + 1 :])
                 return found and found._replace(parameter=f"{path}.{found.parameter}")
         return None
 
@@ -216,8 +214,7 @@ class _Filling:
         )
 
     def where(self, name: str) -> str:
-        method: Any = getattr(self.loader, "where", None)
-        return str(method(name)) if callable(method) else "the checkpoint"
+        return self.loader.where(name) if isinstance(self.loader, TensorFiles) else "the checkpoint"
 
 
 def _within(slot: Slot, filled: Slot) -> bool:

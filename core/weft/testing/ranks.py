@@ -6,7 +6,7 @@ It proves that a layer divides its work correctly; it says nothing about speed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -44,6 +44,10 @@ class _Rank:
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return torch.cat(self.meeting.exchange(self.rank, x), dim=dim)
+
+    def smallest(self, values: Sequence[int]) -> list[int]:
+        brought = self.meeting.exchange(self.rank, torch.tensor(list(values)))
+        return [int(v) for v in torch.stack(brought).amin(dim=0)]
 
 
 def on_ranks(size: int, work: Callable[[Collective], T]) -> list[T]:

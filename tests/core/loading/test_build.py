@@ -112,10 +112,9 @@ class Scheme:
     def experts(self, spec: Any) -> None: ...
 
 
-def build(host: Any, config: Any, root: Path = Path("/nowhere"), **options: Any) -> Any:
-    files = ModelFiles(root, (), {})
+def build(host: Any, config: Any, files: ModelFiles | None = None, **options: Any) -> Any:
     return build_model(
-        files,
+        files or ModelFiles(Path("/nowhere"), (), {}),
         config,
         host,
         torch.device("cpu"),
@@ -138,6 +137,24 @@ def test_a_scheme_sees_names_of_the_checkpoint_where_the_model_renames() -> None
     assert model.ctx.max_model_len == 9
     assert model.ctx.options == {"key": "M"}
     assert not model.training
+
+
+def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
+    class Renaming(Scheme):
+        def rename(self, name: str) -> str | None:
+            return {"odd.up": "model.up.weight"}.get(name)
+
+    class Root(nn.Module):
+        def __init__(self, ctx: ModelContext) -> None:
+            super().__init__()
+            self.model = One(ctx)
+
+    host = FakeHost({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
+    config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
+    torch.save({"odd.up": torch.ones(2, 4), "dropped": torch.ones(1)}, tmp_path / "model.pt")
+    files = ModelFiles(tmp_path, ("model.pt",), {})
+    model, _ = build(host, config, files=files)
+    assert model.model.up.weight.tolist() == [[1.0] * 4] * 2
 
 
 def test_what_a_plugin_builds_must_be_a_module() -> None:
