@@ -7,7 +7,6 @@ from litestar.config.app import AppConfig
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
-from litestar.types import ASGIApp
 
 from weft_server.context import Context
 from weft_server.edge import Edge
@@ -20,7 +19,7 @@ from weft_server.routes.answers import handle_error, handle_gone, handle_http_er
 __all__ = ("create_app",)
 
 
-def create_app(context: Context) -> ASGIApp:
+def create_app(context: Context) -> Edge:
     """Build the ASGI application of one server. Plugins of ``weft.server`` edit it first."""
     config = AppConfig(
         route_handlers=[

@@ -76,6 +76,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     request_timeout: Annotated[
         Seconds, Meta(description="Longest time a request may take, queueing included.")
     ] = 600.0
+    hang_timeout: Annotated[
+        Seconds, Meta(description="An engine that is silent for so long is reported as ill.")
+    ] = 60.0
     write_timeout: Annotated[
         Seconds, Meta(description="A client that reads nothing for so long is disconnected.")
     ] = 60.0

@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from weft.api.parsers import Tool
-from weft.errors import ModelNotFoundError, RequestError
+from weft.engine.stats import EngineStats
+from weft.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
 from weft.sampling.params import SamplingParams
 from weft_server.config import ServerConfig
 from weft_server.engine import Engine
+from weft_server.errors import APIError
 from weft_server.flights import Flights
 from weft_server.metrics import Metrics
 from weft_server.parsing import Guard, Splitter
@@ -26,7 +28,11 @@ BIG = 4096
 
 
 class Context:
-    """One server around one started engine. ``draining`` is set when it is going to stop."""
+    """One server around one started engine.
+
+    ``draining`` is set when it is going to stop, ``dead`` when the engine has stopped, ``hangs``
+    while the engine does not answer; ``stats`` is what it said last.
+    """
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
@@ -38,13 +44,27 @@ class Context:
         self.flights = Flights(config.request_timeout)
         self.metrics = Metrics(self.model)
         self.draining = False
-        self.dead: BaseException | None = None
-        template = engine.tokenizer.chat_template or ""
-        self.knows_developer = "developer" in template
+        self.dead: EngineDeadError | None = None
+        self.hangs: EngineDeadError | None = None
+        self.stats: EngineStats | None = None
+        self.knows_developer = knows_developer(engine)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def check_alive(self) -> None:
+        """Raise ``EngineDeadError`` or ``APIError`` unless the engine is well. Asks nobody."""
+        if self.dead is not None:
+            raise self.dead
+        if not self.engine.alive:
+            raise EngineDeadError("the engine has stopped")
+        if self.hangs is not None:
+            raise APIError(
+                503,
+                f"the engine has not answered for {self.config.hang_timeout:g} s",
+                code="engine_hangs",
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raise unless ``name`` is served; no name is the first one."""
@@ -84,3 +104,11 @@ class Context:
         if thinking is None and calls is None:
             return None
         return Splitter(thinking, calls, None if parallel else 1)
+
+
+def knows_developer(engine: Engine) -> bool:
+    """Whether the chat template tells the role ``developer`` from ``system``."""
+    try:
+        return "developer" in (engine.tokenizer.chat_template or "")
+    except CheckpointError:
+        return False

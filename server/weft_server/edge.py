@@ -17,7 +17,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar import Litestar
+from litestar.types import Message, Receive, Scope, Send
 
 from weft_server.config import LOOPBACK
 from weft_server.context import Context
@@ -32,11 +33,11 @@ Headers = dict[bytes, bytes]
 
 
 class Edge:
-    """An ASGI application around another one."""
+    """An ASGI application around ``app``."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
+    def __init__(self, app: Litestar, context: Context) -> None:
         config = context.config
-        self._app = app
+        self.app = app
         self._context = context
         self._keys = [sha256(key.encode()).digest() for key in config.api_key]
         self._hosts = LOOPBACK | {config.host.lower()} | {h.lower() for h in config.allowed_host}
@@ -47,7 +48,7 @@ class Edge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind: str = scope["type"]
         if kind not in ("http", "websocket"):
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers: Headers = dict(reversed(cast("Any", scope)["headers"]))
         path = scope["path"]
@@ -61,7 +62,7 @@ class Edge:
             if refusal is not None:
                 await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)[:120]})
                 return
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         await self._counted(scope, receive, send, label, refusal)
 
@@ -82,7 +83,7 @@ class Edge:
             if refusal is not None:
                 await refuse(labelled, refusal)
             else:
-                await self._app(scope, receive, labelled)
+                await self.app(scope, receive, labelled)
         finally:
             metrics.active -= 1
             route = cast("dict[str, Any]", scope).get("path_template") or "other"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -27,21 +27,25 @@ class Engine(Protocol):
     @property
     def facts(self) -> EngineFacts: ...
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``CheckpointError`` if the model has none."""
+
     @property
-    def renderer(self) -> ChatRenderer: ...
+    def renderer(self) -> ChatRenderer | None: ...
+    @property
+    def alive(self) -> bool:
+        """Whether the engine runs, as far as is known without asking it."""
     @property
     def host(self) -> Host: ...
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+        self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs until the request is finished. Closing the iterator aborts the request."""
 
     def get_default_sampling_params(self) -> SamplingParams: ...
 
-    async def health(self) -> None:
-        """Raise ``EngineDeadError`` if the engine has stopped."""
+    async def stats(self, timeout: float) -> EngineStats:
+        """Ask between two steps. Raises ``EngineDeadError`` if the engine has stopped, or does not
+        come back from a step within ``timeout`` seconds."""
 
-    async def stats(self) -> EngineStats: ...
-    async def shutdown(self) -> None: ...

@@ -10,6 +10,7 @@ import logging
 import msgspec
 
 from weft.errors import (
+    CheckpointError,
     ContextLengthError,
     EngineDeadError,
     EngineError,
@@ -87,6 +88,8 @@ def error_of(error: BaseException) -> APIError:
             return APIError(404, str(error), param="model", code="model_not_found")
         case RequestError():
             return APIError(400, str(error), param=error.param)
+        case CheckpointError():  # the model has no tokenizer, and the request needs one
+            return APIError(400, str(error))
         case QueueFullError():
             return APIError(429, str(error), code="queue_full", headers={"retry-after": "1"})
         case EngineDeadError():

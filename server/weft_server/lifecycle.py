@@ -33,6 +33,8 @@ log = logging.getLogger("weft.server")
 
 TICK = 0.25
 """Seconds between two looks at the engine and the connections."""
+HEARTBEAT = 1.0
+"""Seconds between two questions to an engine that answers."""
 FAREWELL = 3.0
 """Seconds that stopped requests get to tell their clients why."""
 
@@ -78,9 +80,10 @@ class Lifecycle:
         self._bound = bound
         self._signals = signals
         config = context.config
+        self.app = create_app(context)
         self._listener = Listener(
             uvicorn.Config(
-                create_app(context),
+                self.app,
                 http=bounded(config),
                 ws="none",
                 lifespan="on",
@@ -112,6 +115,7 @@ class Lifecycle:
         ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``.
         """
         serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
+        monitor = asyncio.create_task(self._monitor())
         try:
             while not self._listener.started and not serving.done():
                 await asyncio.sleep(0.005)
@@ -120,6 +124,7 @@ class Lifecycle:
             await self._watch(serving)
             await self._drain()
         finally:
+            monitor.cancel()
             await self._stop(serving)
         if self._context.dead is not None:
             raise self._context.dead
@@ -168,15 +173,22 @@ class Lifecycle:
             async with asyncio.timeout(pause):
                 await wake.wait()
         sweep(self._listener.server_state.connections, asyncio.get_running_loop().time())
-        if self._context.dead is None:
-            await self._look()
+        if self._context.dead is None and not self._context.engine.alive:
+            self._context.dead = EngineDeadError("the engine has stopped")
+            log.error("the engine has died")
 
-    async def _look(self) -> None:
-        try:
-            async with asyncio.timeout(TICK):
-                await self._context.engine.health()
-        except TimeoutError:
-            pass  # slow is not dead: /health tells, and an operator decides
-        except EngineDeadError as error:
-            log.error("the engine has died: %s", error)
-            self._context.dead = error
+    async def _monitor(self) -> None:
+        """Ask the engine again and again. A long step is no illness, a very long one is."""
+        context, patience = self._context, self._context.config.hang_timeout
+        while context.dead is None:
+            try:
+                context.stats = await context.engine.stats(patience)
+                context.hangs = None
+            except EngineDeadError as error:
+                if context.engine.alive:
+                    log.error("the engine hangs: %s", error)
+                    context.hangs = error
+                else:
+                    log.error("the engine has died: %s", error)
+                    context.dead = error
+            await asyncio.sleep(HEARTBEAT)

@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import cast
 
 from weft.outputs import CompletionOutput, RequestOutput
 from weft.sampling.params import SamplingParams
 from weft_server.engine import Engine, Prompt
 from weft_server.errors import APIError
 
-__all__ = ("final", "finals", "merged", "stream")
-
-
-def stream(
-    engine: Engine, prompt: Prompt, params: SamplingParams, request_id: str
-) -> AsyncGenerator[RequestOutput, None]:
-    """The engine's outputs as a generator, which can be closed. Raises for a failed output."""
-    return cast("AsyncGenerator[RequestOutput, None]", engine.generate(prompt, params, request_id))
+__all__ = ("check", "final", "finals", "merged")
 
 
 async def final(
@@ -27,7 +19,7 @@ async def final(
 ) -> RequestOutput:
     """Run one prompt to its end."""
     last: RequestOutput | None = None
-    async with aclosing(stream(engine, prompt, params, request_id)) as outputs:
+    async with aclosing(engine.generate(prompt, params, request_id=request_id)) as outputs:
         async for output in outputs:
             last = output
     if last is None:
@@ -58,7 +50,7 @@ async def merged(
 ) -> AsyncGenerator[list[tuple[int, RequestOutput]], None]:
     """Yield ``(prompt, output)`` pairs, in each turn all that have come since the last."""
     if len(prompts) == 1:
-        async with aclosing(stream(engine, prompts[0], params, request_id)) as outputs:
+        async with aclosing(engine.generate(prompts[0], params, request_id=request_id)) as outputs:
             async for output in outputs:
                 yield [(0, output)]
         return
@@ -67,7 +59,8 @@ async def merged(
 
     async def pump(index: int) -> None:
         try:
-            source = stream(engine, prompts[index], params, f"{request_id}-{index}")
+            label = f"{request_id}-{index}"
+            source = engine.generate(prompts[index], params, request_id=label)
             async with aclosing(source) as outputs:
                 async for output in outputs:
                     ready.append((index, output))

@@ -25,7 +25,8 @@ __all__ = ("Startable", "serve", "serve_engine")
 class Startable(Engine, Protocol):
     """An engine that is not running yet."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> Any: ...
+    async def shutdown(self) -> None: ...
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> None:
@@ -92,7 +93,7 @@ async def started(engine: Startable, signals: Signals) -> bool:
         await asyncio.gather(starting, asked, return_exceptions=True)
 
 
-async def shut_down(engine: Engine) -> None:
+async def shut_down(engine: Startable) -> None:
     """Release the engine; that a dead one cannot be asked does not matter any more."""
     try:
         async with asyncio.timeout(10):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from weft.config import EngineConfig, from_options
@@ -102,12 +102,16 @@ class ScriptedEngine:
 
     async def shutdown(self) -> None: ...
 
-    async def health(self) -> None:
-        await self.healthy.wait()
-        if self.dead is not None:
-            raise self.dead
+    @property
+    def alive(self) -> bool:
+        return self.dead is None
 
-    async def stats(self) -> EngineStats:
+    async def stats(self, timeout: float) -> EngineStats:
+        try:
+            async with asyncio.timeout(timeout):
+                await self.healthy.wait()
+        except TimeoutError:
+            raise EngineDeadError("it hangs") from None
         if self.dead is not None:
             raise self.dead
         return EngineStats(
@@ -118,8 +122,11 @@ class ScriptedEngine:
         )
 
     async def generate(
-        self, prompt: Any, params: SamplingParams, request_id: str | None = None
-    ) -> AsyncIterator[RequestOutput]:
+        self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        params = sampling_params
+        if isinstance(prompt, str):
+            prompt = {"prompt_token_ids": self.tokenizer.encode(prompt), "prompt": prompt}
         ids = list(prompt["prompt_token_ids"])
         if any(not 0 <= i < self.tokenizer.vocab_size for i in ids):
             raise RequestError(f"prompt holds {max(ids)}, which is not a token id", param="prompt")

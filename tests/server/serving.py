@@ -21,8 +21,11 @@ from weft_server.listen import bind
 class Server:
     """A running server; ``client`` speaks to it."""
 
-    def __init__(self, context: Context, signals: Signals, task: asyncio.Task[None], port: int) -> None:
-        self.context, self.signals, self.task, self.port = context, signals, task, port
+    def __init__(
+        self, lifecycle: Lifecycle, context: Context, signals: Signals, port: int
+    ) -> None:
+        self.lifecycle, self.context, self.signals, self.port = lifecycle, context, signals, port
+        self.task = asyncio.create_task(lifecycle.run())
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.AsyncClient(base_url=self.url, timeout=10)
 
@@ -59,8 +62,8 @@ async def serving(engine: ScriptedEngine | None = None, **options: Any) -> Async
     except BaseException:
         bound.close()
         raise
-    task = asyncio.create_task(lifecycle.run())
-    server = Server(context, signals, task, 0 if config.uds else bound.getsockname()[1])
+    server = Server(lifecycle, context, signals, 0 if config.uds else bound.getsockname()[1])
+    task = server.task
     try:
         await until(lambda: lifecycle.started or task.done())
         yield server

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -41,10 +42,8 @@ def test_brackets_in_strings_do_not_count(text: str) -> None:
 def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
     for unit in (b"[", b"[]", b'"', b'\\"', b"[[[[[[]]]]]]", b"}", b"[{"):
         began = time.perf_counter()
-        try:
+        with suppress(APIError):
             check_depth(unit * (10_000_000 // len(unit)))
-        except APIError:
-            pass
         assert time.perf_counter() - began < 2.0, unit
 
 

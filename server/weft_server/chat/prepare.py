@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import RequestError
+from weft.errors import ContextLengthError, RequestError
+from weft.frontend.processor import CHARS_PER_TOKEN
 from weft.sampling.params import BOUNDS, SamplingParams
 from weft_server.chat.tools import Toolbox, toolbox
 from weft_server.context import Context
@@ -102,6 +103,12 @@ async def render(
             param="continue_final_message",
         )
     renderer = context.engine.renderer
+    if renderer is None:
+        raise RequestError(
+            "this model has no tokenizer, so it cannot chat; send token ids to /v1/completions",
+            param="messages",
+        )
+    most = context.engine.facts.max_model_len * CHARS_PER_TOKEN
 
     def work() -> tuple[str, list[int]]:
         text = renderer.render(
@@ -111,6 +118,12 @@ async def render(
             continue_final_message=carry_on,
             template_arguments=arguments,
         )
+        if len(text) > most:  # encoding it would take long, and be in vain
+            raise ContextLengthError(
+                f"the conversation has {len(text)} characters; this model's context holds at most "
+                f"{most}: send less",
+                param="messages",
+            )
         return text, renderer.encode(text)
 
     return await context.off_loop(size_of(plain) + (len(str(tools)) if tools else 0), work)

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import RequestError
+from weft.errors import ContextLengthError, RequestError
+from weft.frontend.processor import CHARS_PER_TOKEN
 from weft.sampling.params import SamplingParams
 from weft_server.context import Context
 from weft_server.engine import Prompt
@@ -89,16 +90,21 @@ def prompts_of(prompt: str | list[Any] | None) -> list[str | list[int]]:
 
 
 async def encoded(context: Context, request: CompletionRequest, text: str | list[int]) -> Prompt:
-    """Ids as they are; text is encoded here, so that long text leaves the event loop."""
+    """What the engine takes. It encodes text itself, unless special tokens are to be left out."""
     if not isinstance(text, str):
         return {"prompt_token_ids": text}
-    special = request.add_special_tokens is not False
-    tokenizer = context.engine.tokenizer
-
-    def work() -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=special)
-
-    ids = await context.off_loop(len(text), work)
+    if request.add_special_tokens is not False:
+        return text
+    tokenizer, most = context.engine.tokenizer, context.engine.facts.max_model_len * CHARS_PER_TOKEN
+    if len(text) > most:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters; this model's context holds at most {most}: "
+            "send less",
+            param="prompt",
+        )
+    ids = await context.off_loop(
+        len(text), lambda: tokenizer.encode(text, add_special_tokens=False)
+    )
     if not ids:
         raise RequestError("prompt is empty; send at least one token", param="prompt")
     return {"prompt_token_ids": ids, "prompt": text}

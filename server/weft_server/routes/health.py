@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from litestar import Response, get, route
@@ -13,23 +12,19 @@ from weft_server.context import Context
 from weft_server.errors import APIError
 from weft_server.routes.answers import json_answer
 
-__all__ = ("PATIENCE", "alive", "handlers")
-
-PATIENCE = 5.0
-"""Seconds after which an engine that says nothing about its health counts as ill."""
-
+__all__ = ("handlers",)
 
 def handlers(context: Context) -> list[HTTPRouteHandler]:
     @route(["/health", "/ping"], http_method=["GET", "POST"], status_code=200)
     async def health() -> Response[Any]:
-        await alive(context)
+        context.check_alive()
         return json_answer({"status": "draining" if context.draining else "ok"})
 
     @get("/ready")
     async def ready() -> Response[Any]:
         if context.draining:
             raise APIError(503, "the server is going to stop", code="draining")
-        await alive(context)
+        context.check_alive()
         return json_answer({"status": "ok"})
 
     @get("/version")
@@ -37,16 +32,3 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         return json_answer({"version": weft.__version__})
 
     return [health, ready, version]
-
-
-async def alive(context: Context) -> None:
-    """Raise unless the engine says that it is well."""
-    if context.dead is not None:
-        raise context.dead
-    try:
-        async with asyncio.timeout(PATIENCE):
-            await context.engine.health()
-    except TimeoutError:
-        raise APIError(
-            503, f"the engine did not answer within {PATIENCE:g} s", code="engine_stuck"
-        ) from None

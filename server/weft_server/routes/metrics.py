@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from weft.engine.stats import EngineStats
-from weft.errors import WeftError
+from weft.errors import EngineDeadError
 from weft_server.context import Context
-from weft_server.routes.health import PATIENCE
 
 __all__ = ("handlers",)
+
+PATIENCE = 0.5
+"""Seconds that a scrape waits for fresh numbers."""
 
 
 def handlers(context: Context) -> list[HTTPRouteHandler]:
     @get("/metrics")
     async def metrics() -> Response[Any]:
-        stats: EngineStats | None = None
-        try:
-            async with asyncio.timeout(PATIENCE):
-                stats = await context.engine.stats()
-        except (WeftError, TimeoutError):
-            pass  # weft_engine_up 0 says it; the server's own numbers are still worth reading
+        with suppress(EngineDeadError, TimeoutError):
+            async with asyncio.timeout(PATIENCE):  # a long step: the numbers before it will do
+                context.stats = await context.engine.stats(PATIENCE)
+        stats = context.stats if context.engine.alive else None
         return Response(
             context.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST, status_code=200
         )

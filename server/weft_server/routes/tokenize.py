@@ -22,7 +22,6 @@ __all__ = ("handlers",)
 def handlers(context: Context) -> list[HTTPRouteHandler]:
     strict = context.config.strict_requests
     texts, ids = Reader(TokenizeRequest, strict=strict), Reader(DetokenizeRequest, strict=strict)
-    tokenizer = context.engine.tokenizer
 
     @post("/tokenize", status_code=200)
     async def tokenize(request: Request[Any, Any, Any]) -> Response[Any]:
@@ -33,8 +32,9 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
             count=len(tokens),
             max_model_len=context.engine.facts.max_model_len,
             tokens=tokens,
-            token_strs=[tokenizer.token(t) for t in tokens] if wanted.return_token_strs else None,
         )
+        if wanted.return_token_strs:
+            answer.token_strs = [context.engine.tokenizer.token(t) for t in tokens]
         return json_answer(answer, headers=headers)
 
     @post("/detokenize", status_code=200)
@@ -42,7 +42,7 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         wanted, headers = await read(request, ids)
         context.check_model(wanted.model)
         check_ids(context, wanted.tokens)
-        skip = bool(wanted.skip_special_tokens)
+        skip, tokenizer = bool(wanted.skip_special_tokens), context.engine.tokenizer
 
         def work() -> str:
             return tokenizer.decode(wanted.tokens, skip_special_tokens=skip)

@@ -1,0 +1,156 @@
+"""Keys, hosts, origins, prefixes: who may ask at all."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Any
+
+import pytest
+from serving import Server, serving
+
+from weft_server import edge
+
+KEYS = {"api_key": ["k1", "k2-é"]}
+
+
+async def paths(server: Server) -> list[str]:
+    """Every route of the application, plugins' included."""
+    return sorted({route.path for route in server.lifecycle.app.app.routes})
+
+
+async def test_every_route_but_liveness_needs_a_key() -> None:
+    async with serving(**KEYS) as server:
+        found = await paths(server)
+        assert "/tokenize" in found and len(found) >= 9
+        for path in [*found, "/nope", "/v1/models/x", "/metrics/"]:
+            for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE"):
+                response = await server.client.request(method, path.replace("{name:path}", "x"))
+                if path in ("/health", "/ping", "/ready"):
+                    assert response.status_code in (200, 204, 405), (method, path)
+                else:
+                    assert response.status_code == 401, (method, path)
+                    assert "x-request-id" in response.headers
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"GET //v1/models HTTP/1.1",
+        b"GET /v1%2fmodels HTTP/1.1",
+        b"GET /health/../v1/models HTTP/1.1",
+        b"GET /health/ HTTP/1.1",
+        b"GET /health;/v1/models HTTP/1.1",
+        b"GET /HEALTH HTTP/1.1",
+        b"GET http://localhost/v1/models HTTP/1.1",
+        b"GET /v1/models?/health HTTP/1.1",
+        b"GET /v1/models HTTP/1.0",
+    ],
+)
+async def test_no_spelling_of_a_path_goes_around_the_key(line: bytes) -> None:
+    async with serving(**KEYS) as server:
+        answer = await server.raw(line + b"\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    assert answer.split(b" ", 2)[1] in (b"401", b"400"), answer[:200]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": "Bearer k1"}, 200),
+        ({"authorization": "bearer k1"}, 200),
+        ({"authorization": "Bearer k2-é".encode()}, 200),
+        ({"x-api-key": "k1"}, 200),
+        ({"authorization": "Bearer k"}, 401),
+        ({"authorization": "Bearer k11"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Basic k1"}, 401),
+        ({"authorization": b"Bearer \xff\xfe"}, 401),
+        ({"authorization": "Bearer " + "x" * 60_000}, 401),
+        ({"authorization": ""}, 401),
+    ],
+)
+async def test_keys(headers: dict[str, Any], status: int) -> None:
+    async with serving(**KEYS) as server:
+        response = await server.client.get("/v1/models", headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert "k1" not in response.text
+
+
+def test_all_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    real = hmac.compare_digest
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return real(a, b)
+
+    monkeypatch.setattr(edge.hmac, "compare_digest", compare)
+    digests = [hashlib.sha256(k).digest() for k in (b"a", b"b", b"c")]
+    assert edge.any_equal(digests[0], digests)
+    assert compared == [(digests[0], d) for d in digests]
+
+
+async def test_a_loopback_server_knows_its_names() -> None:
+    async with serving(allowed_host=["weft.test"]) as server:
+        for host, status in {
+            "localhost:1": 200,
+            "127.0.0.1": 200,
+            "[::1]:8000": 200,
+            "weft.test": 200,
+            "evil.example": 403,
+            "localhost.evil.example": 403,
+            "127.0.0.1.evil.example:80": 403,
+            "": 403,
+        }.items():
+            response = await server.client.get("/version", headers={"host": host})
+            assert response.status_code == status, host
+
+
+async def test_web_pages_of_others_may_not_use_a_local_server() -> None:
+    body = {"prompt": "a"}
+    async with serving() as server:
+        own = {"origin": f"http://127.0.0.1:{server.port}"}
+        evil = {"origin": "https://evil.example"}
+        assert (await server.post("/v1/completions", body, headers=own)).status_code == 200
+        assert (await server.post("/v1/completions", body, headers=evil)).status_code == 403
+        null = await server.post("/v1/completions", body, headers={"origin": "null"})
+        assert null.status_code == 403
+        preflight = await server.client.options(
+            "/v1/completions", headers={**evil, "access-control-request-method": "POST"}
+        )
+        assert preflight.status_code == 403
+
+
+async def test_cors_lets_named_origins_in_and_nobody_else() -> None:
+    good, evil = "https://app.example", "https://evil.example"
+    async with serving(cors_origin=[good], **KEYS) as server:
+        asks = {"access-control-request-method": "POST"}
+        preflight = await server.client.options("/v1/completions", headers={"origin": good, **asks})
+        refused = await server.client.options("/v1/completions", headers={"origin": evil, **asks})
+        key = {"authorization": "Bearer k1", "origin": good}
+        answer = await server.post("/v1/completions", {"prompt": "a"}, headers=key)
+        naked = await server.client.options("/v1/completions")
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == good
+    assert refused.status_code == 403
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == good
+    assert naked.status_code == 401
+
+
+async def test_a_prefix_of_a_proxy_is_stripped_if_it_is_there() -> None:
+    async with serving(root_path="/llm", **KEYS) as server:
+        key = {"authorization": "Bearer k1"}
+        for path in ("/llm/v1/models", "/v1/models"):
+            assert (await server.client.get(path, headers=key)).status_code == 200
+            assert (await server.client.get(path)).status_code == 401
+        assert (await server.client.get("/llm/health")).status_code == 200
+        assert (await server.client.get("/llmfoo/health")).status_code == 401
+
+
+async def test_forwarded_headers_change_nothing() -> None:
+    forged = {"x-forwarded-for": "127.0.0.1", "x-forwarded-host": "evil", "x-forwarded-proto": "https"}
+    async with serving(**KEYS) as server:
+        assert (await server.client.get("/v1/models", headers=forged)).status_code == 401

@@ -1,0 +1,172 @@
+"""Errors from the engine, before and inside of a stream, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from scripted import ScriptedEngine
+from serving import events, serving, until
+
+from weft.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    EngineError,
+    OutOfMemoryError,
+    QueueFullError,
+    RequestError,
+)
+
+
+def failing(error: BaseException, at: int = 0) -> Callable[[ScriptedEngine, int], None]:
+    def before(_: ScriptedEngine, step: int) -> None:
+        if step == at:
+            raise error
+
+    return before
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("no", param="top_k"), 400, None),
+        (ContextLengthError("9 tokens do not fit 8", param="prompt"), 400, "context_length_exceeded"),
+        (QueueFullError("1024 wait already"), 429, "queue_full"),
+        (EngineDeadError("gone: /secret/path 0x7f"), 503, "engine_dead"),
+        (OutOfMemoryError("no room"), 503, "out_of_memory"),
+        (EngineError("the sampler failed"), 500, "request_failed"),
+        (RuntimeError("/secret/path 0x7f"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_before_the_first_token(
+    error: Exception, status: int, code: str | None, stream: bool
+) -> None:
+    async with serving(ScriptedEngine(before=failing(error))) as server:
+        for ask in (server.chat, server.complete):
+            response = await ask(stream=stream)
+            found = response.json()["error"]
+            assert (response.status_code, found["code"]) == (status, code)
+            assert response.headers["content-type"] == "application/json"
+            assert "secret" not in response.text
+            if status == 429:
+                assert int(response.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("route", ["chat", "complete"])
+async def test_an_error_inside_a_stream_is_one_event_then_done(at: int, route: str) -> None:
+    engine = ScriptedEngine(before=failing(ValueError("/secret 0x7f"), at))
+    async with serving(engine) as server:
+        response = await getattr(server, route)(stream=True)
+    *chunks, error, done = events(response.text)
+    assert response.status_code == 200 and done == "[DONE]"
+    assert error["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert chunks and not any("error" in c for c in chunks)
+
+
+async def test_an_output_that_the_engine_gave_up_is_an_error() -> None:
+    async with serving(ScriptedEngine(reason="error")) as server:
+        whole = await server.chat()
+        *_, error, done = events((await server.chat(stream=True)).text)
+    assert whole.status_code == 500 and whole.json()["error"]["code"] == "request_failed"
+    assert error["error"]["code"] == "request_failed" and done == "[DONE]"
+
+
+async def test_one_failing_prompt_ends_its_siblings() -> None:
+    engine = ScriptedEngine(pause=0.01)
+
+    def before(_: ScriptedEngine, step: int) -> None:
+        if engine.running == 3 and step == 2:
+            raise EngineError("boom")
+
+    engine.before = before
+    async with serving(engine) as server:
+        for stream in (False, True):
+            await server.complete(prompt=["a", "b", "c"], stream=stream)
+            assert engine.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+@pytest.mark.parametrize("wait", [0.0, 0.1])
+async def test_a_client_that_leaves_aborts_its_request(
+    stream: bool, prompt: str | list[str], wait: float
+) -> None:
+    """``wait`` 0 is before the first token (a long queue), 0.1 is in the middle of the output."""
+    engine = ScriptedEngine(["x"] * 10_000, pause=0.01 if wait else 10)
+    count = 1 if isinstance(prompt, str) else len(prompt)
+    async with serving(engine) as server:
+        request = asyncio.create_task(server.complete(prompt=prompt, stream=stream))
+        await until(lambda: engine.running == count)
+        await asyncio.sleep(wait)
+        request.cancel()
+        await until(lambda: engine.running == 0, wait=2)
+        assert engine.aborted == count
+        assert (await server.client.get("/health")).status_code == 200
+        await until(lambda: server.context.metrics.active == 0)
+        assert len(server.context.flights) == 0
+
+
+async def test_many_clients_that_leave_at_random_leave_nothing() -> None:
+    engine = ScriptedEngine(["x"] * 50, pause=0.002)
+    async with serving(engine) as server:
+        async def one(i: int) -> None:
+            request = asyncio.create_task(server.chat(stream=i % 2 == 0))
+            await asyncio.sleep(0.001 * (i % 60))
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+
+        for start in range(0, 120, 40):
+            await asyncio.gather(*(one(start + i) for i in range(40)))
+        await until(lambda: engine.running == 0 and server.context.metrics.active == 0)
+        assert (await server.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_past_its_deadline_is_stopped(stream: bool) -> None:
+    engine = ScriptedEngine(["a", *"x" * 1000], pause=0.05)
+    async with serving(engine, request_timeout=0.2) as server:
+        response = await server.chat(stream=stream)
+        assert engine.running == 0
+    if stream:
+        *_, error, done = events(response.text)
+        assert done == "[DONE]" and error["error"]["code"] == "request_timeout"
+    else:
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "request_timeout"
+
+
+async def test_a_reader_that_stops_reading_is_dropped_and_others_are_not() -> None:
+    engine = ScriptedEngine(["x" * 20_000] * 2000)
+    async with serving(engine, write_timeout=0.3) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        body = b'{"prompt":"a","stream":true,"max_tokens":2000}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        await until(lambda: engine.running == 1)
+        engine.text, slow = ["quick"], engine.text
+        assert len(slow) == 2000
+        assert (await server.complete()).json()["choices"][0]["text"] == "quick"
+        await until(lambda: engine.running == 0, wait=4)
+        assert engine.aborted == 1
+        writer.close()
+
+
+async def test_ids_are_made_here_and_a_client_only_labels() -> None:
+    engine = ScriptedEngine(pause=0.01)
+    async with serving(engine) as server:
+        headers = {"x-request-id": "mine"}
+        body = {"prompt": "a", "request_id": "mine"}
+        responses = await asyncio.gather(
+            *(server.post("/v1/completions", body, headers=headers) for _ in range(20))
+        )
+        assert {r.headers["x-request-id"] for r in responses} == {"mine"}
+        assert len({r.json()["id"] for r in responses}) == 20
+        assert len(set(engine.ids)) == 20 and "mine" not in engine.ids
+        strange = await server.raw(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: a b\xff\r\n\r\n")
+        long = await server.client.get("/version", headers={"x-request-id": "x" * 129})
+    assert b"a b\xff" not in strange and b"x-request-id: " in strange
+    assert len(long.headers["x-request-id"]) == 32

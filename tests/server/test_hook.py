@@ -1,0 +1,84 @@
+"""``weft_server``: plugins edit the application."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedEngine
+from serving import serving
+
+from weft.config import PluginConfig
+from weft.errors import PluginLoadError
+from weft.plugins import Host
+
+PLUGIN = '''
+from weft.api.hookspecs import impl
+
+WEFT = {"server": ["hello"]}
+
+
+@impl
+def weft_server(app, engine):
+    from litestar import get
+
+    @get("/hello")
+    async def hello() -> dict[str, str]:
+        return {"model": engine.facts.model, "served": app.state.context.model}
+
+    @get("/boom")
+    async def boom() -> None:
+        raise ValueError("/secret 0x7f")
+
+    app.route_handlers += [hello, boom]
+'''
+
+
+def host_of(tmp_path: Path, source: str, **options: object) -> Host:
+    file = tmp_path / "hello.py"
+    file.write_text(source)
+    return Host(PluginConfig(plugin_file=[str(file)], **options))  # type: ignore[arg-type]
+
+
+async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
+    engine = ScriptedEngine(host=host_of(tmp_path, PLUGIN))
+    async with serving(engine, api_key=["k"]) as server:
+        key = {"authorization": "Bearer k"}
+        assert (await server.client.get("/hello")).status_code == 401
+        hello = await server.client.get("/hello", headers=key)
+        boom = await server.client.get("/boom", headers=key)
+    assert hello.json() == {"model": "scripted", "served": "scripted"}
+    assert boom.status_code == 500 and "secret" not in boom.text
+    assert boom.json()["error"]["code"] == "internal_error"
+
+
+async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:
+    async with serving() as server:
+        assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 200
+    host = Host(PluginConfig(no_plugin=["server:tokenize"]))
+    async with serving(ScriptedEngine(host=host)) as server:
+        assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 404
+
+
+async def test_a_hook_that_raises_stops_the_start_and_names_its_owner(tmp_path: Path) -> None:
+    source = PLUGIN.replace("    from litestar import get", "    raise KeyError('x')")
+    with pytest.raises(PluginLoadError, match=r"hello\.py"):
+        async with serving(ScriptedEngine(host=host_of(tmp_path, source))):
+            pass
+
+
+PROBE = """
+import sys
+import weft_server, weft_server.plugin
+light = [m for m in ("litestar", "uvicorn", "torch") if m in sys.modules]
+import weft_server.run, weft_server.routes.tokenize, weft_server.chat.stream, weft_server.lifecycle
+heavy = [m for m in ("torch", "transformers", "numpy") if m in sys.modules]
+print(light, heavy)
+"""
+
+
+def test_the_api_process_never_imports_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == "[] []", found.stderr

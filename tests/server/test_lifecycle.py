@@ -1,0 +1,103 @@
+"""Draining, stopping, dying: everybody is answered before the process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+from scripted import ScriptedEngine
+from serving import events, serving, until
+
+from weft.errors import EngineDeadError
+
+
+async def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
+    engine = ScriptedEngine(pause=0.1)
+    async with serving(engine) as server:
+        running = [asyncio.create_task(server.chat(stream=i % 2 == 0)) for i in range(8)]
+        await until(lambda: engine.running == 8)
+        server.signals.take(signal.SIGTERM)
+        await until(lambda: server.context.draining)
+        refused = await server.chat()
+        ready, health = await server.client.get("/ready"), await server.client.get("/health")
+        responses = await asyncio.gather(*running)
+        await asyncio.wait_for(server.task, 5)
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["code"] == "draining"
+    assert (ready.status_code, health.status_code) == (503, 200)
+    assert health.json() == {"status": "draining"}
+    for i, response in enumerate(responses):
+        assert response.status_code == 200
+        if i % 2:
+            assert response.json()["choices"][0]["message"]["content"] == "Hello world"
+        else:
+            assert events(response.text)[-1] == "[DONE]" and "error" not in response.text
+    assert engine.finished == 8 and engine.aborted == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_does_not_finish_is_told_so(again: bool) -> None:
+    """Past the drain timeout, or at a second signal."""
+    engine = ScriptedEngine(["a"] * 10_000, pause=0.02)
+    async with serving(engine, drain_timeout=30.0 if again else 0.3) as server:
+        stream = asyncio.create_task(server.chat(stream=True))
+        whole = asyncio.create_task(server.chat())
+        await until(lambda: engine.running == 2)
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        server.signals.take(signal.SIGTERM)
+        if again:
+            server.signals.take(signal.SIGINT)
+        streamed, answered = await asyncio.gather(stream, whole)
+        await asyncio.wait_for(server.task, 5)
+        assert time.monotonic() - began < 3
+    *_, error, done = events(streamed.text)
+    assert error["error"]["code"] == "shutdown" and done == "[DONE]"
+    assert answered.status_code == 503 and answered.json()["error"]["code"] == "shutdown"
+    assert engine.running == 0
+
+
+async def test_an_idle_server_stops_at_once() -> None:
+    async with serving() as server:
+        await server.client.get("/health")  # leaves a kept connection behind
+        began = time.monotonic()
+        server.signals.take(signal.SIGINT)
+        await asyncio.wait_for(server.task, 5)
+        assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("idle", [False, True])
+async def test_a_dead_engine_is_told_to_everybody_and_ends_the_server(idle: bool) -> None:
+    engine = ScriptedEngine(["a"] * 10_000, pause=0.01)
+    async with serving(engine) as server:
+        tasks = []
+        if not idle:
+            tasks = [asyncio.create_task(server.chat(stream=s)) for s in (True, False)]
+            await until(lambda: engine.running == 2)
+            await asyncio.sleep(0.05)
+        engine.dead = EngineDeadError("killed")
+        health = await server.client.get("/health")
+        assert health.status_code == 503 and health.json()["error"]["code"] == "engine_dead"
+        for response in await asyncio.gather(*tasks):
+            assert "engine_dead" in response.text
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(server.task, 6)
+
+
+async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft_server.lifecycle.HEARTBEAT", 0.02)
+    engine = ScriptedEngine()
+    async with serving(engine, hang_timeout=0.1) as server:
+        engine.healthy.clear()
+        assert (await server.client.get("/health")).status_code == 200  # a step may take a while
+        await until(lambda: server.context.hangs)
+        for path in ("/health", "/ready"):
+            response = await server.client.get(path)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_hangs"
+        assert 'weft_engine_up{model_name="scripted"} 1.0' in (await server.client.get("/metrics")).text
+        engine.healthy.set()
+        await until(lambda: not server.context.hangs)
+        assert (await server.client.get("/health")).status_code == 200

@@ -1,0 +1,257 @@
+"""Tool and reasoning parsers: their deltas on the wire, and what happens when one raises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine
+from serving import events, serving
+
+from weft.api.parsers import Delta, TextDelta
+from weft.config import PluginConfig
+from weft.errors import PluginNotFoundError
+from weft.plugins import Host
+from weft_server.config import server_from_options
+from weft_server.parsing import Guard, Splitter
+from weft_server.run import serve_engine
+
+PLUGIN = '''
+from weft.api.guided import GrammarSpec
+from weft.api.hookspecs import impl
+from weft.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
+
+WEFT = {"tool_parsers": ["bars", "bad", "late"], "reasoning": ["think", "bad"]}
+
+
+class Bars:
+    """``|name:arguments|`` is a call."""
+
+    def __init__(self):
+        self.text, self.calls, self.inside = "", 0, False
+
+    def feed(self, text, ids):
+        out = []
+        for c in text:
+            if c == "|":
+                if self.inside:
+                    name, _, arguments = self.text.partition(":")
+                    half = len(arguments) // 2
+                    out += [ToolCallDelta(self.calls, name, arguments[:half]),
+                            ToolCallDelta(self.calls, None, arguments[half:])]
+                    self.calls += 1
+                    self.text = ""
+                self.inside = not self.inside
+            elif self.inside:
+                self.text += c
+            else:
+                out.append(TextDelta(c))
+        return out
+
+    def finish(self):
+        return [TextDelta("|" + self.text)] if self.inside else []
+
+    def grammar(self, choice):
+        return GrammarSpec("regex", "forced " + (choice if isinstance(choice, str) else choice["function"]["name"]))
+
+
+class Think:
+    """Everything before ``~`` is reasoning."""
+
+    def __init__(self):
+        self.open = True
+
+    def feed(self, text, ids):
+        if not self.open:
+            return [TextDelta(text)]
+        before, end, after = text.partition("~")
+        self.open = not end
+        return [ReasoningDelta(before), *([TextDelta(after)] if end else [])]
+
+    def finish(self):
+        return []
+
+
+class Bad:
+    open = False
+
+    def feed(self, text, ids):
+        raise RuntimeError("bad parser")
+
+    def finish(self):
+        raise RuntimeError("bad parser")
+
+    def grammar(self, choice):
+        return None
+
+
+class Late(Bad):
+    """Holds three pieces back, then raises."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def feed(self, text, ids):
+        self.seen += 1
+        if self.seen == 1:
+            return [TextDelta(text)]
+        if self.seen == 4:
+            raise KeyError("late")
+        return []
+
+
+@impl
+def weft_tool_parser(name):
+    return {"bars": Bars, "bad": Bad, "late": Late}[name]()
+
+
+@impl
+def weft_reasoning_parser(name):
+    return {"think": Think, "bad": Bad}[name]()
+'''
+TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    file = tmp_path / "parsers.py"
+    file.write_text(PLUGIN)
+    return Host(PluginConfig(plugin_file=[str(file)]))
+
+
+def assembled(chunks: Sequence[Any]) -> tuple[str, str, list[dict[str, Any]], str | None]:
+    """Content, reasoning, calls and finish reason of a streamed answer."""
+    content, reasoning, reason = "", "", None
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        delta, reason = choice["delta"], choice["finish_reason"]
+        content += delta.get("content", "")
+        reasoning += delta.get("reasoning", "")
+        assert delta.get("reasoning") == delta.get("reasoning_content")
+        for piece in delta.get("tool_calls", ()):
+            if "id" in piece:
+                assert piece["type"] == "function"
+                calls[piece["index"]] = {"id": piece["id"], **piece["function"]}
+            else:
+                calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+    return content, reasoning, [calls[i] for i in sorted(calls)], reason
+
+
+SPLITS = [["hm", "m~so |f:{", '"x": 1}|', "|g:{}| ok"], list('hmm~so |f:{"x": 1}||g:{}| ok')]
+
+
+@pytest.mark.parametrize("pieces", SPLITS)
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_calls_and_reasoning_are_the_same_streamed_or_not(
+    pieces: list[str], parallel: bool, host: Host
+) -> None:
+    options = {"tool_parser": "bars", "reasoning_parser": "think"}
+    async with serving(ScriptedEngine(pieces, host=host), **options) as server:
+        fields = {"tools": TOOLS, "parallel_tool_calls": parallel}
+        whole = (await server.chat(**fields)).json()["choices"][0]
+        streamed = events((await server.chat(**fields, stream=True)).text)[:-1]
+    content, reasoning, calls, reason = assembled(streamed)
+    message = whole["message"]
+    assert (message["content"], message["reasoning"]) == (content, reasoning) == ("so  ok", "hmm")
+    assert message["reasoning_content"] == reasoning
+    functions = [c["function"] for c in message["tool_calls"]]
+    assert functions == [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
+    assert [f["name"] for f in functions] == (["f", "g"] if parallel else ["f"])
+    assert json.loads(functions[0]["arguments"]) == {"x": 1}
+    assert whole["finish_reason"] == reason == "tool_calls"
+    assert len({c["id"] for c in calls}) == len(calls)
+
+
+async def test_without_tools_the_tool_parser_stays_away(host: Host) -> None:
+    engine = ScriptedEngine(["a|f:{}|"], host=host)
+    async with serving(engine, tool_parser="bars") as server:
+        for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+            choice = (await server.chat(**fields)).json()["choices"][0]
+            assert choice["message"]["content"] == "a|f:{}|"
+            assert choice["finish_reason"] == "stop"
+
+
+async def test_only_calls_means_no_content(host: Host) -> None:
+    async with serving(ScriptedEngine(["|f:{}|"], host=host), tool_parser="bars") as server:
+        message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
+    assert message["content"] is None
+
+
+async def test_a_forced_call_becomes_a_constraint(host: Host) -> None:
+    engine = ScriptedEngine(host=host)
+    async with serving(engine, tool_parser="bars") as server:
+        await server.chat(tools=TOOLS, tool_choice="required")
+        assert engine.params and engine.params.guided
+        assert engine.params.guided.regex == "forced required"
+        named = {"type": "function", "function": {"name": "g"}}
+        await server.chat(tools=TOOLS, tool_choice=named)
+        assert engine.params.guided and engine.params.guided.regex == "forced g"
+        unknown = {"type": "function", "function": {"name": "h"}}
+        response = await server.chat(tools=TOOLS, tool_choice=unknown)
+    assert response.status_code == 400 and "f, g" in response.json()["error"]["message"]
+    engine.host = Host(host.config)
+    async with serving(engine, tool_parser="bad") as server:
+        response = await server.chat(tools=TOOLS, tool_choice="required")
+    assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    "options", [{"tool_parser": "bad"}, {"reasoning_parser": "bad"}, {"tool_parser": "late"}]
+)
+async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
+    options: dict[str, str], host: Host
+) -> None:
+    pieces = ["one ", "two ", "three ", "four ", "five"]
+    label = "=".join(next(iter(options.items())))
+    async with serving(ScriptedEngine(pieces, host=host), **options) as server:
+        whole = await server.chat(tools=TOOLS if "tool_parser" in options else None)
+        response = await server.chat(
+            tools=TOOLS if "tool_parser" in options else None, stream=True
+        )
+        metrics = (await server.client.get("/metrics")).text
+    assert whole.status_code == 200
+    assert whole.json()["choices"][0]["message"]["content"] == "".join(pieces)
+    content, *_ = assembled(events(response.text)[:-1])
+    assert content == "".join(pieces)
+    assert f": parser-error {label}" in response.text
+    if options != {"tool_parser": "late"}:  # that one needs more than one feed to fail
+        assert whole.headers["x-weft-parser-error"] == label
+    assert f'weft_parser_failures_total{{parser="{label}"}}' in metrics
+
+
+def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
+    class Holding:
+        """Keeps the last character back, as a parser does that waits for a marker."""
+
+        def __init__(self, good: int) -> None:
+            self.good, self.held = good, ""
+
+        def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+            self.good -= 1
+            if self.good < 0:
+                raise ValueError
+            said, self.held = (self.held + text)[:-1], text[-1]
+            return [TextDelta(said)]
+
+        def finish(self) -> list[Delta]:
+            raise ValueError
+
+    for good in range(4):
+        reports: list[str] = []
+        splitter = Splitter(None, Guard("p", Holding(good), reports.append))
+        deltas = [d for text in ("ab", "cd", "ef") for d in splitter.feed(text, ())]
+        deltas += splitter.finish()
+        assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "abcdef"
+        assert reports == ["p"] and splitter.failed == ["p"]
+
+
+def test_a_wrong_parser_name_stops_the_start(host: Host) -> None:
+    with pytest.raises(PluginNotFoundError, match="nonsense"):
+        serve_engine(
+            lambda: ScriptedEngine(host=host),
+            server_from_options(port=0, tool_parser="nonsense", log_level="error"),
+        )
