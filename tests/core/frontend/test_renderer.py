@@ -10,6 +10,7 @@ import templates
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from weft.api.files import ModelFiles
 from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.frontend.renderer import JinjaRenderer, open_renderer, template_text

@@ -13,6 +13,7 @@ import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from weft.api.files import ModelFiles
 from weft.errors import CheckpointError, RequestError
 from weft.frontend.tokenizer import AutoTokenizer

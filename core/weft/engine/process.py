@@ -1,0 +1,261 @@
+"""The engine process: commands in, steps out, nothing of the API in between.
+
+It ends when told to, when the socket closes, when its parent is gone, or when the engine fails.
+SIGINT and SIGTERM are left to the parent, which decides what to finish first: a terminal and a
+service manager send them to every process at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from weft.engine.messages import EngineRequest, TokenOutput
+from weft.engine.stats import EngineStats
+from weft.engine.wire import (
+    Abort,
+    Add,
+    Command,
+    Dead,
+    Failure,
+    Frames,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Steps,
+    Stop,
+    decode_command,
+    frame,
+)
+from weft.errors import EngineError, WeftError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from weft.config import EngineConfig
+    from weft.engine.plan import EngineFacts
+
+__all__ = ("Channel", "Core", "main", "serve")
+
+log = logging.getLogger("weft.engine")
+
+IDLE_SECONDS = 2.0
+RECEIVE = 256 * 1024
+# What may wait for a parent that does not read, before steps wait for it too.
+MOST_UNSENT = 64 * 2**20
+
+
+class Core(Protocol):
+    """The part of ``EngineCore`` that the loop uses."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+    @property
+    def stats(self) -> EngineStats: ...
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: EngineRequest) -> None: ...
+    def abort(self, ids: Iterable[str]) -> None: ...
+    def step(self) -> list[TokenOutput]: ...
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Closed(Exception):
+    """The parent has closed its end."""
+
+
+class Channel:
+    """The child's end of the socket. Neither reading nor writing holds up a step."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._frames = Frames()
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+
+    def receive(self, timeout: float) -> list[Command]:
+        """The commands that are there; waits up to ``timeout`` for the first bytes.
+
+        Raises ``Closed`` at the end of the stream.
+        """
+        if timeout or self._unsent:
+            wanting = [self._sock] if self._unsent else []
+            readable, writable, _ = select.select([self._sock], wanting, [], timeout)
+            if writable:
+                self._flush()
+            if not readable:
+                return []
+        commands: list[Command] = []
+        while True:
+            try:
+                data = self._sock.recv(RECEIVE)
+            except BlockingIOError:
+                return commands
+            except ConnectionError as error:
+                raise Closed from error
+            if not data:
+                raise Closed
+            commands += [decode_command(payload) for payload in self._frames.feed(data)]
+            if len(data) < RECEIVE:
+                return commands
+
+    def send(self, *reports: Report) -> None:
+        """Send, or keep for later what the socket has no room for. Raises ``Closed``."""
+        data = b"".join(map(frame, reports))
+        self._unsent.append(memoryview(data))
+        self._unsent_bytes += len(data)
+        self._flush()
+        while self._unsent_bytes > MOST_UNSENT:  # the parent is stuck; a slow step beats no memory
+            select.select([], [self._sock], [], IDLE_SECONDS)
+            self._flush()
+
+    def finish(self, seconds: float = 5.0) -> None:
+        """Send what is left, as far as the parent takes it."""
+        try:
+            while self._unsent:
+                if not select.select([], [self._sock], [], seconds)[1]:
+                    return
+                self._flush()
+        except Closed:
+            return
+        finally:
+            self._sock.close()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            piece = self._unsent[0]
+            try:
+                sent = self._sock.send(piece)
+            except BlockingIOError:
+                return
+            except (ConnectionError, BrokenPipeError) as error:
+                raise Closed from error
+            self._unsent_bytes -= sent
+            if sent == len(piece):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = piece[sent:]
+
+
+def serve(channel: Channel, make: Callable[[EngineConfig], Core]) -> int:
+    """Run one engine until it ends; the result is the exit status.
+
+    The core is made by ``make`` from the configuration in the first message.
+    """
+    core: Core | None = None
+    parent = os.getppid()
+    try:
+        start = _first(channel, parent)
+        logging.basicConfig(
+            level=start.log_level, format="%(levelname)s %(asctime)s engine %(name)s: %(message)s"
+        )
+        core = make(start.config)
+        channel.send(Ready(core.facts))
+        _loop(channel, core, parent)
+    except Closed:
+        return 0
+    except Exception as error:  # whatever it is, the parent must hear of it
+        if not isinstance(error, WeftError):
+            log.exception("the engine failed")
+        _last_words(channel, Dead(Failure.of(error)))
+        return 1
+    finally:
+        if core is not None:
+            core.close()
+    return 0
+
+
+def _first(channel: Channel, parent: int) -> Start:
+    while True:
+        for command in channel.receive(IDLE_SECONDS):
+            if isinstance(command, Start):
+                return command
+            raise EngineError(f"the first command was {type(command).__name__}, not Start")
+        _check_parent(parent)
+
+
+def _loop(channel: Channel, core: Core, parent: int) -> None:
+    while True:
+        busy = core.has_work
+        commands = channel.receive(0.0 if busy else IDLE_SECONDS)
+        for command in commands:
+            if isinstance(command, Stop):
+                return
+            _obey(channel, core, command)
+        if core.has_work:
+            if outputs := core.step():
+                channel.send(Steps(outputs))
+        elif not commands and not busy:
+            _check_parent(parent)
+            core.check()
+
+
+def _obey(channel: Channel, core: Core, command: Command) -> None:
+    match command:
+        case Add(requests):
+            for request in requests:
+                _add(channel, core, request)
+        case Abort(ids):
+            core.abort(ids)
+        case Ping(number):
+            channel.send(Pong(number, core.stats))
+        case _:
+            raise EngineError(f"unexpected command {type(command).__name__}")
+
+
+def _add(channel: Channel, core: Core, request: EngineRequest) -> None:
+    """A request that cannot be taken is its sender's problem alone."""
+    try:
+        core.add(request)
+    except WeftError as error:
+        channel.send(Refused(request.id, Failure.of(error)))
+    except Exception:
+        log.exception("adding request %s failed", request.id)
+        failure = Failure("EngineError", "the engine could not take this request")
+        channel.send(Refused(request.id, failure))
+
+
+def _check_parent(parent: int) -> None:
+    """A socket stays open while any heir of the parent holds it; the parent's id does not lie."""
+    if os.getppid() != parent:
+        raise Closed
+
+
+def _last_words(channel: Channel, report: Report) -> None:
+    try:
+        channel.send(report)
+        channel.finish()
+    except Closed:
+        log.warning("the parent has gone without hearing: %s", report)
+
+
+def _make(config: EngineConfig) -> Core:
+    from weft.engine.core import EngineCore
+    from weft.plugins import Host
+
+    return EngineCore(config, Host(config.plugins))
+
+
+def main(fd: int, make: Callable[[EngineConfig], Core] = _make) -> None:
+    """The entry of the child; ``fd`` is its end of a socket pair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
+    status = serve(Channel(sock), make)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries' threads and exit handlers may hang after a failure; everything of ours is closed.
+    os._exit(status)
