@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.engine.plan import TokenLogprobs
 from weft.sampling.blocks import Blocks
+from weft.sampling.scratch import spans
 from weft.sampling.thresholds import mask_dtype
 
 __all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
@@ -59,7 +60,20 @@ def gather_logprobs(
     ``logits`` is ``[n, vocab]`` of any float type, ``tokens`` int64 ``[n]``; returns int64 and
     float32 ``[n, 1 + k]`` and int64 ``[n]``.
     """
-    logits = logits.float()
+    # In pieces: a prompt may have thousands of positions, and their float32 copies would not fit.
+    parts = [
+        gather_piece(logits[rows].float(), tokens[rows], k, blocks)
+        for rows in spans(logits, bounded=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    ids, values, ranks = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return ids, values, ranks
+
+
+def gather_piece(
+    logits: Tensor, tokens: Tensor, k: int, blocks: Blocks
+) -> tuple[Tensor, Tensor, Tensor]:
     ids = tokens.unsqueeze(1)
     chosen = values = logits.gather(1, ids)
     if k:

@@ -24,15 +24,17 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     Bit ``i % 32`` of word ``i // 32`` is token ``i``. ``bitmask`` is int32
     ``[n, bitmask_words(vocab)]`` and masks ``logits[rows]`` (int64 ``[n]``), or all rows in order.
     """
-    bits = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
-    # Bytes of a little-endian word are in token order, and take a quarter of the memory of words.
-    octets = bitmask.contiguous().view(torch.uint8).unsqueeze(-1)
-    allowed = (octets >> bits).bitwise_and_(1).flatten(1)[:, : logits.shape[1]]
+    device = bitmask.device
+    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
+    # What to add for each byte: a lookup of eight tokens is faster than shifting every bit.
+    additions = torch.zeros(256, 8, device=device).masked_fill_(bits & 1 == 0, float("-inf"))
+    # Bytes of a little-endian word are in the order of their tokens.
+    octets = bitmask.contiguous().view(torch.uint8).flatten().int()
+    bans = additions.index_select(0, octets).view(len(bitmask), -1)[:, : logits.shape[1]]
     if rows is None:
-        logits.masked_fill_(allowed == 0, float("-inf"))
+        logits.add_(bans)
     else:
-        part = logits.index_select(0, rows).masked_fill_(allowed == 0, float("-inf"))
-        logits.index_copy_(0, rows, part)
+        logits.index_add_(0, rows, bans)
 
 
 class Allowed:

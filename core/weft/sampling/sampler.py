@@ -31,7 +31,7 @@ from weft.sampling.noise import uniforms
 from weft.sampling.params import SamplingParams
 from weft.sampling.parcel import Parcel
 from weft.sampling.penalties import Penalties
-from weft.sampling.scratch import Scratch
+from weft.sampling.scratch import Scratch, spans
 from weft.sampling.selection import Group, Selection
 from weft.sampling.slots import Cells, Slots
 from weft.sampling.table import Table
@@ -222,9 +222,12 @@ class Sampler:
 
     def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
         """Step 4 up to the draw: a softmax of which filters have set entries to zero."""
-        # A float16 divided by a float32 column is a float32, in one pass.
-        scaled = torch.div(logits, cells.temperature, out=self._scratch.take("scaled", logits))
-        probs = torch.softmax(scaled, dim=-1, out=self._scratch.take("probs", logits))
+        probs = self._scratch.take("probs", logits)
+        for rows in spans(logits):
+            # A float16 divided by a float32 column is a float32, in one pass.
+            scaled = self._scratch.take("scaled", logits[rows])
+            torch.div(logits[rows], cells.temperature[rows], out=scaled)
+            torch.softmax(scaled, dim=-1, out=probs[rows])
         for group in groups:
             if group.rows is None:
                 self._filter(probs, cells, group.features)
@@ -235,14 +238,16 @@ class Sampler:
         return probs
 
     def _filter(self, probs: Tensor, cells: Cells, features: Features) -> None:
-        apply_filters(
-            probs,
-            self._scratch.take("scaled", probs, mask_dtype(probs.device)),
-            self.blocks,
-            top_k=(cells.top_k.long(), features.top_k) if features.top_k else None,
-            top_p=(cells.top_p, not features.long_top_p) if features.top_p else None,
-            min_p=cells.min_p if features.min_p else None,
-        )
+        for rows in spans(probs):
+            part = probs[rows]
+            apply_filters(
+                part,
+                self._scratch.take("scaled", part, mask_dtype(part.device)),
+                self.blocks,
+                top_k=(cells.top_k[rows].long(), features.top_k) if features.top_k else None,
+                top_p=(cells.top_p[rows], not features.long_top_p) if features.top_p else None,
+                min_p=cells.min_p[rows] if features.min_p else None,
+            )
 
     def _select(self, rows: Sequence[int]) -> Selection:
         """The selection of ``rows``; consecutive decode steps nearly always repeat the last one."""

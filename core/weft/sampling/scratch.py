@@ -5,7 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("Scratch",)
+__all__ = ("Scratch", "spans")
+
+CPU_ELEMENTS = 1 << 19  # 2 MB of float32: two such buffers stay in a core's cache
+DEVICE_ELEMENTS = 1 << 26
+
+
+def spans(values: Tensor, *, bounded: bool = False) -> list[slice]:
+    """Rows of ``values`` (``[rows, vocab]``) in pieces that are worth passing over several times.
+
+    A CPU gets as much as its cache holds. A device gets everything in one piece, which a graph
+    needs, or, if ``bounded``, as much as a temporary copy should take.
+    """
+    rows, vocab_size = values.shape
+    if not (bounded or values.is_cpu):
+        return [slice(0, rows)]
+    size = max(1, (CPU_ELEMENTS if values.is_cpu else DEVICE_ELEMENTS) // vocab_size)
+    return [slice(first, min(rows, first + size)) for first in range(0, rows, size)]
 
 
 class Scratch:

@@ -68,7 +68,8 @@ def apply_filters(
     threshold: Tensor | None = None
     if top_p is not None:
         p, listed = top_p
-        budget = probs.sum(dim=-1, keepdim=True, dtype=torch.float64) * p
+        total = blocks.reduce(probs, Tensor.sum).sum(dim=-1, keepdim=True, dtype=torch.float64)
+        budget = total * p
         if listed and largest is not None:
             found = nucleus_of_sorted(largest, budget)
         elif probs.is_cpu:
