@@ -67,6 +67,21 @@ class Signals:
 class Listener(uvicorn.Server):
     """Uvicorn without its signal handling: the lifecycle decides when to exit."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leave = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leave.set()
+
+    async def main_loop(self) -> None:
+        """Sleep until ``leave``; ``on_tick`` renews the Date header every second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leave.wait()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -161,7 +176,7 @@ class Lifecycle:
         if self._signals.forced.is_set():
             for connection in list(self._listener.server_state.connections):
                 cast("Any", connection).transport.abort()
-        self._listener.should_exit = True
+        self._listener.leave()
         await asyncio.wait((serving,))
         context.close()
         if not serving.cancelled() and (error := serving.exception()) is not None:

@@ -97,11 +97,15 @@ class TextLogprobs:
         return out
 
     def _alternatives(self, token: int, position: PositionLogprobs | None) -> dict[str, float] | None:
+        """By text, as the API wants it. Of ids with one text the likeliest keeps it, the others
+        are named by their number."""
         if position is None:
             return None
         entries = dict(likeliest(position, self._top))
         if token in position:
             entries.setdefault(token, position[token])
-        return {
-            text_of(t, entry, self._tokenizer): finite(entry.logprob) for t, entry in entries.items()
-        }
+        found: dict[str, float] = {}
+        for other, entry in entries.items():
+            text = text_of(other, entry, self._tokenizer)
+            found[f"token_id:{other}" if text in found else text] = finite(entry.logprob)
+        return found

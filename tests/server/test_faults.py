@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from scripted import ScriptedEngine
@@ -27,31 +28,31 @@ def failing(error: BaseException, at: int = 0) -> Callable[[ScriptedEngine, int]
     return before
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "code"),
-    [
-        (RequestError("no", param="top_k"), 400, None),
-        (ContextLengthError("9 tokens do not fit 8", param="prompt"), 400, "context_length_exceeded"),
-        (QueueFullError("1024 wait already"), 429, "queue_full"),
-        (EngineDeadError("gone: /secret/path 0x7f"), 503, "engine_dead"),
-        (OutOfMemoryError("no room"), 503, "out_of_memory"),
-        (EngineError("the sampler failed"), 500, "request_failed"),
-        (RuntimeError("/secret/path 0x7f"), 500, "internal_error"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_before_the_first_token(
-    error: Exception, status: int, code: str | None, stream: bool
-) -> None:
-    async with serving(ScriptedEngine(before=failing(error))) as server:
-        for ask in (server.chat, server.complete):
-            response = await ask(stream=stream)
-            found = response.json()["error"]
-            assert (response.status_code, found["code"]) == (status, code)
-            assert response.headers["content-type"] == "application/json"
-            assert "secret" not in response.text
-            if status == 429:
-                assert int(response.headers["retry-after"]) > 0
+ERRORS: list[tuple[Exception, int, str | None]] = [
+    (RequestError("no", param="top_k"), 400, None),
+    (ContextLengthError("9 tokens do not fit 8", param="prompt"), 400, "context_length_exceeded"),
+    (QueueFullError("1024 wait already"), 429, "queue_full"),
+    (EngineDeadError("gone: /secret/path 0x7f"), 503, "engine_dead"),
+    (OutOfMemoryError("no room"), 503, "out_of_memory"),
+    (EngineError("the sampler failed"), 500, "request_failed"),
+    (RuntimeError("/secret/path 0x7f"), 500, "internal_error"),
+]
+
+
+async def test_an_error_before_the_first_token_is_an_ordinary_answer() -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as server:
+        for error, status, code in ERRORS:
+            engine.before = failing(error)
+            for ask, stream in product((server.chat, server.complete), (False, True)):
+                response = await ask(stream=stream)
+                found = response.json()["error"]
+                assert (response.status_code, found["code"]) == (status, code)
+                assert response.headers["content-type"] == "application/json"
+                assert "secret" not in response.text
+                if status == 429:
+                    assert int(response.headers["retry-after"]) > 0
+        assert engine.running == 0
 
 
 @pytest.mark.parametrize("at", [1, 3])
