@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weft.api.cache import DeviceInfo, LayerCacheSpec
 
@@ -20,6 +20,7 @@ __all__ = (
     "KernelRequest",
     "MaskKind",
     "Offer",
+    "PagedWriter",
     "Refusal",
     "Step",
 )
@@ -104,6 +105,17 @@ class AttentionBackend(Protocol):
         """
 
 
+@runtime_checkable
+class PagedWriter(Protocol):
+    """An optional ability of a backend: others may write keys and values into its cache.
+
+    The cache is then ``[2, pages, page_size, kv_heads, head_size]``: keys, then values.
+    """
+
+    def slots(self, plan: Any) -> Tensor:
+        """int64 ``[tokens]``: page · page_size + offset of each new token of a planned step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A backend that can serve the request, and how well (0 reference … 100 best known)."""
@@ -126,7 +138,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What one operation of the layers needs; ``shape`` names its sizes."""
+    """What one operation of the layers needs; ``shape`` names its sizes.
+
+    The operations, their shapes and their signatures are those of ``weft.layers.kernels``.
+    """
 
     device: DeviceInfo
     dtype: str

@@ -62,6 +62,9 @@ class SdpaAttention:
     def plan(self, batch: AttentionBatch) -> Plan:
         return make_plan(batch, self.kv_heads, self.window)
 
+    def slots(self, plan: Plan) -> Tensor:
+        return plan.slots
+
     def forward(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
     ) -> Tensor:
@@ -82,7 +85,7 @@ class SdpaAttention:
         units, dtype = rows.count * self.kv_heads, q.dtype
         q = q.reshape(units, self.group, self.size).to(self.compute)
         if not self.cpu and self.softcap is None:
-            return self._fused_decode(q, cache, rows).view(rows.count, -1, self.size)
+            return self._fused_decode(q, cache, rows).reshape(rows.count, -1, self.size)
         step = (
             max(1, _UNIT_BYTES // (rows.width * self.size * self.compute.itemsize))
             if self.cpu

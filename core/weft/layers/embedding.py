@@ -53,6 +53,7 @@ class _Tied(PlainLinear):
     """
 
     def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
         self.weight = embedding.weight
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:

@@ -130,3 +130,7 @@ class QKVLinear(Linear):
         y = y.view(y.shape[0], -1, self.head_size)
         heads, kv_heads = self.heads, self.kv_heads
         return y[:, :heads], y[:, heads : heads + kv_heads], y[:, heads + kv_heads :]
+
+    def packed(self, x: Tensor) -> Tensor:
+        """``[tokens, hidden] -> [tokens, (heads + 2 · kv_heads) · head_size]``."""
+        return self.method.apply(self, x, self.bias)

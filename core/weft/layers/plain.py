@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ class PlainLinear:
     On a CPU in bfloat16 ``F.linear`` lays the weight out anew on every call, which costs more than
     half of a decode step. ``finish`` does it once with oneDNN and frees the plain weight; the
     result is bit-identical. The packed tensor is opaque: no views, no ``state_dict``.
+    A kernel that is better at some number of rows may take the place of ``op``.
     """
+
+    def __init__(self) -> None:
+        self.op: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
         """Register ``weight`` ``[sum(out_features), in_features]``."""
@@ -42,7 +47,7 @@ class PlainLinear:
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         packed = module.__dict__.get("packed")
         if packed is None:
-            return F.linear(x, module.weight, bias)
+            return self.op(x, module.weight, bias)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return y
 

@@ -61,7 +61,14 @@ class SelfAttention(nn.Module):
             softcap=softcap,
         )
 
+        self.fused: Callable[..., Tensor] | None = None
+        """Norms, rotary embedding and cache write in one; see ``weft.layers.kernels``."""
+
     def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
+        if self.fused is not None:
+            q = self.fused(self.qkv_proj.packed(x), angles, self.attn, step)
+            fused: Tensor = self.o_proj(self.attn(q, None, None, step))
+            return fused
         q, k, v = self.qkv_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

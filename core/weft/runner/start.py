@@ -14,6 +14,7 @@ from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts
 from weft.errors import ConfigError
 from weft.layers import NullCollective
+from weft.layers.kernels import install_kernels
 from weft.loading import build_model, fetch, parse_ref, read_config
 from weft.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from weft.plugins import Host
@@ -75,6 +76,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     attention.allocate(pages, device, model)
+    kernels = install_kernels(model, host, info, dtype_name(dtype))
     groups = attention.describe(pages)
     cache_bytes = sum(g.pages * g.page_bytes for g in groups)
     size = attention.page_size or 0
@@ -84,6 +86,8 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         f"KV cache     {cache_bytes / GIB:8.3f} GiB: "
         + ", ".join(f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in groups),
     ]
+    if kernels:
+        report.append("kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items()))
     facts = EngineFacts(
         model=config.model.model,
         architecture=spec.architecture,

@@ -1,0 +1,128 @@
+"""Where kernels of plugins take the place of the layers' own operations.
+
+The operations that are bid for (``weft_kernel``), each with the sizes in ``KernelRequest.shape`` and
+what ``KernelOffer.load`` must return. Tensors are in the model's dtype and contiguous in the last
+dimension unless it says otherwise.
+
+``rms_norm`` (size)
+    ``f(x, weight, eps, offset) -> y`` for ``x [..., size]``; see ``ops.rms_norm``.
+``add_rms_norm`` (size)
+    ``f(x, residual, weight, eps, offset) -> (y, residual)``; may overwrite its arguments.
+``silu_mul`` (size)
+    ``f(x) -> y`` for ``x [..., 2 · size]``; see ``ops.silu_mul``.
+``rotary_write`` (heads, kv_heads, head_size)
+    ``f(qkv, cos, sin, norms, cache, slots) -> q``. ``qkv [tokens, (heads + 2 · kv_heads) ·
+    head_size]``; ``cos`` and ``sin`` ``[tokens, 1, head_size]`` as in ``ops.rotate``, not
+    interleaved; ``norms`` is ``None`` or ``(q_weight, k_weight, eps, offset)``. Writes keys and
+    values of token ``t`` to ``cache[0]`` and ``cache[1]`` (``[pages · page_size, kv_heads,
+    head_size]``) at ``slots[t]``, returns ``q [tokens, heads, head_size]``.
+``linear`` (in_features, out_features)
+    ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from weft.api.attention import KernelOffer, KernelRequest, PagedWriter, Step
+from weft.api.cache import DeviceInfo
+from weft.layers import ops
+from weft.layers.attention import Attention
+from weft.layers.linear import Linear
+from weft.layers.mlp import GatedMLP
+from weft.layers.norm import RMSNorm
+from weft.layers.plain import PlainLinear
+from weft.layers.rotary import Angles
+from weft.layers.self_attention import SelfAttention
+
+__all__ = ("Kernels", "install_kernels")
+
+
+class Kernels(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None: ...
+
+
+def install_kernels(
+    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str
+) -> dict[str, str]:
+    """Give every layer the best kernel that is offered for it, once the cache is allocated.
+
+    Returns which backend serves which operation. A layer without an offer keeps its own operation.
+    """
+    loaded: dict[tuple[str, tuple[tuple[str, int], ...]], Callable[..., Any] | None] = {}
+    serving: dict[str, str] = {}
+
+    def best(op: str, **shape: int) -> Callable[..., Any] | None:
+        key = (op, tuple(sorted(shape.items())))
+        if key not in loaded:
+            offer = host.kernel(op, KernelRequest(device, dtype, shape))
+            loaded[key] = offer.load() if offer is not None else None
+            if offer is not None:
+                serving[op] = offer.name
+        return loaded[key]
+
+    for module in model.modules():
+        for holder, name, op, shape in _places(module):
+            kernel = best(op, **shape)
+            if kernel is not None:
+                setattr(holder, name, kernel)
+        if isinstance(module, SelfAttention) and _fits(module):
+            request = module.attn.request
+            kernel = best(
+                "rotary_write",
+                heads=request.heads,
+                kv_heads=request.kv_heads,
+                head_size=request.head_size,
+            )
+            if kernel is not None:
+                module.fused = FusedRotary(module, kernel)
+    return serving
+
+
+def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]:
+    """``(holder, attribute, operation, shape)`` of what one module computes itself."""
+    if isinstance(module, RMSNorm):
+        size = {"size": module.weight.shape[0]}
+        yield module, "op", "rms_norm", size
+        yield module, "add_op", "add_rms_norm", size
+    elif isinstance(module, GatedMLP) and module.op is ops.silu_mul:
+        yield module, "op", "silu_mul", {"size": module.gate_up_proj.out_features // 2}
+    elif isinstance(module, Linear) and isinstance(module.method, PlainLinear):
+        sizes = {"in_features": module.inputs.size, "out_features": module.out_features}
+        yield module.method, "op", "linear", sizes
+
+
+def _fits(module: SelfAttention) -> bool:
+    """Whether norms, rotation and cache write of a block are of the usual form."""
+    norms = (module.q_norm, module.k_norm)
+    usual = all(isinstance(norm, RMSNorm) for norm in norms) or norms == (None, None)
+    attn, rotary = module.attn, module.rotary
+    return (
+        usual
+        and not rotary.interleaved
+        and rotary.turns.numel() == attn.request.head_size
+        and isinstance(attn.backend, PagedWriter)
+        and attn.cache.dtype == rotary.dtype
+    )
+
+
+class FusedRotary:
+    """The operation ``rotary_write`` with what one attention block knows."""
+
+    def __init__(self, module: SelfAttention, kernel: Callable[..., Tensor]) -> None:
+        self._kernel = kernel
+        self._norms = None
+        if isinstance(module.q_norm, RMSNorm) and isinstance(module.k_norm, RMSNorm):
+            q, k = module.q_norm, module.k_norm
+            self._norms = (q.weight, k.weight, q.eps, q.offset)
+
+    def __call__(self, qkv: Tensor, angles: Angles, attn: Attention, step: Step) -> Tensor:
+        plan = step.plans[attn.group]
+        slots = attn.backend.slots(plan)  # type: ignore[attr-defined]
+        cache = attn.cache.view(2, -1, *attn.cache.shape[-2:])
+        return self._kernel(qkv, angles.cos, angles.sin, self._norms, cache, slots)
