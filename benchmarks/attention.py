@@ -150,7 +150,7 @@ class Load:
         seen = sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(query_lens, kv_lens, strict=True))
         self.flops = 4 * seen * asked.heads * asked.head_size
 
-    def time(
+    def layer(
         self,
         backend: AttentionBackend,
         plan: object = None,
@@ -197,9 +197,9 @@ def ceilings() -> tuple[float, float]:
     """Copy bandwidth in B/s and bfloat16 products in FLOP/s of this card."""
     x = torch.empty(1 << 32, dtype=torch.uint8, device="cuda").random_(0, 255)
     y = torch.empty_like(x)
-    copy = 2 * len(x) / seconds(lambda: y.copy_(x))
+    copy = 2 * len(x) / seconds(lambda: y.copy_(x), graph=False)
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return copy, 2 * 8192**3 / seconds(lambda: a @ a)
+    return copy, 2 * 8192**3 / seconds(lambda: a @ a, graph=False)
 
 
 def line(name: str, taken: float, load: Load, ceiling: float, flops: bool, note: str = "") -> None:

@@ -119,14 +119,16 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
     }
     if queries == 1:
         kernel, tile = decode_kernel, tiles.decode_tile(group, size, itemsize)
-        constants |= {"ROWS": tile.rows, "SPLITS": splits, "LEAST": 2}
+        constants |= {"ROWS": tile.rows, "SPLITS": splits, "ROOM": tiles.power(splits), "LEAST": 2}
+        if splits == 1:  # as the backend passes them
+            constants |= dict.fromkeys(("parts", "weights", "tickets"))
     else:
         kernel, tile = prefill_kernel, tiles.prefill_tile(queries, group, size, itemsize)
         constants |= {"M": tile.rows, "CAUSAL": True}
     constants["BLOCK"] = tile.keys
     types = {"q": TYPES[request.dtype], "out": TYPES[request.dtype]}
     types |= {"cache": TYPES[request.kv_dtype], "parts": "*fp32", "weights": "*fp32"}
-    types |= dict.fromkeys(("table", "lengths", "starts", "tiles"), "*i32")
+    types |= dict.fromkeys(("table", "lengths", "starts", "tiles", "tickets"), "*i32")
     types |= dict.fromkeys(("q_stride", "table_stride"), "i32")
     types |= {"half": "i64", "scale": "fp32", "cap": "fp32"}
     names = kernel.arg_names
@@ -138,7 +140,9 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, n in enumerate(names)
-            if n in types and (types[n][0] == "*" or n in ("q_stride", "half"))
+            if n in types
+            and n not in constants
+            and (types[n][0] == "*" or n in ("q_stride", "half"))
         },
     )
     options = {"num_warps": tile.warps, "num_stages": tile.stages}

@@ -1,4 +1,4 @@
-"""The backend: plans once per step, launches two or three kernels per layer."""
+"""The backend: plans once per step, launches two kernels per layer, three if prompts join decodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
 from weft_attention_triton import tiles
-from weft_attention_triton.decode import decode_kernel, join_kernel
+from weft_attention_triton.decode import decode_kernel
 from weft_attention_triton.prefill import prefill_kernel
 from weft_attention_triton.write import write_kernel
 
@@ -28,6 +28,7 @@ class Plan:
     splits: int
     parts: Tensor | None  # float32 [decodes, heads, splits, head_size]
     weights: Tensor | None  # float32 [decodes, heads, splits]
+    tickets: Tensor | None  # int32 [decodes, kv_heads], zero between kernels
     tile: tiles.Tile | None  # of prefill
     work: Tensor | None  # int32 [tiles, 2]: row, first query
 
@@ -62,7 +63,7 @@ class TritonAttention:
         return (2, pages, page_size, spec.kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> Plan:
-        plan = Plan(batch, 1, None, None, None, None)
+        plan = Plan(batch, 1, None, None, None, None, None)
         device = batch.kv_lens.device
         if batch.num_decodes:
             longest = min(batch.max_kv_len, self.window or batch.max_kv_len)
@@ -74,6 +75,8 @@ class TritonAttention:
                 shape = (batch.num_decodes, self.heads, plan.splits)
                 plan.parts = torch.empty(*shape, self.size, dtype=torch.float32, device=device)
                 plan.weights = torch.empty(shape, dtype=torch.float32, device=device)
+                shape = (batch.num_decodes, self.kv_heads)
+                plan.tickets = torch.zeros(shape, dtype=torch.int32, device=device)
         if len(batch.query_lens_host) > batch.num_decodes:
             plan.tile = tiles.prefill_tile(
                 batch.max_query_len, self.group, self.size, self.itemsize
@@ -81,6 +84,9 @@ class TritonAttention:
             work = self._work(batch, plan.tile.rows // self.group)
             plan.work = _to_device(work, device)
         return plan
+
+    def slots(self, plan: Plan) -> Tensor:
+        return plan.batch.slot_mapping
 
     def _work(self, batch: AttentionBatch, tokens: int) -> list[tuple[int, int]]:
         """Tiles of queries, those with the most keys first: the last ones to finish are short."""
@@ -117,19 +123,13 @@ class TritonAttention:
     def _decode(self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan) -> None:
         batch, tile, rows = plan.batch, self.decode_tile, plan.batch.num_decodes
         decode_kernel[(self.kv_heads, plan.splits, rows)](
-            q, cache, out, plan.parts, plan.weights, batch.page_table, batch.kv_lens,
+            q, cache, out, plan.parts, plan.weights, plan.tickets, batch.page_table, batch.kv_lens,
             q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
             KV_HEADS=self.kv_heads, GROUP=self.group, ROWS=tile.rows, SIZE=self.size, WIDE=self.wide,
-            PAGE=batch.page_size, BLOCK=tile.keys, SPLITS=plan.splits, LEAST=_LEAST,
-            WINDOW=self.window, CAPPED=self.cap > 0, PRECISION=self.precision,
+            PAGE=batch.page_size, BLOCK=tile.keys, SPLITS=plan.splits,
+            ROOM=tiles.power(plan.splits), LEAST=_LEAST, WINDOW=self.window, CAPPED=self.cap > 0, PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        if plan.splits > 1:
-            join_kernel[(self.heads, rows)](
-                out, plan.parts, plan.weights, batch.kv_lens,
-                HEADS=self.heads, SIZE=self.size, WIDE=self.wide, BLOCK=tile.keys,
-                SPLITS=plan.splits, ROOM=tiles.power(plan.splits), LEAST=_LEAST, WINDOW=self.window, num_warps=4,
-            )  # fmt: skip
 
     def _prefill(
         self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan, work: Tensor, tile: tiles.Tile

@@ -1,8 +1,9 @@
 """One new token per row against its pages, the keys split over programs.
 
 The split is FlashDecoding's (Dao et al., 2023): each program attends over a share of a row's keys,
-and a second kernel joins the shares by their log-sum-exp. The query heads of a group are the rows
-of one product, so that keys and values are read once for all of them.
+and the shares are joined by their log-sum-exp. The last program of a (row, kv head) to finish does
+that, for a second kernel would cost a small batch as long as the first. The query heads of a group
+are the rows of one product, so that keys and values are read once for all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from weft_attention_triton.softmax import accumulate, capped
 
-__all__ = ("decode_kernel", "join_kernel")
+__all__ = ("decode_kernel",)
 
 
 @triton.jit
@@ -36,7 +37,67 @@ def share_of(
     each = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST)
     lo = first + split * each * BLOCK
     hi = tl.minimum(lo + each * BLOCK, length)
-    return lo, hi, tl.cdiv(tiles, each)
+    return lo, hi, tl.maximum(tl.cdiv(tiles, each), 1)
+
+
+@triton.jit
+def join(
+    out,
+    parts,
+    weights,
+    place,
+    used,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Join the shares of query head ``place`` (of all rows' heads)."""
+    s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
+    # Other programs wrote them: past the L1 cache, which does not see that.
+    weight = tl.load(
+        weights + place * SPLITS + s, mask=s < used, other=float("-inf"), cache_modifier=".cg"
+    )
+    weight = tl.exp2(weight - tl.max(weight, 0))
+    real = (s[:, None] < used) & (d[None, :] < SIZE)
+    at = parts + (place * SPLITS + s)[:, None] * SIZE + d[None, :]
+    part = tl.load(at, mask=real, other=0.0, cache_modifier=".cg")
+    joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + place * SIZE + d, joined.to(out.dtype.element_ty), mask=d < SIZE)
+
+
+@triton.jit
+def finish(
+    out, parts, weights, tickets, acc, top, total, real, row, head, split, used,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    WIDE: tl.constexpr, SPLITS: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Store the result, or a share of it; the last of the ``used`` programs joins the shares."""
+    g, d = tl.arange(0, ROWS), tl.arange(0, WIDE)
+    first = row * (KV_HEADS * GROUP) + head * GROUP
+    place = first + g
+    whole = out + place[:, None] * SIZE + d[None, :]
+    if SPLITS == 1:
+        tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+    else:
+        if used == 1:
+            tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+        else:
+            at = place * SPLITS + split
+            tl.store(parts + at[:, None] * SIZE + d[None, :], acc, mask=real)
+            tl.store(weights + at, top + tl.log2(total), mask=g < GROUP)
+            # Every thread's stores come before the ticket, which releases them to the other
+            # programs and acquires theirs.
+            tl.debug_barrier()
+            ticket = tickets + row * KV_HEADS + head
+            if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == used - 1:
+                tl.store(ticket, 0)  # for the next layer, and the next replay
+                if GROUP <= 8:
+                    for i in tl.static_range(GROUP):
+                        join(out, parts, weights, first + i, used, SIZE, WIDE, SPLITS, ROOM)
+                else:
+                    for i in range(GROUP):
+                        join(out, parts, weights, first + i, used, SIZE, WIDE, SPLITS, ROOM)
 
 
 @triton.jit
@@ -46,6 +107,7 @@ def decode_kernel(
     out,  # [rows, heads, SIZE]
     parts,  # float32 [rows, heads, SPLITS, SIZE]: shares, each normalised
     weights,  # float32 [rows, heads, SPLITS]: their log2-sum-exp2
+    tickets,  # int32 [rows, KV_HEADS]: 0, and 0 again afterwards
     table,  # int32 [rows, pages], rows table_stride apart
     lengths,  # int32 [rows]; 0: the row is padding
     q_stride,
@@ -61,6 +123,7 @@ def decode_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
+    ROOM: tl.constexpr,  # SPLITS, padded to a power of two
     LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -69,8 +132,8 @@ def decode_kernel(
     """Program (kv head, split, row). Heads run fastest: neighbours read the same pages."""
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     length = tl.load(lengths + row)
-    lo, hi, _ = share_of(length, split, WINDOW, BLOCK, SPLITS, LEAST)
-    if (lo < hi) | (SPLITS == 1):
+    lo, hi, used = share_of(length, split, WINDOW, BLOCK, SPLITS, LEAST)
+    if (lo < hi) | (split == 0):
         g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
         heads = head * GROUP + g
         real = (g[:, None] < GROUP) & (d[None, :] < SIZE)
@@ -123,42 +186,7 @@ def decode_kernel(
             )
         # Padding rows have seen nothing: zeros come out, and no division by zero.
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-        place = row * (KV_HEADS * GROUP) + heads
-        if SPLITS == 1:
-            tl.store(
-                out + place[:, None] * SIZE + d[None, :], acc.to(out.dtype.element_ty), mask=real
-            )
-        else:
-            place = place * SPLITS + split
-            tl.store(parts + place[:, None] * SIZE + d[None, :], acc, mask=real)
-            tl.store(weights + place, top + tl.log2(total), mask=g < GROUP)
-
-
-@triton.jit
-def join_kernel(
-    out,  # [rows, heads, SIZE]
-    parts,
-    weights,
-    lengths,
-    HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROOM: tl.constexpr,  # SPLITS, padded to a power of two
-    LEAST: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """Program (head, row) joins the shares that the row's length gave work to."""
-    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    _, _, used = share_of(tl.load(lengths + row), 0, WINDOW, BLOCK, SPLITS, LEAST)
-    s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
-    place = row * HEADS + head
-    weight = tl.load(weights + place * SPLITS + s, mask=s < used, other=float("-inf"))
-    top = tl.max(weight, 0)
-    weight = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top))
-    real = (s[:, None] < used) & (d[None, :] < SIZE)
-    part = tl.load(parts + (place * SPLITS + s)[:, None] * SIZE + d[None, :], mask=real, other=0.0)
-    total = tl.sum(weight, 0)
-    joined = tl.sum(part * weight[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + place * SIZE + d, joined.to(out.dtype.element_ty), mask=d < SIZE)
+        finish(
+            out, parts, weights, tickets, acc, top, total, real, row, head, split, used,
+            KV_HEADS, GROUP, ROWS, SIZE, WIDE, SPLITS, ROOM,
+        )  # fmt: skip
