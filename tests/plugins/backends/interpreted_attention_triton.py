@@ -13,7 +13,7 @@ from weft_attention_triton.backend import TritonAttention
 
 from weft.api.attention import AttentionBackend, AttentionRequest, Offer, Refusal
 from weft.api.cache import DeviceInfo
-from weft.testing.attention import AttentionSuite, Case, requests
+from weft.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 
@@ -25,6 +25,7 @@ def on_cpu(request: AttentionRequest) -> Callable[[], AttentionBackend]:
 
 class TestInterpreted(AttentionSuite):
     key = "triton"
+    steps = {name: steps[name] for name in ("first token", "decodes", "prompts", "mixed")}
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
         if request.dtype == "bfloat16":

@@ -75,8 +75,9 @@ class TritonAttention:
                 shape = (batch.num_decodes, self.heads, plan.splits)
                 plan.parts = torch.empty(*shape, self.size, dtype=torch.float32, device=device)
                 plan.weights = torch.empty(shape, dtype=torch.float32, device=device)
-                shape = (batch.num_decodes, self.kv_heads)
-                plan.tickets = torch.zeros(shape, dtype=torch.int32, device=device)
+                plan.tickets = torch.zeros(
+                    batch.num_decodes, self.kv_heads, dtype=torch.int32, device=device
+                )
         if len(batch.query_lens_host) > batch.num_decodes:
             plan.tile = tiles.prefill_tile(
                 batch.max_query_len, self.group, self.size, self.itemsize
