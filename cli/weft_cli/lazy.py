@@ -48,7 +48,8 @@ class Commands(TyperGroup):
         """A stub with the help line; the help page asks for every command."""
         if cmd_name not in self.host.keys(KIND):
             return None
-        return TyperCommand(name=cmd_name, help=self._help(cmd_name), callback=lambda: None)
+        text = self._help(cmd_name)
+        return TyperCommand(name=cmd_name, help=text, short_help=text, callback=lambda: None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is run."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import weft
+from weft.config import SchedulerConfig
 from weft.engine.plan import EngineFacts
 from weft.errors import ConfigError
 from weft.sampling.params import SamplingParams
@@ -23,6 +25,8 @@ def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
     """The engine's options. Unless the user says otherwise, no prefix cache: passes repeat their
     prompts, and a cached prompt is not computed."""
     defaults: dict[str, Any] = {"enable_prefix_caching": False}
+    if "custom" in bench.workload:
+        defaults["max_queue"] = max(SchedulerConfig().max_queue, bench.num_prompts)
     if bench.hf_config is not None:
         if "model" in options.of(ENGINE):
             raise ConfigError("give either MODEL or --hf-config, not both")
@@ -51,11 +55,9 @@ def params_of(found: Workload, temperature: float) -> list[SamplingParams]:
 def about(
     facts: EngineFacts, options: Mapping[str, Any], bench: BenchConfig, startup: float
 ) -> About:
-    import torch
-
     return About(
         weft=weft.__version__,
-        torch=str(torch.__version__),
+        torch=metadata.version("torch"),  # without importing it beside the engine's process
         model=bench.hf_config or facts.model,
         architecture=facts.architecture,
         device=facts.device,

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from weft.sampling.params import SamplingParams
 from weft_cli.bench.config import BenchConfig
@@ -20,10 +20,7 @@ from weft_cli.bench.workloads import Workload
 from weft_cli.flags import Options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from weft.engine.async_llm import AsyncLLM
-    from weft.outputs import RequestOutput
 
 __all__ = ("latency",)
 
@@ -120,10 +117,7 @@ async def _request(
     """One request. Its clock starts when it may start: waiting at the gate is the client's."""
     async with gate:
         began = last = time.perf_counter()
-        stream = cast(
-            "AsyncGenerator[RequestOutput, None]",
-            llm.generate(prompt, params.replace(output_kind="delta")),
-        )
+        stream = llm.generate(prompt, params.replace(output_kind="delta"))
         async with aclosing(stream):
             async for update in stream:
                 now = time.perf_counter()

@@ -1,0 +1,59 @@
+"""Running the command as a user does: in this process where that is the same, else in another."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from weft_cli.main import main
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def weft(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Run:
+    """``weft(*arguments, stdin="")`` in this process, in an empty folder."""
+    for variable in [v for v in os.environ if v.startswith("WEFT_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def weft_process(*arguments: str, **options: object) -> Done:
+    """``weft`` in a new process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weft_cli", *arguments], capture_output=True, text=True, **options
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random model with a byte-level tokenizer."""
+    from weft.testing.checkpoints import make_checkpoint
+
+    return str(make_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True))

@@ -1,0 +1,176 @@
+"""Workloads are those of docs/benchmarks.md, and what is printed was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from weft.errors import ConfigError, EngineError
+from weft_cli.bench.config import BenchConfig
+from weft_cli.bench.percentiles import Spread, spread
+from weft_cli.bench.results import picked
+from weft_cli.bench.shapes import known_shapes, shape_folder
+from weft_cli.bench.throughput import check_count
+from weft_cli.bench.workloads import fitted, workload
+
+SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1", "--dtype", "float32")
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "vocab_size": 320,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+CUSTOM = ("--workload", "custom", "--num-prompts", "3", "--input-len", "8", "--output-len", "4")
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "prompt_tokens", "output_tokens", "counts"),
+    [
+        ("mixed", 256, 142_827, 133_966, "output"),
+        ("bs1", 1, 128, 256, "output"),
+        ("prefill", 16, 16 * 2048, 16, "prompt"),
+        ("dec32", 32, 32 * 64, 32 * 256, "output"),
+        ("dec256", 256, 256 * 64, 256 * 256, "output"),
+        ("custom", 32, 32 * 512, 32 * 128, "output"),
+    ],
+)
+def test_sizes(name, requests, prompt_tokens, output_tokens, counts):
+    found = workload(name, BenchConfig())
+    assert (len(found.prompts), found.prompt_tokens, found.output_tokens) == (
+        requests,
+        prompt_tokens,
+        output_tokens,
+    )
+    assert found.counts == counts
+    assert all(0 <= token <= 10_000 for prompt in found.prompts for token in prompt)
+
+
+def test_the_draws_of_mixed():
+    """``random.seed(0)``: a length, its ids, the next length …; all output lengths at the end."""
+    found = workload("mixed", BenchConfig())
+    assert (len(found.prompts[0]), found.prompts[0][:3], found.outputs[:3]) == (
+        964,
+        [6311, 6890, 663],
+        [845, 312, 607],
+    )
+
+
+def test_a_small_vocabulary_keeps_the_sizes():
+    found = fitted(workload("bs1", BenchConfig()), 320)
+    assert found.prompt_tokens == 128 and max(found.prompts[0]) < 320
+    assert fitted(found, 50_000) is found
+
+
+def test_spread():
+    assert spread([]) == Spread()
+    assert spread([0.1]) == Spread(100, 100, 100, 100, 100)
+    found = spread([i / 1000 for i in range(1, 102)])
+    assert (found.mean, found.p50, found.p90, found.p99, found.max) == (51, 51, 91, 100, 101)
+
+
+def test_the_pass_that_is_reported():
+    assert picked([3.0, 1.0, 2.0], "best") == 1
+    assert picked([3.0, 1.0, 2.0], "median") == 2
+
+
+def test_a_pass_that_lost_tokens_is_not_a_figure():
+    with pytest.raises(EngineError, match="asks for 256 tokens and the engine made 255"):
+        check_count(workload("bs1", BenchConfig()), 255)
+
+
+def test_shapes(tmp_path, monkeypatch):
+    assert {"qwen3-0.6b", "qwen3-8b"} <= set(known_shapes())
+    folder = shape_folder("qwen3-8b")
+    assert json.loads((folder / "config.json").read_text())["hidden_size"] == 4096
+    assert shape_folder(str(folder)) == shape_folder(str(folder / "config.json")) == folder
+    with pytest.raises(ConfigError, match=r"--hf-config is 'qwen9'.*qwen3-0\.6b, qwen3-8b"):
+        shape_folder("qwen9")
+
+
+@pytest.fixture
+def shape(tmp_path):
+    """A tiny shape: a config.json and nothing else."""
+    file = tmp_path / "shape" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(SHAPE))
+    return str(file)
+
+
+def test_throughput_of_a_shape_without_weights_and_tokenizer(weft, shape):
+    done = weft(
+        *("bench", "throughput", "--hf-config", shape, *SMALL, *CUSTOM),
+        *(
+            "--workload",
+            "custom",
+            "--passes",
+            "3",
+            "--warmup",
+            "0",
+            "--pick",
+            "median",
+        ),
+    )
+    assert done.code == 0, done.err
+    first, second = (json.loads(line) for line in done.out.splitlines())
+    assert (first["kind"], first["workload"]) == ("throughput", "custom")
+    assert (first["requests"], first["prompt_tokens"], first["output_tokens"]) == (3, 24, 12)
+    assert first["wall_seconds"] == sorted(first["passes"])[1]
+    assert first["output_tokens_per_second"] == pytest.approx(12 / first["wall_seconds"], rel=1e-3)
+    about = first["about"]
+    assert (about["architecture"], about["device"], about["dtype"]) == (
+        "LlamaForCausalLM",
+        "cpu",
+        "float32",
+    )
+    assert about["startup_seconds"] > 0 and about == second["about"]
+
+
+def test_latency(weft, shape):
+    done = weft(
+        "bench",
+        "latency",
+        "--hf-config",
+        shape,
+        *SMALL,
+        *CUSTOM,
+        "--concurrency",
+        "2",
+        "--passes",
+        "1",
+    )
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    times = result["latency"]
+    assert result["kind"] == "latency" and times["concurrency"] == 2
+    assert 0 < times["ttft_ms"]["p50"] <= times["e2e_ms"]["p50"] <= result["wall_seconds"] * 1000
+    assert times["itl_ms"]["p50"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--workload", "mixd"),
+            "option workload is ['mixd']: Invalid enum value 'mixd' (allowed: mixed, bs1, ",
+        ),
+        (
+            ("--workload", "mixed"),
+            "the workload mixed has a sequence of 2011 tokens, the engine takes 256",
+        ),
+        (("--passes", "0"), "option passes is 0: Expected `int` >= 1"),
+        (("some/model",), "give either MODEL or --hf-config, not both"),
+    ],
+    ids=lambda v: v[-1] if isinstance(v, tuple) else "",
+)
+def test_errors(weft, shape, arguments, message):
+    done = weft("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"weft: {message}") and done.err.count("\n") == 1

@@ -1,0 +1,172 @@
+"""``weft chat``: the conversation, the pipe, and a real terminal with Ctrl-C."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from weft_cli.conversation import Conversation
+
+SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
+
+
+# -- the conversation ----------------------------------------------------------------------
+
+
+def test_messages():
+    talk = Conversation("Be brief.")
+    talk.ask("a")
+    talk.answered("b")
+    assert talk.ask("c") == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+
+
+def test_reset_keeps_the_system_message():
+    talk = Conversation("Be brief.")
+    talk.ask("a")
+    assert talk.command("/reset") == "(forgotten)"
+    assert talk.messages() == [{"role": "system", "content": "Be brief."}]
+
+
+def test_system_can_be_set_and_taken_back():
+    talk = Conversation()
+    assert talk.command("/system Be kind.") == "(system message: Be kind.)"
+    assert talk.ask("a")[0] == {"role": "system", "content": "Be kind."}
+    assert talk.command("/system") == "(system message: none)"
+    assert talk.messages() == [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("word", ["/exit", "/quit"])
+def test_exit(word):
+    talk = Conversation()
+    assert talk.command(word) is None and talk.ended
+
+
+def test_what_looks_like_a_command():
+    talk = Conversation()
+    assert "there is no command /rest" in (talk.command("/rest") or "")
+    assert talk.command("/usr/bin/env is what?") is None, "a path is a question"
+    assert talk.command("hello /exit") is None and not talk.ended
+
+
+def test_a_question_that_failed_is_taken_back():
+    talk = Conversation()
+    talk.ask("a")
+    talk.forget_question()
+    talk.forget_question()
+    assert talk.messages() == []
+
+
+# -- a pipe --------------------------------------------------------------------------------
+
+
+def test_every_line_of_a_pipe_is_a_turn(weft, checkpoint):
+    """The second answer knows the first turn; after /reset it is the first answer again."""
+    from weft import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=6)
+    messages = [{"role": "user", "content": "Hi"}]
+    with LLM(model=checkpoint, cpu_cache_gib=0.01, threads=1) as llm:
+        first = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+        messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
+        second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
+    done = weft(
+        *("chat", checkpoint, *SMALL, "--temperature", "0", "--max-tokens", "6"),
+        stdin="Hi\n\nMore\n/reset\nHi\n/exit\nnever\n",
+    )
+    assert (done.code, done.err) == (0, "(forgotten)\n")
+    assert done.out == f"{first}\n{second}\n{first}\n"
+
+
+def test_a_turn_that_does_not_fit_ends_a_pipe(weft, checkpoint):
+    done = weft("chat", checkpoint, *SMALL, "--max-model-len", "32", stdin="x" * 100 + "\n")
+    assert done.code == 2 and done.err.startswith("weft: ") and done.err.count("\n") == 1
+
+
+# -- a terminal ----------------------------------------------------------------------------
+
+
+class Terminal:
+    """A process on a pseudo-terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft_cli", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """Read until ``text`` appears; what was read since the last call."""
+        until = time.monotonic() + seconds
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise AssertionError(
+                    f"{text!r} did not come in {seconds} s; there was {self.seen!r}"
+                )
+            self.seen += os.read(self.master, 65536).decode(errors="replace")
+        found, _, self.seen = self.seen.partition(text)
+        return found + text
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(checkpoint):
+    terminal = Terminal(
+        *("chat", checkpoint, *SMALL, "--temperature", "0", "--ignore-eos", "--max-tokens", "200")
+    )
+    try:
+        terminal.wait_for("> ")
+        terminal.type("Hello\r")
+        terminal.wait_for("Hello\r\n")
+        first = os.read(terminal.master, 1)
+        assert first
+        terminal.type("\x03")
+        assert "tokens" in terminal.wait_for("stopped)")
+        terminal.wait_for("> ")
+        terminal.type("\x03")
+        terminal.wait_for("/exit or Ctrl-D leaves")
+        terminal.type("/exit\r")
+        assert terminal.process.wait(timeout=60) == 0
+    finally:
+        terminal.close()
+
+
+def test_an_interrupt_is_a_mark_first_and_an_exception_then():
+    from weft_cli.terminal import Interrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.seen
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

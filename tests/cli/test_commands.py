@@ -1,0 +1,77 @@
+"""Subcommands come from plugins: ours, and those of others."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+TUNE = """
+    import typer
+    from weft.api import impl
+
+    @impl
+    def weft_command(name, options):
+        app = typer.Typer()
+
+        @app.command()
+        def tune(rounds: int = 3):
+            print(name, rounds, dict(options))
+
+        return app
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution with one command."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+
+    def write(dist, key, code, group="weft.commands"):
+        module = dist.replace("-", "_")
+        (site / f"{module}.py").write_text(textwrap.dedent(code))
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{key} = {module}\n")
+
+    return write
+
+
+def test_weft_command_of_another_distribution(weft, install):
+    install("acme-tune", "tune", TUNE)
+    assert "tune      (from acme-tune 1.0)" in weft("--help").out
+    assert weft("tune", "--rounds", "5").out == "tune 5 {}\n"
+
+
+def test_a_command_can_be_replaced(weft, install):
+    install("acme-chat", "commands.chat", TUNE, group="weft.overrides")
+    assert "Talk to a model in the terminal. (from acme-chat 1.0)" in weft("--help").out
+    assert weft("chat").out == "chat 3 {}\n"
+
+
+def test_a_broken_command_breaks_only_itself(weft, install):
+    install("acme-bad", "bad", "import missing_kernel")
+    assert weft("plugin", "list").code == 0
+    done = weft("bad")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "weft: commands:bad from acme-bad 1.0 failed to load: ModuleNotFoundError: "
+        "No module named 'missing_kernel'\n"
+    )
+
+
+def test_two_owners_of_a_command(weft, install):
+    install("one", "tune", TUNE)
+    install("two", "tune", TUNE)
+    assert "tune      commands:tune is provided by one 1.0, two 1.0" in weft("--help").out
+    assert weft("tune").code == 1
+
+
+def test_disabled_by_the_environment(weft, install, monkeypatch):
+    install("acme-tune", "tune", TUNE)
+    monkeypatch.setenv("WEFT_DISABLE", "acme-tune")
+    assert weft("tune").code == 2
+    assert "tune" not in weft("--help").out

@@ -1,0 +1,119 @@
+"""``weft plugin list`` and ``weft plugin show``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+FILE = """
+from typing import Annotated, Literal
+import msgspec
+from weft.api import impl
+
+WEFT = {"policies": ["mine"]}
+
+
+class Options(msgspec.Struct, frozen=True):
+    depth: Annotated[int, msgspec.Meta(ge=1, description="How deep.")] = 2
+    mode: Literal["a", "b"] = "a"
+    name: str | None = None
+
+
+WEFT_OPTIONS = {"policies:mine": Options}
+
+
+@impl
+def weft_policy(name):
+    return name
+
+
+@impl(wrapper=True)
+def weft_model(architecture):
+    return (yield)
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_list_by_kind(weft):
+    lines = weft("plugin", "list", "policies").out.splitlines()
+    assert lines[0].split() == ["KIND", "KEY", "DISTRIBUTION", "STATE", "NOTE"]
+    assert lines[1].split()[:5] == ["policies", "fcfs", "weft-core", "0.1.0", "ready"]
+    assert all(line.startswith("policies ") for line in lines[1:])
+
+
+def test_list_as_json_with_flags(weft, file):
+    done = weft(
+        "plugin",
+        "list",
+        "policies",
+        "--json",
+        "--plugin-file",
+        file,
+        "--no-plugin",
+        "policies:fcfs",
+    )
+    rows = {row["key"]: row for row in json.loads(done.out)}
+    assert rows["fcfs"]["state"] == "disabled"
+    assert rows["mine"]["distribution"] == "mine.py"
+    assert rows["mine"]["note"].startswith("local file ")
+
+
+def test_list_of_an_unknown_kind(weft):
+    done = weft("plugin", "list", "policy")
+    assert done.code == 1
+    assert done.err.startswith(
+        "weft: there is no plugin kind 'policy'; known kinds: model_sources, "
+    )
+
+
+def test_show_hooks_and_options(weft, file):
+    done = weft("plugin", "show", "policies:mine", "--plugin-file", file, "--json")
+    shown = json.loads(done.out)
+    assert (shown["hooks"], shown["wrappers"]) == (["weft_policy"], ["weft_model"])
+    assert shown["options"] == [
+        {
+            "flag": "--plugin.policies.mine.depth",
+            "type": "integer",
+            "default": "2",
+            "description": "How deep.",
+        },
+        {
+            "flag": "--plugin.policies.mine.mode",
+            "type": '"a" | "b"',
+            "default": '"a"',
+            "description": "",
+        },
+        {
+            "flag": "--plugin.policies.mine.name",
+            "type": "string | null",
+            "default": "null",
+            "description": "",
+        },
+    ]
+    text = weft("plugin", "show", "policies:mine", "--plugin-file", file).out
+    assert "hooks     weft_policy\n  wraps     weft_model\n" in text
+    assert "--plugin.policies.mine.depth  integer" in text
+
+
+def test_show_a_distribution(weft):
+    out = weft("plugin", "show", "Weft_Core").out
+    assert out.startswith("weft-core 0.1.0\n") and "attention:sdpa" in out
+
+
+@pytest.mark.parametrize(
+    ("id", "code", "message"),
+    [
+        ("policies:nope", 1, "weft: no plugin provides policies:nope (known: "),
+        ("nobody", 2, "weft: no plugins come from 'nobody'; write kind:key or one of: "),
+    ],
+)
+def test_show_something_missing(weft, id, code, message):
+    done = weft("plugin", "show", id)
+    assert done.code == code and done.err.startswith(message)

@@ -1,0 +1,99 @@
+"""What must be quick and light: the version, the help pages, the list of plugins."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import weft as package
+from weft_cli.lazy import HELP
+
+HEAVY = ("torch", "transformers", "tokenizers", "litestar", "uvicorn", "numpy", "rich", "jinja2")
+
+
+def best_of(count: int, *arguments: str) -> float:
+    """CPU seconds of the shortest run: other work on the machine makes the clock run longer."""
+    times = []
+    for _ in range(count):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "weft_cli", *arguments], check=True, capture_output=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """The modules in memory when the command line has been run."""
+    code = (
+        "import sys\n"
+        "from weft_cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as ended: assert not ended.code\n"
+        "print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.rpartition("MODULES ")[2].split())
+
+
+def test_version(weft):
+    assert weft("--version") == (0, f"weft {package.__version__}\n", "")
+
+
+def test_version_takes_less_than_300_ms():
+    assert best_of(3, "--version") < 0.3
+
+
+def test_plugin_list_takes_less_than_500_ms():
+    assert best_of(3, "plugin", "list") < 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--version",),
+        ("--help",),
+        ("plugin", "list"),
+        ("generate", "--help"),
+        ("bench", "throughput", "--help"),
+    ],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments):
+    assert not modules_after(*arguments) & set(HEAVY)
+
+
+def test_help_imports_no_command():
+    assert not any(m.startswith("weft_cli.commands") for m in modules_after("--help"))
+
+
+def test_plugin_list_imports_no_plugin():
+    """Of all targets of entry points, only the command that lists may be in memory."""
+    from weft.plugins.entries import scan
+
+    targets = {entry.target.partition(":")[0] for entry in scan()} - {"weft_cli.commands.plugin"}
+    assert "weft.attention.plugin" in targets
+    assert not modules_after("plugin", "list") & targets
+
+
+def test_help_lists_the_commands_in_order(weft):
+    done = weft("--help")
+    lines = [
+        line.split()[0] for line in done.out.partition("Commands:")[2].splitlines() if line.strip()
+    ]
+    assert lines[: len(HELP)] == list(HELP)
+
+
+def test_no_arguments_is_help(weft):
+    assert "Usage: weft [OPTIONS] COMMAND" in weft().err
+
+
+def test_an_unknown_command(weft):
+    done = weft("generat")
+    assert done.code == 2 and "No such command 'generat'" in done.err
