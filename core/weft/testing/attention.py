@@ -171,6 +171,27 @@ class Case:
         batch.slot_mapping = torch.tensor(slots, device=self.device)
         return batch
 
+    def poison(self, backend: AttentionBackend, cache: Tensor) -> None:
+        """Fill page 0 with NaN."""
+        import torch
+
+        from weft.testing.attention_reference import batch_of
+
+        size = self.page_size
+        batch, _ = batch_of([size], [size], page_size=size, device=self.device)
+        batch.page_table.zero_()
+        batch.slot_mapping = torch.arange(size, device=self.device)
+        k = self.keys[0].new_full((size, *self.keys[0].shape[1:]), float("nan"))
+        q = k.new_zeros(size, self.request.heads, self.request.head_size)
+        batch.num_decodes = int(size == 1)
+        backend.forward(q, k, k, cache, backend.plan(batch))
+
+    def release(self, window: int) -> None:
+        """Give back the pages that no query of the step sees any more."""
+        rows = zip(self.query_lens, self.kv_lens, strict=True)
+        for row, (count, tokens) in enumerate(rows):
+            self.batch.page_table[row, : max(0, tokens - count + 1 - window) // self.page_size] = 0
+
     @property
     def q(self) -> Tensor:
         import torch
@@ -300,6 +321,22 @@ class AttentionSuite:
         cache, plan = case.cache(backend), backend.plan(case.batch)
         backend.forward(case.q, case.k, case.v, cache, plan)
         case.check(backend.forward(case.q, None, None, cache, plan))
+
+    @pytest.mark.parametrize("name", ["float32", "narrow window", "wide window"])
+    def test_page_0_never_matters(self, name: str) -> None:
+        """It pads page tables and stands for pages that a window has left behind (docs/adr/0007)."""
+        request, offer = self.offer(name)
+        backend = offer.create()
+        for step in ("decodes", "mixed", "chunk"):
+            if step not in self.steps:
+                continue
+            case = self.step(request, step, offer.page_sizes[-1])
+            cache = case.cache(backend)
+            case.poison(backend, cache)
+            if request.window is not None:
+                case.release(request.window)
+            out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+            case.check(out, step)
 
     def test_slices_of_one_projection_will_do(self) -> None:
         """Models split one fused output; the slices are not contiguous."""

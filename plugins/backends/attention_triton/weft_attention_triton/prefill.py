@@ -98,7 +98,10 @@ def prefill_kernel(
             k_at, v_at = keys + offset, values + offset
             page = tl.load(own + (start + BLOCK + n) // PAGE, mask=start + BLOCK + n < hi, other=0)
         # Hidden keys may be anything; hidden values must be numbers, for 0 * NaN is NaN.
-        stored = (start + n < hi)[:, None]
+        stored = start + n < hi
+        if WINDOW > 0:  # pages before the window may have been given back
+            stored = stored & (start + n > before + first - WINDOW)
+        stored = stored[:, None]
         k = tl.load(k_at) if SIZE == WIDE else tl.load(k_at, mask=inner, other=0.0)
         v = tl.load(v_at, mask=stored if SIZE == WIDE else stored & inner, other=0.0)
         scores = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=PRECISION)
