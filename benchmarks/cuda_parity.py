@@ -65,7 +65,9 @@ def expected(folder: Path) -> list[list[int]]:
     return found
 
 
-def run(core: EngineCore, requests: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, list[int]]:
+def run(
+    core: EngineCore, requests: dict[str, tuple[list[int], SamplingParams]]
+) -> dict[str, list[int]]:
     for name, (prompt, params) in requests.items():
         core.add(EngineRequest(name, prompt, params, time.monotonic()))
     tokens: dict[str, list[int]] = {name: [] for name in requests}
@@ -82,7 +84,9 @@ def run(core: EngineCore, requests: dict[str, tuple[list[int], SamplingParams]])
 
 def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tuple[int, int]:
     """Sequences that equal, and preemptions."""
-    config = from_options(model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, **options)
+    config = from_options(
+        model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, **options
+    )
     core = EngineCore(config, Host(config.plugins))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
     tokens = run(core, {f"r{i}": (p, params) for i, p in enumerate(prompts())})
@@ -142,7 +146,9 @@ def main() -> int:
                 for eager in (False, True):
                     for variant, options in VARIANTS.items():
                         right, preempted = greedy(
-                            folder, want, {**options, "attention_backend": backend, "enforce_eager": eager}
+                            folder,
+                            want,
+                            {**options, "attention_backend": backend, "enforce_eager": eager},
                         )
                         failures += right != len(want)
                         mode = "eager" if eager else "graphs"
@@ -162,7 +168,9 @@ def main() -> int:
             # Mean f, variance 2 f: five deviations above the mean happen once in millions.
             limit = freedom + 5 * (2 * max(freedom, 1)) ** 0.5
             failures += not statistic < limit
-            print(f"sampled {sampling}: chi squared {statistic:.1f}, {freedom} degrees, limit {limit:.1f}")
+            print(
+                f"sampled {sampling}: chi squared {statistic:.1f}, {freedom} degrees, limit {limit:.1f}"
+            )
     print(f"{failures} failures on {torch.cuda.get_device_name()}, torch {torch.__version__}")
     return failures
 

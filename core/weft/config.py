@@ -62,7 +62,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="Type of weights and activations; auto takes the checkpoint's."),
     ] = "auto"
     max_model_len: Annotated[
-        Positive | None, Meta(description="Longest sequence, prompt and output (default: the model's).")
+        Positive | None,
+        Meta(description="Longest sequence, prompt and output (default: the model's)."),
     ] = None
     load_format: Annotated[
         str, Meta(description="auto, safetensors, pt, dummy (random weights), or a plugin's.")
@@ -80,14 +81,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     override_generation_config: Annotated[
         dict[str, Any], Meta(description="JSON merged into the default sampling parameters.")
     ] = msgspec.field(default_factory=dict)
-    seed: Annotated[int, Meta(description="Seed of requests that name none, and of dummy weights.")] = 0
+    seed: Annotated[
+        int, Meta(description="Seed of requests that name none, and of dummy weights.")
+    ] = 0
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The paged KV cache."""
 
     page_size: Annotated[
-        Positive | None, Meta(description="Tokens in a page (default: the attention backend's choice).")
+        Positive | None,
+        Meta(description="Tokens in a page (default: the attention backend's choice)."),
     ] = None
     num_pages: Annotated[
         Annotated[int, Meta(ge=2)] | None,
@@ -159,9 +163,9 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logits_processors: Annotated[
         list[str], Meta(description="Logits processor plugins, in order. Repeatable.")
     ] = msgspec.field(default_factory=list)
-    stat_loggers: Annotated[
-        list[str], Meta(description="Stat logger plugins. Repeatable.")
-    ] = msgspec.field(default_factory=list)
+    stat_loggers: Annotated[list[str], Meta(description="Stat logger plugins. Repeatable.")] = (
+        msgspec.field(default_factory=list)
+    )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,10 +192,11 @@ ELSEWHERE = {
 }
 
 
-def sections(config: type[msgspec.Struct] = EngineConfig) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+def sections(
+    config: type[msgspec.Struct] = EngineConfig,
+) -> Iterator[tuple[str, type[msgspec.Struct]]]:
     """Yield ``(field, Struct)`` for each part of a config."""
-    for name, kind in get_type_hints(config).items():
-        yield name, kind
+    yield from get_type_hints(config).items()
 
 
 def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> EngineConfig:

@@ -97,7 +97,9 @@ class AttentionBackend(Protocol):
     def plan(self, batch: AttentionBatch) -> Any:
         """Prepare one step; called once per group of layers, before the layers run."""
 
-    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Any) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Any
+    ) -> Tensor:
         """Write ``k`` and ``v`` (unless ``None``: already written), return the attention output.
 
         ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` ``[tokens, kv_heads, head_size]``;

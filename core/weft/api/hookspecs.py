@@ -86,9 +86,7 @@ class First:
         """Order admissions and choose whom to preempt."""
 
     @spec(firstresult=True)
-    def weft_proposer(
-        self, name: str, config: EngineConfig, options: Options
-    ) -> t.Proposer | None:
+    def weft_proposer(self, name: str, config: EngineConfig, options: Options) -> t.Proposer | None:
         """Draft tokens for speculative decoding."""
 
     @spec(firstresult=True)

@@ -207,7 +207,7 @@ class KVCache:
     def faults(self, holders: Iterable[PageHolder]) -> list[str]:
         """Every violated invariant, given all sequences that hold pages."""
         everyone = list(holders)
-        faults = []
+        faults: list[str] = []
         for group, pool in enumerate(self.pools):
             found = pool.faults(h.tables[group] for h in everyone)
             faults.extend(f"group {group}: {fault}" for fault in found)

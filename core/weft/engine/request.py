@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from weft.engine.messages import EngineRequest
-from weft.engine.plan import EngineFacts
+from weft.engine.plan import EngineFacts, TokenLogprobs
 from weft.errors import ContextLengthError, RequestError
 from weft.sampling.params import MAX_SALT_CHARS, SamplingParams
 
@@ -86,7 +86,9 @@ class Sequence:
         self.guide: Guide | None = None
         self.held = False
         self.order: tuple[float, ...] = ()
-        self.prompt_logprobs: list[object] | None = [] if params.prompt_logprobs is not None else None
+        self.prompt_logprobs: list[TokenLogprobs] | None = (
+            [] if params.prompt_logprobs is not None else None
+        )
 
     @property
     def output_len(self) -> int:

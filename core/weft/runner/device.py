@@ -35,7 +35,9 @@ def pick_device(wanted: str, rank: int = 0) -> torch.device:
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise ConfigError(f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N") from error
+        raise ConfigError(
+            f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N"
+        ) from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N")
     if device.type == "cuda":

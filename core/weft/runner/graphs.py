@@ -82,14 +82,18 @@ class DecodeGraphs:
 
     # ----------------------------------------------------------------------------- capture
 
-    def capture(self, sizes: Sequence[int], progress: Callable[[Sequence[int]], Sequence[int]]) -> None:
+    def capture(
+        self, sizes: Sequence[int], progress: Callable[[Sequence[int]], Sequence[int]]
+    ) -> None:
         """Capture the forward pass at each size; the largest first, so that all share its memory."""
         for rows in progress(sorted(sizes, reverse=True)):
             self._captured[rows] = self._capture_forward(rows)
         self._sizes = sorted(self._captured)
 
     def _capture_forward(self, rows: int) -> Captured:
-        inputs = torch.zeros(2 + len(self._tables.device), rows, dtype=torch.int64, device=self._device)
+        inputs = torch.zeros(
+            2 + len(self._tables.device), rows, dtype=torch.int64, device=self._device
+        )
         inputs[0] = self._padding
         # Once outside of the capture: kernels are compiled and libraries make their handles.
         self._forward(inputs)
@@ -133,7 +137,9 @@ class DecodeGraphs:
 
     def _sample(self, captured: Captured, features: Features) -> tuple[Tensor, Tensor]:
         slots, positions = captured.inputs[0], captured.inputs[1]
-        tokens, bad = self._sampler.sample_graphable(captured.logits, slots, positions + 1, features)
+        tokens, bad = self._sampler.sample_graphable(
+            captured.logits, slots, positions + 1, features
+        )
         self._last_tokens.index_copy_(0, slots, tokens)
         return tokens, bad
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.api.attention import AttentionBatch
 from weft.engine.plan import PageWrite, StepPlan
 
-__all__ = ("PageTables", "Packer", "StepInputs", "build_inputs")
+__all__ = ("Packer", "PageTables", "StepInputs", "build_inputs")
 
 
 class Packer:
@@ -76,7 +76,9 @@ class PageTables:
         if device.type == "cpu":
             self.device = [torch.from_numpy(table) for table in self.host]
         else:
-            self.device = [torch.zeros(slots, columns, dtype=torch.int32, device=device) for _ in self.host]
+            self.device = [
+                torch.zeros(slots, columns, dtype=torch.int32, device=device) for _ in self.host
+            ]
         self._cuda = device.type != "cpu"
 
     def write(self, writes: list[PageWrite]) -> None:

@@ -76,7 +76,9 @@ class ModelRunner:
     def _capture(self, max_rows: int) -> None:
         attention = self._started.attention
         if not attention.graph_safe:
-            self.facts.report.append(f"graphs       none: attention {attention.names} is not graph-safe")
+            self.facts.report.append(
+                f"graphs       none: attention {attention.names} is not graph-safe"
+            )
             return
         before = torch.cuda.mem_get_info(self.device)[0]
         self._graphs = DecodeGraphs(
@@ -96,7 +98,9 @@ class ModelRunner:
         sizes = bucket_sizes(max_rows)
         self._graphs.capture(sizes, progress)
         used = before - torch.cuda.mem_get_info(self.device)[0]
-        self.facts.report.append(f"graphs       {used / (1 << 30):8.3f} GiB: {len(sizes)} batch sizes")
+        self.facts.report.append(
+            f"graphs       {used / (1 << 30):8.3f} GiB: {len(sizes)} batch sizes"
+        )
 
     # ------------------------------------------------------------------------------- steps
 
@@ -120,7 +124,10 @@ class ModelRunner:
                 pending.sampled(which, plan.slots, *sampled)
                 rows = None
             else:
-                slots, positions = captured.inputs[0, : len(which)], captured.inputs[1, : len(which)]
+                slots, positions = (
+                    captured.inputs[0, : len(which)],
+                    captured.inputs[1, : len(which)],
+                )
                 rows = SampleRows(which, plan.slots, logits, slots, positions + 1)
         if plan.held:
             self._held = rows
@@ -177,9 +184,7 @@ class ModelRunner:
             raw=rows.raw,
         )
         self._last_tokens.index_copy_(0, rows.slots, output.tokens)
-        pending.sampled(
-            rows.rows, rows.host_slots, output.tokens, output.bad, output.logprobs
-        )
+        pending.sampled(rows.rows, rows.host_slots, output.tokens, output.bad, output.logprobs)
 
     def _processed(self, rows: SampleRows) -> SampleRows:
         """The rows after the logits processors that their requests name."""

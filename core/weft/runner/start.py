@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -84,7 +84,9 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         f"weights      {weights / GIB:8.3f} GiB in {loaded - began:.1f} s",
         f"activations  {activations / GIB:8.3f} GiB",
         f"KV cache     {cache_bytes / GIB:8.3f} GiB: "
-        + ", ".join(f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in groups),
+        + ", ".join(
+            f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in groups
+        ),
     ]
     if kernels:
         report.append("kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items()))
@@ -103,7 +105,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         weights_bytes=weights,
         report=report,
     )
-    return Started(model, spec, device, attention, facts)
+    return Started(cast(CausalModel, model), spec, device, attention, facts)
 
 
 def _size_cache(

@@ -118,7 +118,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def _check_stop(self) -> None:
         if not isinstance(self.stop, (str, list, tuple, type(None))):
-            raise RequestError(f"stop must be text or a list of texts, not {self.stop!r}", param="stop")
+            raise RequestError(
+                f"stop must be text or a list of texts, not {self.stop!r}", param="stop"
+            )
         strings = self.stop_strings
         check_count("stop", strings, MAX_STOP_STRINGS)
         check_texts("stop", strings, blank=True)  # a line feed is a common stop string
@@ -133,7 +135,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token in getattr(self, name) or ():
                 check_number(name, token, 0, 2**31 - 1, whole=True)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestError("allowed_token_ids is empty; nothing could be sampled", param="allowed_token_ids")
+            raise RequestError(
+                "allowed_token_ids is empty; nothing could be sampled", param="allowed_token_ids"
+            )
         for token, bias in (self.logit_bias or {}).items():
             check_number("logit_bias", token, 0, 2**31 - 1, whole=True)
             check_number("logit_bias", bias, -100.0, 100.0)
@@ -144,10 +148,14 @@ WHOLE = frozenset(
     {"n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs", "seed", "priority"}
     | {"truncate_prompt_tokens"}
 )
-OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"})
+OPTIONAL = frozenset(
+    {"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
+)
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, whole: bool | None = None) -> None:
+def check_number(
+    name: str, value: Any, low: float, high: float, *, whole: bool | None = None
+) -> None:
     """Raise unless ``value`` is a finite number in ``[low, high]`` (an int where ``whole``)."""
     whole = name in WHOLE if whole is None else whole
     if value is None and name in OPTIONAL:
@@ -164,7 +172,9 @@ def check_number(name: str, value: Any, low: float, high: float, *, whole: bool 
 
 def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: int) -> None:
     if values is not None and len(values) > most:
-        raise RequestError(f"{name} has {len(values)} entries; at most {most} are allowed", param=name)
+        raise RequestError(
+            f"{name} has {len(values)} entries; at most {most} are allowed", param=name
+        )
 
 
 def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
@@ -177,4 +187,6 @@ def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
 
 def check_text(name: str, text: str | None, most: int) -> None:
     if text is not None and len(text) > most:
-        raise RequestError(f"{name} has {len(text)} characters; at most {most} are allowed", param=name)
+        raise RequestError(
+            f"{name} has {len(text)} characters; at most {most} are allowed", param=name
+        )

@@ -9,7 +9,7 @@ from weft.api.engine import SchedulingPolicy
 from weft.cache import KVCache
 from weft.config import SchedulerConfig
 from weft.engine.messages import TokenOutput
-from weft.engine.plan import StepPlan, StepResult
+from weft.engine.plan import StepPlan, StepResult, TokenLogprobs
 from weft.engine.request import Sequence
 from weft.scheduler.counters import Counters
 from weft.scheduler.queue import WaitingQueue
@@ -32,7 +32,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, cache: KVCache, policy: SchedulingPolicy, eos_ids: Iterable[int]
+        self,
+        config: SchedulerConfig,
+        cache: KVCache,
+        policy: SchedulingPolicy,
+        eos_ids: Iterable[int],
     ) -> None:
         self.config = config
         self.cache = cache
@@ -246,7 +250,7 @@ class Scheduler:
                 outputs.append(self._advance(sequence, token, result.logprobs.get(row)))
         return outputs
 
-    def _advance(self, sequence: Sequence, token: int, logprobs: object | None) -> TokenOutput:
+    def _advance(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
         self.counters.generated_tokens += 1
         reason, stop = self._stops(sequence, token)
         first = sequence.output_len == 1
@@ -301,7 +305,10 @@ class Scheduler:
         for sequence in self.live.values():
             if not sequence.running and any(sequence.tables):
                 faults.append(f"{sequence!r} waits, but holds pages")
-            if sequence.running and sequence.computed > len(sequence.tables[0]) * self.cache.page_size:
+            if (
+                sequence.running
+                and sequence.computed > len(sequence.tables[0]) * self.cache.page_size
+            ):
                 faults.append(f"{sequence!r} has fewer pages than tokens")
         if len(self.live) != len(self.running) + len(self.waiting):
             faults.append("a live sequence neither runs nor waits")

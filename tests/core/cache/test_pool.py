@@ -75,6 +75,8 @@ def test_faults_are_found() -> None:
     pool = PagePool(4)
     table = pool.take(2)
     assert pool.faults([table]) == []
-    assert pool.faults([]) == [f"page {p} has 1 references, 0 tables hold it" for p in sorted(table)]
+    assert pool.faults([]) == [
+        f"page {p} has 1 references, 0 tables hold it" for p in sorted(table)
+    ]
     pool._free.append(table[0])
     assert any("both" in fault for fault in pool.faults([table]))

@@ -21,7 +21,9 @@ class Driven:
     """An engine core and everything that came out of it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        config = from_options(model=str(folder), device="cpu", dtype="float32", threads=1, **options)
+        config = from_options(
+            model=str(folder), device="cpu", dtype="float32", threads=1, **options
+        )
         self.core = EngineCore(config, Host(config.plugins))
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}

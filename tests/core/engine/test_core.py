@@ -36,7 +36,10 @@ def test_stop_ids_and_min_tokens(engine: Any, checkpoint: Any) -> None:
     greedy = generate(driven, max_tokens=12, ignore_eos=True)
     stop = next(t for t in greedy[3:] if t not in greedy[:3])
     at = greedy.index(stop)
-    assert generate(driven, "s", max_tokens=12, ignore_eos=True, stop_token_ids=[stop]) == greedy[: at + 1]
+    assert (
+        generate(driven, "s", max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
+        == greedy[: at + 1]
+    )
     assert driven.reasons["s"] == "stop"
     later = generate(
         driven, "m", max_tokens=12, ignore_eos=True, stop_token_ids=[stop], min_tokens=at + 3
@@ -194,7 +197,9 @@ def test_abort_at_any_moment(engine: Any, checkpoint: Any) -> None:
 
 
 def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> None:
-    with pytest.raises(ConfigError, match=r"max_model_len is 200 tokens, the KV cache holds 48 \(3 pages"):
+    with pytest.raises(
+        ConfigError, match=r"max_model_len is 200 tokens, the KV cache holds 48 \(3 pages"
+    ):
         engine(checkpoint(), num_pages=4, max_model_len=200)
     assert engine(checkpoint(), num_pages=4).core.facts.max_model_len == 48
 

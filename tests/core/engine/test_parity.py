@@ -47,7 +47,9 @@ def prompts(seed: int = 0) -> dict[str, list[int]]:
     rng = random.Random(seed)
     common = [rng.randrange(VOCAB) for _ in range(40)]
     made = {}
-    for i, (shared, own) in enumerate([(0, 1), (0, 5), (16, 1), (33, 7), (40, 21), (0, 16), (17, 30)]):
+    for i, (shared, own) in enumerate(
+        [(0, 1), (0, 5), (16, 1), (33, 7), (40, 21), (0, 16), (17, 30)]
+    ):
         made[f"p{i}"] = common[:shared] + [rng.randrange(VOCAB) for _ in range(own)]
     return made
 
@@ -170,7 +172,9 @@ def test_prompt_logprobs(name: str, engine: Any, checkpoint: Any, expected: Any)
                 assert torch.allclose(exact, torch.tensor(line.logprobs), atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"enable_prefix_caching": False}, {"page_size": 4, "num_pages": 50}])
+@pytest.mark.parametrize(
+    "options", [{}, {"enable_prefix_caching": False}, {"page_size": 4, "num_pages": 50}]
+)
 def test_siblings_share_the_prompt(options: dict[str, Any], engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint(), **options)
     prompt = prompts()["p4"]

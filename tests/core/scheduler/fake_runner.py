@@ -31,9 +31,7 @@ def oracle(prompt: list[int], salt: str | None, windows: list[int | None], count
     """What the "model" generates for a sequence that is alone and has endless memory."""
     tokens = list(prompt)
     for _ in range(count):
-        cells = [
-            (tokens[p], p, salt) for window in windows for p in visible(window, len(tokens))
-        ]
+        cells = [(tokens[p], p, salt) for window in windows for p in visible(window, len(tokens))]
         tokens.append(next_token(cells))
     return tokens[len(prompt) :]
 

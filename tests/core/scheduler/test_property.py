@@ -24,7 +24,9 @@ from weft.sampling.params import SamplingParams
 from weft.scheduler import Scheduler
 from weft.scheduler.policies import FirstCome, Priority
 
-spec = importlib.util.spec_from_file_location("fake_runner", Path(__file__).parent / "fake_runner.py")
+spec = importlib.util.spec_from_file_location(
+    "fake_runner", Path(__file__).parent / "fake_runner.py"
+)
 fake: Any = importlib.util.module_from_spec(spec)
 sys.modules["fake_runner"] = fake
 spec.loader.exec_module(fake)
@@ -89,7 +91,9 @@ class Driver:
     def arrive(self) -> None:
         # Most prompts begin like another one, so that pages are shared.
         shared = self.random.choice(self.prompts)[: self.random.randrange(31)]
-        prompt = shared + [self.random.randrange(fake.VOCAB) for _ in range(self.random.randrange(1, 8))]
+        prompt = shared + [
+            self.random.randrange(fake.VOCAB) for _ in range(self.random.randrange(1, 8))
+        ]
         count = self.random.randrange(1, min(14, MAX_LEN - len(prompt)))
         salt = self.random.choice([None, None, "a", "bb"])
         siblings = self.random.choice([1, 1, 1, 3])

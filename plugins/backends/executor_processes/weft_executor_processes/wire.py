@@ -66,8 +66,10 @@ def encode(message: Order | Answer) -> bytes:
 
 
 def decode_order(data: bytes) -> Order:
-    return _ORDERS.decode(data)
+    order: Order = _ORDERS.decode(data)
+    return order
 
 
 def decode_answer(data: bytes) -> Answer:
-    return _ANSWERS.decode(data)
+    answer: Answer = _ANSWERS.decode(data)
+    return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -41,10 +42,8 @@ def run_worker(
     except EOFError:
         pass  # the executor's process is gone
     except BaseException as error:
-        try:
+        with contextlib.suppress(OSError):
             pipe.send_bytes(encode(Failed(type(error).__name__, str(error))))
-        except OSError:
-            pass
     # A rank that stops in the middle of a collective must not wait for the others to leave it.
     os._exit(0)
 

@@ -1,0 +1,59 @@
+"""Fused Triton kernels for the layers, on CUDA devices from Ampere on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from weft.api import impl
+from weft.api.types import KernelOffer, KernelRequest, Refusal
+
+__all__ = ("weft_kernel",)
+
+NAME = "triton"
+HOMES = {
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "silu_mul": "activation",
+    "rotary_write": "rotary",
+}
+
+
+@impl
+def weft_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
+    if op not in HOMES:
+        return None
+    reasons = tuple(_refusals(op, request))
+    if reasons:
+        return Refusal(NAME, reasons)
+    return KernelOffer(NAME, 80, _loader(op))
+
+
+def _refusals(op: str, request: KernelRequest) -> list[str]:
+    found = []
+    if request.device.kind != "cuda":
+        found.append(f"needs a CUDA device, this is {request.device.kind}")
+    elif request.device.capability is not None and request.device.capability < (8, 0):
+        found.append(f"needs compute capability 8.0, this is {request.device.capability}")
+    if request.dtype not in ("bfloat16", "float16", "float32"):
+        found.append(f"dtype {request.dtype} is not supported")
+    if find_spec("triton") is None:
+        found.append("triton is not installed; it comes with a CUDA build of torch")
+    size = request.shape.get("head_size", 0)
+    if op == "rotary_write" and size not in (32, 64, 128, 256):
+        found.append(f"head size {size} is not 32, 64, 128 or 256")
+    if op.endswith("rms_norm") and request.shape["size"] > 32768:
+        found.append(f"size {request.shape['size']} is more than 32768")
+    return found
+
+
+def _loader(op: str) -> Callable[[], Callable[..., Any]]:
+    def load() -> Callable[..., Any]:
+        from importlib import import_module
+
+        module = import_module(f"weft_kernels_triton.{HOMES[op]}")
+        kernel: Callable[..., Any] = getattr(module, op)
+        return kernel
+
+    return load

@@ -1,0 +1,67 @@
+"""RMS normalisation of rows, with and without the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ("add_rms_norm", "norm_kernel", "rms_norm")
+
+
+@triton.jit
+def norm_kernel(
+    x,  # [rows, SIZE], rows x_stride elements apart
+    residual,  # [rows, SIZE]; replaced by x + residual. Not read unless ADD
+    weight,  # [SIZE]
+    out,  # [rows, SIZE]
+    x_stride,
+    eps,
+    offset,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,  # the power of two that holds SIZE
+    ADD: tl.constexpr,
+):
+    """One program normalises one row; sums are in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < SIZE
+    value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        before = tl.load(residual + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+        # The sum is rounded to the model's dtype before it is used, as without the fusion.
+        total = (value + before).to(residual.dtype.element_ty)
+        tl.store(residual + row * SIZE + at, total, mask=inside)
+        value = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
+    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
+    tl.store(out + row * SIZE + at, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+
+
+def _launch(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, add: bool
+) -> Tensor:
+    size = x.shape[-1]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x.reshape(-1, size) if x.dim() != 2 else x
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    block = triton.next_power_of_2(size)
+    norm_kernel[(rows.shape[0],)](
+        rows, residual, weight, out, rows.stride(0), eps, offset,
+        SIZE=size, BLOCK=block, ADD=add, num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """See ``weft.layers.ops.rms_norm``."""
+    return _launch(x, x, weight, eps, offset, False)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """See ``weft.layers.ops.add_rms_norm``; overwrites ``residual``, which must be contiguous."""
+    return _launch(x, residual, weight, eps, offset, True), residual
