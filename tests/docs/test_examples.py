@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from pages import Block, blocks
 
-RUN = ("weft", "curl")
+RUN = ("weft", "curl", "echo")
 # Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
 NOT_RUN = (
     "pip",
@@ -106,11 +106,11 @@ class Reader:
         self.patch.syspath_prepend(site)
 
     def serve(self, command: str) -> None:
-        log = (self.folder / "server.log").open("wb")
         arguments = [*shlex.split(command), "--port", str(self.port)]
-        server = subprocess.Popen(
-            arguments, cwd=self.folder, env=self.environment, stdout=log, stderr=log
-        )
+        with (self.folder / "server.log").open("wb") as log:
+            server = subprocess.Popen(
+                arguments, cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
         self.servers.append(server)
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and server.poll() is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pages import blocks, pages
-from repository import ROOT, Hook, hooks
+from repository import ROOT, Hook, hooks, members
 
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 REFERENCE = (ROOT / "docs/plugins.md").read_text()
@@ -112,3 +112,16 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     read = set(re.findall(r'"(WEFT_[A-Z_]+)"', (ROOT / "core/weft/config.py").read_text()))
     listed = set(re.findall(r"^\| `(WEFT_[A-Z_]+)", (ROOT / "docs/options.md").read_text(), re.M))
     assert listed == read
+
+
+def test_every_command_that_is_named_exists() -> None:
+    """Prose too: `weft serve` in a sentence must be a command of the command line."""
+    commands = {e.key for m in members() for e in m.entry_points if e.kind == "commands"}
+    written = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("plugins/*/*/README.md")]
+    unknown = [
+        f"{page.relative_to(ROOT)}: weft {word}"
+        for page in written
+        for word in re.findall(r"`weft ([a-z]+)", page.read_text())
+        if word not in commands
+    ]
+    assert unknown == []
