@@ -2,7 +2,7 @@
 
 from weft.layers.attention import Attention
 from weft.layers.collective import NullCollective, divide, divide_heads
-from weft.layers.decoder import CausalDecoder, Decoder, DecoderLayer
+from weft.layers.decoder import CausalDecoder, Decoder, DecoderLayer, head_size
 from weft.layers.device import device_info, dtype_name
 from weft.layers.embedding import Embedding, LMHead
 from weft.layers.linear import Linear, QKVLinear
@@ -53,6 +53,7 @@ __all__ = (
     "divide_heads",
     "dtype_name",
     "gated_activation",
+    "head_size",
     "layout_of",
     "rope_parameters",
     "weight",

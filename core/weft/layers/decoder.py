@@ -6,6 +6,7 @@ A model file gives the layers; what is unusual in a model is then all that its f
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,10 +16,16 @@ from weft.layers.embedding import Embedding, LMHead
 from weft.layers.norm import RMSNorm
 from weft.layers.rotary import Angles, RotaryEmbedding
 
-__all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory")
+__all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
 
 LayerFactory = Callable[[ModelContext, str, int, RotaryEmbedding], nn.Module]
 """``(ctx, prefix, index, rotary)`` to a module called with ``(x, residual, angles, step)``."""
+
+
+def head_size(config: Any) -> int:
+    """Features of one attention head: ``head_dim``, or an equal share of the hidden size."""
+    stated = getattr(config, "head_dim", None)
+    return int(stated or config.hidden_size // config.num_attention_heads)
 
 
 class DecoderLayer(nn.Module):
@@ -53,10 +60,8 @@ class Decoder(nn.Module):
     def __init__(self, ctx: ModelContext, prefix: str, layer: LayerFactory) -> None:
         super().__init__()
         config = ctx.hf_config
-        head_size = getattr(config, "head_dim", None)
-        head_size = head_size or config.hidden_size // config.num_attention_heads
         self.embed_tokens = Embedding(ctx, config.vocab_size, config.hidden_size)
-        self.rotary = RotaryEmbedding(ctx, head_size)
+        self.rotary = RotaryEmbedding(ctx, head_size(config))
         self.layers = nn.ModuleList(
             layer(ctx, f"{prefix}.layers.{index}", index, self.rotary)
             for index in range(config.num_hidden_layers)

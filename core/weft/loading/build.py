@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
@@ -44,8 +44,6 @@ class Plugins(Protocol):
     ) -> QuantizationScheme: ...
 
     def load_format(self, format: str, files: ModelFiles) -> WeightLoader: ...
-
-    def keys(self, kind: str) -> Sequence[str]: ...
 
     def options(self, kind: str, key: str) -> Mapping[str, Any]: ...
 
@@ -97,7 +95,10 @@ def build_model(
 
 
 def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
-    """The spec of the first architecture that a plugin knows. Raises ``UnsupportedModelError``."""
+    """The spec of the first architecture that a plugin knows.
+
+    Raises ``UnsupportedModelError`` with the host's words: which are known, what to install.
+    """
     names = list(getattr(hf_config, "architectures", None) or ())
     if not names:
         raise UnsupportedModelError(
@@ -111,10 +112,8 @@ def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
         except PluginNotFoundError as error:
             refusals.append(str(error))
             cause = error
-    known = ", ".join(sorted(host.keys("models"))) or "none"
     raise UnsupportedModelError(
-        f"no installed plugin runs the architecture {' or '.join(names)}; installed: {known}\n  "
-        + "\n  ".join(refusals)
+        f"this checkpoint needs a plugin for {' or '.join(names)}: {'; '.join(refusals)}"
     ) from cause
 
 
@@ -137,10 +136,8 @@ def find_scheme(
     try:
         return host.quantization(method, checkpoint, device)
     except PluginNotFoundError as error:
-        known = ", ".join(sorted(host.keys("quantization"))) or "none"
         raise UnsupportedModelError(
-            f"no installed plugin reads checkpoints quantized with {method!r}; installed: {known}\n  "
-            f"{error}"
+            f"this checkpoint is quantized with {method!r}: {error}"
         ) from error
 
 

@@ -40,8 +40,9 @@ class FakeHost:
 
     def _found(self, kind: str, key: str) -> Any:
         if key not in self.tables[kind]:
+            known = ", ".join(self.tables[kind])
             raise PluginNotFoundError(
-                f"no plugin provides {kind}:{key}; install weft-{key.lower()}"
+                f"no plugin provides {kind}:{key} (known: {known}); install weft-{key.lower()}"
             )
         return self.tables[kind][key]
 
@@ -54,9 +55,6 @@ class FakeHost:
     def load_format(self, format: str, files: ModelFiles) -> Any:
         return weft_load_format(format, files, {})
 
-    def keys(self, kind: str) -> list[str]:
-        return sorted(self.tables[kind])
-
     def options(self, kind: str, key: str) -> Mapping[str, Any]:
         return {"key": key}
 
@@ -66,7 +64,8 @@ def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -
     config = SimpleNamespace(architectures=["Gemma"])
     with pytest.raises(UnsupportedModelError) as caught:
         find_model(host, config)
-    assert "architecture Gemma; installed: Known" in str(caught.value)
+    assert "needs a plugin for Gemma: no plugin provides models:Gemma" in str(caught.value)
+    assert "known: Known" in str(caught.value)
     assert "install weft-gemma" in str(caught.value)
 
 
@@ -86,7 +85,7 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
     assert find_scheme(host, config, CPU) == {"quant_method": "awq", "bits": 4}
     assert find_scheme(host, config, CPU, "fp8") == "fp8"
     assert find_scheme(host, SimpleNamespace(), CPU) is None
-    with pytest.raises(UnsupportedModelError, match=r"'gptq'; installed: awq, fp8[\s\S]*weft-gptq"):
+    with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*weft-gptq"):
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
     with pytest.raises(CheckpointError, match="names no quant_method"):
         find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)

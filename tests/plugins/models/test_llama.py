@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,20 @@ def test_mistral_equals_transformers(tmp_path: Path, host: Host, window: int | N
 def test_a_window_that_no_sequence_reaches_is_full_attention(tmp_path: Path, host: Host) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=64)
     assert {a.spec.kind for a in TinyModel(folder, host).attentions} == {"sliding"}
+    assert {a.spec.kind for a in TinyModel(folder, host, longest=65).attentions} == {"sliding"}
     assert {a.spec.kind for a in TinyModel(folder, host, longest=64).attentions} == {"full"}
+
+
+def test_a_llama_by_another_name(tmp_path: Path, host: Host) -> None:
+    """Checkpoints that name the architecture but a model_type that transformers does not know."""
+    folder = make_checkpoint(tmp_path)
+    expected = TinyModel(folder, host).logits(IDS)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("attention_bias", "mlp_bias", "head_dim", "rope_parameters"):
+        config.pop(key)
+    config |= {"model_type": "of tomorrow", "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert torch.equal(TinyModel(folder, host).logits(IDS), expected)
 
 
 def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: Host) -> None:

@@ -6,7 +6,14 @@ Mistral is a Llama in which every layer may have a sliding window.
 from __future__ import annotations
 
 from weft.api.models import ModelContext
-from weft.layers import CausalDecoder, DecoderLayer, GatedMLP, RotaryEmbedding, SelfAttention
+from weft.layers import (
+    CausalDecoder,
+    DecoderLayer,
+    GatedMLP,
+    RotaryEmbedding,
+    SelfAttention,
+    head_size,
+)
 
 __all__ = ("LlamaForCausalLM", "MistralForCausalLM")
 
@@ -31,8 +38,8 @@ class LlamaLayer(DecoderLayer):
             rotary,
             hidden_size=config.hidden_size,
             heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_size=config.head_dim,
+            kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            head_size=head_size(config),
             bias=attention_bias,
             output_bias=attention_bias,
             window=window,
@@ -61,8 +68,8 @@ class LlamaForCausalLM(CausalDecoder):
             ctx,
             prefix,
             rotary,
-            attention_bias=config.attention_bias,
-            mlp_bias=config.mlp_bias,
+            attention_bias=getattr(config, "attention_bias", False),
+            mlp_bias=getattr(config, "mlp_bias", False),
         )
 
 

@@ -16,6 +16,7 @@ from weft.layers import (
     RMSNorm,
     RotaryEmbedding,
     SelfAttention,
+    head_size,
 )
 
 __all__ = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -31,7 +32,6 @@ class QwenLayer(DecoderLayer):
         index: int,
         rotary: RotaryEmbedding,
         *,
-        head_size: int,
         bias: bool,
         output_bias: bool,
         normalised: bool,
@@ -39,6 +39,7 @@ class QwenLayer(DecoderLayer):
         config = ctx.hf_config
         # ``layer_types`` is what transformers makes of use_sliding_window and max_window_layers.
         sliding = config.layer_types[index] == "sliding_attention"
+        size = head_size(config)
         attention = SelfAttention(
             ctx,
             f"{prefix}.self_attn",
@@ -46,10 +47,10 @@ class QwenLayer(DecoderLayer):
             hidden_size=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            head_size=head_size,
+            head_size=size,
             bias=bias,
             output_bias=output_bias,
-            norm=partial(RMSNorm, ctx, head_size, config.rms_norm_eps) if normalised else None,
+            norm=partial(RMSNorm, ctx, size, config.rms_norm_eps) if normalised else None,
             window=config.sliding_window if sliding else None,
         )
         mlp = GatedMLP(
@@ -70,14 +71,11 @@ class Qwen2ForCausalLM(CausalDecoder):
 
     @staticmethod
     def layer(ctx: ModelContext, prefix: str, index: int, rotary: RotaryEmbedding) -> QwenLayer:
-        config = ctx.hf_config
-        head_size = getattr(config, "head_dim", None)
         return QwenLayer(
             ctx,
             prefix,
             index,
             rotary,
-            head_size=head_size or config.hidden_size // config.num_attention_heads,
             bias=True,
             output_bias=False,
             normalised=False,
@@ -98,7 +96,6 @@ class Qwen3ForCausalLM(CausalDecoder):
             prefix,
             index,
             rotary,
-            head_size=config.head_dim,
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             normalised=True,

@@ -1,0 +1,150 @@
+"""How fast a checkpoint becomes a model: one JSON line for each way of loading.
+
+    python benchmarks/loading.py --device cuda --layers 36 --hidden 4096
+
+The checkpoint (a Qwen 3 shape) is written first, so that the page cache holds it: the numbers are
+of the copy, not of the disk. ``check`` compares the loaded tensors with those written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import weft_qwen
+from safetensors.torch import save_file
+from torch import nn
+
+from weft.api.files import ModelFiles
+from weft.api.models import ModelSpec
+from weft.layers import NullCollective
+from weft.loading.build import build_model
+from weft.loading.config import read_config
+from weft.loading.formats import weft_load_format
+from weft.loading.sources import files_in
+from weft.testing.attention_reference import ReferenceBackend
+
+SHARD = 4 << 30
+
+
+class OnePlugin:
+    """A host with one model plugin: this file runs where nothing is installed."""
+
+    def model(self, architecture: str, hf_config: Any) -> ModelSpec:
+        spec: ModelSpec | None = weft_qwen.weft_model(architecture, hf_config)
+        if spec is None:
+            raise ValueError(f"weft_qwen does not know {architecture}")
+        return spec
+
+    def load_format(self, format: str, files: ModelFiles) -> Any:
+        return weft_load_format(format, files, {})
+
+    def options(self, kind: str, key: str) -> Mapping[str, Any]:
+        return {}
+
+    def quantization(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def build(files: ModelFiles, device: str, **options: Any) -> tuple[nn.Module, float]:
+    started = perf_counter()
+    _, config = read_config(files)
+    model, _ = build_model(
+        files,
+        config,
+        OnePlugin(),
+        torch.device(device),
+        torch.bfloat16 if device != "cpu" else torch.float32,  # bfloat16 is packed on a CPU
+        NullCollective(),
+        lambda request, spec: ReferenceBackend(request),
+        **options,
+    )
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return model, perf_counter() - started
+
+
+def write(folder: Path, config: dict[str, Any], model: nn.Module) -> int:
+    """Write the parameters under the names of the checkpoint, in shards."""
+    (folder / "config.json").write_text(json.dumps(config))
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    index: dict[str, str] = {}
+    size = total = 0
+    for name, parameter in model.named_parameters():
+        for part, tensor in unfused(name, parameter.data, config):
+            if size > SHARD:
+                shards.append({})
+                size = 0
+            shards[-1][part] = tensor.cpu().contiguous()
+            index[part] = f"model-{len(shards)}.safetensors"
+            size += tensor.nbytes
+            total += tensor.nbytes
+    for number, shard in enumerate(shards, 1):
+        save_file(shard, folder / f"model-{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return total
+
+
+def unfused(name: str, data: torch.Tensor, c: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    for ours, theirs, sizes in (
+        ("qkv_proj", ("q_proj", "k_proj", "v_proj"), [q, kv, kv]),
+        ("gate_up_proj", ("gate_proj", "up_proj"), [c["intermediate_size"]] * 2),
+    ):
+        if ours in name:
+            parts = data.split(sizes)
+            return [(name.replace(ours, t), p) for t, p in zip(theirs, parts, strict=True)]
+    return [(name, data)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--repeat", type=int, default=2)
+    arguments = parser.parse_args()
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": arguments.hidden,
+        "intermediate_size": 3 * arguments.hidden,
+        "num_hidden_layers": arguments.layers,
+        "num_attention_heads": arguments.hidden // 128,
+        "num_key_value_heads": max(1, arguments.hidden // 512),
+        "head_dim": 128,
+        "vocab_size": arguments.vocab,
+    }
+    empty = ModelFiles(Path("/nonexistent"), (), config)
+    model, seconds = build(empty, arguments.device, load_format="dummy")
+    size = sum(p.nbytes for p in model.parameters())
+    report("dummy", arguments, size, seconds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        size = write(folder, config, model)
+        for _ in range(arguments.repeat):
+            loaded, seconds = build(files_in(folder, ["*"], name), arguments.device)
+            mine, theirs = dict(loaded.named_parameters()), dict(model.named_parameters())
+            check = all(torch.equal(mine[n], theirs[n]) for n in theirs)
+            report("safetensors", arguments, size, seconds, check=check)
+            del loaded, mine
+
+
+def report(what: str, arguments: Any, size: int, seconds: float, **more: Any) -> None:
+    device = arguments.device
+    name = torch.cuda.get_device_name() if device != "cpu" else "cpu"
+    gigabytes = size / 1e9
+    line = {"what": what, "device": name, "gigabytes": round(gigabytes, 2)}
+    line |= {"seconds": round(seconds, 2), "gigabytes_per_second": round(gigabytes / seconds, 2)}
+    print(json.dumps(line | more), flush=True)
+
+
+if __name__ == "__main__":
+    main()
