@@ -1,0 +1,29 @@
+"""A hook costs microseconds: fine at start-up, wrong in the loop."""
+
+from __future__ import annotations
+
+from weft.config import from_options
+from weft.engine.core import EngineCore
+from weft.engine.messages import EngineRequest
+from weft.plugins import Host
+from weft.sampling.params import SamplingParams
+from weft.testing.checkpoints import make_checkpoint
+
+
+def test_no_hook_is_called_in_a_step(tmp_path):
+    """Prefill, decode and finish of a real engine, from the first step to the last."""
+    config = from_options(model=str(make_checkpoint(tmp_path)), cpu_cache_gib=0.01, threads=1)
+    host = Host(config.plugins)
+    with host.calls() as started:
+        core = EngineCore(config, host)
+    try:
+        assert {"weft_executor", "weft_model", "weft_attention", "weft_policy"} <= set(started)
+        core.add(
+            EngineRequest("a", list(range(40)), SamplingParams(max_tokens=5, temperature=1.0), 0.0)
+        )
+        with host.calls() as fired:
+            outputs = [output for _ in range(20) if core.has_work for output in core.step()]
+        assert outputs[-1].finish_reason == "length"
+        assert fired == []
+    finally:
+        core.close()
