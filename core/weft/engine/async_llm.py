@@ -58,7 +58,8 @@ class AsyncLLM:
         ``entry`` is what the child process runs, ``module:function``.
         """
         self.config = from_options(options, model=model) if config is None else config
-        self.host = Host(plugin_config(self.config))
+        # A server's templates must not be able to hang or fill the process that serves.
+        self.host = Host(plugin_config(self.config, isolated=True))
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
         self._opened: Opened | None = None
@@ -103,6 +104,9 @@ class AsyncLLM:
             for request_id in list(self._streams):
                 self._ready[1].abort(request_id)
         await self._client.stop()
+        renderer: Any = None if self._opened is None else self._opened.renderer
+        if hasattr(renderer, "close"):
+            renderer.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return await self.start()

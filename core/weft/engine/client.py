@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Protocol
 
 from weft.config import EngineConfig
+from weft.engine.child import spawn
 from weft.engine.messages import EngineRequest, TokenOutput
 from weft.engine.plan import EngineFacts
 from weft.engine.stats import EngineStats
@@ -41,11 +40,6 @@ __all__ = ("EngineClient", "Listener")
 
 log = logging.getLogger("weft.engine")
 
-# The child imports from where the parent does, and nothing from its working directory.
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from {module} import {name}; {name}(int(sys.argv[1]))"
-)
 EXIT_SECONDS = 10.0
 BUFFER = 4 * 2**20
 
@@ -61,10 +55,7 @@ class Listener(Protocol):
 
 
 class EngineClient(asyncio.Protocol):
-    """One engine process and the connection to it. Belongs to one event loop.
-
-    The child sits in a process group of its own: Control-C in a terminal does not reach it.
-    """
+    """One engine process and the connection to it. Belongs to one event loop."""
 
     def __init__(self, listener: Listener, entry: str = "weft.engine.process:main") -> None:
         """``entry`` is what the child runs, ``module:function``."""
@@ -102,7 +93,7 @@ class EngineClient(asyncio.Protocol):
             with theirs:
                 for end in (ours, theirs):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-                self._child = self._spawn(theirs)
+                self._child = spawn(self._entry, theirs)
             await loop.create_unix_connection(lambda: self, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
             self._send(Start(config, level))
@@ -112,21 +103,6 @@ class EngineClient(asyncio.Protocol):
                 ours.close()
             await self.stop(seconds=0.0)
             raise
-
-    def _spawn(self, end: socket.socket) -> subprocess.Popen[bytes]:
-        module, _, name = self._entry.partition(":")
-        command = [
-            sys.executable,
-            *(["-O"] if sys.flags.optimize else []),
-            "-P",
-            "-c",
-            BOOT.format(module=module, name=name),
-            str(end.fileno()),
-            json.dumps(sys.path),
-        ]
-        return subprocess.Popen(
-            command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, process_group=0
-        )
 
     async def stop(self, seconds: float = EXIT_SECONDS) -> None:
         """End the process; kill it if it has not gone after ``seconds``. May be called twice."""

@@ -6,7 +6,7 @@ Runs in the API process too, so nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,14 +47,21 @@ class Opened:
         return self.tokenizer
 
 
-def plugin_config(config: EngineConfig) -> PluginConfig:
-    """The plugins' configuration, with the engine option ``chat_template`` given to the renderer."""
-    template = config.model.chat_template
-    if template is None:
+def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConfig:
+    """The plugins' configuration, with what the engine's options say about the renderer.
+
+    ``isolated`` keeps the templates of the built-in renderer in a process of their own.
+    """
+    own: dict[str, Any] = {}
+    if config.model.chat_template is not None:
+        own["chat_template"] = config.model.chat_template
+    if isolated and config.model.renderer == "jinja":
+        own["isolated"] = True
+    if not own:
         return config.plugins
     key = f"renderers:{config.model.renderer}"
     options = dict(config.plugins.plugin_options)
-    options[key] = {"chat_template": template} | options.get(key, {})
+    options[key] = own | options.get(key, {})
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 

@@ -19,6 +19,10 @@ class JinjaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chat_template: Annotated[
         str | None, Meta(description="A Jinja file or text in place of the checkpoint's templates.")
     ] = None
+    isolated: Annotated[
+        bool,
+        Meta(description="Run templates in a process with limits (AsyncLLM and servers: always)."),
+    ] = False
 
 
 WEFT_OPTIONS = {"renderers:jinja": JinjaOptions}
@@ -39,4 +43,6 @@ def weft_renderer(mode: str, tokenizer: Tokenizer, options: Options) -> ChatRend
         return None
     from weft.frontend.renderer import open_renderer
 
-    return open_renderer(tokenizer, options.get("chat_template"))
+    return open_renderer(
+        tokenizer, options.get("chat_template"), isolated=bool(options.get("isolated"))
+    )

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, ConfigError, RequestError
+from weft.frontend.isolation import TemplateProcess
 from weft.frontend.literals import Breaker, Markers, RenderedPrompt
-from weft.frontend.template import ChatTemplate
+from weft.frontend.template import ChatTemplate, Renders
 
 if TYPE_CHECKING:
     from weft.api.files import Tokenizer
@@ -36,12 +37,18 @@ class JinjaRenderer:
         templates: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
         markers: Mapping[str, int] | None = None,
+        elsewhere: Renders | None = None,
     ) -> None:
         """``variables`` (``bos_token`` …) are visible to templates; ``markers`` are the texts that
-        encoding turns into one token each. Raises ``CheckpointError`` for a broken template."""
+        encoding turns into one token each; ``elsewhere`` runs the templates outside of this
+        process. Raises ``CheckpointError`` for a broken template."""
         self._tokenizer = tokenizer
+        self._elsewhere = elsewhere
         self._variables = dict(variables or {})
-        self._templates = {n: ChatTemplate(t, f"{n} chat template") for n, t in (templates or {}).items()}
+        self._templates = {
+            name: ChatTemplate(text, f"{name} chat template", elsewhere)
+            for name, text in (templates or {}).items()
+        }
         special = {tokenizer.token(token) for token in tokenizer.special_ids}
         written = [m for m in markers or () if any(m in t.literals for t in self._templates.values())]
         # An assistant's turn was written by a model, which may use the template's plain tokens
@@ -108,6 +115,11 @@ class JinjaRenderer:
             follows = after[: len(newline)] == newline
             ids += after[len(newline) :] if follows else encode(part, add_special_tokens=False)
         return ids
+
+    def close(self) -> None:
+        """Release the process of isolated templates. May be called twice."""
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         if tools and "tool_use" in self._templates:
@@ -264,8 +276,11 @@ def _cut(text: str, tail: str, last: str) -> str:
     return text[:at] if text.startswith(" ", at + 1) else text[:at].rstrip()
 
 
-def open_renderer(tokenizer: Tokenizer, override: str | None = None) -> JinjaRenderer:
-    """The renderer of a tokenizer; ``override`` replaces all templates of the checkpoint."""
+def open_renderer(
+    tokenizer: Tokenizer, override: str | None = None, *, isolated: bool = False
+) -> JinjaRenderer:
+    """The renderer of a tokenizer; ``override`` replaces all templates of the checkpoint, and
+    ``isolated`` runs them in a process of their own."""
     templates: Mapping[str, str] = getattr(tokenizer, "chat_templates", {})
     if not templates and tokenizer.chat_template is not None:
         templates = {"default": tokenizer.chat_template}
@@ -276,6 +291,7 @@ def open_renderer(tokenizer: Tokenizer, override: str | None = None) -> JinjaRen
             templates=templates if text is None else {"default": text},
             variables=getattr(tokenizer, "special_tokens", {}),
             markers=getattr(tokenizer, "added_tokens", {}),
+            elsewhere=TemplateProcess() if isolated else None,
         )
     except CheckpointError as error:
         if text is None:

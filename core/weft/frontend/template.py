@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 from jinja2 import nodes
@@ -47,15 +47,31 @@ class _PlainNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-class ChatTemplate:
-    """One compiled template. Rendering keeps no state, so threads may share it."""
+class Renders(Protocol):
+    """Renders templates somewhere else; see ``isolation``."""
 
-    def __init__(self, source: str, name: str = "chat template") -> None:
-        """Raises ``CheckpointError`` if ``source`` is not a template."""
+    def render(self, source: str, variables: Mapping[str, Any]) -> str: ...
+    def close(self) -> None: ...
+
+
+class ChatTemplate:
+    """One template. Rendering keeps no state, so threads may share it."""
+
+    def __init__(
+        self, source: str, name: str = "chat template", elsewhere: Renders | None = None
+    ) -> None:
+        """With ``elsewhere`` the template is parsed here and neither compiled nor run.
+
+        Raises ``CheckpointError`` if ``source`` is not a template.
+        """
         self.source = source
+        self._elsewhere = elsewhere
+        self._template: jinja2.Template | None = None
         try:
-            self._template = _environment().from_string(source)
-            tree = self._template.environment.parse(source)
+            env = _environment()
+            tree = env.parse(source)
+            if elsewhere is None:
+                self._template = env.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
             where = f" (line {line})" if line else ""
@@ -67,6 +83,10 @@ class ChatTemplate:
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Raises ``RequestError``: a template refuses what it was not written for."""
+        if self._template is None:
+            if self._elsewhere is None:
+                raise CheckpointError("a chat template has nowhere to run")
+            return self._elsewhere.render(self.source, variables)
         chunks: list[str] = []
         size = 0
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_cumulative_outputs_hold_everything_and_do_not_change_later() -> None:
         bench.step([token])
     bench.step([EOS], "stop")
     texts = [o.outputs[0].text for o in bench.seen]
-    assert texts[-1] == " world, this" and all(b.startswith(a) for a, b in zip(texts, texts[1:], strict=False))
+    assert texts[-1] == " world, this" and all(b.startswith(a) for a, b in pairwise(texts))
     assert [len(o.outputs[0].token_ids) for o in bench.seen] == list(range(1, len(ids) + 2))
     assert [o.finished for o in bench.seen] == [False] * len(ids) + [True]
     assert bench.seen[-1].outputs[0].finish_reason == "stop"
@@ -245,7 +246,7 @@ def test_logprobs_name_tokens_and_finish_characters() -> None:
     assert output.logprobs is not None
     one, two = output.logprobs
     assert {t: (e.rank, e.decoded_token) for t, e in one.items()} == {first: (2, ""), a: (1, "a")}
-    assert list(one)[0] == first, "the chosen one comes first"
+    assert next(iter(one)) == first, "the chosen one comes first"
     assert two[second].decoded_token == "é"
     assert two[world].decoded_token == "\ufffd world", "an alternative would have broken the character"
     assert output.cumulative_logprob == pytest.approx(-0.7)
