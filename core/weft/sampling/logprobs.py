@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.engine.plan import TokenLogprobs
 from weft.sampling.blocks import Blocks
+from weft.sampling.parcel import download
 from weft.sampling.scratch import spans
 from weft.sampling.thresholds import mask_dtype
 
@@ -33,10 +34,9 @@ class Logprobs:
 
     def cpu(self) -> Logprobs:
         """A copy on the host, complete once the device's queue has reached it."""
-        ids, values, ranks = (
-            t.to("cpu", non_blocking=True) for t in (self.ids, self.values, self.ranks)
+        return Logprobs(
+            self.rows, self.counts, download(self.ids), download(self.values), download(self.ranks)
         )
-        return Logprobs(self.rows, self.counts, ids, values, ranks)
 
     def to_host(self) -> list[TokenLogprobs]:
         """One entry per line, each with as many alternatives as it asked for.

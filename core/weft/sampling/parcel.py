@@ -1,4 +1,7 @@
-"""One host-to-device copy for everything that new slots bring along."""
+"""Copies between host and device that do not make the host wait.
+
+Everything that new slots bring along travels in one of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ("Parcel", "upload")
+__all__ = ("Parcel", "download", "upload")
 
 
 class Parcel:
@@ -36,3 +39,12 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def download(values: Tensor) -> Tensor:
+    """A copy on the host that is complete once the device's queue has reached it."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    # Only into pinned memory does a copy run beside the host.
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return pinned.copy_(values, non_blocking=True)

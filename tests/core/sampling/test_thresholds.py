@@ -125,3 +125,32 @@ def test_rows_that_ask_for_nothing_are_untouched() -> None:
         )
         assert torch.equal(found[1], probs[1])
         assert int((found[0] > 0).sum()) <= 3
+
+
+def test_a_budget_that_is_met_exactly() -> None:
+    """top_p 0.5 of (0.5, 0.25, 0.25): the first token is enough, and a hair more takes the ties."""
+    probs = torch.tensor([0.25, 0.5, 0.25])
+    for long in (False, True):
+        assert filters(probs, 2, 0.5, 0.0, long=long).tolist() == [0.0, 0.5, 0.0]
+        assert filters(probs, 2, 0.5000001, 0.0, long=long).tolist() == [0.25, 0.5, 0.25]
+    mask = torch.empty(1, 3)
+    for p, wanted in ((0.5, 0.5), (0.5000001, 0.25)):
+        budget = torch.tensor([[p]], dtype=torch.float64)
+        found = search(
+            probs.unsqueeze(0),
+            mask,
+            lambda m, budget=budget: (
+                (probs * m).sum(-1, keepdim=True, dtype=torch.float64) >= budget
+            ),  # type: ignore[misc]
+        )
+        assert float(found) == wanted
+
+
+def test_selection_at_and_around_every_level() -> None:
+    # Powers of two: sums are exact, so that a budget can be met exactly at each of the levels.
+    values = coarse(3, 6000, 12)
+    for level in values.unique().tolist():
+        held = float(values[values >= level].sum(dtype=torch.float64))
+        above = float(values[values > level].sum(dtype=torch.float64))
+        for budget in (held, held * (1 - 1e-6), (held + above) / 2, above * (1 + 1e-6) or 1e-9):
+            assert float(select(values, budget)) == level
