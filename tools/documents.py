@@ -33,6 +33,7 @@ import weft.errors
 from weft.config import EngineConfig, sections
 from weft.plugins import KINDS
 from weft.sampling import params
+from weft_server.config import ServerConfig
 
 __all__ = ("BLOCKS", "filled")
 
@@ -127,22 +128,24 @@ def options() -> str:
     """Every option of the engine, by section."""
     parts = []
     for name, struct in sections(EngineConfig):
-        described = type_info(struct)
-        if not isinstance(described, StructType):
-            raise TypeError(f"{struct} is not a Struct")
-        rows = (
-            (
-                f"`{f.name}`",
-                f"`--{f.name.replace('_', '-')}`",
-                kind(f.type),
-                default(f),
-                about(f.type),
-            )
-            for f in described.fields
-        )
-        head = ("Option", "Flag", "Values", "Default", "")
-        parts.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{table(head, rows)}")
+        parts.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{option_table(struct)}")
     return "\n".join(parts)
+
+
+def server() -> str:
+    """Every option of the server."""
+    return option_table(ServerConfig)
+
+
+def option_table(struct: type[msgspec.Struct]) -> str:
+    described = type_info(struct)
+    if not isinstance(described, StructType):
+        raise TypeError(f"{struct} is not a Struct")
+    rows = (
+        (f"`{f.name}`", f"`--{f.name.replace('_', '-')}`", kind(f.type), default(f), about(f.type))
+        for f in described.fields
+    )
+    return table(("Option", "Flag", "Values", "Default", ""), rows)
 
 
 def kind(t: Type) -> str:
@@ -253,7 +256,8 @@ def errors() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block for block in (kinds, hook_reference, options, sampling, guided, errors)
+    block.__name__: block
+    for block in (kinds, hook_reference, options, server, sampling, guided, errors)
 }
 
 
