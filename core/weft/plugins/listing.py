@@ -33,11 +33,10 @@ def rows(registry: Registry, kind: str | None = None) -> Iterator[Row]:
         raise PluginNotFoundError(
             f"there is no plugin kind {kind!r}; known kinds: {', '.join(KINDS)}"
         )
-    order = list(KINDS)
-    place = {name: order.index(name) if name in KINDS else len(order) for name in order}
+    place = {name: position for position, name in enumerate(KINDS)}
     about: dict[str, list[str]] = {}
     for entry in sorted(
-        registry.entries, key=lambda e: (place.get(e.kind, len(order)), e.kind, e.key, e.dist)
+        registry.entries, key=lambda e: (place.get(e.kind, len(place)), e.kind, e.key, e.dist)
     ):
         if kind in (None, entry.kind):
             if entry.dist not in about:
