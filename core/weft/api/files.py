@@ -97,8 +97,11 @@ class Tokenizer(Protocol):
     def chat_template(self) -> str | None: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode ``text``. Markers inside it become special tokens only where it was rendered by
-        a template: see ``parse_special`` of the renderers."""
+        """Encode ``text``; markers of special tokens in it become these tokens.
+
+        That is right for a prompt, which is all of one author. Words of several authors are joined
+        and encoded by a renderer, which keeps the users' markers from becoming special.
+        """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -132,4 +135,5 @@ class ChatRenderer(Protocol):
     ) -> str: ...
 
     def encode(self, prompt: str) -> list[int]:
-        """Encode a rendered prompt, whose special markers are the template's own."""
+        """Encode what ``render`` returned, that very object: markers that the template wrote become
+        special tokens, markers inside of messages stay text."""

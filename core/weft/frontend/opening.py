@@ -36,9 +36,12 @@ class Opened:
     renderer: ChatRenderer | None
     defaults: SamplingParams
     output_limit: int | None
+    priorities: bool = True
 
     def processor(self, facts: EngineFacts) -> Processor:
-        return Processor(facts, self.tokenizer, self.renderer, self.defaults, self.output_limit)
+        return Processor(
+            facts, self.tokenizer, self.renderer, self.defaults, self.output_limit, self.priorities
+        )
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if there is none."""
@@ -74,10 +77,11 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
     ref = parse_ref(model.model, model.revision, model.download_dir)
     files = fetch(host, ref, weights=False)
     defaults, limit = default_params(model, files.root)
+    priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
         files = fetch(host, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
     elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
-        return Opened(None, None, defaults, limit)
+        return Opened(None, None, defaults, limit, priorities)
     tokenizer = host.tokenizer(model.tokenizer_mode, files)
     renderer = host.renderer(model.renderer, files, tokenizer)
-    return Opened(tokenizer, renderer, defaults, limit)
+    return Opened(tokenizer, renderer, defaults, limit, priorities)

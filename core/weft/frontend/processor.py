@@ -38,13 +38,16 @@ class Processor:
         renderer: ChatRenderer | None,
         defaults: SamplingParams | None = None,
         output_limit: int | None = None,
+        priorities: bool = True,
     ) -> None:
-        """``output_limit`` is the most output tokens of a request that names no ``max_tokens``."""
+        """``output_limit`` is the most output tokens of a request that names no ``max_tokens``;
+        ``priorities`` says whether the scheduler heeds them."""
         self.facts = facts
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.defaults = defaults or SamplingParams()
         self.output_limit = output_limit
+        self.priorities = priorities
         self._numbers = itertools.count(1)
 
     def need_tokenizer(self, param: str = "prompt") -> Tokenizer:
@@ -138,6 +141,13 @@ class Processor:
         changes: dict[str, Any] = {}
         if priority is not None and priority != params.priority:
             changes["priority"] = priority
+        if not self.priorities and changes.get("priority", params.priority):
+            raise RequestError(
+                f"priority is {changes.get('priority', params.priority)}, but the scheduler serves "
+                "first come, first served: leave it out, or start the engine with "
+                "scheduling_policy=priority",
+                param="priority",
+            )
         # Without an output limit the engine takes the rest of the context.
         if params.max_tokens is None and self.output_limit is not None and not params.ignore_eos:
             changes["max_tokens"] = max(self.output_limit, params.min_tokens)

@@ -1,19 +1,19 @@
 """The ``auto`` tokenizer: ``tokenizer.json`` on the ``tokenizers`` library, nothing else imported.
 
-Checkpoints without a ``tokenizer.json`` are converted by transformers, which is imported only then.
+Checkpoints without a ``tokenizer.json`` are converted by transformers, in a process of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from weft.errors import CheckpointError, RequestError
+from weft.frontend.conversion import converted
 from weft.frontend.settings import TokenizerSettings
 from weft.frontend.streams import ByteStream, PieceStream
 from weft.frontend.vocabulary import ByteTable, alphabet
@@ -43,10 +43,13 @@ class AutoTokenizer:
     def open(cls, files: ModelFiles) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint. Raises ``CheckpointError``."""
         path = files.root / "tokenizer.json"
-        if not path.is_file():
-            return cls(_converted(files.root), TokenizerSettings.read(files.root))
         try:
-            backend = Backend.from_file(str(path))
+            if path.is_file():
+                backend = Backend.from_file(str(path))
+            else:
+                backend = Backend.from_str(converted(files.root))
+        except CheckpointError:
+            raise
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"cannot read {path}: {error}") from error
         return cls(backend, TokenizerSettings.read(files.root))
@@ -168,18 +171,3 @@ def _complete(backend: Backend, settings: TokenizerSettings) -> None:
         if token.content not in known:
             known.add(token.content)
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-
-
-def _converted(root: Path) -> Backend:
-    """A tokenizer in an older format, converted by transformers."""
-    from transformers import AutoTokenizer as Converter
-
-    try:
-        backend = Converter.from_pretrained(str(root)).backend_tokenizer
-    except Exception as error:  # whatever a converter of an old format raises
-        raise CheckpointError(
-            f"{root} has no tokenizer.json, and transformers cannot convert its tokenizer: {error}"
-        ) from error
-    if not isinstance(backend, Backend):
-        raise CheckpointError(f"{root} has no tokenizer.json; its tokenizer cannot be converted")
-    return backend

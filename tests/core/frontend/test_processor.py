@@ -120,6 +120,12 @@ def test_a_priority_beside_the_parameters() -> None:
     assert processor().prepare(Prompt(text="x"), params, priority=-1).params.priority == -1
     with pytest.raises(RequestError, match="priority"):
         processor().prepare(Prompt(text="x"), params, priority=2**40)
+    deaf = processor(priorities=False)
+    assert deaf.prepare(Prompt(text="x"), SamplingParams(), priority=0).params.priority == 0
+    for wanted, rank in ((params, None), (SamplingParams(), 3)):
+        with pytest.raises(RequestError, match="scheduling_policy=priority") as caught:
+            deaf.prepare(Prompt(text="x"), wanted, priority=rank)
+        assert caught.value.param == "priority"
 
 
 @pytest.mark.parametrize(

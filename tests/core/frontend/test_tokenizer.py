@@ -233,7 +233,11 @@ def test_an_old_format_is_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     mine = loaded(tmp_path)
     assert mine.decode(mine.encode("Hello world")) == "Hello world"
+    assert mine.encode("Hello world") == tok.encode("Hello world").ids
     assert mine.eos_id == 0
+    (tmp_path / "merges.txt").write_text("a b c d\n")
+    with pytest.raises(CheckpointError, match="cannot convert"):
+        loaded(tmp_path)
 
 
 def test_no_tokenizer_at_all(tmp_path: Path) -> None:
