@@ -248,13 +248,17 @@ def report() -> None:
             "prefill 16 x 2048": ([2048] * 16, [2048] * 16),
             "prefill 1 x 8192": ([8192], [8192]),
             "chunk 2048 after 6144": ([2048], [8192]),
+            "drafts 1 x 5 (kv 4096)": ([5], [4096]),
+            "drafts 32 x 5 (kv 1024)": ([5] * 32, [1024] * 32),
             "mixed 128 x 1 + 2 x 1024 (kv 2048)": (
                 [1] * 128 + [1024] * 2,
                 [1024] * 128 + [2048] * 2,
             ),
         }.items():
             load = Load(request(shape), *step)
-            line(f"{shape} {name}", load.layer(backend), load, product, True)
+            short = name.startswith("drafts")
+            taken = load.layer(backend, write=not short)
+            line(f"{shape} {name}", taken, load, copy if short else product, not short)
     load = Load(request("0.6B"), [1] * 32, [1024] * 32)
     print(f"Python of one decode call: {host(load, TritonAttention(request('0.6B'))) * 1e6:.0f} us")
     sdpa = SdpaAttention(request("0.6B"))

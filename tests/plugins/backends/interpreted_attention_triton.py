@@ -5,13 +5,14 @@ The interpreter is chosen when triton is imported, for the whole process, hence 
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from weft_attention_triton import tiles, weft_attention
 from weft_attention_triton.backend import TritonAttention
 
-from weft.api.attention import AttentionBackend, AttentionRequest, Offer, Refusal
+from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from weft.api.cache import DeviceInfo
 from weft.testing.attention import AttentionSuite, Case, requests, steps
 
@@ -91,7 +92,7 @@ def test_a_row_of_no_tokens_is_padding() -> None:
         case = Case(requests["float32"], [1, 1], [300, 200], 64, device="cpu")
         cache = case.cache(backend)
         plan = backend.plan(case.batch)
-        assert (plan.splits > 1) == (processors == 64)
+        assert (plan.items[0].splits > 1) == (processors == 64)
         case.batch.kv_lens[1] = 0
         out = backend.forward(case.q, case.k, case.v, cache, plan)
         assert (out[1] == 0).all()
@@ -121,3 +122,17 @@ def test_groups_that_are_no_power_of_two() -> None:
         request = replace(requests["float32"], heads=heads, kv_heads=kv_heads)
         case = Case(request, [1, 1, 50], [70, 3, 90], 64, device="cpu")
         case.check(run(case), f"{heads}/{kv_heads}")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": 200}, {"mask": MaskKind.BIDIRECTIONAL}], ids=["", "window", "all"]
+)
+def test_drafts_are_split_too(changes: dict[str, Any]) -> None:
+    """Few new tokens over many keys: more programs than tiles of queries would give."""
+    request = replace(requests["float32"], **changes)
+    backend = TritonAttention(request, processors=64)
+    case = Case(request, [1, 5, 3, 20], [150, 290, 130, 40], 64, device="cpu")
+    cache, plan = case.cache(backend), backend.plan(case.batch)
+    assert [(i.count, i.queries) for i in plan.items] == [(1, 1), (2, 5)] and plan.work is not None
+    assert all(i.splits > 1 for i in plan.items)
+    case.check(backend.forward(case.q, case.k, case.v, cache, plan))

@@ -114,21 +114,26 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
         "WIDE": tiles.power(size),
         "PAGE": page_size,
         "WINDOW": request.window or 0,
+        "CAUSAL": True,
         "CAPPED": request.softcap is not None,
+        "NARROW": request.kv_dtype.startswith("fp8"),
         "PRECISION": "ieee" if request.dtype == "float32" else "tf32",
     }
     if queries == 1:
-        kernel, tile = decode_kernel, tiles.decode_tile(group, size, itemsize)
-        constants |= {"ROWS": tile.rows, "SPLITS": splits, "ROOM": tiles.power(splits), "LEAST": 2}
+        kernel, tile = (
+            decode_kernel,
+            tiles.decode_tile(group, size, itemsize, request.kv_dtype != request.dtype),
+        )
+        constants |= {"ROWS": tile.rows, "SPLITS": splits, "LEAST": 2, "QUERIES": 1}
         if splits == 1:  # as the backend passes them
-            constants |= dict.fromkeys(("parts", "weights", "tickets"))
+            constants |= dict.fromkeys(("parts", "weights"))
     else:
         kernel, tile = prefill_kernel, tiles.prefill_tile(queries, group, size, itemsize)
-        constants |= {"M": tile.rows, "CAUSAL": True}
+        constants |= {"M": tile.rows}
     constants["BLOCK"] = tile.keys
     types = {"q": TYPES[request.dtype], "out": TYPES[request.dtype]}
     types |= {"cache": TYPES[request.kv_dtype], "parts": "*fp32", "weights": "*fp32"}
-    types |= dict.fromkeys(("table", "lengths", "starts", "tiles", "tickets"), "*i32")
+    types |= dict.fromkeys(("table", "lengths", "starts", "tiles", "chosen"), "*i32")
     types |= dict.fromkeys(("q_stride", "table_stride"), "i32")
     types |= {"half": "i64", "scale": "fp32", "cap": "fp32"}
     names = kernel.arg_names

@@ -1,23 +1,39 @@
-"""The backend: plans once per step, launches two kernels per layer, three if prompts join decodes."""
+"""The backend: plans once per step, launches two to four kernels per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from weft.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
 from weft_attention_triton import tiles
-from weft_attention_triton.decode import decode_kernel
+from weft_attention_triton.decode import decode_kernel, join_kernel
 from weft_attention_triton.prefill import prefill_kernel
 from weft_attention_triton.write import write_kernel
 
-__all__ = ("Plan", "TritonAttention")
+__all__ = ("Items", "Plan", "TritonAttention")
 
 _LEAST = 2
 """Tiles of keys that a split has at least: below that, joining costs more than it saves."""
+
+_DRAFT = 8
+"""New tokens of a row up to which its keys are worth splitting: drafts, not prompts."""
+
+
+@dataclass(slots=True)
+class Items:
+    """Rows of few new tokens, their keys split over programs. The tensors are the kernel's."""
+
+    count: int
+    queries: int  # the most new tokens of a row
+    tile: tiles.Tile
+    splits: int = 1
+    chosen: Tensor | None = None  # int32 [count], rows; None: the first ``count``, one token each
+    parts: Tensor | None = None  # float32 [count, queries, heads, splits, head_size]
+    weights: Tensor | None = None  # float32 [count, queries, heads, splits]
 
 
 @dataclass(slots=True)
@@ -25,12 +41,9 @@ class Plan:
     """One step. Holds every tensor that the kernels read: keep it as long as a captured graph."""
 
     batch: AttentionBatch
-    splits: int
-    parts: Tensor | None  # float32 [decodes, heads, splits, head_size]
-    weights: Tensor | None  # float32 [decodes, heads, splits]
-    tickets: Tensor | None  # int32 [decodes, kv_heads], zero between kernels
-    tile: tiles.Tile | None  # of prefill
-    work: Tensor | None  # int32 [tiles, 2]: row, first query
+    items: list[Items] = field(default_factory=list)
+    tile: tiles.Tile | None = None  # of prefill
+    work: Tensor | None = None  # int32 [tiles, 2]: row, first query
 
 
 class TritonAttention:
@@ -57,42 +70,55 @@ class TritonAttention:
         if processors is None:
             processors = torch.cuda.get_device_properties("cuda").multi_processor_count
         self.processors = processors
-        self.decode_tile = tiles.decode_tile(self.group, self.size, self.itemsize)
 
     def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
         return (2, pages, page_size, spec.kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> Plan:
-        plan = Plan(batch, 1, None, None, None, None, None)
-        device = batch.kv_lens.device
+        plan = Plan(batch)
+        rows = range(batch.num_decodes, len(batch.query_lens_host))
         if batch.num_decodes:
-            longest = min(batch.max_kv_len, self.window or batch.max_kv_len)
-            least = _LEAST * self.decode_tile.keys
-            plan.splits = tiles.splits(
-                batch.num_decodes, self.kv_heads, longest, least, self.processors
-            )
-            if plan.splits > 1:
-                shape = (batch.num_decodes, self.heads, plan.splits)
-                plan.parts = torch.empty(*shape, self.size, dtype=torch.float32, device=device)
-                plan.weights = torch.empty(shape, dtype=torch.float32, device=device)
-                plan.tickets = torch.zeros(
-                    batch.num_decodes, self.kv_heads, dtype=torch.int32, device=device
+            plan.items.append(self._items(batch.num_decodes, 1, batch))
+        if rows:
+            drafts = [row for row in rows if batch.query_lens_host[row] <= _DRAFT]
+            if drafts and self.group * _DRAFT <= 64:
+                items = self._items(
+                    len(drafts), max(batch.query_lens_host[r] for r in drafts), batch
                 )
-        if len(batch.query_lens_host) > batch.num_decodes:
+                if items.splits > 1:  # else they fill the device as tiles of queries
+                    items.chosen = _to_device(drafts, batch.kv_lens.device)
+                    plan.items.append(items)
+                    rows = [row for row in rows if batch.query_lens_host[row] > _DRAFT]
+        if rows:
             plan.tile = tiles.prefill_tile(
                 batch.max_query_len, self.group, self.size, self.itemsize
             )
-            work = self._work(batch, plan.tile.rows // self.group)
-            plan.work = _to_device(work, device)
+            work = self._work(batch, rows, plan.tile.rows // self.group)
+            plan.work = _to_device(work, batch.kv_lens.device)
         return plan
 
-    def slots(self, plan: Plan) -> Tensor:
-        return plan.batch.slot_mapping
+    def _items(self, count: int, queries: int, batch: AttentionBatch) -> Items:
+        items = Items(
+            count,
+            queries,
+            tiles.decode_tile(queries * self.group, self.size, self.itemsize, self.limit > 0),
+        )
+        longest = min(batch.max_kv_len, self.window or batch.max_kv_len)
+        least = _LEAST * items.tile.keys
+        items.splits = tiles.splits(count, self.kv_heads, longest, least, self.processors)
+        if items.splits > 1:
+            new = batch.kv_lens.new_empty
+            shape = (count, queries, self.heads, items.splits)
+            items.parts = new((*shape, self.size), dtype=torch.float32)
+            items.weights = new(shape, dtype=torch.float32)
+        return items
 
-    def _work(self, batch: AttentionBatch, tokens: int) -> list[tuple[int, int]]:
+    def _work(
+        self, batch: AttentionBatch, rows: Sequence[int], tokens: int
+    ) -> list[tuple[int, int]]:
         """Tiles of queries, those with the most keys first: the last ones to finish are short."""
         work: list[tuple[int, int, int]] = []
-        for row in range(batch.num_decodes, len(batch.query_lens_host)):
+        for row in rows:
             count, length = batch.query_lens_host[row], batch.kv_lens_host[row]
             for first in range(0, count, tokens):
                 seen = length - count + first + tokens if self.causal else length
@@ -107,8 +133,8 @@ class TritonAttention:
             self._write(k, v, cache, plan.batch)
         q = _rows(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.batch.num_decodes:
-            self._decode(q, cache, out, plan)
+        for items in plan.items:
+            self._decode(q, cache, out, plan.batch, items)
         if plan.work is not None and plan.tile is not None:
             self._prefill(q, cache, out, plan, plan.work, plan.tile)
         return out
@@ -121,16 +147,27 @@ class TritonAttention:
             WIDTH=width, BLOCK=tiles.power(width), LIMIT=self.limit, num_warps=4,
         )  # fmt: skip
 
-    def _decode(self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan) -> None:
-        batch, tile, rows = plan.batch, self.decode_tile, plan.batch.num_decodes
-        decode_kernel[(self.kv_heads, plan.splits, rows)](
-            q, cache, out, plan.parts, plan.weights, plan.tickets, batch.page_table, batch.kv_lens,
+    def _decode(
+        self, q: Tensor, cache: Tensor, out: Tensor, batch: AttentionBatch, items: Items
+    ) -> None:
+        tile = items.tile
+        decode_kernel[(self.kv_heads, items.splits, items.count)](
+            q, cache, out, items.parts, items.weights,
+            batch.page_table, batch.kv_lens, batch.query_start, items.chosen,
             q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
-            KV_HEADS=self.kv_heads, GROUP=self.group, ROWS=tile.rows, SIZE=self.size, WIDE=self.wide,
-            PAGE=batch.page_size, BLOCK=tile.keys, SPLITS=plan.splits,
-            ROOM=tiles.power(plan.splits), LEAST=_LEAST, WINDOW=self.window, CAPPED=self.cap > 0, PRECISION=self.precision,
+            KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
+            SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
+            SPLITS=items.splits, LEAST=_LEAST, WINDOW=self.window, CAUSAL=self.causal,
+            CAPPED=self.cap > 0, NARROW=self.limit > 0, PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
+        if items.splits > 1:
+            join_kernel[(self.heads, items.queries, items.count)](
+                out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
+                HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
+                BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
+                LEAST=_LEAST, WINDOW=self.window, num_warps=4,
+            )  # fmt: skip
 
     def _prefill(
         self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan, work: Tensor, tile: tiles.Tile
@@ -141,7 +178,8 @@ class TritonAttention:
             q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
             KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.wide,
             PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window,
-            CAUSAL=self.causal, CAPPED=self.cap > 0, PRECISION=self.precision,
+            CAUSAL=self.causal, CAPPED=self.cap > 0, NARROW=self.limit > 0,
+            PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
@@ -151,7 +189,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _to_device(work: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+def _to_device(work: Sequence[int] | Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     # Through pinned memory: a copy from pageable memory would wait for the device.
     pinned = torch.tensor(work, dtype=torch.int32, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

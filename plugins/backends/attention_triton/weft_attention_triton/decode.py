@@ -1,9 +1,10 @@
-"""One new token per row against its pages, the keys split over programs.
+"""Rows of one or few new tokens against their pages, the keys split over programs.
 
 The split is FlashDecoding's (Dao et al., 2023): each program attends over a share of a row's keys,
-and the shares are joined by their log-sum-exp. The last program of a (row, kv head) to finish does
-that, for a second kernel would cost a small batch as long as the first. The query heads of a group
-are the rows of one product, so that keys and values are read once for all of them.
+and a second kernel joins the shares by their log-sum-exp. (Letting the last program to finish join
+them was measured: no faster for groups of 2, 20 % slower for groups of 4, for it joins one head after
+the other.) The query heads of a group, and the tokens of a draft, are the rows of one product, so
+that keys and values are read once for all of them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft_attention_triton.softmax import accumulate, capped
+from weft_attention_triton.softmax import accumulate, capped, for_products
 
-__all__ = ("decode_kernel",)
+__all__ = ("decode_kernel", "join_kernel")
 
 
 @triton.jit
-def share_of(
-    length,
-    split,
-    WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
-):
-    """Keys ``[lo, hi)`` of a split, and how many splits have any. ``lo`` is a multiple of BLOCK.
+def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
+    """Keys ``[lo, hi)`` of a split of ``[first, length)``, and how many splits have any.
 
     Decided on the device from the true length, so that a captured graph adapts: a short row keeps
     to few splits of at least ``LEAST`` tiles, a long one spreads over all.
     """
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0) // BLOCK * BLOCK
     tiles = tl.cdiv(length - first, BLOCK)
     each = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST)
     lo = first + split * each * BLOCK
@@ -41,75 +32,35 @@ def share_of(
 
 
 @triton.jit
-def join(
-    out,
-    parts,
-    weights,
-    place,
-    used,
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROOM: tl.constexpr,
-):
-    """Join the shares of query head ``place`` (of all rows' heads)."""
-    s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
-    # Other programs wrote them: past the L1 cache, which does not see that.
-    weight = tl.load(
-        weights + place * SPLITS + s, mask=s < used, other=float("-inf"), cache_modifier=".cg"
-    )
-    weight = tl.exp2(weight - tl.max(weight, 0))
-    real = (s[:, None] < used) & (d[None, :] < SIZE)
-    at = parts + (place * SPLITS + s)[:, None] * SIZE + d[None, :]
-    part = tl.load(at, mask=real, other=0.0, cache_modifier=".cg")
-    joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
-    tl.store(out + place * SIZE + d, joined.to(out.dtype.element_ty), mask=d < SIZE)
-
-
-@triton.jit
-def finish(
-    out, parts, weights, tickets, acc, top, total, real, row, head, split, used,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    WIDE: tl.constexpr, SPLITS: tl.constexpr, ROOM: tl.constexpr,
+def range_of(
+    lengths, starts, chosen, item,
+    QUERIES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Store the result, or a share of it; the last of the ``used`` programs joins the shares."""
-    g, d = tl.arange(0, ROWS), tl.arange(0, WIDE)
-    first = row * (KV_HEADS * GROUP) + head * GROUP
-    place = first + g
-    whole = out + place[:, None] * SIZE + d[None, :]
-    if SPLITS == 1:
-        tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+    """The row of an item, its first token, its tokens, its length, and the oldest key it sees."""
+    if QUERIES == 1:
+        row, begin, count = item, item, 1
     else:
-        if used == 1:
-            tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
-        else:
-            at = place * SPLITS + split
-            tl.store(parts + at[:, None] * SIZE + d[None, :], acc, mask=real)
-            tl.store(weights + at, top + tl.log2(total), mask=g < GROUP)
-            # Every thread's stores come before the ticket, which releases them to the other
-            # programs and acquires theirs.
-            tl.debug_barrier()
-            ticket = tickets + row * KV_HEADS + head
-            if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == used - 1:
-                tl.store(ticket, 0)  # for the next layer, and the next replay
-                if GROUP <= 8:
-                    for i in tl.static_range(GROUP):
-                        join(out, parts, weights, first + i, used, SIZE, WIDE, SPLITS, ROOM)
-                else:
-                    for i in range(GROUP):
-                        join(out, parts, weights, first + i, used, SIZE, WIDE, SPLITS, ROOM)
+        row = tl.load(chosen + item).to(tl.int64)
+        begin = tl.load(starts + row).to(tl.int64)
+        count = tl.load(starts + row + 1) - begin.to(tl.int32)
+    length = tl.load(lengths + row)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(length - count + 1 - WINDOW, 0)
+    return row, begin, count, length, oldest
 
 
 @triton.jit
 def decode_kernel(
-    q,  # [rows, heads, SIZE], rows q_stride elements apart
+    q,  # [tokens, heads, SIZE], rows q_stride elements apart
     cache,  # [2, pages, PAGE, KV_HEADS, SIZE]
-    out,  # [rows, heads, SIZE]
-    parts,  # float32 [rows, heads, SPLITS, SIZE]: shares, each normalised
-    weights,  # float32 [rows, heads, SPLITS]: their log2-sum-exp2
-    tickets,  # int32 [rows, KV_HEADS]: 0, and 0 again afterwards
+    out,  # [tokens, heads, SIZE]
+    parts,  # float32 [items, QUERIES, heads, SPLITS, SIZE]: shares, each normalised
+    weights,  # float32 [items, QUERIES, heads, SPLITS]: their log2-sum-exp2
     table,  # int32 [rows, pages], rows table_stride apart
     lengths,  # int32 [rows]; 0: the row is padding
+    starts,  # int32 [rows + 1]: first token of each row
+    chosen,  # int32 [items]: the rows to attend for; item = row = token if QUERIES is 1
     q_stride,
     table_stride,
     half,
@@ -117,29 +68,33 @@ def decode_kernel(
     cap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    ROWS: tl.constexpr,  # GROUP, padded to what a product takes
+    QUERIES: tl.constexpr,  # the most new tokens of a row
+    ROWS: tl.constexpr,  # QUERIES * GROUP, padded to what a product takes
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,  # SIZE, padded to a power of two
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    ROOM: tl.constexpr,  # SPLITS, padded to a power of two
     LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAUSAL: tl.constexpr,
     CAPPED: tl.constexpr,
+    NARROW: tl.constexpr,  # the cache is fp8
     PRECISION: tl.constexpr,
 ):
-    """Program (kv head, split, row). Heads run fastest: neighbours read the same pages."""
-    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    length = tl.load(lengths + row)
-    lo, hi, used = share_of(length, split, WINDOW, BLOCK, SPLITS, LEAST)
+    """Program (kv head, split, item). Heads run fastest: neighbours read the same pages."""
+    head, split, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
+    before = length - count  # the position of the row's first query
+    lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS, LEAST)
     if (lo < hi) | (split == 0):
-        g, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
-        heads = head * GROUP + g
-        real = (g[:, None] < GROUP) & (d[None, :] < SIZE)
-        query = tl.load(
-            q + row * q_stride + heads[:, None] * SIZE + d[None, :], mask=real, other=0.0
-        )
+        m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
+        token = m // GROUP
+        column = head * GROUP + m % GROUP
+        inner = d[None, :] < SIZE
+        at = (begin + token) * q_stride + column * SIZE
+        real = (token < count)[:, None] & inner
+        query = for_products(tl.load(q + at[:, None] + d[None, :], mask=real, other=0.0), NARROW)
         acc = tl.zeros([ROWS, WIDE], tl.float32)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -156,37 +111,80 @@ def decode_kernel(
         else:
             page = tl.load(own + (lo + n) // PAGE, mask=lo + n < hi, other=0)
         for start in range(lo, hi, BLOCK):
-            seen = start + n < hi
-            if WINDOW > 0:
-                seen = seen & (start + n >= length - WINDOW)
+            key = start + n
+            stored = key < hi
+            if WINDOW > 0:  # pages before the window may have been given back
+                stored = stored & (key >= oldest)
             if BLOCK <= PAGE:
                 base = (page.to(tl.int64) * PAGE + start % PAGE) * STRIDE
                 k_at, v_at = keys + base + within, values + base + within
                 page = tl.load(own + (start + BLOCK) // PAGE, mask=start + BLOCK < hi, other=0)
             else:
-                slot = page.to(tl.int64) * PAGE + (start + n) % PAGE
-                at = slot[:, None] * STRIDE + d[None, :]
-                k_at, v_at = keys + at, values + at
-                page = tl.load(
-                    own + (start + BLOCK + n) // PAGE, mask=start + BLOCK + n < hi, other=0
-                )
+                slot = page.to(tl.int64) * PAGE + key % PAGE
+                offset = slot[:, None] * STRIDE + d[None, :]
+                k_at, v_at = keys + offset, values + offset
+                page = tl.load(own + (key + BLOCK) // PAGE, mask=key + BLOCK < hi, other=0)
             # Hidden keys may be anything; hidden values must be numbers, for 0 * NaN is NaN.
-            if SIZE == WIDE:
-                k = tl.load(k_at)
-                v = tl.load(v_at, mask=seen[:, None], other=0.0)
-            else:
-                k = tl.load(k_at, mask=d[None, :] < SIZE, other=0.0)
-                v = tl.load(v_at, mask=seen[:, None] & (d[None, :] < SIZE), other=0.0)
+            k = tl.load(k_at) if SIZE == WIDE else tl.load(k_at, mask=inner, other=0.0)
+            kept = stored[:, None]
+            v = tl.load(v_at, mask=kept if SIZE == WIDE else kept & inner, other=0.0)
             scores = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=PRECISION)
             if CAPPED:
                 scores = capped(scores, scale, cap)
-            scores = tl.where(seen[None, :], scores, float("-inf"))
+            seen = stored[None, :]
+            if QUERIES > 1 and CAUSAL:
+                position = before + token[:, None]
+                seen = seen & (key[None, :] <= position)
+                if WINDOW > 0:
+                    seen = seen & (key[None, :] > position - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
             acc, top, total = accumulate(
                 acc, top, total, scores, v.to(query.dtype), units, PRECISION
             )
         # Padding rows have seen nothing: zeros come out, and no division by zero.
         acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-        finish(
-            out, parts, weights, tickets, acc, top, total, real, row, head, split, used,
-            KV_HEADS, GROUP, ROWS, SIZE, WIDE, SPLITS, ROOM,
-        )  # fmt: skip
+        HEADS: tl.constexpr = KV_HEADS * GROUP
+        whole = out + ((begin + token) * HEADS + column)[:, None] * SIZE + d[None, :]
+        if SPLITS == 1:
+            tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+        else:
+            share = ((item * QUERIES + token) * HEADS + column) * SPLITS + split
+            if used == 1:
+                tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+            else:
+                tl.store(parts + share[:, None] * SIZE + d[None, :], acc, mask=real)
+                tl.store(weights + share, top + tl.log2(total), mask=token < count)
+
+
+@triton.jit
+def join_kernel(
+    out,  # [tokens, heads, SIZE]
+    parts,
+    weights,
+    lengths,
+    starts,
+    chosen,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROOM: tl.constexpr,  # SPLITS, padded to a power of two
+    LEAST: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Program (head, token of the item, item) joins the shares of one query and head."""
+    head, token, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
+    _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS, LEAST)
+    if (used > 1) & (token < count):
+        s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
+        share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s
+        weight = tl.load(weights + share, mask=s < used, other=float("-inf"))
+        weight = tl.exp2(weight - tl.max(weight, 0))
+        real = (s[:, None] < used) & (d[None, :] < SIZE)
+        part = tl.load(parts + share[:, None] * SIZE + d[None, :], mask=real, other=0.0)
+        joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
+        target = out + ((begin + token) * HEADS + head) * SIZE + d
+        tl.store(target, joined.to(out.dtype.element_ty), mask=d < SIZE)

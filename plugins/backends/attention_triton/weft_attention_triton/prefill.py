@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft_attention_triton.softmax import accumulate, capped
+from weft_attention_triton.softmax import accumulate, capped, for_products
 
 __all__ = ("prefill_kernel",)
 
@@ -39,6 +39,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     CAPPED: tl.constexpr,
+    NARROW: tl.constexpr,  # the cache is fp8
     PRECISION: tl.constexpr,
 ):
     """Program (kv head, tile)."""
@@ -59,6 +60,7 @@ def prefill_kernel(
     query = tl.load(
         q + at[:, None] * q_stride + (heads * SIZE)[:, None] + d[None, :], mask=mask, other=0.0
     )
+    query = for_products(query, NARROW)
     position = before + token
     acc = tl.zeros([M, WIDE], tl.float32)
     top = tl.full([M], float("-inf"), tl.float32)

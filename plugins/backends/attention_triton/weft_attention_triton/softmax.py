@@ -6,7 +6,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ("accumulate", "capped")
+__all__ = ("accumulate", "capped", "for_products")
+
+
+@triton.jit
+def for_products(query, NARROW: tl.constexpr):
+    """``query`` in the type that products with an fp8 cache are made in: float16.
+
+    The hardware turns fp8 into float16 in one instruction, into bfloat16 in several, and float16
+    holds every fp8 value. A query beyond its range saturates; normalised ones never come near.
+    """
+    if NARROW:
+        query = tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+    return query
 
 
 @triton.jit

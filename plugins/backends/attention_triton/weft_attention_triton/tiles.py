@@ -26,12 +26,15 @@ def power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def decode_tile(group: int, size: int, itemsize: int) -> Tile:
-    """For one query token: bound by memory, so small tiles and several in flight."""
-    rows = max(16, power(group))
+def decode_tile(queries: int, size: int, itemsize: int, narrow: bool = False) -> Tile:
+    """For few queries, the heads of a group counted: bound by memory, so several tiles in flight.
+
+    ``narrow``: the cache is fp8, which takes arithmetic to widen, hence more warps.
+    """
+    rows = max(16, power(queries))
     tile = power(size) * itemsize  # bytes of one key
     keys = 64 if tile <= 256 else 32 if tile <= 512 else 16
-    return Tile(rows, keys, 4, 3)
+    return Tile(rows, keys, 2 if rows == 16 and tile <= 256 and not narrow else 4, 3)
 
 
 def prefill_tile(queries: int, group: int, size: int, itemsize: int) -> Tile:
