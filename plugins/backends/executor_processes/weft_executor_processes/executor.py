@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import socket
+import subprocess
 import tempfile
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 from weft import errors
 from weft.config import EngineConfig
+from weft.engine.child import spawn
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Host
 from weft_executor_processes.wire import (
@@ -23,12 +23,12 @@ from weft_executor_processes.wire import (
     Launch,
     Order,
     Sample,
+    Start,
     Started,
     Stop,
     decode_answer,
     encode,
 )
-from weft_executor_processes.worker import run_worker
 
 __all__ = ("ProcessesExecutor",)
 
@@ -45,30 +45,22 @@ class ProcessesExecutor:
     def __init__(self, config: EngineConfig, host: Host) -> None:
         self._config = config
         self._host = host
-        self._workers: list[BaseProcess] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._serving = False
         self._folder = tempfile.TemporaryDirectory(prefix="weft-")
 
     def start(self) -> EngineFacts:
         size = self._config.device.tensor_parallel_size
-        config = msgspec.msgpack.encode(self._config)
-        plan = msgspec.msgpack.encode(self._host.plan())
+        plan = self._host.plan()
         meeting = str(Path(self._folder.name) / "meeting")
-        # Forking a process that has threads (torch, the server) may deadlock its child.
-        context = multiprocessing.get_context("spawn")
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            worker = context.Process(
-                target=run_worker,
-                args=(theirs, rank, size, config, plan, meeting),
-                name=f"weft-rank-{rank}",
-                daemon=True,
-            )
-            worker.start()
-            theirs.close()
-            self._workers.append(worker)
-            self._pipes.append(ours)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._workers.append(spawn("weft_executor_processes.worker:main", theirs))
+            self._pipes.append(Connection(ours.detach()))
+            self._tell(rank, Start(rank, size, self._config, plan, meeting))
+        # All are asked before any is heard: they load their shards together.
         facts = [self._started(rank) for rank in range(size)]
         self._serving = True
         return facts[0]
@@ -80,19 +72,19 @@ class ProcessesExecutor:
         return answer.facts
 
     def launch(self, plan: StepPlan) -> None:
-        self._tell(Launch(plan))
+        self._tell_all(Launch(plan))
 
     def sample(self, edits: StepEdits | None) -> None:
-        self._tell(Sample(edits))
+        self._tell_all(Sample(edits))
 
     def collect(self) -> StepResult:
-        self._tell(Collect())
+        self._tell_all(Collect())
         answer = self._hear(0)
         if not isinstance(answer, Collected):
             raise errors.EngineError(f"rank 0 answered {type(answer).__name__} to a step")
         return answer.result
 
-    def _tell(self, order: Order) -> None:
+    def _tell_all(self, order: Order) -> None:
         data = encode(order)
         for rank, pipe in enumerate(self._pipes):
             try:
@@ -100,40 +92,41 @@ class ProcessesExecutor:
             except OSError:
                 self._lost(rank)
 
+    def _tell(self, rank: int, order: Order) -> None:
+        try:
+            self._pipes[rank].send_bytes(encode(order))
+        except OSError:
+            self._lost(rank)
+
     def _hear(self, rank: int) -> Answer:
         """The next answer of one rank, unless another one fails meanwhile."""
-        sentinels = [worker.sentinel for worker in self._workers]
         while True:
-            ready = wait([*self._pipes, *sentinels])
-            for other, (pipe, sentinel) in enumerate(zip(self._pipes, sentinels, strict=True)):
-                if other != rank and (pipe in ready or sentinel in ready):
-                    # At start the other ranks answer too, each in its turn.
-                    if pipe in ready and not self._serving:
-                        continue
-                    self._lost(other)
-            if self._pipes[rank] in ready:
-                return self._read(rank)
-            if sentinels[rank] in ready:
-                self._lost(rank)
+            ready = wait(self._pipes)
+            for other, pipe in enumerate(self._pipes):
+                # At start all ranks answer, each in its turn; later only rank 0 does, and whoever
+                # else says something, or closes its end, has failed.
+                if pipe in ready and (other == rank or self._serving or self._ended(other)):
+                    return self._read(other)
+
+    def _ended(self, rank: int) -> bool:
+        return self._workers[rank].poll() is not None
 
     def _read(self, rank: int) -> Answer:
         try:
             answer = decode_answer(self._pipes[rank].recv_bytes())
         except (EOFError, OSError):
-            self._lost(rank, heard=True)
+            self._lost(rank)
         if isinstance(answer, Failed):
             raise self._error(rank, answer)
         return answer
 
-    def _lost(self, rank: int, *, heard: bool = False) -> NoReturn:
-        """A worker is gone, or speaks out of turn: raise what is known of the reason."""
-        pipe = self._pipes[rank]
-        if not heard and pipe.poll():
-            self._read(rank)  # raises if it is the worker's last word
-        self._workers[rank].join(STOP_SECONDS)
-        code = self._workers[rank].exitcode
+    def _lost(self, rank: int) -> NoReturn:
+        """A worker has closed its end without a word."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._workers[rank].wait(STOP_SECONDS)
         raise errors.EngineDeadError(
-            f"the worker of rank {rank} is gone (exit code {code}); see its output above"
+            f"the worker of rank {rank} is gone (exit code {self._workers[rank].poll()}); "
+            "see its output above"
         )
 
     def _error(self, rank: int, failed: Failed) -> errors.WeftError:
@@ -141,25 +134,23 @@ class ProcessesExecutor:
         kind = getattr(errors, failed.kind, None)
         if not self._serving and isinstance(kind, type) and issubclass(kind, errors.WeftError):
             return kind(failed.message)
-        text = f"rank {rank} failed: {failed.kind}: {failed.message}"
-        return errors.EngineDeadError(text)
+        return errors.EngineDeadError(f"rank {rank} failed: {failed.kind}: {failed.message}")
 
     def check(self) -> None:
-        for rank, worker in enumerate(self._workers):
-            if not worker.is_alive():
+        for rank in range(len(self._workers)):
+            if self._ended(rank):
                 self._lost(rank)
 
     def stop(self) -> None:
         for pipe in self._pipes:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.send_bytes(encode(Stop()))
-            except OSError:
-                continue
         for worker in self._workers:
-            worker.join(STOP_SECONDS)
-            if worker.is_alive():
+            try:
+                worker.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
                 worker.kill()
-                worker.join()
+                worker.wait()
         for pipe in self._pipes:
             pipe.close()
         self._workers, self._pipes = [], []

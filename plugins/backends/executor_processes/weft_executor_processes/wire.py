@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
+from weft.plugins import Plan
 
 __all__ = (
     "Collect",
@@ -12,12 +14,23 @@ __all__ = (
     "Failed",
     "Launch",
     "Sample",
+    "Start",
     "Started",
     "Stop",
     "decode_answer",
     "decode_order",
     "encode",
 )
+
+
+class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first order of a worker; ``meeting`` is the file in which the ranks find each other."""
+
+    rank: int
+    size: int
+    config: EngineConfig
+    plan: Plan
+    meeting: str
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -53,7 +66,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
 
 
-Order = Launch | Sample | Collect | Stop
+Order = Start | Launch | Sample | Collect | Stop
 Answer = Started | Collected | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()

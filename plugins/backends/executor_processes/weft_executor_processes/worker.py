@@ -8,11 +8,9 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
 import torch
 
-from weft.config import EngineConfig
-from weft.plugins import Host, Plan
+from weft.plugins import Host
 from weft.runner.device import pick_device
 from weft.runner.runner import ModelRunner
 from weft_executor_processes.collective import TorchCollective
@@ -22,23 +20,25 @@ from weft_executor_processes.wire import (
     Failed,
     Launch,
     Sample,
+    Start,
     Started,
     Stop,
     decode_order,
     encode,
 )
 
-__all__ = ("run_worker",)
+__all__ = ("main",)
 
 
-def run_worker(
-    pipe: Connection, rank: int, size: int, config: bytes, plan: bytes, meeting: str
-) -> None:
-    """The body of a worker process. Ends on ``Stop``, or when the executor's end of the pipe closes."""
-    # A Ctrl-C in the terminal reaches the whole group; the executor decides when workers end.
+def main(fd: int) -> None:
+    """The body of a worker process; ``fd`` is its end of a socket pair.
+
+    It ends when told to, or when the executor's end is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = Connection(fd)
     try:
-        _serve(pipe, rank, size, config, plan, meeting)
+        _serve(pipe)
     except EOFError:
         pass  # the executor's process is gone
     except BaseException as error:
@@ -48,18 +48,11 @@ def run_worker(
     os._exit(0)
 
 
-def _serve(
-    pipe: Connection, rank: int, size: int, config_data: bytes, plan_data: bytes, meeting: str
-) -> None:
-    config = msgspec.msgpack.decode(config_data, type=EngineConfig)
-    host = Host.from_plan(msgspec.msgpack.decode(plan_data, type=Plan), config.plugins)
-    device = pick_device(config.device.device, rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif config.device.threads is None:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-    ranks = TorchCollective(rank, size, device, Path(meeting))
-    runner = ModelRunner(config, host, ranks)
+def _serve(pipe: Connection) -> None:
+    start = decode_order(pipe.recv_bytes())
+    if not isinstance(start, Start):
+        raise TypeError(f"the first order is {type(start).__name__}")
+    runner, ranks = _start(start)
     pipe.send_bytes(encode(Started(runner.facts)))
     while True:
         order = decode_order(pipe.recv_bytes())
@@ -69,8 +62,20 @@ def _serve(
             runner.sample(order.edits)
         elif isinstance(order, Collect):
             result = runner.collect()
-            if rank == 0:
+            if start.rank == 0:
                 pipe.send_bytes(encode(Collected(result)))
         elif isinstance(order, Stop):
             ranks.close()
             return
+
+
+def _start(start: Start) -> tuple[ModelRunner, TorchCollective]:
+    config = start.config
+    host = Host.from_plan(start.plan, config.plugins)
+    device = pick_device(config.device.device, start.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif config.device.threads is None:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.size))
+    ranks = TorchCollective(start.rank, start.size, device, Path(start.meeting))
+    return ModelRunner(config, host, ranks), ranks
