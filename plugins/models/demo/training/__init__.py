@@ -1,0 +1,1 @@
+"""How the demo model's weights are made: written facts, generated conversations, one script."""
