@@ -76,7 +76,7 @@ class TritonAttention:
 
     def plan(self, batch: AttentionBatch) -> Plan:
         plan = Plan(batch)
-        rows = range(batch.num_decodes, len(batch.query_lens_host))
+        rows: Sequence[int] = range(batch.num_decodes, len(batch.query_lens_host))
         if batch.num_decodes:
             plan.items.append(self._items(batch.num_decodes, 1, batch))
         if rows:

@@ -141,8 +141,9 @@ def decode_kernel(
             acc, top, total = accumulate(
                 acc, top, total, scores, v.to(query.dtype), units, PRECISION
             )
-        # Padding rows have seen nothing: zeros come out, and no division by zero.
-        acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        # A query that has seen nothing (padding, or hidden keys only): zeros, of weight 2 ** -inf.
+        total = tl.where(total > 0.0, total, 1.0)
+        acc = acc / total[:, None]
         HEADS: tl.constexpr = KV_HEADS * GROUP
         whole = out + ((begin + token) * HEADS + column)[:, None] * SIZE + d[None, :]
         if SPLITS == 1:
