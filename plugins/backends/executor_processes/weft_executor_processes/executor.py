@@ -6,6 +6,7 @@ import contextlib
 import socket
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
@@ -60,16 +61,14 @@ class ProcessesExecutor:
                 self._workers.append(spawn("weft_executor_processes.worker:main", theirs))
             self._pipes.append(Connection(ours.detach()))
             self._tell(rank, Start(rank, size, self._config, plan, meeting))
-        # All are asked before any is heard: they load their shards together.
-        facts = [self._started(rank) for rank in range(size)]
+        facts: dict[int, EngineFacts] = {}
+        while len(facts) < size:
+            answer, rank = self._hear([r for r in range(size) if r not in facts])
+            if not isinstance(answer, Started):
+                raise errors.EngineError(f"rank {rank} answered {type(answer).__name__} at start")
+            facts[rank] = answer.facts
         self._serving = True
         return facts[0]
-
-    def _started(self, rank: int) -> EngineFacts:
-        answer = self._hear(rank)
-        if not isinstance(answer, Started):
-            raise errors.EngineError(f"rank {rank} answered {type(answer).__name__} at start")
-        return answer.facts
 
     def launch(self, plan: StepPlan) -> None:
         self._tell_all(Launch(plan))
@@ -79,9 +78,10 @@ class ProcessesExecutor:
 
     def collect(self) -> StepResult:
         self._tell_all(Collect())
-        answer = self._hear(0)
-        if not isinstance(answer, Collected):
-            raise errors.EngineError(f"rank 0 answered {type(answer).__name__} to a step")
+        # Only rank 0 answers; another one that says something, or closes its end, has failed.
+        answer, rank = self._hear(range(len(self._pipes)))
+        if rank or not isinstance(answer, Collected):
+            raise errors.EngineError(f"rank {rank} answered {type(answer).__name__} to a step")
         return answer.result
 
     def _tell_all(self, order: Order) -> None:
@@ -98,18 +98,11 @@ class ProcessesExecutor:
         except OSError:
             self._lost(rank)
 
-    def _hear(self, rank: int) -> Answer:
-        """The next answer of one rank, unless another one fails meanwhile."""
-        while True:
-            ready = wait(self._pipes)
-            for other, pipe in enumerate(self._pipes):
-                # At start all ranks answer, each in its turn; later only rank 0 does, and whoever
-                # else says something, or closes its end, has failed.
-                if pipe in ready and (other == rank or self._serving or self._ended(other)):
-                    return self._read(other)
-
-    def _ended(self, rank: int) -> bool:
-        return self._workers[rank].poll() is not None
+    def _hear(self, ranks: Sequence[int]) -> tuple[Answer, int]:
+        """The next answer of any of these ranks. Raises for one that has failed."""
+        ready = wait([self._pipes[rank] for rank in ranks])
+        rank = next(rank for rank in ranks if self._pipes[rank] in ready)
+        return self._read(rank), rank
 
     def _read(self, rank: int) -> Answer:
         try:
@@ -117,6 +110,10 @@ class ProcessesExecutor:
         except (EOFError, OSError):
             self._lost(rank)
         if isinstance(answer, Failed):
+            # A killed rank makes the others fail too; it is the reason, and they are not.
+            killed = (r for r, worker in enumerate(self._workers) if worker.poll())
+            if (reason := next(killed, None)) is not None:
+                self._lost(reason)
             raise self._error(rank, answer)
         return answer
 
@@ -138,7 +135,7 @@ class ProcessesExecutor:
 
     def check(self) -> None:
         for rank in range(len(self._workers)):
-            if self._ended(rank):
+            if self._workers[rank].poll() is not None:
                 self._lost(rank)
 
     def stop(self) -> None:
