@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -57,6 +59,9 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
             runner.run(_serve(build, server, bound))
     finally:
         bound.close()
+        if server.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(server.uds)
 
 
 async def _serve(

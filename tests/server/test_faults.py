@@ -111,6 +111,20 @@ async def test_a_client_that_leaves_aborts_its_request(
         assert len(server.context.flights) == 0
 
 
+async def test_a_client_that_leaves_inside_its_body_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        await until(lambda: server.context.metrics.active == 1)
+        writer.close()
+        await until(lambda: server.context.metrics.active == 0)
+        page = (await server.client.get("/metrics")).text
+    assert 'route="/v1/completions",status="499"' in page
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 async def test_many_clients_that_leave_at_random_leave_nothing() -> None:
     engine = ScriptedEngine(["x"] * 50, pause=0.002)
     async with serving(engine) as server:

@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 
 from weft_server.decode import Reader
 from weft_server.errors import APIError, error_of
+from weft_server.flights import ClientGone
 
 __all__ = ("handle_error", "handle_gone", "handle_http_error", "json_answer", "read")
 
@@ -32,11 +33,18 @@ def error_answer(error: APIError) -> Response[bytes]:
 
 
 async def read(request: Request[Any, Any, Any], reader: Reader[T]) -> tuple[T, dict[str, str]]:
-    """The typed body, and the headers that the answer owes to it. Raises ``APIError``."""
+    """The typed body, and the headers that the answer owes to it.
+
+    Raises ``APIError``, and ``ClientGone`` if the body does not end.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise APIError(415, "compressed bodies are not accepted; send the JSON as it is")
-    found, ignored = reader.read(await request.body())
+    try:
+        body = await request.body()
+    except InternalServerException:  # litestar's word for a client that left inside of its body
+        raise ClientGone from None
+    found, ignored = reader.read(body)
     return found, {"x-ignored-fields": ignored} if ignored else {}
 
 
