@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from weft.api.parsers import Tool
@@ -92,15 +93,15 @@ class Context:
         self, prompt: str, tools: Sequence[Tool], *, reasoning: bool, parallel: bool
     ) -> Splitter | None:
         """The parsers of one output, ``None`` if no parser applies."""
-        host, tokenizer, names = self.engine.host, self.engine.tokenizer, self.config
+        host, tokenizer, report = self.engine.host, self.engine.tokenizer, self.metrics.parser_failed
         thinking = calls = None
-        if reasoning and names.reasoning_parser is not None:
-            found = host.reasoning_parser(names.reasoning_parser, tokenizer, prompt)
-            label = f"reasoning_parser={names.reasoning_parser}"
-            thinking = Guard(label, found, self.metrics.parser_failed)
-        if tools and names.tool_parser is not None:
-            parser = host.tool_parser(names.tool_parser, tokenizer, tools)
-            calls = Guard(f"tool_parser={names.tool_parser}", parser, self.metrics.parser_failed)
+        if reasoning and (name := self.config.reasoning_parser) is not None:
+            build = partial(host.reasoning_parser, name, tokenizer, prompt)
+            thinking = Guard(f"reasoning_parser={name}", build, report)
+        if tools and (name := self.config.tool_parser) is not None:
+            calls = Guard(
+                f"tool_parser={name}", partial(host.tool_parser, name, tokenizer, tools), report
+            )
         if thinking is None and calls is None:
             return None
         return Splitter(thinking, calls, None if parallel else 1)

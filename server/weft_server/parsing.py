@@ -22,16 +22,19 @@ Report = Callable[[str], None]
 class Guard:
     """One parser and the text that it has not answered for yet.
 
-    After the first exception the parser is not called again, and everything that it had taken
+    ``build`` makes the parser; it may raise like the parser itself. After the first exception the parser is not called again, and everything that it had taken
     without saying anything about it comes out as text.
     """
 
-    def __init__(self, name: str, parser: StreamParser, report: Report) -> None:
+    def __init__(self, name: str, build: Callable[[], StreamParser], report: Report) -> None:
         self.name = name
         self.broken = False
-        self._parser = parser
         self._report = report
         self._pending = ""
+        try:
+            self._parser = build()
+        except Exception as error:  # a plugin may raise anything
+            self._break(error)
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self.broken:
@@ -49,12 +52,15 @@ class Guard:
                 if not isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta):
                     raise TypeError(f"a parser returned {type(delta).__name__}, not a delta")
         except Exception as error:  # a plugin may raise anything
-            log.warning("%s failed; its output is delivered as text", self.name, exc_info=error)
-            self.broken = True
-            self._report(self.name)
+            self._break(error)
             return [TextDelta(self._pending)] if self._pending else []
         self._keep(deltas)
         return deltas
+
+    def _break(self, error: Exception) -> None:
+        log.warning("%s failed; its output is delivered as text", self.name, exc_info=error)
+        self.broken = True
+        self._report(self.name)
 
     def _keep(self, deltas: list[Delta]) -> None:
         """Forget the pending text that ``deltas`` answer for."""

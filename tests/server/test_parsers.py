@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from weft.api.guided import GrammarSpec
 from weft.api.hookspecs import impl
 from weft.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 
-WEFT = {"tool_parsers": ["bars", "bad", "late"], "reasoning": ["think", "bad"]}
+WEFT = {"tool_parsers": ["bars", "bad", "late", "unborn"], "reasoning": ["think", "bad"]}
 
 
 class Bars:
@@ -105,7 +106,7 @@ class Late(Bad):
 
 @impl
 def weft_tool_parser(name):
-    return {"bars": Bars, "bad": Bad, "late": Late}[name]()
+    return {"bars": Bars, "bad": Bad, "late": Late}[name]()  # KeyError: unborn
 
 
 @impl
@@ -193,14 +194,21 @@ async def test_a_forced_call_becomes_a_constraint(host: Host) -> None:
         unknown = {"type": "function", "function": {"name": "h"}}
         response = await server.chat(tools=TOOLS, tool_choice=unknown)
     assert response.status_code == 400 and "f, g" in response.json()["error"]["message"]
-    engine.host = Host(host.config)
-    async with serving(engine, tool_parser="bad") as server:
-        response = await server.chat(tools=TOOLS, tool_choice="required")
-    assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
+    for name in ("bad", "unborn"):
+        engine.host = Host(host.config)
+        async with serving(engine, tool_parser=name) as server:
+            response = await server.chat(tools=TOOLS, tool_choice="required")
+        assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
 
 
 @pytest.mark.parametrize(
-    "options", [{"tool_parser": "bad"}, {"reasoning_parser": "bad"}, {"tool_parser": "late"}]
+    "options",
+    [
+        {"tool_parser": "bad"},
+        {"reasoning_parser": "bad"},
+        {"tool_parser": "late"},
+        {"tool_parser": "unborn"},
+    ],
 )
 async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
     options: dict[str, str], host: Host
@@ -242,7 +250,7 @@ def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
 
     for good in range(4):
         reports: list[str] = []
-        splitter = Splitter(None, Guard("p", Holding(good), reports.append))
+        splitter = Splitter(None, Guard("p", partial(Holding, good), reports.append))
         deltas = [d for text in ("ab", "cd", "ef") for d in splitter.feed(text, ())]
         deltas += splitter.finish()
         assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "abcdef"

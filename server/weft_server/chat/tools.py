@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from weft_server.messages import to_tools
 from weft_server.wire.chat import ChatRequest, NamedChoice
 
 __all__ = ("Toolbox", "toolbox")
+
+log = logging.getLogger("weft.server")
 
 
 class Toolbox(msgspec.Struct, kw_only=True):
@@ -76,10 +79,15 @@ def named(choice: NamedChoice, tools: Sequence[Tool]) -> Mapping[str, Any]:
 
 def forced(context: Context, tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> GuidedParams:
     """The constraint that makes the model call. The engine refuses it if it cannot enforce it."""
-    name = context.config.tool_parser or ""
-    parser = context.engine.host.tool_parser(name, context.engine.tokenizer, tools)
-    spec = parser.grammar(choice)
-    if spec is None or (guided := to_guided(spec)) is None:
+    name, guided = context.config.tool_parser or "", None
+    try:
+        parser = context.engine.host.tool_parser(name, context.engine.tokenizer, tools)
+        spec = parser.grammar(choice)
+        guided = None if spec is None else to_guided(spec)
+    except Exception as error:  # a plugin may raise anything
+        log.warning("tool_parser=%s cannot force a call", name, exc_info=error)
+        context.metrics.parser_failed(f"tool_parser={name}")
+    if guided is None:
         raise RequestError(
             f"the tool parser {name} cannot force a call; send tool_choice auto", param="tool_choice"
         )
