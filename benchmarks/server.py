@@ -120,7 +120,11 @@ class Instant:
     def _output(text: str, ids: list[int], reason: str | None) -> RequestOutput:
         one = CompletionOutput(index=0, text=text, token_ids=ids, finish_reason=reason)
         return RequestOutput(
-            request_id="", prompt=None, prompt_token_ids=[1, 2], outputs=[one], finished=bool(reason)
+            request_id="",
+            prompt=None,
+            prompt_token_ids=[1, 2],
+            outputs=[one],
+            finished=bool(reason),
         )
 
 

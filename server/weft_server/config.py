@@ -72,7 +72,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Meta(ge=1024, description="Largest header block; more is refused (431).")
     ] = 64 * 2**10
     header_timeout: Annotated[Seconds, Meta(description="Longest wait for a header block.")] = 10.0
-    body_timeout: Annotated[Seconds, Meta(description="Longest pause inside a request body.")] = 30.0
+    body_timeout: Annotated[Seconds, Meta(description="Longest pause inside a request body.")] = (
+        30.0
+    )
     request_timeout: Annotated[
         Seconds, Meta(description="Longest time a request may take, queueing included.")
     ] = 600.0
@@ -94,7 +96,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = True
     access_log: Annotated[bool, Meta(description="One log line per HTTP request.")] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged.")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least level that is logged."),
     ] = "info"
 
     def __repr__(self) -> str:

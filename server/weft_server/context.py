@@ -93,7 +93,11 @@ class Context:
         self, prompt: str, tools: Sequence[Tool], *, reasoning: bool, parallel: bool
     ) -> Splitter | None:
         """The parsers of one output, ``None`` if no parser applies."""
-        host, tokenizer, report = self.engine.host, self.engine.tokenizer, self.metrics.parser_failed
+        host, tokenizer, report = (
+            self.engine.host,
+            self.engine.tokenizer,
+            self.metrics.parser_failed,
+        )
         thinking = calls = None
         if reasoning and (name := self.config.reasoning_parser) is not None:
             build = partial(host.reasoning_parser, name, tokenizer, prompt)

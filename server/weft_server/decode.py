@@ -61,7 +61,9 @@ def check_depth(body: bytes) -> None:
         piece = signed[start : start + SLICE]
         if max(accumulate(piece, initial=depth)) > MAX_DEPTH:
             raise APIError(
-                400, f"the body nests deeper than {MAX_DEPTH} levels; flatten it", code="json_too_deep"
+                400,
+                f"the body nests deeper than {MAX_DEPTH} levels; flatten it",
+                code="json_too_deep",
             )
         depth += sum(piece)
 
@@ -87,11 +89,15 @@ class Reader(Generic[T]):
         except msgspec.ValidationError as error:
             raise invalid(error) from None
         except msgspec.DecodeError as error:
-            raise APIError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+            raise APIError(
+                400, f"the body is not valid JSON: {error}", code="invalid_json"
+            ) from None
         except UnicodeDecodeError:
             raise APIError(400, "the body is not valid UTF-8", code="invalid_json") from None
         except RecursionError:
-            raise APIError(400, "the body nests too deep; flatten it", code="json_too_deep") from None
+            raise APIError(
+                400, "the body nests too deep; flatten it", code="json_too_deep"
+            ) from None
 
     def _unknown(self, fields: Mapping[str, msgspec.Raw]) -> str:
         unknown = [f for f in fields if f not in self._known]
@@ -101,7 +107,9 @@ class Reader(Generic[T]):
         if self._strict:
             known = ", ".join(sorted(self._known))
             raise APIError(
-                400, f"unknown field {unknown[0][:64]!r}; known fields: {known}", param=unknown[0][:64]
+                400,
+                f"unknown field {unknown[0][:64]!r}; known fields: {known}",
+                param=unknown[0][:64],
             )
         return ",".join(f for f in unknown[:32] if PRINTABLE.fullmatch(f))
 

@@ -35,6 +35,7 @@ class Engine(Protocol):
     @property
     def alive(self) -> bool:
         """Whether the engine runs, as far as is known without asking it."""
+
     @property
     def host(self) -> Host: ...
 
@@ -48,4 +49,3 @@ class Engine(Protocol):
     async def stats(self, timeout: float) -> EngineStats:
         """Ask between two steps. Raises ``EngineDeadError`` if the engine has stopped, or does not
         come back from a step within ``timeout`` seconds."""
-

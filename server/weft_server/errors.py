@@ -55,7 +55,10 @@ class APIError(Exception):
         self.status = status
         self.headers = headers or {}
         self.detail = ErrorDetail(
-            message=message, type=type or TYPES.get(status, fallback(status)), param=param, code=code
+            message=message,
+            type=type or TYPES.get(status, fallback(status)),
+            param=param,
+            code=code,
         )
 
     @property
@@ -104,5 +107,7 @@ def error_of(error: BaseException) -> APIError:
         case _:
             log.error("a request failed unexpectedly", exc_info=error)
             return APIError(
-                500, "the server failed on this request; its log has the details", code="internal_error"
+                500,
+                "the server failed on this request; its log has the details",
+                code="internal_error",
             )

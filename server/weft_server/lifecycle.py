@@ -168,7 +168,9 @@ class Lifecycle:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
         context.flights.stop_all(
-            APIError(503, "the server was stopped before this request was complete", code="shutdown")
+            APIError(
+                503, "the server was stopped before this request was complete", code="shutdown"
+            )
         )
         deadline = loop.time() + FAREWELL
         while context.metrics.active and loop.time() < deadline:

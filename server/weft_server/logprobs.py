@@ -50,7 +50,9 @@ def chat_logprobs(
         for other, entry in likeliest(position, top):
             t, p, b = shown(other, entry)
             others.append(TopLogprob(token=t, logprob=p, bytes=b))
-        content.append(ChatTokenLogprob(token=text, logprob=logprob, bytes=raw, top_logprobs=others))
+        content.append(
+            ChatTokenLogprob(token=text, logprob=logprob, bytes=raw, top_logprobs=others)
+        )
     return ChatLogprobs(content=content)
 
 
@@ -96,7 +98,9 @@ class TextLogprobs:
             self._offset += len(text)
         return out
 
-    def _alternatives(self, token: int, position: PositionLogprobs | None) -> dict[str, float] | None:
+    def _alternatives(
+        self, token: int, position: PositionLogprobs | None
+    ) -> dict[str, float] | None:
         """By text, as the API wants it. Of ids with one text the likeliest keeps it, the others
         are named by their number."""
         if position is None:

@@ -21,7 +21,14 @@ from weft_server.wire.messages import (
     ToolMessage,
 )
 
-__all__ = ("MAX_MESSAGES", "MAX_TOOLS", "MAX_TOOL_BYTES", "template_arguments", "to_messages", "to_tools")
+__all__ = (
+    "MAX_MESSAGES",
+    "MAX_TOOLS",
+    "MAX_TOOL_BYTES",
+    "template_arguments",
+    "to_messages",
+    "to_tools",
+)
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -99,7 +106,10 @@ def said(message: AssistantMessage, where: str) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": call.type or "function",
-                "function": {"name": call.function.name, "arguments": arguments(call.function.arguments)},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": arguments(call.function.arguments),
+                },
             }
             for call in message.tool_calls
         ]

@@ -34,7 +34,11 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("engine_step_seconds", "step_seconds", "Time spent in steps."),
     ("prompt_tokens", "prompt_tokens", "Prompt tokens."),
     ("generated_tokens", "generated_tokens", "Generated tokens."),
-    ("prefix_cache_query_tokens", "prefix_query_tokens", "Prompt tokens looked up in the prefix cache."),
+    (
+        "prefix_cache_query_tokens",
+        "prefix_query_tokens",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
     ("prefix_cache_hit_tokens", "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     ("preemptions", "preemptions", "Sequences that were preempted."),
     ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
@@ -109,7 +113,11 @@ class Metrics:
 
     def _requests(self) -> Iterator[Metric]:
         for name, histogram, text in (
-            ("time_to_first_token_seconds", self.time_to_first_token, "From arrival to the first token."),
+            (
+                "time_to_first_token_seconds",
+                self.time_to_first_token,
+                "From arrival to the first token.",
+            ),
             ("inter_token_latency_seconds", self.inter_token, "Between two chunks of a stream."),
             ("request_latency_seconds", self.latency, "From arrival to the end of a request."),
             ("request_prompt_tokens", self.prompt_lengths, "Prompt tokens of a request."),

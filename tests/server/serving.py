@@ -21,9 +21,7 @@ from weft_server.listen import bind
 class Server:
     """A running server; ``client`` speaks to it."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, context: Context, signals: Signals, port: int
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, context: Context, signals: Signals, port: int) -> None:
         self.lifecycle, self.context, self.signals, self.port = lifecycle, context, signals, port
         self.task = asyncio.create_task(lifecycle.run())
         self.url = f"http://127.0.0.1:{port}"

@@ -66,10 +66,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER] * 4097}, "messages"),
     ({"messages": None}, "messages"),
     (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
         "messages[0].content[0].type",
     ),
-    ({"messages": [USER, {"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[1].content[0].type"),
+    (
+        {"messages": [USER, {"role": "user", "content": [{"type": "input_audio"}]}]},
+        "messages[1].content[0].type",
+    ),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_completion_tokens": 0}, "max_tokens"),
@@ -112,7 +119,11 @@ async def test_what_the_template_sees() -> None:
             "content": None,
             "reasoning": "hm",
             "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"x": 1}'},
+                },
                 {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{broken"}},
             ],
         },
@@ -177,7 +188,12 @@ async def test_tokenize_and_detokenize() -> None:
         many = await server.post("/detokenize", {"tokens": [1] * 1001})
         wide = await server.post("/detokenize", {"tokens": [0x110000]})
         minus = await server.post("/detokenize", {"tokens": [-1]})
-    assert found == {"count": 3, "max_model_len": 1000, "tokens": [97, 98, 99], "token_strs": ["a", "b", "c"]}
+    assert found == {
+        "count": 3,
+        "max_model_len": 1000,
+        "tokens": [97, 98, 99],
+        "token_strs": ["a", "b", "c"],
+    }
     assert "".join(map(chr, chat["tokens"])) == "user:hi|"
     assert text.json() == {"prompt": "ab"}
     assert [r.status_code for r in (neither, many, wide, minus)] == [400] * 4

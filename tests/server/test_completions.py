@@ -124,7 +124,9 @@ async def test_parameters_reach_the_engine() -> None:
         "n": 2,
     }
     async with serving(engine) as server:
-        response = await server.complete(**given, logit_bias={"7": -3}, guided_regex="a+", best_of=2)
+        response = await server.complete(
+            **given, logit_bias={"7": -3}, guided_regex="a+", best_of=2
+        )
         assert response.status_code == 200, response.text
         params = engine.params
         assert params is not None
@@ -155,7 +157,9 @@ async def test_echo_with_logprobs_scores_the_prompt(stream: bool) -> None:
 async def test_max_tokens_zero_scores_only(stream: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if stream else {}
     async with serving() as server:
-        response = await server.complete(echo=True, max_tokens=0, logprobs=0, stream=stream, **options)
+        response = await server.complete(
+            echo=True, max_tokens=0, logprobs=0, stream=stream, **options
+        )
     parts = events(response.text)[:-1] if stream else [response.json()]
     assert "".join(c["text"] for p in parts for c in p["choices"]) == "ab"
     reasons = [c["finish_reason"] for p in parts for c in p["choices"] if c["finish_reason"]]

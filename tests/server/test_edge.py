@@ -151,6 +151,10 @@ async def test_a_prefix_of_a_proxy_is_stripped_if_it_is_there() -> None:
 
 
 async def test_forwarded_headers_change_nothing() -> None:
-    forged = {"x-forwarded-for": "127.0.0.1", "x-forwarded-host": "evil", "x-forwarded-proto": "https"}
+    forged = {
+        "x-forwarded-for": "127.0.0.1",
+        "x-forwarded-host": "evil",
+        "x-forwarded-proto": "https",
+    }
     async with serving(**KEYS) as server:
         assert (await server.client.get("/v1/models", headers=forged)).status_code == 401

@@ -116,7 +116,9 @@ async def test_a_client_that_leaves_inside_its_body_is_no_error(
 ) -> None:
     async with serving() as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
+        )
         await until(lambda: server.context.metrics.active == 1)
         writer.close()
         await until(lambda: server.context.metrics.active == 0)
@@ -128,6 +130,7 @@ async def test_a_client_that_leaves_inside_its_body_is_no_error(
 async def test_many_clients_that_leave_at_random_leave_nothing() -> None:
     engine = ScriptedEngine(["x"] * 50, pause=0.002)
     async with serving(engine) as server:
+
         async def one(i: int) -> None:
             request = asyncio.create_task(server.chat(stream=i % 2 == 0))
             await asyncio.sleep(0.001 * (i % 60))
@@ -181,7 +184,9 @@ async def test_ids_are_made_here_and_a_client_only_labels() -> None:
         assert {r.headers["x-request-id"] for r in responses} == {"mine"}
         assert len({r.json()["id"] for r in responses}) == 20
         assert len(set(engine.ids)) == 20 and "mine" not in engine.ids
-        strange = await server.raw(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: a b\xff\r\n\r\n")
+        strange = await server.raw(
+            b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: a b\xff\r\n\r\n"
+        )
         long = await server.client.get("/version", headers={"x-request-id": "x" * 129})
     assert b"a b\xff" not in strange and b"x-request-id: " in strange
     assert len(long.headers["x-request-id"]) == 32

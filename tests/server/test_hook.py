@@ -14,7 +14,7 @@ from weft.config import PluginConfig
 from weft.errors import PluginLoadError
 from weft.plugins import Host
 
-PLUGIN = '''
+PLUGIN = """
 from weft.api.hookspecs import impl
 
 WEFT = {"server": ["hello"]}
@@ -33,7 +33,7 @@ def weft_server(app, engine):
         raise ValueError("/secret 0x7f")
 
     app.route_handlers += [hello, boom]
-'''
+"""
 
 
 def host_of(tmp_path: Path, source: str, **options: object) -> Host:
@@ -80,5 +80,7 @@ print(light, heavy)
 
 
 def test_the_api_process_never_imports_torch() -> None:
-    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60
+    )
     assert found.stdout.strip() == "[] []", found.stderr

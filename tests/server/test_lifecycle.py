@@ -97,7 +97,10 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
             response = await server.client.get(path)
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "engine_hangs"
-        assert 'weft_engine_up{model_name="scripted"} 1.0' in (await server.client.get("/metrics")).text
+        assert (
+            'weft_engine_up{model_name="scripted"} 1.0'
+            in (await server.client.get("/metrics")).text
+        )
         engine.healthy.set()
         await until(lambda: not server.context.hangs)
         assert (await server.client.get("/health")).status_code == 200

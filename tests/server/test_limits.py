@@ -22,15 +22,23 @@ async def refused(server: Server, head: bytes) -> bytes:
 @pytest.mark.parametrize("size", [65_000, 70_000, 400_000, 5_000_000])
 async def test_a_large_header_is_refused(size: int) -> None:
     async with serving() as server:
-        answer = await refused(server, HEAD + b"x: " + b"a" * size + b"\r\nconnection: close\r\n\r\n")
-        assert (b"431" in answer[:20]) == (size > 65_536) or (not answer and size > 1_000_000), answer[:300]
+        answer = await refused(
+            server, HEAD + b"x: " + b"a" * size + b"\r\nconnection: close\r\n\r\n"
+        )
+        assert (b"431" in answer[:20]) == (size > 65_536) or (not answer and size > 1_000_000), (
+            answer[:300]
+        )
         assert (await server.client.get("/health")).status_code == 200
 
 
 async def test_many_headers_and_a_long_path_are_refused() -> None:
     async with serving() as server:
-        many = await refused(server, HEAD + b"".join(b"x%d: 1\r\n" % i for i in range(200)) + b"\r\n")
-        long = await refused(server, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        many = await refused(
+            server, HEAD + b"".join(b"x%d: 1\r\n" % i for i in range(200)) + b"\r\n"
+        )
+        long = await refused(
+            server, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        )
         garbage = await refused(server, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
     assert b" 431 " in many[:20] and b"headers_too_large" in many
     assert b" 431 " in long[:20]
@@ -85,7 +93,9 @@ async def test_compressed_bodies_are_refused() -> None:
     assert response.status_code == 415
 
 
-@pytest.mark.parametrize("body", [b"{" + b'"a":[' * 1000, b"[" * 1_000_000, b'{"messages":' + b"[{" * 40_000])
+@pytest.mark.parametrize(
+    "body", [b"{" + b'"a":[' * 1000, b"[" * 1_000_000, b'{"messages":' + b"[{" * 40_000]
+)
 async def test_deep_json_is_a_client_error_on_every_route(body: bytes) -> None:
     async with serving() as server:
         for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):

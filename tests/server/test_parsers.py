@@ -217,9 +217,7 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
     label = "=".join(next(iter(options.items())))
     async with serving(ScriptedEngine(pieces, host=host), **options) as server:
         whole = await server.chat(tools=TOOLS if "tool_parser" in options else None)
-        response = await server.chat(
-            tools=TOOLS if "tool_parser" in options else None, stream=True
-        )
+        response = await server.chat(tools=TOOLS if "tool_parser" in options else None, stream=True)
         metrics = (await server.client.get("/metrics")).text
     assert whole.status_code == 200
     assert whole.json()["choices"][0]["message"]["content"] == "".join(pieces)

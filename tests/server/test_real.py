@@ -98,7 +98,9 @@ def test_echo_scores_a_prompt_as_generation_did(client: openai.OpenAI) -> None:
     assert scored.logprobs is not None and made.logprobs is not None
     assert scored.logprobs.token_logprobs is not None
     assert scored.logprobs.token_logprobs[0] is None
-    assert scored.logprobs.token_logprobs[3:] == pytest.approx(made.logprobs.token_logprobs, abs=1e-4)
+    assert scored.logprobs.token_logprobs[3:] == pytest.approx(
+        made.logprobs.token_logprobs, abs=1e-4
+    )
 
 
 def test_chat_logprobs(client: openai.OpenAI) -> None:
@@ -138,7 +140,12 @@ ODD += [{"prompt": prompt} for prompt in ([-1], [320], [2**70], [[1], [320]], ""
 ODD += [{"prompt": "x" * 600}, {"prompt": [1] * 512}, {"prompt": "a", "max_tokens": 2**31 - 1}]
 ODD += [{"min_tokens": 10**18}, {"max_tokens": 10**30}, {"seed": 2**64}, {"n": 10**9}]
 ODD += [{"guided_regex": "("}, {"response_format": {"type": "json_object"}}, {"priority": 2**40}]
-ODD += [{"prompt": "a\x00b\ufffe"}, {"stop": ["\x00"]}, {"cache_salt": "/../x"}, {"bad_words": ["\n"]}]
+ODD += [
+    {"prompt": "a\x00b\ufffe"},
+    {"stop": ["\x00"]},
+    {"cache_salt": "/../x"},
+    {"bad_words": ["\n"]},
+]
 
 
 def test_no_odd_request_costs_more_than_itself(server: Process) -> None:
@@ -179,9 +186,7 @@ def test_many_at_once(client: openai.OpenAI, server: Process) -> None:
 
     alone = [ask(i) for i in range(4)]
     texts: dict[int, str] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: texts.update({i: ask(i)})) for i in range(24)
-    ]
+    threads = [threading.Thread(target=lambda i=i: texts.update({i: ask(i)})) for i in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:

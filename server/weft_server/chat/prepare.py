@@ -114,7 +114,9 @@ async def render(
         text = renderer.render(
             plain,
             tools=tools,
-            add_generation_prompt=not carry_on if add_generation_prompt is None else add_generation_prompt,
+            add_generation_prompt=not carry_on
+            if add_generation_prompt is None
+            else add_generation_prompt,
             continue_final_message=carry_on,
             template_arguments=arguments,
         )
@@ -134,7 +136,9 @@ def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
     return sum(
         len(part) if isinstance(part, str) else len(part["text"])
         for message in messages
-        for part in ([message["content"]] if isinstance(message["content"], str) else message["content"])
+        for part in (
+            [message["content"]] if isinstance(message["content"], str) else message["content"]
+        )
     )
 
 
@@ -154,7 +158,7 @@ def top_logprobs(request: ChatRequest) -> int:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     low, high = BOUNDS["logprobs"]
     if not low <= top <= high:
-        raise RequestError(f"top_logprobs is {top}; it must be in [{low}, {high}]", param="top_logprobs")
+        raise RequestError(
+            f"top_logprobs is {top}; it must be in [{low}, {high}]", param="top_logprobs"
+        )
     return top
-
-

@@ -40,7 +40,8 @@ def toolbox(request: ChatRequest, context: Context) -> Toolbox:
     if rendered is None or request.tools is None:
         if choice not in (None, "none", "auto"):
             raise RequestError(
-                "tool_choice asks for a call but there are no tools; send tools", param="tool_choice"
+                "tool_choice asks for a call but there are no tools; send tools",
+                param="tool_choice",
             )
         return Toolbox()
     if choice == "none":
@@ -72,12 +73,15 @@ def named(choice: NamedChoice, tools: Sequence[Tool]) -> Mapping[str, Any]:
     if all(tool.name != name for tool in tools):
         known = ", ".join(tool.name for tool in tools)
         raise RequestError(
-            f"tool_choice names {name[:64]!r}, which is not among the tools: {known}", param="tool_choice"
+            f"tool_choice names {name[:64]!r}, which is not among the tools: {known}",
+            param="tool_choice",
         )
     return {"type": "function", "function": {"name": name}}
 
 
-def forced(context: Context, tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> GuidedParams:
+def forced(
+    context: Context, tools: Sequence[Tool], choice: str | Mapping[str, Any]
+) -> GuidedParams:
     """The constraint that makes the model call. The engine refuses it if it cannot enforce it."""
     name, guided = context.config.tool_parser or "", None
     try:
@@ -89,7 +93,8 @@ def forced(context: Context, tools: Sequence[Tool], choice: str | Mapping[str, A
         context.metrics.parser_failed(f"tool_parser={name}")
     if guided is None:
         raise RequestError(
-            f"the tool parser {name} cannot force a call; send tool_choice auto", param="tool_choice"
+            f"the tool parser {name} cannot force a call; send tool_choice auto",
+            param="tool_choice",
         )
     return guided
 

@@ -66,12 +66,16 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
     match status:
         case 404:
-            found = APIError(404, "there is no such route; GET /v1/models and POST /v1/chat/completions are")
+            found = APIError(
+                404, "there is no such route; GET /v1/models and POST /v1/chat/completions are"
+            )
         case 405:
             allowed = headers.get("allow", "")
             found = APIError(405, f"this method is not allowed here; allowed: {allowed}")
         case 413:
-            found = APIError(413, "the body is too large; see --max-body-bytes", code="body_too_large")
+            found = APIError(
+                413, "the body is too large; see --max-body-bytes", code="body_too_large"
+            )
         case _ if status >= 500:
             found = error_of(error)
         case _:

@@ -14,6 +14,7 @@ from weft_server.routes.answers import json_answer
 
 __all__ = ("handlers",)
 
+
 def handlers(context: Context) -> list[HTTPRouteHandler]:
     @route(["/health", "/ping"], http_method=["GET", "POST"], status_code=200)
     async def health() -> Response[Any]:

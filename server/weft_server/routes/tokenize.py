@@ -82,5 +82,6 @@ def check_ids(context: Context, tokens: Sequence[int]) -> None:
     for token in tokens:
         if not 0 <= token < width:
             raise RequestError(
-                f"tokens holds {token}; ids of this tokenizer are in [0, {width - 1}]", param="tokens"
+                f"tokens holds {token}; ids of this tokenizer are in [0, {width - 1}]",
+                param="tokens",
             )
