@@ -25,6 +25,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
     "weft_executor_processes": frozenset(
         {
             "weft.config",
+            "weft.engine.child",
             "weft.engine.plan",
             "weft.plugins",
             "weft.runner.device",

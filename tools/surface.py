@@ -9,14 +9,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 
-from repository import hooks
+from repository import ROOT, hooks
 
 from weft.config import EngineConfig, sections
 from weft.sampling.params import GuidedParams, SamplingParams
 
 __all__ = ("surface",)
 
-MODULES = ("weft", "weft.api", "weft.errors", "weft.layers", "weft.testing")
+KIT = sorted(p.stem for p in (ROOT / "core/weft/testing").glob("*.py") if p.stem != "__init__")
+MODULES = (
+    "weft",
+    "weft.api",
+    "weft.errors",
+    "weft.layers",
+    *(f"weft.testing.{name}" for name in KIT),
+)
 CONTRACT = ("attention", "cache", "engine", "files", "guided", "models", "parsers")
 
 
@@ -38,7 +45,7 @@ def surface() -> dict[str, dict[str, list[str]]]:
 
 
 def exported(module: str) -> list[str]:
-    return sorted(getattr(importlib.import_module(module), "__all__", ()))
+    return sorted(importlib.import_module(module).__all__)
 
 
 def lines(tables: dict[str, dict[str, list[str]]]) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Every example of the README and of the documentation is executed.
 
 The blocks of a page run in order, in a folder of their own, as a reader would run them: Python
-blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file, ``weft``
-and ``curl`` commands run in a shell, and ``weft serve`` keeps running until the page ends.
+blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file,
+``<!-- example: output -->`` is what the command before must have printed, ``weft`` and ``curl``
+commands run in a shell, and ``weft serve`` keeps running until the page ends.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Reader:
         self.folder = folder
         self.patch = patch
         self.namespace: dict[str, object] = {"__name__": "__main__"}
+        self.printed = ""
         self.servers: list[subprocess.Popen[bytes]] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -62,6 +64,8 @@ class Reader:
             path = self.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(code)
+        elif block.note == "output":
+            assert self.printed.strip() == code.strip()
         elif block.language == "python":
             # Line numbers of a traceback are those of the page.
             exec(compile("\n" * (block.line - 1) + code, block.page, "exec"), self.namespace)  # noqa: S102
@@ -95,6 +99,7 @@ class Reader:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        self.printed = done.stdout
 
     def install(self, project: Path) -> None:
         """Install what the page has written, beside the environment of the tests."""
