@@ -160,6 +160,10 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugin_options: Annotated[
         dict[str, dict[str, Any]], Meta(description='JSON: {"kind:key": {"option": value}}.')
     ] = msgspec.field(default_factory=dict)
+    guided_backends: Annotated[
+        list[str],
+        Meta(description="Guided decoding backends to try, in order (default: all). Repeatable."),
+    ] = msgspec.field(default_factory=list)
     logits_processors: Annotated[
         list[str], Meta(description="Logits processor plugins, in order. Repeatable.")
     ] = msgspec.field(default_factory=list)

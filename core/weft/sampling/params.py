@@ -49,6 +49,8 @@ class GuidedParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     grammar: str | None = None
     whitespace_pattern: str | None = None
     backend: str | None = None
+    reasoning: str | None = None
+    """The reasoning parser whose reasoning comes before the output that must match."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,91 @@
+"""From what a request says about its output to a grammar's source, within bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from weft.api.guided import GrammarSpec
+from weft.errors import RequestError
+from weft.sampling.params import GuidedParams
+
+__all__ = ("grammar_spec",)
+
+MAX_REGEX, MAX_SCHEMA = 8 << 10, 64 << 10  # bytes
+MAX_DEPTH = 64
+MAX_CHOICES = 1024
+FORMS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def grammar_spec(params: GuidedParams) -> GrammarSpec:
+    """The one grammar that ``params`` asks for. Raises ``RequestError`` that names the parameter."""
+    given = [name for name in FORMS if getattr(params, name) not in (None, False)]
+    if len(given) != 1:
+        raise RequestError(
+            f"guided decoding takes exactly one of {', '.join(FORMS)}; given: "
+            f"{', '.join(given) or 'none'}",
+            param="guided",
+        )
+    options = {}
+    if params.whitespace_pattern is not None:
+        _check_size("whitespace_pattern", params.whitespace_pattern, MAX_REGEX)
+        options["whitespace_pattern"] = params.whitespace_pattern
+    form = given[0]
+    if form == "json":
+        return GrammarSpec("json_schema", _schema(params.json), options)
+    if form == "json_object":
+        return GrammarSpec("json_object", "{}", options)
+    if form == "regex":
+        return GrammarSpec("regex", _check_size("regex", str(params.regex), MAX_REGEX), options)
+    if form == "choice":
+        return GrammarSpec("choice", _choices(params.choice or []), options)
+    return GrammarSpec("ebnf", _check_size("grammar", str(params.grammar), MAX_SCHEMA), options)
+
+
+def _schema(given: str | dict[str, Any] | None) -> str:
+    if isinstance(given, str):
+        _check_size("guided_json", given, MAX_SCHEMA)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"guided_json is not JSON: {error}", param="guided_json") from error
+    if not isinstance(given, (dict, bool)):
+        raise RequestError(
+            f"guided_json is {type(given).__name__}; a JSON schema is an object",
+            param="guided_json",
+        )
+    depth = _depth(given)
+    if depth > MAX_DEPTH:
+        raise RequestError(
+            f"guided_json is nested {depth} deep; at most {MAX_DEPTH} is allowed",
+            param="guided_json",
+        )
+    return _check_size("guided_json", json.dumps(given, ensure_ascii=False), MAX_SCHEMA)
+
+
+def _depth(value: Any) -> int:
+    """Nesting of a JSON value, found without recursion."""
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        item, depth = stack.pop()
+        deepest = max(deepest, depth)
+        inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        stack.extend((child, depth + 1) for child in inner)
+    return deepest
+
+
+def _choices(choices: list[str]) -> str:
+    if not choices or len(choices) > MAX_CHOICES or not all(choices):
+        raise RequestError(
+            f"guided_choice has {len(choices)} entries; 1 to {MAX_CHOICES} non-empty texts are "
+            "allowed",
+            param="guided_choice",
+        )
+    return _check_size("guided_choice", json.dumps(choices, ensure_ascii=False), MAX_SCHEMA)
+
+
+def _check_size(name: str, text: str, most: int) -> str:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > most:
+        raise RequestError(f"{name} has {size} bytes; at most {most} are allowed", param=name)
+    return text
