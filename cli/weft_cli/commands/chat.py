@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,57 +48,83 @@ def chat(
     with LLM(**engine) as llm:
         params = sampling_params(llm, options, max_tokens=None)
         talk = Conversation(system)
-        _converse(llm, params.replace(n=1, output_kind="delta"), talk, Screen(), stats)
+        partner = Partner(llm, params.replace(n=1, output_kind="delta"), talk, Screen(), stats)
+        if sys.stdin.isatty():
+            partner.converse()
+        else:
+            partner.read_pipe()
 
 
-def _converse(
-    llm: LLM, params: SamplingParams, talk: Conversation, screen: Screen, stats: bool
-) -> None:
-    interactive = sys.stdin.isatty()
-    if interactive:
-        screen.note(f"{llm.config.model.model}: {HELP}")
-    for line in typed_lines(screen) if interactive else piped_lines():
-        reply = talk.command(line)
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """The model's side of a conversation."""
+
+    llm: LLM
+    params: SamplingParams
+    talk: Conversation
+    screen: Screen
+    stats: bool
+
+    def converse(self) -> None:
+        """Talk to a person. Ctrl-C never ends the program here, whenever it comes."""
+        from weft_cli.terminal import uninterrupted
+
+        self.screen.note(f"{self.llm.config.model.model}: {HELP}")
+        with uninterrupted():
+            for line in typed_lines(self.screen):
+                try:
+                    self.take(line)
+                except RequestError as error:
+                    self.talk.forget_question()
+                    self.screen.note(f"{error}; /reset starts again")
+                if self.talk.ended:
+                    break
+
+    def read_pipe(self) -> None:
+        """Take each line as a turn. An error or Ctrl-C ends the program."""
+        for line in sys.stdin:
+            if line.strip() and self.take(line.strip()):
+                raise KeyboardInterrupt
+            if self.talk.ended:
+                break
+
+    def take(self, line: str) -> bool:
+        """Carry out a command or answer a question; whether the user stopped the answer."""
+        reply = self.talk.command(line)
         if reply is not None:
-            screen.note(reply)
-        elif not talk.ended:
-            try:
-                answer(llm, params, talk, line, screen, stats)
-            except RequestError as error:
-                talk.forget_question()
-                if not interactive:
-                    raise
-                screen.note(f"{error}; /reset starts again")
-        if talk.ended:
-            break
+            self.screen.note(reply)
+        elif not self.talk.ended:
+            return self.answer(line)
+        return False
 
+    def answer(self, line: str) -> bool:
+        """Ask one question and keep what came, also of an answer that the user stopped."""
+        from weft_cli.terminal import follow
 
-def answer(
-    llm: LLM, params: SamplingParams, talk: Conversation, line: str, screen: Screen, stats: bool
-) -> None:
-    """Ask one question and keep what came, also of an answer that the user stopped."""
-    from weft_cli.terminal import follow
-
-    found = follow(llm.stream_chat(talk.ask(line), params), screen)
-    screen.line()
-    talk.answered(found.text)
-    if found.error is not None:
-        screen.note(found.error)
-    elif stats or found.stopped:
-        screen.note(f"({found.summary()})")
+        found = follow(self.llm.stream_chat(self.talk.ask(line), self.params), self.screen)
+        self.screen.line()
+        self.talk.answered(found.text)
+        if found.error is not None:
+            self.screen.note(found.error)
+        elif self.stats or found.stopped:
+            self.screen.note(f"({found.summary()})")
+        return found.stopped
 
 
 def typed_lines(screen: Screen) -> Iterator[str]:
     """Lines of a person; a backslash at the end continues on the next line. Ends with Ctrl-D."""
     import contextlib
 
+    from weft_cli.terminal import interruptible
+
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() then edits lines and keeps a history)
     while True:
         try:
-            line = input("> ")
-            while line.endswith("\\"):
-                line = line[:-1] + "\n" + input(". ")
+            with interruptible():
+                line = input("> ")
+                while line.endswith("\\"):
+                    line = line[:-1] + "\n" + input(". ")
         except EOFError:
             screen.line()
             return
@@ -105,12 +132,6 @@ def typed_lines(screen: Screen) -> Iterator[str]:
             screen.line()
             screen.note("/exit or Ctrl-D leaves")
             continue
-        if line.strip():
-            yield line.strip()
-
-
-def piped_lines() -> Iterator[str]:
-    for line in sys.stdin:
         if line.strip():
             yield line.strip()
 
