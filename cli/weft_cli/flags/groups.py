@@ -75,8 +75,9 @@ PLUGINS = Group(
     "plugins",
     PANELS["plugins"],
     PluginConfig,
-    skip=frozenset({"plugin_strict", "plugin_options", "logits_processors", "stat_loggers"}),
+    skip=frozenset(PluginConfig.__struct_fields__) - {"plugin", "no_plugin", "plugin_file"},
 )
+"""What decides which plugins there are, without what an engine does with them."""
 
 
 def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
