@@ -262,7 +262,7 @@ class AttentionSuite:
     key: ClassVar[str]
     device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
     steps: ClassVar[Mapping[str, tuple[list[int], list[int]]]] = steps
-    """Query and key lengths of the steps to run; fewer where each is slow."""
+    """Query and key lengths of the steps to run every request with; fewer where each is slow."""
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
         """The backend's answer. Override it for a backend that is not installed."""
@@ -278,7 +278,9 @@ class AttentionSuite:
         return request, bid
 
     def step(self, request: AttentionRequest, step: str, page_size: int, seed: int = 0) -> Case:
-        return Case(request, *self.steps[step], page_size, device=self.device.kind, seed=seed)
+        return Case(
+            request, *{**steps, **self.steps}[step], page_size, device=self.device.kind, seed=seed
+        )
 
     @pytest.mark.parametrize("name", [*requests, *_ODD])
     def test_a_bid_is_an_offer_or_says_why_not(self, name: str) -> None:

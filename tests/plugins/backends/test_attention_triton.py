@@ -56,14 +56,15 @@ def test_it_refuses_with_every_reason() -> None:
 
 
 def test_splits_fill_the_device_and_stay_bounded() -> None:
-    def splits(rows: int, longest: int) -> int:
-        return tiles.splits(rows, 8, longest, 128, 132)
+    def splits(rows: int, tokens: int, kv_heads: int = 8) -> int:
+        return tiles.splits(rows, kv_heads, -(-tokens // 64), 132)
 
-    assert splits(1, 4096) == 32 and splits(1, 300) == 4 and splits(1, 1) == 1
-    assert splits(256, 4096) == 1
-    assert splits(1, 10**6) <= 64
+    assert [splits(1, n) for n in (1, 256, 300, 1024, 4096, 10**6)] == [1, 1, 4, 16, 16, 16]
+    assert splits(1, 10**6, kv_heads=1) == 64, "16 programs would leave 116 multiprocessors idle"
+    assert splits(8, 1024) == 4
+    assert splits(32, 4096) == splits(256, 4096) == 1
     for rows in range(1, 300, 7):
-        assert rows * 8 * splits(rows, 10**5) <= 4 * 132 or splits(rows, 10**5) == 1
+        assert rows * 8 * splits(rows, 10**5) <= 2 * 132 or splits(rows, 10**5) == 1
 
 
 def test_tiles_hold_a_group_and_divide_pages() -> None:
@@ -122,9 +123,9 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
     if queries == 1:
         kernel, tile = (
             decode_kernel,
-            tiles.decode_tile(group, size, itemsize, request.kv_dtype != request.dtype),
+            tiles.decode_tile(group, size, itemsize),
         )
-        constants |= {"ROWS": tile.rows, "SPLITS": splits, "LEAST": 2, "QUERIES": 1}
+        constants |= {"ROWS": tile.rows, "SPLITS": splits, "QUERIES": 1}
         if splits == 1:  # as the backend passes them
             constants |= dict.fromkeys(("parts", "weights"))
     else:

@@ -16,9 +16,6 @@ from weft_attention_triton.write import write_kernel
 
 __all__ = ("Items", "Plan", "TritonAttention")
 
-_LEAST = 2
-"""Tiles of keys that a split has at least: below that, joining costs more than it saves."""
-
 _DRAFT = 8
 """New tokens of a row up to which its keys are worth splitting: drafts, not prompts."""
 
@@ -101,11 +98,12 @@ class TritonAttention:
         items = Items(
             count,
             queries,
-            tiles.decode_tile(queries * self.group, self.size, self.itemsize, self.limit > 0),
+            tiles.decode_tile(queries * self.group, self.size, self.itemsize),
         )
-        longest = min(batch.max_kv_len, self.window or batch.max_kv_len)
-        least = _LEAST * items.tile.keys
-        items.splits = tiles.splits(count, self.kv_heads, longest, least, self.processors)
+        longest = -(-batch.max_kv_len // items.tile.keys)
+        if self.window:  # which need not begin where a tile does
+            longest = min(longest, -(-(self.window + queries) // items.tile.keys) + 1)
+        items.splits = tiles.splits(count, self.kv_heads, longest, self.processors)
         if items.splits > 1:
             new = batch.kv_lens.new_empty
             shape = (count, queries, self.heads, items.splits)
@@ -157,7 +155,7 @@ class TritonAttention:
             q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
             KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
             SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
-            SPLITS=items.splits, LEAST=_LEAST, WINDOW=self.window, CAUSAL=self.causal,
+            SPLITS=items.splits, WINDOW=self.window, CAUSAL=self.causal,
             CAPPED=self.cap > 0, NARROW=self.limit > 0, PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -166,7 +164,7 @@ class TritonAttention:
                 out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
                 HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
                 BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
-                LEAST=_LEAST, WINDOW=self.window, num_warps=4,
+                WINDOW=self.window, num_warps=4,
             )  # fmt: skip
 
     def _prefill(

@@ -18,14 +18,14 @@ __all__ = ("decode_kernel", "join_kernel")
 
 
 @triton.jit
-def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
+def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
     """Keys ``[lo, hi)`` of a split of ``[first, length)``, and how many splits have any.
 
-    Decided on the device from the true length, so that a captured graph adapts: a short row keeps
-    to few splits of at least ``LEAST`` tiles, a long one spreads over all.
+    Decided on the device from the true length, so that a captured graph adapts: a row of fewer
+    tiles than splits uses as many splits as it has tiles.
     """
     tiles = tl.cdiv(length - first, BLOCK)
-    each = tl.maximum(tl.cdiv(tiles, SPLITS), LEAST)
+    each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
     lo = first + split * each * BLOCK
     hi = tl.minimum(lo + each * BLOCK, length)
     return lo, hi, tl.maximum(tl.cdiv(tiles, each), 1)
@@ -75,7 +75,6 @@ def decode_kernel(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -86,7 +85,7 @@ def decode_kernel(
     head, split, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
-    lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS, LEAST)
+    lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
     if (lo < hi) | (split == 0):
         m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
         token = m // GROUP
@@ -172,13 +171,12 @@ def join_kernel(
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     ROOM: tl.constexpr,  # SPLITS, padded to a power of two
-    LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """Program (head, token of the item, item) joins the shares of one query and head."""
     head, token, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
-    _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS, LEAST)
+    _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
     if (used > 1) & (token < count):
         s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
         share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s

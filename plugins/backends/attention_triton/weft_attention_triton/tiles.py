@@ -26,15 +26,15 @@ def power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def decode_tile(queries: int, size: int, itemsize: int, narrow: bool = False) -> Tile:
+def decode_tile(queries: int, size: int, itemsize: int) -> Tile:
     """For few queries, the heads of a group counted: bound by memory, so several tiles in flight.
 
-    ``narrow``: the cache is fp8, which takes arithmetic to widen, hence more warps.
+    Two warps took the least time at every batch and length that was tried, most of all for fp8.
     """
     rows = max(16, power(queries))
     tile = power(size) * itemsize  # bytes of one key
     keys = 64 if tile <= 256 else 32 if tile <= 512 else 16
-    return Tile(rows, keys, 2 if rows == 16 and tile <= 256 and not narrow else 4, 3)
+    return Tile(rows, keys, 2 if rows == 16 and tile <= 256 else 4, 3)
 
 
 def prefill_tile(queries: int, group: int, size: int, itemsize: int) -> Tile:
@@ -48,13 +48,15 @@ def prefill_tile(queries: int, group: int, size: int, itemsize: int) -> Tile:
     return Tile(128, 64, 8, 3 if wide <= 256 else 2)
 
 
-def splits(rows: int, kv_heads: int, longest: int, least: int, processors: int) -> int:
-    """How many programs share the keys of one row.
+def splits(rows: int, kv_heads: int, longest: int, processors: int) -> int:
+    """How many programs share the keys of one row; ``longest`` counts the tiles of the longest.
 
-    Enough that two programs are on every multiprocessor, no more than ``longest`` keys divide into
-    shares of ``least`` (both in tokens). A power of two, so that few variants are compiled.
+    Two programs a multiprocessor, but no more than 16 a row, because joining them takes time too,
+    unless that leaves multiprocessors idle. Up to four tiles are done sooner than split and joined.
+    A power of two, so that few variants are compiled.
     """
+    if longest <= 4:
+        return 1
     programs = max(1, rows * kv_heads)
-    wanted = 2 * processors // programs
-    possible = max(1, -(-longest // least))
-    return max(1, min(power(wanted) if wanted > 1 else 1, power(possible), 64))
+    wanted = min(2 * processors // programs, max(16, processors // programs), longest, 64)
+    return 1 << max(wanted, 1).bit_length() - 1
