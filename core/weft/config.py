@@ -27,6 +27,7 @@ __all__ = (
     "debug",
     "environment",
     "from_options",
+    "patient_threads",
     "sections",
     "server_environment",
 )
@@ -269,6 +270,14 @@ def server_environment() -> dict[str, Any]:
 def debug() -> bool:
     """Whether the command line shows tracebacks of expected errors: ``WEFT_DEBUG=1``."""
     return os.environ.get("WEFT_DEBUG", "0") == "1"
+
+
+def patient_threads() -> None:
+    """Let OpenMP threads that wait sleep instead of spin, unless ``OMP_WAIT_POLICY`` says otherwise.
+
+    Spinning threads make a busy machine ten times slower. Call it before torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def option_type(annotation: Any) -> tuple[Any, bool]:

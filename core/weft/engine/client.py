@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from weft.config import EngineConfig
@@ -34,7 +34,7 @@ from weft.engine.wire import (
     decode_report,
     frame,
 )
-from weft.errors import EngineDeadError, WeftError
+from weft.errors import EngineDeadError, RequestError, WeftError
 
 __all__ = ("EngineClient", "Listener")
 
@@ -42,6 +42,7 @@ log = logging.getLogger("weft.engine")
 
 EXIT_SECONDS = 10.0
 BUFFER = 4 * 2**20
+FRAME_TOKENS = 2**20
 
 
 class Listener(Protocol):
@@ -170,8 +171,12 @@ class EngineClient(asyncio.Protocol):
         aborting, self._aborting = self._aborting, []
         if self.death is not None:
             return
-        if adding:
-            self._send(Add(adding))
+        for part in _parts(adding):
+            try:
+                self._send(Add(part))
+            except RequestError as error:  # too long for one frame
+                for request in part:
+                    self._listener.refused(request.id, error)
         if aborting:
             self._send(Abort(aborting))
 
@@ -236,6 +241,20 @@ class EngineClient(asyncio.Protocol):
             if not answer.done():
                 answer.set_exception(EngineDeadError(str(self.death)))
         self._listener.died(self.death)
+
+
+def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
+    """Requests in lists whose prompts are together no longer than a frame should be."""
+    part: list[EngineRequest] = []
+    size = 0
+    for request in requests:
+        if part and size + len(request.prompt_ids) > FRAME_TOKENS:
+            yield part
+            part, size = [], 0
+        part.append(request)
+        size += len(request.prompt_ids)
+    if part:
+        yield part
 
 
 def _epitaph(child: subprocess.Popen[bytes] | None) -> str:

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from weft.config import EngineConfig, from_options
-from weft.engine.core import EngineCore
+from weft.config import EngineConfig, from_options, patient_threads
 from weft.engine.messages import EngineRequest
 from weft.engine.plan import EngineFacts
 from weft.engine.progress import Progress
@@ -57,6 +56,9 @@ class LLM:
         self.config = from_options(options, model=model) if config is None else config
         host = Host(plugin_config(self.config))
         opened = open_checkpoint(self.config, host)
+        patient_threads()
+        from weft.engine.core import EngineCore  # brings torch, which reads its environment once
+
         self._core = EngineCore(self.config, host)
         self._close = weakref.finalize(self, self._core.close)
         self._opened = opened

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from weft.config import patient_threads
 from weft.engine.messages import EngineRequest, TokenOutput
 from weft.engine.stats import EngineStats
 from weft.engine.wire import (
@@ -91,11 +92,10 @@ class Channel:
         Raises ``Closed`` at the end of the stream.
         """
         if timeout or self._unsent:
-            wanting = [self._sock] if self._unsent else []
-            readable, writable, _ = select.select([self._sock], wanting, [], timeout)
-            if writable:
+            events = self._wait(select.POLLIN | (select.POLLOUT if self._unsent else 0), timeout)
+            if events & select.POLLOUT:
                 self._flush()
-            if not readable:
+            if not events & ~select.POLLOUT:  # POLLHUP is told without being asked for
                 return []
         commands: list[Command] = []
         while True:
@@ -118,20 +118,28 @@ class Channel:
         self._unsent_bytes += len(data)
         self._flush()
         while self._unsent_bytes > MOST_UNSENT:  # the parent is stuck; a slow step beats no memory
-            select.select([], [self._sock], [], IDLE_SECONDS)
+            self._wait(select.POLLOUT, IDLE_SECONDS)
             self._flush()
 
     def finish(self, seconds: float = 5.0) -> None:
         """Send what is left, as far as the parent takes it."""
         try:
             while self._unsent:
-                if not select.select([], [self._sock], [], seconds)[1]:
+                if not self._wait(select.POLLOUT, seconds):
                     return
                 self._flush()
         except Closed:
             return
         finally:
             self._sock.close()
+
+    def _wait(self, events: int, seconds: float) -> int:
+        """The events that came in time, 0 if none did."""
+        # Not select(): the child's descriptor has the parent's number, which may be beyond 1023.
+        poll = select.poll()
+        poll.register(self._sock, events)
+        ready = poll.poll(seconds * 1000)
+        return ready[0][1] if ready else 0
 
     def _flush(self) -> None:
         while self._unsent:
@@ -252,6 +260,7 @@ def main(fd: int, make: Callable[[EngineConfig], Core] = _make) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    patient_threads()
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     status = serve(Channel(sock), make)

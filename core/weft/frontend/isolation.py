@@ -138,9 +138,9 @@ def main(fd: int) -> None:
     from weft.frontend.template import ChatTemplate
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit of memory
+            resource.setrlimit(limit, (most, most))
     templates: dict[str, ChatTemplate] = {}
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         while True:

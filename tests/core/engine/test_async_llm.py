@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -188,6 +189,30 @@ async def test_stop_strings_end_the_sequence_in_the_engine(served: AsyncLLM) -> 
     assert outputs[-1].outputs[0].text == "He" and outputs[-1].outputs[0].stop_reason == "lloH"
     await served.health()
     assert (await served.stats()).running == 0
+
+
+async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.engine.client.FRAME_TOKENS", 1000)
+    params = SamplingParams(max_tokens=1)
+    results = await asyncio.gather(*(collect(served.generate([i] * 900, params)) for i in range(1, 30)))
+    assert [r[-1].outputs[0].token_ids for r in results] == [[i] for i in range(1, 30)]
+    monkeypatch.setattr("weft.engine.wire.LONGEST_FRAME", 1000)
+    with pytest.raises(RequestError, match="at most 1000"):
+        await collect(served.generate([300] * 900, params))
+    assert await collect(served.generate([1], params))
+
+
+async def test_a_high_descriptor_in_the_child(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        async with AsyncLLM(str(folder), entry=ENTRY) as engine:
+            assert await collect(engine.generate([1], SamplingParams(max_tokens=3)))
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # ------------------------------------------------------------------ leaving early
