@@ -78,7 +78,8 @@ GUIDED = {
     "choice": "One of these texts.",
     "grammar": "A grammar in the dialect of the backend.",
     "whitespace_pattern": "Regular expression of the blanks allowed in JSON.",
-    "backend": "The `guided` plugin to use; default: the first that can.",
+    "backend": "The `guided` plugin to use; default: the first of the option `guided_backends` that can.",
+    "reasoning": "The reasoning parser whose reasoning comes before the output that must match.",
 }
 
 
@@ -212,6 +213,8 @@ def guided() -> str:
 
 def parameters(struct: type[msgspec.Struct], meaning: dict[str, str]) -> str:
     hints, defaults = get_type_hints(struct), msgspec.structs.fields(struct)
+    if unknown := set(struct.__struct_fields__) ^ set(meaning):
+        raise ValueError(f"say in tools/documents.py what these mean: {', '.join(sorted(unknown))}")
     described = struct is params.SamplingParams
     rows = []
     for field in defaults:
