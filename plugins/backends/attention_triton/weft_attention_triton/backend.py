@@ -149,7 +149,7 @@ class TritonAttention:
         self, q: Tensor, cache: Tensor, out: Tensor, batch: AttentionBatch, items: Items
     ) -> None:
         tile = items.tile
-        decode_kernel[(self.kv_heads, items.splits, items.count)](
+        decode_kernel[(items.count * items.splits * self.kv_heads,)](
             q, cache, out, items.parts, items.weights,
             batch.page_table, batch.kv_lens, batch.query_start, items.chosen,
             q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
@@ -160,7 +160,7 @@ class TritonAttention:
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         if items.splits > 1:
-            join_kernel[(self.heads, items.queries, items.count)](
+            join_kernel[(items.count * items.queries * self.heads,)](
                 out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
                 HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
                 BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),

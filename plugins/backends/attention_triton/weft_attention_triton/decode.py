@@ -81,8 +81,14 @@ def decode_kernel(
     NARROW: tl.constexpr,  # the cache is fp8
     PRECISION: tl.constexpr,
 ):
-    """Program (kv head, split, item). Heads run fastest: neighbours read the same pages."""
-    head, split, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Program (item, split, kv head). Heads run fastest: neighbours read the same pages.
+
+    The grid is flat, because its other dimensions end at 65,535.
+    """
+    program = tl.program_id(0)
+    head = program % KV_HEADS
+    split = program // KV_HEADS % SPLITS
+    item = (program // (KV_HEADS * SPLITS)).to(tl.int64)
     row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
     lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
@@ -173,8 +179,11 @@ def join_kernel(
     ROOM: tl.constexpr,  # SPLITS, padded to a power of two
     WINDOW: tl.constexpr,
 ):
-    """Program (head, token of the item, item) joins the shares of one query and head."""
-    head, token, item = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """Program (item, token of the item, head) joins the shares of one query and head."""
+    program = tl.program_id(0)
+    head = program % HEADS
+    token = program // HEADS % QUERIES
+    item = (program // (HEADS * QUERIES)).to(tl.int64)
     _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
     if (used > 1) & (token < count):
