@@ -1,0 +1,80 @@
+"""Frames and messages between the API process and the engine process."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft import errors
+from weft.config import from_options
+from weft.engine.messages import EngineRequest, TokenOutput
+from weft.engine.wire import (
+    Abort,
+    Add,
+    Failure,
+    Frames,
+    Refused,
+    Start,
+    Steps,
+    decode_command,
+    decode_report,
+    frame,
+)
+from weft.errors import EngineError, RequestError
+from weft.sampling.params import GuidedParams, SamplingParams
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2**31), max_size=40), max_size=6), st.integers(1, 50))
+def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
+    messages = [Steps([TokenOutput("a", ids, "stop", 3)]) for ids in lists]
+    data = b"".join(map(frame, messages))
+    frames = Frames()
+    found = [
+        decode_report(p) for i in range(0, len(data), size) for p in frames.feed(data[i : i + size])
+    ]
+    assert found == messages
+
+
+def test_commands_arrive_as_they_were_sent() -> None:
+    params = SamplingParams(
+        n=2, stop=["a", "b"], logit_bias={3: -1.5}, guided=GuidedParams(json={"type": "object"}),
+        extra={"p": {"x": [1, None]}}, seed=2**62, output_kind="delta", temperature=0.25,
+    )  # fmt: skip
+    request = EngineRequest(
+        "1", [1, 2**20], params, 1.5, index=1, leader="0", bad_words=[[1], [2, 3]]
+    )
+    config = from_options(
+        model="x", hf_overrides={"a": {"b": 1}}, plugin_options={"k:v": {"o": 1}}, max_queue=3
+    )
+    for command in (Add([request]), Start(config, 20), Abort(["a", "b"])):
+        (payload,) = Frames().feed(bytes(frame(command)))
+        assert decode_command(payload) == command
+
+
+def test_an_absurd_frame_is_refused() -> None:
+    with pytest.raises(EngineError, match="4294967295 bytes"):
+        list(Frames().feed(b"\xff\xff\xff\xff"))
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_errors_keep_their_class(name: str) -> None:
+    kind = getattr(errors, name)
+    error = (
+        kind("what happened", param="p")
+        if issubclass(kind, RequestError)
+        else kind("what happened")
+    )
+    (payload,) = Frames().feed(bytes(frame(Refused("1", Failure.of(error)))))
+    report = decode_report(payload)
+    assert isinstance(report, Refused)
+    again = report.failure.error()
+    assert type(again) is kind and str(again) == "what happened"
+    assert getattr(again, "param", None) == getattr(error, "param", None)
+
+
+def test_other_errors_become_engine_errors() -> None:
+    assert type(Failure.of(OSError("disk")).error()) is EngineError
+    assert str(Failure.of(OSError("disk")).error()) == "OSError: disk"
+    assert type(Failure("os.system", "x").error()) is EngineError
