@@ -23,9 +23,11 @@ KNOWN: Mapping[str, str] = {
     "load_formats:dummy": "weft-core",
     "load_formats:pt": "weft-core",
     "load_formats:safetensors": "weft-core",
+    "logits_processors:repetition_window": "weft-repetition-window",
     "model_sources:demo": "weft-demo",
     "model_sources:file": "weft-core",
     "model_sources:hf": "weft-core",
+    "model_sources:newest": "weft-newest",
     "models:LlamaForCausalLM": "weft-llama",
     "models:MistralForCausalLM": "weft-llama",
     "models:Qwen2ForCausalLM": "weft-qwen",
@@ -34,6 +36,7 @@ KNOWN: Mapping[str, str] = {
     "policies:priority": "weft-core",
     "renderers:jinja": "weft-core",
     "server:tokenize": "weft-server",
+    "stat_loggers:jsonl": "weft-stats-jsonl",
     "tokenizers:auto": "weft-core",
 }
 
@@ -46,7 +49,10 @@ DISTRIBUTIONS: frozenset[str] = frozenset(
         "weft-executor-processes",
         "weft-kernels-triton",
         "weft-llama",
+        "weft-newest",
         "weft-qwen",
+        "weft-repetition-window",
         "weft-server",
+        "weft-stats-jsonl",
     }
 )

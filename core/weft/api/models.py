@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from weft.api.attention import AttentionBackend, AttentionRequest
+    from weft.api.attention import AttentionBackend, AttentionRequest, Step
     from weft.api.cache import LayerCacheSpec
-    from weft.api.attention import Step
 
 __all__ = (
     "Capability",

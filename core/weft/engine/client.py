@@ -149,7 +149,9 @@ class EngineClient(asyncio.Protocol):
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise EngineDeadError(f"the engine has not answered for {timeout:g} s; it hangs") from None
+            raise EngineDeadError(
+                f"the engine has not answered for {timeout:g} s; it hangs"
+            ) from None
         finally:
             self._pings.pop(number, None)
 
@@ -282,5 +284,3 @@ async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.1)
     return True
-
-

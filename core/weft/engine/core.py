@@ -47,6 +47,10 @@ class EngineCore:
             )
             policy = host.policy(config.scheduler.scheduling_policy)
             self._loggers = host.stat_loggers(config.plugins.stat_loggers)
+            # These only check requests; those that edit logits live beside the model.
+            names = config.plugins.logits_processors
+            made = host.logits_processors(names, self.facts.vocab_size)
+            self._processors = dict(zip(names, made, strict=True))
         except BaseException:
             self._executor.stop()
             raise
@@ -63,7 +67,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ``RequestError`` or ``QueueFullError``; nothing else changes."""
-        check_request(request, self.facts)
+        self.validate(request)
         if request.id in self.scheduler.live or request.id in self._compiling:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         waiting = len(self.scheduler.waiting) + len(self._compiling)
@@ -74,12 +78,25 @@ class EngineCore:
             )
         root = self._cache.digests.root(request.params.cache_salt)
         sequence = Sequence(request, self.facts, root, self._seed(request))
-        extra = request.params.extra or {}
-        sequence.held = any(name in extra for name in self.config.plugins.logits_processors)
+        sequence.held = bool(request.params.extra)
         if request.params.guided is None:
             self.scheduler.add(sequence)
         else:
             self._compiling[request.id] = (sequence, self._guided.submit(request))
+
+    def validate(self, request: EngineRequest) -> None:
+        """Raise ``RequestError`` for what could never be served; the engine is not changed."""
+        check_request(request, self.facts)
+        if request.params.guided is not None:
+            self._guided.validate(request.params.guided)
+        for name, arguments in (request.params.extra or {}).items():
+            if name not in self._processors:
+                raise RequestError(
+                    f"extra names {name!r}, which is not a logits processor of this engine "
+                    f"(logits_processors: {', '.join(self._processors) or 'none'})",
+                    param="extra",
+                )
+            self._processors[name].check(arguments)
 
     def _seed(self, request: EngineRequest) -> int:
         """A sequence's random numbers depend on this and the position only."""

@@ -150,7 +150,9 @@ class LLM:
         """
         parsed = parse_prompts(prompts)
         given = _for_each("sampling_params", sampling_params, len(parsed))
-        return self._stream([self._processor.prepare(p, s) for p, s in zip(parsed, given, strict=True)])
+        return self._stream(
+            [self._processor.prepare(p, s) for p, s in zip(parsed, given, strict=True)]
+        )
 
     def stream_chat(
         self,
@@ -215,6 +217,8 @@ class LLM:
         """Register requests and yield what is to be fed to the core; on the way out, abort what is
         not finished."""
         self._check_alive()
+        for request in prepared:
+            self._core.validate(request.sequences[0])
 
         def sink(output: RequestOutput) -> None:
             for receive in sinks:

@@ -168,7 +168,9 @@ class Frames:
         while len(buffer) - at >= PREFIX:
             size = int.from_bytes(buffer[at : at + PREFIX], "little")
             if size > LONGEST_FRAME:
-                raise EngineError(f"received a frame of {size} bytes; at most {LONGEST_FRAME} are allowed")
+                raise EngineError(
+                    f"received a frame of {size} bytes; at most {LONGEST_FRAME} are allowed"
+                )
             end = at + PREFIX + size
             if len(buffer) < end:
                 break

@@ -21,6 +21,7 @@ from weft.guided.gate import reasoning_gate
 from weft.guided.guide import Guide
 from weft.guided.spec import grammar_spec
 from weft.plugins import Host
+from weft.sampling.params import GuidedParams
 
 if TYPE_CHECKING:
     from weft.engine.request import Sequence as EngineSequence
@@ -66,6 +67,11 @@ class GrammarDesk:
         self._grammars: OrderedDict[tuple[str, ...], Future[Grammar]] = OrderedDict()
 
     # ----------------------------------------------------------------------------- ordering
+
+    def validate(self, params: GuidedParams) -> None:
+        """Raise ``RequestError`` for what is plainly wrong, without compiling anything."""
+        grammar_spec(params)
+        self._backends(params.backend)
 
     def submit(self, request: EngineRequest) -> Ticket:
         """Order the grammar of a request. Raises ``RequestError`` for what is plainly wrong."""

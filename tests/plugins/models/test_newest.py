@@ -1,0 +1,62 @@
+"""The source ``newest`` takes the newest checkpoint that is all there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from weft import LLM, SamplingParams
+from weft.errors import CheckpointError
+from weft.testing.checkpoints import make_checkpoint
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for age, name in enumerate(("step-3", "step-2", "step-1")):
+        folder = make_checkpoint(tmp_path / name, "LlamaForCausalLM", seed=age, shard_size="100KB")
+        for path in folder.iterdir():
+            os.utime(path, (10**9 - age * 100,) * 2)
+    return tmp_path
+
+
+def chosen(runs: Path) -> str:
+    from weft_newest.source import NewestSource
+
+    from weft.api.types import ModelRef
+
+    return NewestSource().resolve(ModelRef("newest", str(runs)), patterns=["*"]).root.name
+
+
+def test_the_newest_is_taken_and_half_written_ones_are_not(runs: Path) -> None:
+    assert chosen(runs) == "step-3"
+    shard = next((runs / "step-3").glob("model-00001*"))
+    shard.rename(shard.with_suffix(".tmp"))
+    assert chosen(runs) == "step-2"
+    (runs / "step-2" / "config.json").write_text('{"half": ')
+    assert chosen(runs) == "step-1"
+    (runs / "step-1" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        chosen(runs)
+
+
+def test_it_serves_an_engine(runs: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    with LLM(f"newest:{runs}", threads=1) as newest, LLM(str(runs / "step-3"), threads=1) as same:
+        found, want = (
+            llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids
+            for llm in (newest, same)
+        )
+    assert found == want
+
+
+def test_a_missing_folder_is_named() -> None:
+    with pytest.raises(CheckpointError, match="newest:/no/such is not a folder"):
+        chosen(Path("/no/such"))
+
+
+def test_index_without_map(runs: Path) -> None:
+    (runs / "step-3" / "model.safetensors.index.json").write_text(json.dumps([]))
+    assert chosen(runs) == "step-2"
