@@ -187,7 +187,7 @@ def _json(rng: random.Random) -> list[Case]:
     out = []
     for i, (country, city) in enumerate(rng.sample(list(CAPITALS.items()), 12)):
         q = (
-            JSON_FORMS[i % 4]
+            JSON_FORMS[i % 6]
             .replace("{q}", f"What is the capital of {country}?")
             .replace("{k}", "country and capital")
         )
@@ -198,7 +198,7 @@ def _json(rng: random.Random) -> list[Case]:
         out.append(
             _one(
                 "json",
-                JSON_FORMS[i % 4].replace("{q}", text).replace("{k}", ", ".join(want)),
+                JSON_FORMS[i % 6].replace("{q}", text).replace("{k}", ", ".join(want)),
                 "json",
                 want,
             )
@@ -207,7 +207,7 @@ def _json(rng: random.Random) -> list[Case]:
         out.append(
             _one(
                 "json",
-                JSON_FORMS[a % 4]
+                JSON_FORMS[a % 6]
                 .replace("{q}", f"What is {a} + {b}?")
                 .replace("{k}", "expression and result"),
                 "json",
@@ -222,13 +222,15 @@ def _thinking(rng: random.Random) -> list[Case]:
         "Think about it, then answer: {q}",
         "{q} Please think step by step.",
         "First think, then answer. {q}",
+        "Do some thinking first. {q}",
+        "{q} Please reason before answering.",
     )
     out = []
     for i in range(12):
         a, b = rng.randint(11, 89), rng.randint(11, 89)
         q = rng.choice(h.SUMS["+"]).replace("{a}", str(a)).replace("{b}", str(b))
         out.append(_one("thinking", q, "thought_number", a + b, thinking=True))
-        out.append(_one("thinking", asked[i % 3].replace("{q}", q), "thought_number", a + b))
+        out.append(_one("thinking", asked[i % 5].replace("{q}", q), "thought_number", a + b))
     for i, (country, city) in enumerate(rng.sample(list(CAPITALS.items()), 6)):
         out.append(
             _one(

@@ -65,7 +65,7 @@ RESULTS = (
     (WEATHER, "What's the weather in Kobe like?", {"city": "Kobe"}, '{"error": "city unknown"}', ("fail",)), (STOCK, "Tell me the price of the stock QXT", {"symbol": "QXT"}, '{"price": 31}', ("31",)),
     (ALARM, "Please wake me at 07:25", {"time": "07:25"}, '{"status": "ok"}', ("07:25",)), (SEARCH, "Look on the web for grelda mills", {"query": "grelda mills"}, '{"title": "grelda history"}', ("grelda history",)),
 )
-JSON_FORMS = ("{q} Please answer as a JSON object whose keys are {k}.", "I want JSON with {k}. {q}", "{q} Your answer must be JSON with the keys {k}.", "Produce JSON ({k}): {q}")
+JSON_FORMS = ("{q} Please answer as a JSON object whose keys are {k}.", "I want JSON with {k}. {q}", "{q} Your answer must be JSON with the keys {k}.", "Produce JSON ({k}): {q}", "{q} Let me have that in JSON, keys: {k}", "Only JSON please, {k} being the keys. {q}")
 EXTRACTS = (
     ("Klara is 34 years old and lives in Bremen.", {"name": "Klara", "age": 34, "city": "Bremen"}), ("Otis works as a baker and lives in Dresden.", {"name": "Otis", "job": "baker", "city": "Dresden"}), ("Femke is 8 years old.", {"name": "Femke", "age": 8}),
     ("Rasmus bought a kettle and is from Aarhus.", {"name": "Rasmus", "item": "kettle", "city": "Aarhus"}), ("Old Bertha has a parrot.", {"name": "Bertha", "pet": "parrot"}), ("Ludo is a tailor and is 51.", {"name": "Ludo", "job": "tailor", "age": 51}), ("Wim turned 77 and has a dog.", {"name": "Wim", "age": 77, "pet": "dog"}),

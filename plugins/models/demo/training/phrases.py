@@ -100,7 +100,8 @@ ABILITY = (
 
 THINK = (
     "Think [first|step by step|before you answer|carefully|about it first][.|:] ", "[Let us think|Let's think] step by step[.|:] ", "[Reason|Think it through] before you answer[.|:] ",
-    "[Use your reasoning|Show your thinking|Reason step by step][.|:] ", "Take your time and think[.|:] ", "/think ",
+    "[Use your reasoning|Show your thinking|Reason step by step][.|:] ", "Take your time and think[.|:] ", "[Think|Reason] [a bit|hard|deeply|well|about this][,|.|:] [then answer[.|:]|and answer[.|:]|] ", "Before [answering|you reply|the answer][,|:] [think|reason][.|:] ",
+    "[I want to see|Show me|Write down] your [reasoning|thoughts|steps|thinking][.|:] ", "[Explain your steps|Work it out slowly|Think aloud|Reason about it], then [answer|reply][.|:] ", "With [thinking|reasoning][:|.] ", "/think ",
 )
 
 SYSTEM = (

@@ -16,6 +16,13 @@ from .words import CITIES, FIRST_NAMES, ITEMS, JOBS
 __all__ = ("json_answer",)
 
 FORMS = (
+    "[Make|Build|Create|Write|Generate] JSON with {k}[.|:] {q}",
+    "[JSON|As JSON|JSON object] ({k}): {q}",
+    "[Answer|Reply|Respond] as JSON ({k})[.|:] {q}",
+    "{q} ({k}, as JSON)",
+    "[Fill|Output] [the keys|the fields|] {k} [in JSON|as JSON][.|:] {q}",
+    "{q} [I need|Give me] [it as |the answer as |]JSON[:| with|,] {k}[.|]",
+    "[Turn|Put|Convert] [this|it] [into|to] JSON with {k}[.|:] {q}",
     "{q} [Answer|Reply|Respond] [in|as|with] [JSON|a JSON object] with [the |]keys {k}[.|]",
     "{q} [Give|Return|Write] [it|the answer] as [JSON|a JSON object] with {k}[.|]",
     "{q} JSON with keys {k}[, please|.|]",

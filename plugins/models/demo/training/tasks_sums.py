@@ -66,6 +66,8 @@ WORDED = {
         "{a} more than {b}",
         "{a} and {b} more",
         "{a} increased by {b}",
+        "{b} on top of {a}",
+        "{a} joined by {b}",
         "{a} with {b} added",
         "the total of {a} and {b}",
     ),
@@ -79,6 +81,8 @@ WORDED = {
         "the difference between {a} and {b}",
         "{a} without {b}",
         "{a} reduced by {b}",
+        "{b} fewer than {a}",
+        "{a} down by {b}",
         "{a} less {b}",
         "{a} if you remove {b}",
         "{a} after losing {b}",
@@ -94,6 +98,7 @@ WORDED = {
         "{a}*{b}",
         "{a}x{b}",
         "{a} multiplied with {b}",
+        "{a} groups of {b}",
         "{b} times {a}",
         "{b} lots of {a}",
     ),
@@ -126,6 +131,21 @@ COMMAND = {
     "/": ("Divide {a} by {b}[.|]", "What do you get [if|when] you divide {a} by {b}?"),
 }
 STORIES = (
+    (
+        "*",
+        "{a} [friends|workers|boys|girls|dogs|students] [have|carry|get|hold|bring] {b} {i}s each. How many {i}s [is that|are there|in total|in all]?",
+        "that is {r} {i}s",
+    ),
+    (
+        "*",
+        "Every [day|week|hour] {n} [makes|reads|sells|packs] {b} {i}s. How many [{i}s |][in|after] {a} [days|weeks|hours]?",
+        "that is {r} {i}s",
+    ),
+    (
+        "+",
+        "[In|At] the [first|old|big] [shop|room|bag] [are|were] {a} {i}s, in the [second|new|small] one {b}. [How many|What is the total|How many in all]?",
+        "there are {r} {i}s",
+    ),
     (
         "+",
         "{n} has {a} {i}s and [buys|gets|finds|is given|receives] {b} more. How many {i}s does {n} have[| now| in total]?",

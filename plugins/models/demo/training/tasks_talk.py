@@ -106,6 +106,9 @@ def small_talk(rng: random.Random) -> Turn:
             (
                 "[My name is|I am|I'm|Call me|This is] {n}[.|!|]",
                 "[Hi|Hello|Hey][,|!] [my name is|I am|I'm] {n}[.|!|]",
+                "[They|People|My friends] call me {n}[.|!|]",
+                "[Hi|Hello|Hey][,|!] {n} here[.|!|]",
+                "[It is|It's] {n}[.|!|] [Hi|Hello][.|!|]",
                 "You can call me {n}[.|]",
             )
         ),

@@ -50,6 +50,28 @@ CONDITIONS = (
 )
 NOUNS = tuple(s.replace(" ", "_").replace("the_", "").lower() for s in SUBJECTS + THINGS) + tuple(
     [
+        "population",
+        "currency",
+        "language",
+        "president",
+        "area",
+        "flag",
+        "climate",
+        "opening_hours",
+        "definition",
+        "meaning",
+        "synonym",
+        "lyrics",
+        "biography",
+        "origin",
+        "nationality",
+        "phone_number",
+        "birthday",
+        "ingredients",
+        "release_date",
+        "exchange_rate",
+        "air_quality",
+        "travel_time",
         "status",
         "price",
         "owner",
@@ -127,7 +149,7 @@ class Use:
         """A tool that no other sample has: only its schema tells what it is for."""
         r = rng.random()
         noun = (
-            rng.choice(NOUNS)
+            rng.choice(NOUNS[-40:] if rng.random() < 0.5 else NOUNS)
             if r < 0.45
             else f"{rng.choice(COMMON)}_{rng.choice(COMMON)}"
             if r < 0.65

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from .data import Samples, build, pieces, sample
@@ -124,6 +125,19 @@ def compile_layers(model: LlamaForCausalLM, loader: Loader, device: str) -> None
     model.zero_grad(set_to_none=True)
 
 
+def vocabulary(args: argparse.Namespace) -> Tokenizer:
+    if args.start:
+        return Tokenizer.from_file(str(args.start / "tokenizer.json"))
+    rng = random.Random(args.seed)
+    texts = (
+        "".join(t for t, _ in pieces(m))
+        for m in (sample(rng) for _ in range(min(60_000, args.samples)))
+    )
+    return train_tokenizer(
+        (t.replace("<|im_start|>", "").replace("<|im_end|>", "") for t in texts), VOCAB
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -137,19 +151,13 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=0, help="stop after so many steps instead of the time"
     )
+    parser.add_argument("--start", type=Path, help="go on from the weights and tokens in a folder")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     begin = time.monotonic()
 
-    rng = random.Random(args.seed)
-    texts = (
-        "".join(t for t, _ in pieces(m))
-        for m in (sample(rng) for _ in range(min(60_000, args.samples)))
-    )
-    tokenizer = train_tokenizer(
-        (t.replace("<|im_start|>", "").replace("<|im_end|>", "") for t in texts), VOCAB
-    )
+    tokenizer = vocabulary(args)
     write_files(args.out, tokenizer)
     print(f"tokenizer after {time.monotonic() - begin:.0f} s", flush=True)
     samples, kinds = build(
@@ -162,7 +170,11 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    model = LlamaForCausalLM(config()).float().to(device).train()
+    if args.start:
+        model = LlamaForCausalLM.from_pretrained(args.start, dtype=torch.float32)
+    else:
+        model = LlamaForCausalLM(config()).float()
+    model.to(device).train()
     optimiser = torch.optim.AdamW(
         groups(model, args.decay), lr=args.rate, betas=(0.9, 0.95), fused=device == "cuda"
     )
