@@ -174,3 +174,11 @@ def test_errors(weft, shape, arguments, message):
     done = weft("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"weft: {message}") and done.err.count("\n") == 1
+
+
+def test_host_cost_drives_the_real_engine_loop():
+    from weft_cli.bench.scheduler import SIZES, host_cost
+
+    found = list(host_cost(steps=5))
+    assert [cost.running for cost in found] == list(SIZES)
+    assert all(0 < cost.median_ms <= cost.p99_ms for cost in found)

@@ -13,6 +13,7 @@ from weft_cli.help import SectionedCommand, application
 
 if TYPE_CHECKING:
     from weft_cli.bench.results import Result
+    from weft_cli.bench.scheduler import HostCost
 
 __all__ = ("weft_command",)
 
@@ -45,13 +46,25 @@ def latency(*, options: Options) -> None:
         _print(result)
 
 
-def _print(result: Result) -> None:
+def scheduler() -> None:
+    """Measure what a decode step costs on the host, around a runner that computes nothing.
+
+    One line for each of 1, 32, 256 and 1,024 running sequences. Needs no model and no device.
+    """
+    from weft_cli.bench.scheduler import host_cost
+
+    for cost in host_cost():
+        _print(cost)
+
+
+def _print(result: Result | HostCost) -> None:
     print(msgspec.json.encode(result).decode(), flush=True)
 
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
-    app = application("Measure throughput and latency.")
+    app = application("Measure throughput, latency and the host's share of a step.")
     app.command("throughput", cls=SectionedCommand)(throughput)
     app.command("latency", cls=SectionedCommand)(latency)
+    app.command("scheduler", cls=SectionedCommand)(scheduler)
     return app
