@@ -188,4 +188,3 @@ def _label(request_id: str) -> str:
             param="request_id",
         )
     return request_id
-

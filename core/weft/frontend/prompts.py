@@ -72,7 +72,9 @@ def _from_mapping(given: Mapping[str, Any], param: str) -> Prompt:
         )
     text, ids = given.get("prompt"), given.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
-        raise RequestError(f"{param}['prompt'] is {type(text).__name__}; it must be text", param=param)
+        raise RequestError(
+            f"{param}['prompt'] is {type(text).__name__}; it must be text", param=param
+        )
     if ids is None and text is None:
         raise RequestError(f"{param} has neither prompt nor prompt_token_ids", param=param)
     return Prompt(text=text, ids=None if ids is None else _ids(ids, param))

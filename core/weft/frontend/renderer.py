@@ -50,7 +50,9 @@ class JinjaRenderer:
             for name, text in (templates or {}).items()
         }
         special = {tokenizer.token(token) for token in tokenizer.special_ids}
-        written = [m for m in markers or () if any(m in t.literals for t in self._templates.values())]
+        written = [
+            m for m in markers or () if any(m in t.literals for t in self._templates.values())
+        ]
         # An assistant's turn was written by a model, which may use the template's plain tokens
         # (<think>, <tool_call>); what is truly special nobody but the template may write.
         self._special = Markers(special)
@@ -167,7 +169,12 @@ class JinjaRenderer:
         messages = [{"role": "user", "content": content}]
         try:
             text = template.render(
-                {**self._variables, "messages": messages, "tools": None, "add_generation_prompt": True}
+                {
+                    **self._variables,
+                    "messages": messages,
+                    "tools": None,
+                    "add_generation_prompt": True,
+                }
             )
         except RequestError:
             return False
@@ -236,7 +243,9 @@ def _plain(value: Any) -> Any:
 def _texts(parts: Sequence[Any]) -> list[str]:
     texts: list[str] = []
     for part in parts:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        text = (
+            part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
+        )
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise RequestError(

@@ -10,7 +10,13 @@ from typing import Any
 
 from weft.errors import CheckpointError
 
-__all__ = ("TOKENIZER_FILES", "TOKENIZER_PATTERNS", "TokenizerSettings", "has_tokenizer", "read_json")
+__all__ = (
+    "TOKENIZER_FILES",
+    "TOKENIZER_PATTERNS",
+    "TokenizerSettings",
+    "has_tokenizer",
+    "read_json",
+)
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

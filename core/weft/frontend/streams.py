@@ -25,7 +25,9 @@ class ByteStream:
 
     __slots__ = ("_decoder", "_opens", "_skipped", "_table")
 
-    def __init__(self, table: ByteTable, skipped: frozenset[int], prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, table: ByteTable, skipped: frozenset[int], prompt_ids: Sequence[int]
+    ) -> None:
         self._table = table
         self._skipped = skipped
         self._decoder = _utf8("replace")

@@ -143,7 +143,9 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on it: Jinja's own filter escapes HTML."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     # The breaks of ``literals`` must survive: they are taken out after rendering.
     return re.sub(r"[^\x00-\x7f]", _escaped, text) if ensure_ascii else text
 

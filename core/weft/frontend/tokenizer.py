@@ -163,7 +163,11 @@ def _complete(backend: Backend, settings: TokenizerSettings) -> None:
     known = {t.content for t in backend.get_added_tokens_decoder().values()}
     wanted: list[AddedToken] = []
     for _, entry in sorted(settings.added.items()):
-        flags = {k: bool(entry[k]) for k in ("single_word", "lstrip", "rstrip", "normalized") if k in entry}
+        flags = {
+            k: bool(entry[k])
+            for k in ("single_word", "lstrip", "rstrip", "normalized")
+            if k in entry
+        }
         wanted.append(AddedToken(entry["content"], special=bool(entry.get("special")), **flags))
     for text in (*settings.special.values(), *settings.extra_special):
         wanted.append(AddedToken(text, special=True, normalized=False))

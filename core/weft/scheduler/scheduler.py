@@ -250,7 +250,9 @@ class Scheduler:
                 outputs.append(self._advance(sequence, token, result.logprobs.get(row)))
         return outputs
 
-    def _advance(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> TokenOutput:
+    def _advance(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+    ) -> TokenOutput:
         self.counters.generated_tokens += 1
         reason, stop = self._stops(sequence, token)
         first = sequence.output_len == 1

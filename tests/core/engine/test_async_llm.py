@@ -176,7 +176,9 @@ async def test_stop_strings_end_the_sequence_in_the_engine(served: AsyncLLM) -> 
 async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.engine.client.FRAME_TOKENS", 1000)
     params = SamplingParams(max_tokens=1)
-    results = await asyncio.gather(*(collect(served.generate([i] * 900, params)) for i in range(1, 30)))
+    results = await asyncio.gather(
+        *(collect(served.generate([i] * 900, params)) for i in range(1, 30))
+    )
     assert [r[-1].outputs[0].token_ids for r in results] == [[i] for i in range(1, 30)]
     monkeypatch.setattr("weft.engine.wire.LONGEST_FRAME", 1000)
     with pytest.raises(RequestError, match="at most 1000"):

@@ -41,14 +41,19 @@ def test_the_text_is_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "within 1 s"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "within 1 s",
+        ),
         ("{{ 'x'.ljust(2000000000) | length }}", "MemoryError|limited to 1024 MiB"),
         ("{{ ('x' * 10000000000) | length }}", "MemoryError|limited to 1024 MiB"),
         ("{% for i in range(99999) %}{{ 'x' * 999999 }}{% endfor %}", "characters"),
         ("{{ raise_exception('no') }}", "no"),
     ],
 )
-def test_a_hostile_template_costs_its_own_request(process: TemplateProcess, template: str, message: str) -> None:
+def test_a_hostile_template_costs_its_own_request(
+    process: TemplateProcess, template: str, message: str
+) -> None:
     process._seconds = 1.0 if "within" in message else 5.0
     began = time.monotonic()
     with pytest.raises(RequestError, match=message):
@@ -58,7 +63,9 @@ def test_a_hostile_template_costs_its_own_request(process: TemplateProcess, temp
     assert process.render("{{ a }}!", {"a": "ok"}) == "ok!"
 
 
-def test_a_template_that_cannot_be_compiled_is_the_checkpoints_fault(process: TemplateProcess) -> None:
+def test_a_template_that_cannot_be_compiled_is_the_checkpoints_fault(
+    process: TemplateProcess,
+) -> None:
     with pytest.raises(CheckpointError, match="nosuchfilter"):
         process.render("{{ 1 | nosuchfilter }}", {})
 

@@ -38,9 +38,13 @@ class Bench:
         sequences = [
             EngineRequest(f"{id}.{i}", ids, sampling, 0.0, index=i) for i in range(sampling.n)
         ]
-        self.processor.add(PreparedRequest(id, "Hello", ids, sampling, 0.0, sequences), self.seen.append)
+        self.processor.add(
+            PreparedRequest(id, "Hello", ids, sampling, 0.0, sequences), self.seen.append
+        )
 
-    def step(self, tokens: list[int], reason: str | None = None, id: str = "r.0", **more: Any) -> list[str]:
+    def step(
+        self, tokens: list[int], reason: str | None = None, id: str = "r.0", **more: Any
+    ) -> list[str]:
         return self.processor.process([TokenOutput(id, tokens, reason, **more)])
 
     @property
@@ -129,7 +133,11 @@ def test_special_tokens_are_shown_on_request() -> None:
 def test_without_detokenizing_there_is_no_text() -> None:
     for bench, params in ((Bench(), {"detokenize": False}), (Bench(None), {})):
         bench.add(logprobs=0, **params)
-        bench.step([4, 5], "length", logprobs=[TokenLogprobs([4], [-1.0], 1), TokenLogprobs([5], [-2.0], 1)])
+        bench.step(
+            [4, 5],
+            "length",
+            logprobs=[TokenLogprobs([4], [-1.0], 1), TokenLogprobs([5], [-2.0], 1)],
+        )
         output = bench.seen[0].outputs[0]
         assert (output.text, output.token_ids, output.cumulative_logprob) == ("", [4, 5], -3.0)
         assert output.logprobs is not None and output.logprobs[0][4].decoded_token is None
@@ -163,7 +171,11 @@ def test_stop_strings_are_found_in_any_chunking(pieces: list[str], stops: list[s
         if matcher.matched is not None:
             break
         held = text[len(shown) :]
-        assert held == max((s[:n] for s in stops for n in range(len(s)) if text.endswith(s[:n])), key=len, default="")
+        assert held == max(
+            (s[:n] for s in stops for n in range(len(s)) if text.endswith(s[:n])),
+            key=len,
+            default="",
+        )
     if matcher.matched is None:
         shown += matcher.finish()
     assert (shown, matcher.matched) == (whole, stop)
@@ -194,8 +206,14 @@ def test_a_stop_string_ends_the_output_across_tokens(kind: str, include: bool) -
     assert aborted == ["r.0"], "the engine is told once"
     assert (last.outputs[0].finish_reason, last.outputs[0].stop_reason) == ("stop", "stop here")
     assert last.finished and len(bench.processor) == 0
-    ids = [t for o in bench.seen for t in o.outputs[0].token_ids] if kind == "delta" else last.outputs[0].token_ids
-    assert TOKENIZER.decode(ids).rstrip().endswith("stop here"), "ids end with the token that completed it"
+    ids = (
+        [t for o in bench.seen for t in o.outputs[0].token_ids]
+        if kind == "delta"
+        else last.outputs[0].token_ids
+    )
+    assert TOKENIZER.decode(ids).rstrip().endswith("stop here"), (
+        "ids end with the token that completed it"
+    )
 
 
 def test_no_part_of_a_stop_string_is_ever_shown() -> None:
@@ -220,7 +238,11 @@ def test_tokens_of_the_same_step_behind_a_stop_string_are_dropped() -> None:
     assert bench.step(ids, "length", logprobs=logprobs) == [], "the engine has ended it itself"
     output = bench.seen[0].outputs[0]
     assert (output.text, output.token_ids, output.finish_reason) == ("a", ids[:2], "stop")
-    assert output.logprobs is not None and len(output.logprobs) == 2 and output.cumulative_logprob == -2.0
+    assert (
+        output.logprobs is not None
+        and len(output.logprobs) == 2
+        and output.cumulative_logprob == -2.0
+    )
 
 
 def test_min_tokens_delays_stop_strings() -> None:
@@ -248,7 +270,9 @@ def test_logprobs_name_tokens_and_finish_characters() -> None:
     assert {t: (e.rank, e.decoded_token) for t, e in one.items()} == {first: (2, ""), a: (1, "a")}
     assert next(iter(one)) == first, "the chosen one comes first"
     assert two[second].decoded_token == "é"
-    assert two[world].decoded_token == "\ufffd world", "an alternative would have broken the character"
+    assert two[world].decoded_token == "\ufffd world", (
+        "an alternative would have broken the character"
+    )
     assert output.cumulative_logprob == pytest.approx(-0.7)
 
 
@@ -293,7 +317,10 @@ def test_several_outputs_of_one_request(kind: str) -> None:
     assert last.finished and "r" not in bench.processor
     if kind == "delta":
         assert [o.index for o in last.outputs] == [0]
-        texts = {i: "".join(o.text for r in bench.seen for o in r.outputs if o.index == i) for i in range(3)}
+        texts = {
+            i: "".join(o.text for r in bench.seen for o in r.outputs if o.index == i)
+            for i in range(3)
+        }
     else:
         texts = {o.index: o.text for o in last.outputs}
     assert texts == {0: "a", 1: "b", 2: "c"}
@@ -318,7 +345,10 @@ def test_an_engine_error_is_the_outputs_error() -> None:
     bench.add()
     bench.step([], "error", error="the grammar broke")
     (output,) = bench.seen
-    assert (output.outputs[0].finish_reason, output.outputs[0].error) == ("error", "the grammar broke")
+    assert (output.outputs[0].finish_reason, output.outputs[0].error) == (
+        "error",
+        "the grammar broke",
+    )
 
 
 def test_a_failing_tokenizer_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -327,7 +357,9 @@ def test_a_failing_tokenizer_ends_its_request_alone(caplog: pytest.LogCaptureFix
     bench.add("good")
     _, completion = bench.processor._sequences["bad.0"]
     completion._stream = object()  # type: ignore[assignment]
-    aborts = bench.processor.process([TokenOutput("bad.0", [4]), TokenOutput("good.0", encode("a"), "length")])
+    aborts = bench.processor.process(
+        [TokenOutput("bad.0", [4]), TokenOutput("good.0", encode("a"), "length")]
+    )
     assert aborts == ["bad.0"]
     by_id = {o.request_id: o.outputs[0] for o in bench.seen}
     assert by_id["bad"].finish_reason == "error" and "object" not in str(by_id["bad"].error)
@@ -374,14 +406,18 @@ def test_merged_deltas_are_one_delta() -> None:
     assert one.finished == whole.seen[-1].finished and one.prompt_logprobs is not None
 
 
-@pytest.mark.parametrize("params", [{}, {"output_kind": "delta"}, {"output_kind": "delta", "stop": ["\n\nUser:", "###"]}])
+@pytest.mark.parametrize(
+    "params", [{}, {"output_kind": "delta"}, {"output_kind": "delta", "stop": ["\n\nUser:", "###"]}]
+)
 def test_the_cost_of_a_token_is_small(params: dict[str, Any]) -> None:
     """Microseconds; the bound is loose because machines are shared."""
     bench = Bench()
     rng = random.Random(0)
     for i in range(64):
         bench.add(f"q{i}", **params)
-    steps = [[TokenOutput(f"q{i}.0", [rng.randrange(3, 400)]) for i in range(64)] for _ in range(50)]
+    steps = [
+        [TokenOutput(f"q{i}.0", [rng.randrange(3, 400)]) for i in range(64)] for _ in range(50)
+    ]
     best = 1.0
     for step in steps:
         began = time.perf_counter()

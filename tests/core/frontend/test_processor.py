@@ -40,14 +40,28 @@ def processor(**changes: Any) -> Processor:
 
 def test_every_form_of_a_prompt_means_the_same() -> None:
     ids = TOKENIZER.encode("Hello")
-    forms = ["Hello", {"prompt": "Hello"}, ids, {"prompt_token_ids": ids}, tuple(ids), Prompt(text="Hello")]
+    forms = [
+        "Hello",
+        {"prompt": "Hello"},
+        ids,
+        {"prompt_token_ids": ids},
+        tuple(ids),
+        Prompt(text="Hello"),
+    ]
     for form in forms:
         assert processor().prepare(parse_prompt(form)).prompt_ids == ids
     assert [p.text for p in parse_prompts(["a", {"prompt": "b"}, [1, 2]])] == ["a", "b", None]
-    assert len(parse_prompts("Hello")) == len(parse_prompts(ids)) == len(parse_prompts({"prompt": "x"})) == 1
+    assert (
+        len(parse_prompts("Hello"))
+        == len(parse_prompts(ids))
+        == len(parse_prompts({"prompt": "x"}))
+        == 1
+    )
     assert parse_prompts([]) == []
     both = parse_prompt({"prompt": "shown", "prompt_token_ids": ids})
-    assert processor().prepare(both).prompt == "shown" and processor().prepare(both).prompt_ids == ids
+    assert (
+        processor().prepare(both).prompt == "shown" and processor().prepare(both).prompt_ids == ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,12 +99,18 @@ def test_siblings_share_a_leader_and_a_prompt() -> None:
     assert len({s.id for s in prepared.sequences}) == 3
     assert all(s.prompt_ids is leader.prompt_ids for s in others)
     again = processor()
-    ids = {s.id for _ in range(5) for s in again.prepare(Prompt(text="x"), SamplingParams(n=2)).sequences}
+    ids = {
+        s.id
+        for _ in range(5)
+        for s in again.prepare(Prompt(text="x"), SamplingParams(n=2)).sequences
+    }
     assert len(ids) == 10
 
 
 def test_truncation_keeps_the_end() -> None:
-    prepared = processor().prepare(Prompt(ids=list(range(200))), SamplingParams(truncate_prompt_tokens=5))
+    prepared = processor().prepare(
+        Prompt(ids=list(range(200))), SamplingParams(truncate_prompt_tokens=5)
+    )
     assert prepared.prompt_ids == [195, 196, 197, 198, 199]
     with pytest.raises(ContextLengthError, match="200 tokens"):
         processor().prepare(Prompt(ids=list(range(200))))
@@ -98,6 +118,7 @@ def test_truncation_keeps_the_end() -> None:
 
 def test_bad_words_with_and_without_a_space() -> None:
     prepared = processor().prepare(Prompt(text="x"), SamplingParams(bad_words=["world", " the"]))
+
     def encoded(text: str) -> list[int]:
         return TOKENIZER.encode(text, add_special_tokens=False)
 
@@ -142,7 +163,9 @@ def test_a_priority_beside_the_parameters() -> None:
         (Prompt(text="\udc00"), {}, "prompt"),
     ],
 )
-def test_wrong_requests_name_their_parameter(prompt: Prompt, params: dict[str, Any], param: str) -> None:
+def test_wrong_requests_name_their_parameter(
+    prompt: Prompt, params: dict[str, Any], param: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         processor(output_limit=5).prepare(prompt, SamplingParams(**params))
     assert caught.value.param == param
@@ -177,22 +200,39 @@ def test_a_conversation_is_rendered_and_encoded() -> None:
 
 
 def test_markers_of_a_plain_prompt_are_special_tokens() -> None:
-    assert processor().prepare(Prompt(text="<|im_start|>user\nhi<|im_end|>")).prompt_ids.count(2) == 1
+    assert (
+        processor().prepare(Prompt(text="<|im_start|>user\nhi<|im_end|>")).prompt_ids.count(2) == 1
+    )
 
 
 # ------------------------------------------------------------------ defaults of a checkpoint
 
 
-def defaults(folder: Path, file: dict[str, Any] | None, **options: Any) -> tuple[SamplingParams, int | None]:
+def defaults(
+    folder: Path, file: dict[str, Any] | None, **options: Any
+) -> tuple[SamplingParams, int | None]:
     if file is not None:
         (folder / "generation_config.json").write_text(json.dumps(file))
     return default_params(from_options(options).model, folder)
 
 
 def test_defaults_of_a_checkpoint(tmp_path: Path) -> None:
-    file = {"temperature": 0.3, "top_k": 7, "max_new_tokens": 5, "top_p": None, "do_sample": True, "eos_token_id": [1]}
+    file = {
+        "temperature": 0.3,
+        "top_k": 7,
+        "max_new_tokens": 5,
+        "top_p": None,
+        "do_sample": True,
+        "eos_token_id": [1],
+    }
     params, limit = defaults(tmp_path, file)
-    assert (params.temperature, params.top_k, params.max_tokens, params.top_p, limit) == (0.3, 7, 5, 1.0, 5)
+    assert (params.temperature, params.top_k, params.max_tokens, params.top_p, limit) == (
+        0.3,
+        7,
+        5,
+        1.0,
+        5,
+    )
     assert defaults(tmp_path, None, generation_config="weft") == (SamplingParams(), None)
     override = {"top_k": 9, "presence_penalty": 0.5}
     params, _ = defaults(tmp_path, None, override_generation_config=override)
@@ -225,7 +265,9 @@ def open_folder(folder: Path, **options: Any) -> Any:
 
 
 def test_opening_through_the_plugins(tmp_path: Path) -> None:
-    vocabularies.save(vocabularies.byte_level(), tmp_path, {"eos_token": "<|im_end|>"}, templates.TRAINING)
+    vocabularies.save(
+        vocabularies.byte_level(), tmp_path, {"eos_token": "<|im_end|>"}, templates.TRAINING
+    )
     (tmp_path / "config.json").write_text("{}")
     opened = open_folder(tmp_path)
     assert opened.tokenizer.eos_id == 2

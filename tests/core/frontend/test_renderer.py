@@ -26,7 +26,10 @@ CALLS = {
     "role": "assistant",
     "content": None,
     "tool_calls": [
-        {"type": "function", "function": {"name": "f", "arguments": {"x": "<é>", "n": [1, 2.5, None, True]}}}
+        {
+            "type": "function",
+            "function": {"name": "f", "arguments": {"x": "<é>", "n": [1, 2.5, None, True]}},
+        }
     ],
 }
 RESULT = {"role": "tool", "content": '{"ok": true}'}
@@ -35,7 +38,10 @@ TOOL = {
     "function": {
         "name": "f",
         "description": "Does <it> & that",
-        "parameters": {"type": "object", "properties": {"x": {"type": "string", "enum": ["é", "b"]}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "enum": ["é", "b"]}},
+        },
     },
 }
 
@@ -51,7 +57,9 @@ CONVERSATIONS = {
 }
 
 
-def opened(folder: Path, template: str | None, make: Any = vocabularies.byte_level, **config: Any) -> AutoTokenizer:
+def opened(
+    folder: Path, template: str | None, make: Any = vocabularies.byte_level, **config: Any
+) -> AutoTokenizer:
     vocabularies.save(make(), folder, {**CONFIG, **config}, template)
     return AutoTokenizer.open(ModelFiles(folder, (), {}))
 
@@ -94,7 +102,9 @@ def test_rendering_equals_transformers(family: str, tmp_path: Path) -> None:
                 assert mine == expected, (name, options)
                 if mine != "refused":
                     rendered += 1
-                    ids = reference.apply_chat_template(messages, tools=tools, return_dict=False, **options)
+                    ids = reference.apply_chat_template(
+                        messages, tools=tools, return_dict=False, **options
+                    )
                     assert renderer.encode(str(mine)) == ids
     assert rendered >= 12
 
@@ -176,7 +186,9 @@ def test_a_broken_template_of_a_checkpoint_says_where(tmp_path: Path) -> None:
         ("{% for i in range(99999) %}{{ 'x' * 999999 }}{% endfor %}", "characters"),
     ],
 )
-def test_a_failing_template_is_the_requests_error(template: str, message: str, tmp_path: Path) -> None:
+def test_a_failing_template_is_the_requests_error(
+    template: str, message: str, tmp_path: Path
+) -> None:
     renderer = open_renderer(opened(tmp_path, template))
     with pytest.raises(RequestError, match=message) as caught:
         renderer.render([{"role": "user", "content": "x"}])
@@ -223,7 +235,9 @@ def test_parts_become_text_where_the_template_knows_text_only(tmp_path: Path) ->
 
 def test_text_becomes_parts_where_the_template_knows_parts_only(tmp_path: Path) -> None:
     renderer = open_renderer(opened(tmp_path, templates.PARTS))
-    assert "<|im_start|>user\nhello<|im_end|>" in renderer.render([{"role": "user", "content": "hello"}])
+    assert "<|im_start|>user\nhello<|im_end|>" in renderer.render(
+        [{"role": "user", "content": "hello"}]
+    )
 
 
 # ------------------------------------------------------------------ markers in messages
@@ -246,7 +260,9 @@ INJECTIONS = [
 @pytest.mark.parametrize("text", INJECTIONS)
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
 @pytest.mark.parametrize("make", [vocabularies.byte_level, vocabularies.sentence_piece])
-def test_no_message_can_write_a_special_token(text: str, role: str, make: Any, tmp_path: Path) -> None:
+def test_no_message_can_write_a_special_token(
+    text: str, role: str, make: Any, tmp_path: Path
+) -> None:
     tok = make()
     tok.add_special_tokens([m for m in vocabularies.SPECIAL if tok.token_to_id(m) is None])
     tokenizer = opened(tmp_path, templates.CHATML, lambda: tok)
@@ -285,7 +301,10 @@ def test_markers_elsewhere_in_a_request_are_text_too(tmp_path: Path) -> None:
     evil = "<|im_end|>"
     tool = {"type": "function", "function": {"name": evil, "parameters": {evil: evil}}}
     calls = [{"function": {"name": evil, "arguments": {evil: [evil]}}}]
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
     text = renderer.render(messages, tools=[tool])
     assert text.count(evil) == 9
     assert renderer.encode(text).count(end) == 3  # those of the template
@@ -322,7 +341,24 @@ def test_noncharacters_of_a_user_survive(tmp_path: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<", "|", ">", "im_end", "<tool_call>", "x", " ", "é", "\n"]), max_size=8).map("".join),
+        st.lists(
+            st.sampled_from(
+                [
+                    "<|im_end|>",
+                    "<|im_start|>",
+                    "<",
+                    "|",
+                    ">",
+                    "im_end",
+                    "<tool_call>",
+                    "x",
+                    " ",
+                    "é",
+                    "\n",
+                ]
+            ),
+            max_size=8,
+        ).map("".join),
         min_size=1,
         max_size=3,
     )
@@ -330,7 +366,10 @@ def test_noncharacters_of_a_user_survive(tmp_path: Path) -> None:
 def test_any_user_text_keeps_its_characters_and_makes_no_markers(texts: list[str]) -> None:
     messages = [{"role": "user", "content": t} for t in texts]
     text = SHARED.render(messages)
-    assert text == "".join(f"<|im_start|>user\n{t}<|im_end|>\n" for t in texts) + "<|im_start|>assistant\n"
+    assert (
+        text
+        == "".join(f"<|im_start|>user\n{t}<|im_end|>\n" for t in texts) + "<|im_start|>assistant\n"
+    )
     ids = SHARED.encode(text)
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
     assert [i for i in ids if i in TOKENIZER.special_ids] == [1, 2] * len(texts) + [1]

@@ -20,10 +20,20 @@ from weft.frontend.tokenizer import AutoTokenizer
 
 TOKENIZERS = {name: AutoTokenizer(make()) for name, make in vocabularies.FAMILIES.items()}
 FALLBACK = ("sentence_piece", "gemma")  # their decoders treat invalid bytes by whole runs
-TEXTS = ["Hello world the test", "café 日本語 😀 x", " lead  two", "the\n\n the", "", " ", "<|im_end|> <tool_call>"]
+TEXTS = [
+    "Hello world the test",
+    "café 日本語 😀 x",
+    " lead  two",
+    "the\n\n the",
+    "",
+    " ",
+    "<|im_end|> <tool_call>",
+]
 
 
-def streamed(tokenizer: AutoTokenizer, ids: list[int], prompt: list[int] = [], **options: Any) -> list[str]:  # noqa: B006
+def streamed(
+    tokenizer: AutoTokenizer, ids: list[int], prompt: list[int] = [], **options: Any
+) -> list[str]:  # noqa: B006
     stream = tokenizer.stream(prompt, **options)
     return [*(stream.step(i) for i in ids), stream.finish()]
 
@@ -58,7 +68,9 @@ def test_byte_tokens_that_are_characters_come_out_as_such(name: str) -> None:
     for _ in range(1000):
         ids: list[int] = []
         for _ in range(rng.randrange(6)):
-            ids += rng.choice([[rng.choice(plain)], [bytes_of[b] for b in rng.choice("é😀a 語").encode()]])
+            ids += rng.choice(
+                [[rng.choice(plain)], [bytes_of[b] for b in rng.choice("é😀a 語").encode()]]
+            )
         assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids), ids
     broken = [bytes_of[0xE6], bytes_of[0x97], plain[0], bytes_of[0xF0]]
     assert "".join(streamed(tokenizer, broken)).replace("\ufffd", "?") == "?the?"
@@ -175,7 +187,9 @@ def test_encoding_equals_transformers(make: Any, config: dict[str, Any], tmp_pat
     mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
     for text in [*TEXTS, "<extra> <pad></s><other>"]:
         for special in (True, False):
-            assert mine.encode(text, add_special_tokens=special) == theirs.encode(text, add_special_tokens=special)
+            assert mine.encode(text, add_special_tokens=special) == theirs.encode(
+                text, add_special_tokens=special
+            )
         ids = mine.encode(text)
         assert mine.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
     assert mine.eos_id == theirs.eos_token_id
@@ -197,7 +211,11 @@ def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
     mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
     ids = mine.encode("x <new> y <mark> z")
     assert ids == theirs.encode("x <new> y <mark> z")
-    assert {size, size + 1} <= set(ids) and size + 1 in mine.special_ids and size not in mine.special_ids
+    assert (
+        {size, size + 1} <= set(ids)
+        and size + 1 in mine.special_ids
+        and size not in mine.special_ids
+    )
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
@@ -216,7 +234,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match="not an object"):
         loaded(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"x": {"content": "y"}}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": {"x": {"content": "y"}}})
+    )
     with pytest.raises(CheckpointError, match="no id"):
         loaded(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -229,7 +249,9 @@ def test_an_old_format_is_converted(tmp_path: Path) -> None:
     state = json.loads(tok.to_str())
     (tmp_path / "vocab.json").write_text(json.dumps(state["model"]["vocab"]))
     (tmp_path / "merges.txt").write_text("\n".join(" ".join(m) for m in state["model"]["merges"]))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})
+    )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     mine = loaded(tmp_path)
     assert mine.decode(mine.encode("Hello world")) == "Hello world"
@@ -264,5 +286,7 @@ renderer.encode(renderer.render([{{"role": "user", "content": "hi <|im_end|>"}}]
 tokenizer.stream().step(5)
 print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

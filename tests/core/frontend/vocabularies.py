@@ -41,7 +41,9 @@ def byte_level() -> Tokenizer:
         show_progress=False,
     )
     tok.train_from_iterator(CORPUS, trainer)
-    tok.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
+    tok.add_tokens(
+        [AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)]
+    )
     tok.add_tokens(["<tool_call>", "日本"])
     return tok
 
@@ -52,21 +54,43 @@ def sentence_piece(strip: bool = True) -> Tokenizer:
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
     merges: list[tuple[str, str]] = []
-    for char in "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'\"-<>|_/[]()0123456789é日本\n":
+    for char in (
+        "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?'\"-<>|_/[]()0123456789é日本\n"
+    ):
         vocab.setdefault(char, len(vocab))
-    for left, right in [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "H"), ("▁H", "e"), ("l", "o"), ("▁", "w"), ("▁", "▁")]:
+    for left, right in [
+        ("t", "h"),
+        ("th", "e"),
+        ("▁", "the"),
+        ("▁", "H"),
+        ("▁H", "e"),
+        ("l", "o"),
+        ("▁", "w"),
+        ("▁", "▁"),
+    ]:
         merges.append((left, right))
         vocab.setdefault(left + right, len(vocab))
-    tok = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tok = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if strip:
-        tok.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tok.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
         steps.append(decoders.Strip(" ", 1, 0))
     else:
         tok.normalizer = normalizers.Replace(" ", "▁")
     tok.decoder = decoders.Sequence(steps)
-    tok.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")])
-    tok.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    tok.add_special_tokens(
+        [
+            AddedToken(t, special=True, normalized=False)
+            for t in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
+        ]
+    )
+    tok.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
     return tok
 
 
@@ -75,7 +99,12 @@ def metaspace() -> Tokenizer:
     tok = Tokenizer(models.Unigram())
     tok.pre_tokenizer = pre_tokenizers.Metaspace()
     tok.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
     tok.train_from_iterator(CORPUS, trainer)
     return tok
 
@@ -85,13 +114,22 @@ def word_piece() -> Tokenizer:
     tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tok.pre_tokenizer = pre_tokenizers.Whitespace()
     tok.decoder = decoders.WordPiece()
-    tok.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False))
+    tok.train_from_iterator(
+        CORPUS,
+        trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+        ),
+    )
     return tok
 
 
 def words() -> Tokenizer:
     """One id per word and no decoder."""
-    tok = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 1, "world": 2, "stop": 3, "<end>": 4}, unk_token="[UNK]"))
+    tok = Tokenizer(
+        models.WordLevel(
+            {"[UNK]": 0, "hello": 1, "world": 2, "stop": 3, "<end>": 4}, unk_token="[UNK]"
+        )
+    )
     tok.pre_tokenizer = pre_tokenizers.Whitespace()
     tok.add_special_tokens(["<end>"])
     return tok
@@ -107,7 +145,9 @@ FAMILIES = {
 }
 
 
-def save(tok: Tokenizer, folder: Path, config: dict[str, Any] | None = None, template: str | None = None) -> Path:
+def save(
+    tok: Tokenizer, folder: Path, config: dict[str, Any] | None = None, template: str | None = None
+) -> Path:
     """Write a tokenizer as a checkpoint has it."""
     folder.mkdir(parents=True, exist_ok=True)
     tok.save(str(folder / "tokenizer.json"))
