@@ -27,7 +27,7 @@ from msgspec.inspect import (
     UnionType,
     type_info,
 )
-from repository import hooks
+from repository import hooks, members, plugins, shipped
 
 import weft.errors
 from weft.config import EngineConfig, sections
@@ -116,6 +116,18 @@ def _hooks() -> Iterator[str]:
         if kind := groups.get(hook.name):
             yield f"Group `weft.{kind.name}`, key: {kind.key}, mode *{kind.mode}*.\n"
         yield f"```text\n{hook.signature}\n```\n"
+
+
+def uncalled() -> str:
+    """The hooks that this version declares and never calls: neither through the method of the host
+    nor by name. The host itself and the table of kinds know all of them, called or not."""
+    callers = (m for m in members() if m not in plugins())
+    files = [path for m in callers for path in shipped(m)]
+    source = "\n".join(p.read_text() for p in files if p.name not in ("host.py", "kinds.py"))
+    called = set(re.findall(r"host\.(\w+?)s?\(", source)) | set(re.findall(r'"weft_(\w+)"', source))
+    names = (hook.name for hook in hooks() if hook.owner == "weft-core")
+    idle = [f"`{name}`" for name in names if name.removeprefix("weft_") not in called]
+    return f"{', '.join(idle) or 'none'}.\n"
 
 
 def one_line(doc: str) -> str:
@@ -260,7 +272,7 @@ def errors() -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block
-    for block in (kinds, hook_reference, options, server, sampling, guided, errors)
+    for block in (kinds, hook_reference, uncalled, options, server, sampling, guided, errors)
 }
 
 

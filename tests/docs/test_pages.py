@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pages import blocks, pages
-from repository import ROOT, Hook, hooks, members, shipped
+from repository import ROOT, Hook, hooks, members
 
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
 REFERENCE = (ROOT / "docs/plugins.md").read_text()
@@ -114,33 +114,22 @@ def test_every_variable_of_the_environment_is_documented() -> None:
     assert listed == read
 
 
-# Commands that the contract speaks of and that are not written yet.
-ANNOUNCED = {"doctor"}
-
-
 def test_every_command_that_is_named_exists() -> None:
     """Prose too: `weft serve` in a sentence must be a command of the command line."""
     commands = {e.key for m in members() for e in m.entry_points if e.kind == "commands"}
-    assert not commands & ANNOUNCED, "it exists now: take it out of ANNOUNCED"
     written = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("plugins/*/*/README.md")]
     unknown = [
         f"{page.relative_to(ROOT)}: weft {word}"
         for page in written
         for word in re.findall(r"`weft ([a-z]+)", page.read_text())
-        if word not in commands | ANNOUNCED
+        if word not in commands
     ]
     assert unknown == []
 
 
 def test_hooks_that_nobody_calls_are_admitted() -> None:
-    """Each hook of the core is called through a method of the host; some have no caller yet."""
-    callers = [p for m in members() for p in shipped(m) if "core/weft/plugins/" not in p.as_posix()]
-    source = "\n".join(path.read_text() for path in callers)
-
-    def called(hook: str) -> bool:
-        method = hook.removeprefix("weft_")
-        return re.search(rf"host\.{method}s?\(", source) is not None
-
-    idle = [h.name for h in hooks() if h.owner == "weft-core" and not called(h.name)]
-    listed = REFERENCE.split("not called by this version: ")[1].split(".\n")[0]
-    assert re.findall(r"`(\w+)`", listed) == idle
+    """The block is derived; this only sees that its search still finds what certainly is called."""
+    listed = REFERENCE.split("not called by this version:")[1].split("<!-- end generated -->")[0]
+    idle = set(re.findall(r"`(\w+)`", listed))
+    assert not idle & {"weft_model", "weft_attention", "weft_policy", "weft_logits_processor"}
+    assert idle <= {hook.name for hook in hooks()}
