@@ -24,7 +24,8 @@ HELP = {
     "chat": "Talk to a model in the terminal.",
     "serve": "Start the HTTP server.",
     "bench": "Measure throughput and latency.",
-    "plugin": "List and inspect plugins.",
+    "plugin": "List, make and inspect plugins.",
+    "doctor": "Check every plugin, the device and the versions.",
 }
 
 

@@ -14,6 +14,7 @@ KNOWN: Mapping[str, str] = {
     "attention:triton": "weft-attention-triton",
     "commands:bench": "weft-cli",
     "commands:chat": "weft-cli",
+    "commands:doctor": "weft-cli",
     "commands:generate": "weft-cli",
     "commands:plugin": "weft-cli",
     "commands:serve": "weft-cli",

@@ -156,7 +156,7 @@ class Every:
 
     @spec
     def weft_report(self) -> str | None:
-        """Add one line to ``weft doctor`` and to the start-up banner."""
+        """Add one line to ``weft doctor``."""
 
 
 class Plugin(First, Every):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from weft.api import types as t
     from weft.plugins.registry import Registry
 
-__all__ = ("attention", "best", "kernel", "pinned")
+__all__ = ("attention", "best", "kernel", "kernels", "pinned")
 
 
 def attention(
@@ -52,14 +52,23 @@ def pinned(registry: Registry, request: t.AttentionRequest, key: str) -> t.Offer
     )
 
 
-def kernel(registry: Registry, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
-    """The best offer for one operation of the layers."""
-    from weft.api.types import KernelOffer
+def kernels(
+    registry: Registry, op: str, request: t.KernelRequest
+) -> tuple[list[t.KernelOffer], list[t.Refusal]]:
+    """All bids for one operation of the layers."""
+    from weft.api.types import KernelOffer, Refusal
 
     bids = _bids(registry, "kernels", "weft_kernel", op=op, request=request)
     offers = sorted(
         (b for b in bids if isinstance(b, KernelOffer)), key=lambda o: (-o.score, o.name)
     )
+    refusals = sorted((b for b in bids if isinstance(b, Refusal)), key=lambda r: r.name)
+    return offers, refusals
+
+
+def kernel(registry: Registry, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
+    """The best offer for one operation of the layers."""
+    offers, _ = kernels(registry, op, request)
     return offers[0] if offers else None
 
 

@@ -116,6 +116,12 @@ class Host(Registry):
         """The best offer for one operation, or ``None``: the layers then use their own."""
         return bids.kernel(self, op, request)
 
+    def kernel_bids(
+        self, op: str, request: t.KernelRequest
+    ) -> tuple[list[t.KernelOffer], list[t.Refusal]]:
+        """All offers for one operation, the best first, and all refusals."""
+        return bids.kernels(self, op, request)
+
     # -- running it ------------------------------------------------------------------
 
     def executor(self, name: str, config: EngineConfig) -> t.Executor:

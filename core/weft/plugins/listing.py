@@ -9,6 +9,7 @@ import msgspec
 
 from weft.errors import PluginConflictError, PluginNotFoundError
 from weft.plugins.entries import Entry, normal
+from weft.plugins.health import editable_folder
 from weft.plugins.kinds import KINDS
 from weft.plugins.registry import Registry
 
@@ -90,9 +91,4 @@ def unmet(dist: str) -> str:
 
 def editable(dist: str) -> str:
     """``"editable"`` for a distribution that is installed from a folder under work."""
-    try:
-        text = metadata.distribution(dist).read_text("direct_url.json")
-        found = msgspec.json.decode(text) if text else {}
-    except (metadata.PackageNotFoundError, msgspec.DecodeError):
-        return ""
-    return "editable" if found.get("dir_info", {}).get("editable") else ""
+    return "editable" if editable_folder(dist) is not None else ""
