@@ -42,10 +42,13 @@ PASSED = (
 )
 
 
-def to_params(fields: SamplingFields, defaults: SamplingParams, **changes: Any) -> SamplingParams:
+def to_params(
+    fields: SamplingFields, defaults: SamplingParams, context_len: int, **changes: Any
+) -> SamplingParams:
     """The parameters of a request: the model's defaults, the client's fields, then ``changes``.
 
-    Raises ``RequestError`` naming the parameter at fault.
+    ``max_tokens`` is shortened by the engine to what the prompt leaves of the context; more than
+    ``context_len``, the whole context, is a mistake. Raises ``RequestError`` naming the parameter at fault.
     """
     given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
     given["output_kind"] = "delta" if fields.stream else "final"
@@ -53,6 +56,12 @@ def to_params(fields: SamplingFields, defaults: SamplingParams, **changes: Any) 
     if guided := to_guided(fields):
         given["guided"] = guided
     check(fields, given)
+    if (given.get("max_tokens") or 0) > context_len:
+        raise RequestError(
+            f"max_tokens is {given['max_tokens']}; the context of this model has {context_len} "
+            "tokens: ask for less, or leave it out",
+            param="max_tokens",
+        )
     return defaults.replace(**given)
 
 

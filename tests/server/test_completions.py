@@ -63,6 +63,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
+    ({"max_tokens": 1001}, "max_tokens"),
     ({"min_tokens": 10**18}, "min_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 1e300}, "temperature"),

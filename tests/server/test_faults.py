@@ -158,7 +158,7 @@ async def test_a_request_past_its_deadline_is_stopped(stream: bool) -> None:
 
 
 async def test_a_reader_that_stops_reading_is_dropped_and_others_are_not() -> None:
-    engine = ScriptedEngine(["x" * 20_000] * 2000)
+    engine = ScriptedEngine(["x" * 20_000] * 2000, max_model_len=4000)
     async with serving(engine, write_timeout=0.3) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
         body = b'{"prompt":"a","stream":true,"max_tokens":2000}'

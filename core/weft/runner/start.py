@@ -69,7 +69,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         seed=options.seed,
     )
     loaded = time.perf_counter()
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    weights = weight_bytes(model)
     if device.type == "cuda":
         weights = torch.cuda.memory_allocated(device) - before
     pages, activations = _size_cache(config, model, attention, device, max_len, vocab_size)
@@ -106,6 +106,12 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         report=report,
     )
     return Started(cast(CausalModel, model), spec, device, attention, facts)
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of all weights, those included that a linear method has repacked on a CPU."""
+    packed = (m.__dict__["packed"] for m in model.modules() if "packed" in m.__dict__)
+    return sum(w.numel() * w.element_size() for w in (*model.parameters(), *packed))
 
 
 def _size_cache(

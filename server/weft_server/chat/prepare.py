@@ -74,7 +74,7 @@ async def prepare(context: Context, request: ChatRequest) -> Chat:
         request=request,
         text=text,
         ids=ids,
-        params=to_params(request, context.defaults, **changes),
+        params=to_params(request, context.defaults, context.engine.facts.max_model_len, **changes),
         tools=tools,
         top_logprobs=top,
     )

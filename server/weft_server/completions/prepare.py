@@ -55,7 +55,7 @@ async def prepare(context: Context, request: CompletionRequest) -> Job:
         changes["logprobs"] = request.logprobs
         if request.echo:
             changes["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
-    params = to_params(request, context.defaults, **changes)
+    params = to_params(request, context.defaults, context.engine.facts.max_model_len, **changes)
     return Job(
         id=context.new_id("cmpl"),
         created=int(time.time()),
