@@ -1,0 +1,34 @@
+"""The conformance kit: one suite for each kind of plugin, subclassed by whoever writes a plugin.
+
+::
+
+    from weft.testing.plugin import PluginSuite
+    from weft.testing.policies import PolicySuite
+
+
+    class TestShortest(PluginSuite, PolicySuite):
+        plugin = "policies:shortest"
+"""
+
+import sys
+
+SUITES = (
+    "architectures",
+    "attention",
+    "executors",
+    "extensions",
+    "guided",
+    "kernels",
+    "logits",
+    "parsers",
+    "plugin",
+    "policies",
+    "quantization",
+    "sources",
+    "stats",
+    "text",
+)
+
+# Without this, a check that fails shows no values: pytest rewrites asserts of test files only.
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite(*(f"weft.testing.{name}" for name in SUITES))

@@ -1,0 +1,102 @@
+"""The conformance suite of model architectures: the same numbers as transformers, however computed.
+
+::
+
+    class TestMine(PluginSuite, ModelSuite):
+        plugin = "models:MyForCausalLM"
+        variants = {"plain": {}, "tied": {"tie_word_embeddings": True}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from weft.testing.plugin import Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft.api.models import Collective
+    from weft.testing.models import TinyModel
+
+__all__ = ("ModelSuite",)
+
+LENGTH = 45
+
+
+class ModelSuite(Subject):
+    """Runs tiny random checkpoints that transformers writes; the key is the architecture."""
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {}}
+    """Changes of ``weft.testing.checkpoints.TINY``, by name; the first is used for most checks."""
+    ranks: ClassVar[int] = 2
+    """Devices that the model is divided over; 1 if it cannot be."""
+    tolerance: ClassVar[float] = 2e-4
+
+    def checkpoint(self, folder: Path, **changes: Any) -> Path:
+        from weft.testing.checkpoints import make_checkpoint
+
+        return make_checkpoint(folder, self.key, **changes)
+
+    def model(self, folder: Path, ranks: Collective | None = None) -> TinyModel:
+        from weft.testing.models import TinyModel
+
+        return TinyModel(folder, self.host(), ranks=ranks)
+
+    @cached_property
+    def ids(self) -> Tensor:
+        import torch
+
+        return torch.randint(0, 256, (LENGTH,), generator=torch.Generator().manual_seed(5))
+
+    def close(self, got: Tensor, want: Tensor) -> None:
+        import torch
+
+        torch.testing.assert_close(got, want, rtol=self.tolerance, atol=self.tolerance)
+
+    @pytest.fixture
+    def plain(self, tmp_path: Path) -> Path:
+        return self.checkpoint(tmp_path / "plain", **next(iter(self.variants.values())))
+
+    def test_the_spec_names_its_architecture(self) -> None:
+        assert self.host().model(self.key, None).architecture == self.key
+
+    def test_logits_are_those_of_transformers(self, tmp_path: Path) -> None:
+        from weft.testing.models import transformers_logits
+
+        for name, changes in self.variants.items():
+            folder = self.checkpoint(tmp_path / name.replace(" ", "_"), **changes)
+            self.close(self.model(folder).logits(self.ids), transformers_logits(folder, self.ids))
+
+    @pytest.mark.parametrize(
+        "chunks", [[1] * LENGTH, [7, 20, 18], [44, 1]], ids=["decode", "chunks", "last"]
+    )
+    def test_steps_add_up_to_one_prefill(self, plain: Path, chunks: list[int]) -> None:
+        model = self.model(plain)
+        self.close(model.logits(self.ids, chunks), model.logits(self.ids))
+
+    def test_sequences_in_one_batch_do_not_meet(self, plain: Path) -> None:
+        model = self.model(plain)
+        parts = [self.ids[:9], self.ids[9:30], self.ids[30:]]
+        together = model.batch(parts, [[len(p) - 1, 1] for p in parts])
+        for part, got in zip(parts, together, strict=True):
+            self.close(got, model.logits(part))
+
+    def test_every_layer_has_a_cache_of_its_own(self, plain: Path) -> None:
+        model = self.model(plain)
+        layers = [attention.spec.layer for attention in model.attentions]
+        assert layers and len(set(layers)) == len(layers)
+
+    def test_ranks_agree_with_one_device(self, plain: Path) -> None:
+        from weft.testing.ranks import on_ranks
+
+        if self.ranks == 1:
+            pytest.skip("it says that it cannot be divided")
+        alone = self.model(plain).logits(self.ids)
+        for got in on_ranks(self.ranks, lambda r: self.model(plain, r).logits(self.ids)):
+            self.close(got, alone)

@@ -1,0 +1,140 @@
+"""The conformance suite of kernels: what is offered computes what the layers' own operation does.
+
+::
+
+    class TestMine(PluginSuite, KernelSuite):
+        plugin = "kernels:mine"
+        device = DeviceInfo("cuda", (9, 0))     # what to bid for and to run on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from weft.api.attention import KernelOffer, KernelRequest, Refusal
+from weft.api.cache import DeviceInfo
+from weft.testing.plugin import FOREIGN, Subject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ("KernelSuite",)
+
+SHAPES: dict[str, dict[str, int]] = {
+    "rms_norm": {"size": 128},
+    "add_rms_norm": {"size": 128},
+    "silu_mul": {"size": 96},
+    "linear": {"in_features": 64, "out_features": 48},
+    "silu_linear": {"in_features": 64, "out_features": 64},
+    "likeliest": {"vocab_size": 199},
+}
+OTHERS: dict[str, dict[str, int]] = {
+    "rotary_write": {"heads": 4, "kv_heads": 2, "head_size": 64},
+    "sample": {"vocab_size": 199},
+}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
+
+
+class KernelSuite(Subject):
+    """Every operation is put to the backend; what it offers for is run with several row counts."""
+
+    device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
+
+    def bid(self, op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
+        offers, refusals = self.host().kernel_bids(op, request)
+        bids: list[KernelOffer | Refusal] = [*offers, *refusals]
+        return next((bid for bid in bids if bid.name == self.key), None)
+
+    @pytest.mark.parametrize("op", [*SHAPES, *OTHERS])
+    @pytest.mark.parametrize("kind", ["cpu", "cuda", "abacus"])
+    def test_a_bid_is_an_offer_or_says_why_not(self, op: str, kind: str) -> None:
+        device = DeviceInfo(kind, (3, 5) if kind == "cuda" else None)
+        for dtype in (*self.dtypes, "int3"):
+            bid = self.bid(op, KernelRequest(device, dtype, {**SHAPES, **OTHERS}[op]))
+            if isinstance(bid, Refusal):
+                assert bid.reasons and all(reason.strip() for reason in bid.reasons)
+            elif bid is not None:
+                assert 0 <= bid.score <= 100
+
+    def test_an_unknown_operation_is_nobodys(self) -> None:
+        assert self.bid(FOREIGN, KernelRequest(self.device, "float32", {})) is None
+
+    @pytest.mark.parametrize("op", list(SHAPES))
+    def test_it_computes_what_the_layers_do(self, op: str) -> None:
+        import torch
+
+        ran = False
+        for dtype in self.dtypes:
+            bid = self.bid(op, KernelRequest(self.device, dtype, SHAPES[op]))
+            if not isinstance(bid, KernelOffer):
+                continue
+            ran, kernel = True, bid.load()
+            for rows in (1, 2, 7, 33):
+                arguments = self.arguments(op, rows, getattr(torch, dtype))
+                want = _reference(op)(*(_copy(a) for a in arguments))
+                got = kernel(*(_copy(a) for a in arguments))
+                self.compare(got, want, TOLERANCE[dtype])
+        if not ran:
+            pytest.skip(f"does not offer {op} for {self.device.kind}")
+
+    def arguments(self, op: str, rows: int, dtype: Any) -> tuple[Any, ...]:
+        import torch
+
+        made = torch.Generator().manual_seed(rows)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=made).to(self.device.kind, dtype)
+
+        sizes = SHAPES[op]
+        match op:
+            case "rms_norm":
+                return draw(rows, 128), draw(128), 1e-6, 0.0
+            case "add_rms_norm":
+                return draw(rows, 128), draw(rows, 128), draw(128), 1e-6, 0.0
+            case "silu_mul":
+                return (draw(rows, 2 * sizes["size"]),)
+            case "likeliest":
+                return (draw(rows, sizes["vocab_size"]),)
+        inputs, outputs = sizes["in_features"], sizes["out_features"]
+        return draw(rows, inputs) / 8, draw(outputs, inputs), draw(outputs)
+
+    def compare(self, got: Any, want: Any, tolerance: float) -> None:
+        import torch
+
+        results = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+        for ours, theirs in results:
+            assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+            torch.testing.assert_close(
+                ours.float(), theirs.float(), rtol=tolerance, atol=tolerance * 4
+            )
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def _reference(op: str) -> Callable[..., Any]:
+    import torch.nn.functional as F
+
+    from weft.layers import ops
+
+    def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+        values, tokens = logits.max(dim=-1)
+        return tokens, ~values.isfinite()
+
+    def silu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.silu_mul(F.linear(x, weight, bias))
+
+    known: dict[str, Callable[..., Any]] = {
+        "rms_norm": ops.rms_norm,
+        "add_rms_norm": ops.add_rms_norm,
+        "silu_mul": ops.silu_mul,
+        "linear": F.linear,
+        "silu_linear": silu_linear,
+        "likeliest": likeliest,
+    }
+    return known[op]

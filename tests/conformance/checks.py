@@ -1,0 +1,50 @@
+"""Runs the checks of a suite one by one and tells which fail: how the suites are tested."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def failing(suite: type, folder: Path) -> set[str]:
+    """The names of the checks that fail. Fixtures are ``tmp_path`` and those of the suite."""
+    failed = set()
+    for number, (name, values) in enumerate(cases(suite)):
+        instance = suite()
+        scratch = folder / f"check{number}"
+        scratch.mkdir()
+        check = getattr(instance, name)
+        wanted = [p for p in inspect.signature(check).parameters if p not in values]
+        try:
+            check(**values, **{p: fixture(instance, p, scratch) for p in wanted})
+        except pytest.skip.Exception:
+            continue
+        except (Exception, pytest.fail.Exception):
+            failed.add(name)
+    return failed
+
+
+def cases(suite: type) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, check in inspect.getmembers(suite, inspect.isfunction):
+        if not name.startswith("test_"):
+            continue
+        axes = [
+            [(mark.args[0], value) for value in mark.args[1]]
+            for mark in getattr(check, "pytestmark", [])
+            if mark.name == "parametrize"
+        ]
+        for chosen in itertools.product(*axes):
+            yield name, dict(chosen)
+
+
+def fixture(instance: Any, name: str, scratch: Path) -> Any:
+    if name == "tmp_path":
+        return scratch
+    function = inspect.getattr_static(instance, name)._get_wrapped_function()
+    wanted = [p for p in inspect.signature(function).parameters if p != "self"]
+    return function(instance, **{p: fixture(instance, p, scratch) for p in wanted})

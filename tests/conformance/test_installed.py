@@ -1,0 +1,163 @@
+"""The suites of ``weft.testing`` over everything that is installed, ours and others'.
+
+A plugin that is installed later is tested by the same command. Our own have no other door: what a
+suite must know of a plugin (a file that it can read, arguments that it takes) stands in ``ABOUT``
+or, where a suite cannot run without, keeps it to ``PluginSuite``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.api.files import ModelRef
+from weft.plugins import Entry, Host
+from weft.plugins.health import editable_folder
+from weft.testing.architectures import ModelSuite
+from weft.testing.executors import ExecutorSuite
+from weft.testing.extensions import ExtensionSuite
+from weft.testing.kernels import KernelSuite
+from weft.testing.logits import LogitsProcessorSuite
+from weft.testing.plugin import PluginSuite
+from weft.testing.policies import PolicySuite
+from weft.testing.sources import LoadFormatSuite, ModelSourceSuite
+from weft.testing.stats import StatLoggerSuite
+from weft.testing.text import RendererSuite, TokenizerSuite
+
+# Kinds whose suite needs to be told nothing.
+SUITES: dict[str, type] = {
+    "executors": ExecutorSuite,
+    "extensions": ExtensionSuite,
+    "kernels": KernelSuite,
+    "models": ModelSuite,
+    "policies": PolicySuite,
+    "renderers": RendererSuite,
+    "stat_loggers": StatLoggerSuite,
+    "tokenizers": TokenizerSuite,
+}
+
+
+class Folder(ModelSourceSuite):
+    def ref(self, folder: Path) -> ModelRef:
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        (folder / "model.safetensors").write_bytes(b"")
+        return ModelRef("file", str(folder))
+
+
+class Demo(ModelSourceSuite):
+    def ref(self, folder: Path) -> ModelRef:
+        return ModelRef("demo", "weft-demo")
+
+
+class Newest(ModelSourceSuite):
+    def ref(self, folder: Path) -> ModelRef:
+        from safetensors.torch import save_file
+
+        made = folder / "step-1"
+        made.mkdir(exist_ok=True)
+        (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        save_file({}, made / "model.safetensors")
+        return ModelRef("newest", str(folder))
+
+
+class Safetensors(LoadFormatSuite):
+    def write(self, folder: Path, tensors: Any) -> None:
+        from safetensors.torch import save_file
+
+        items = sorted(tensors.items())
+        save_file(dict(items[:2]), folder / "model-00001-of-00002.safetensors")
+        save_file(dict(items[2:]), folder / "model-00002-of-00002.safetensors")
+
+
+class Torch(LoadFormatSuite):
+    def write(self, folder: Path, tensors: Any) -> None:
+        import torch
+
+        torch.save(dict(tensors), folder / "pytorch_model.bin")
+
+
+class RepetitionWindow(LogitsProcessorSuite):
+    arguments = ({"ngram": 2}, {"ngram": 3, "window": 16}, {})
+    refused = ({"ngram": 0}, {"ngram": 65}, {"window": -1}, {"n": 3}, "2", None)
+
+
+ABOUT: dict[str, type] = {
+    "model_sources:file": Folder,
+    "model_sources:demo": Demo,
+    "model_sources:newest": Newest,
+    "load_formats:safetensors": Safetensors,
+    "load_formats:pt": Torch,
+    "logits_processors:repetition_window": RepetitionWindow,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"plain": {"sliding_window": 12}},
+}
+
+
+def installed() -> Iterator[tuple[Entry, type]]:
+    """Every entry with its suite; ``object`` where the kind has none that runs by itself."""
+    for entry in Host().entries:
+        if entry.usable and entry.key != "*":
+            yield entry, ABOUT.get(entry.id, SUITES.get(entry.kind, object))
+
+
+def suite(entry: Entry, kind: type) -> type:
+    """The test class of one entry."""
+    parts = (PluginSuite,) if kind is object else (PluginSuite, kind)
+    about: dict[str, Any] = {"plugin": entry.id}
+    if entry.kind == "models" and entry.key in MODELS:
+        about["variants"] = MODELS[entry.key]
+    if entry.id == "stat_loggers:jsonl":
+        about["options"] = {"path": "/dev/null", "seconds": 0}
+    name = "".join(c if c.isalnum() else "_" for c in f"Test_{entry.id}")
+    return type(name, parts, about)
+
+
+for _entry, _kind in installed():
+    _class = suite(_entry, _kind)
+    globals()[_class.__name__] = _class
+
+
+def test_every_plugin_of_this_repository_is_tested() -> None:
+    from repository import members
+
+    there = {entry.dist for entry in Host().entries}
+    ours = {e.id for member in members() if member.name in there for e in member.entry_points}
+    names = {c.plugin for c in globals().values() if isinstance(c, type) and hasattr(c, "plugin")}
+    assert ours and ours - names <= {"models:*"}
+
+
+def test_our_kinds_have_suites() -> None:
+    """What has only ``PluginSuite`` here is tested elsewhere or called by nobody."""
+    bare = {e.id for e, kind in installed() if kind is object and editable_folder(e.dist)}
+    assert {name.partition(":")[0] for name in bare} <= ELSEWHERE | {
+        "load_formats",
+        "model_sources",
+    }
+    assert "load_formats:safetensors" not in bare
+
+
+# attention, guided, parsers and quantization: their own suites, in tests/plugins and tests/core.
+ELSEWHERE = {
+    "attention",
+    "commands",
+    "guided",
+    "kv_connectors",
+    "lora_resolvers",
+    "multimodal",
+    "proposers",
+    "quantization",
+    "reasoning",
+    "server",
+    "tool_parsers",
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
