@@ -117,9 +117,7 @@ class OutputProcessor:
         stops = StopStrings(params.stop_strings) if params.stop_strings else None
         stop_ids = self._eos_ids.union(params.stop_token_ids or ())
         completions = [
-            Completion(
-                s.id, s.index, params, request.prompt_ids, self._tokenizer, stops, stop_ids
-            )
+            Completion(s.id, s.index, params, request.prompt_ids, self._tokenizer, stops, stop_ids)
             for s in request.sequences
         ]
         live = _Live(request, completions, sink)

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ TEXTS = [
 
 
 def streamed(
-    tokenizer: AutoTokenizer, ids: list[int], prompt: list[int] = [], **options: Any
-) -> list[str]:  # noqa: B006
+    tokenizer: AutoTokenizer, ids: list[int], prompt: Sequence[int] = (), **options: Any
+) -> list[str]:
     stream = tokenizer.stream(prompt, **options)
     return [*(stream.step(i) for i in ids), stream.finish()]
 
