@@ -18,6 +18,20 @@ dimension unless it says otherwise.
     head_size]``) at ``slots[t]``, returns ``q [tokens, heads, head_size]``.
 ``linear`` (in_features, out_features)
     ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
+``silu_linear`` (in_features, out_features)
+    ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
+
+Those of the sampler (``weft.sampling.kernels``), in the dtype of the logits:
+
+``sample`` (vocab_size)
+    ``f(logits, width, temperature, greedy, offsets, strides, positions, mixed) -> (tokens, bad)``:
+    ``sampling.draw`` of ``softmax(logits / temperature)`` in blocks of ``width`` tokens with the
+    numbers of ``sampling.noise``; where ``mixed``, the likeliest token in rows that are ``greedy``.
+    ``logits [rows, vocab_size]`` is kept; ``temperature`` float32, ``greedy`` int32 and
+    ``positions`` int64 are ``[rows]``; ``offsets`` and ``strides`` int64 ``[rows, 2]``, their rows
+    equally far apart. ``tokens`` is int64, ``bad`` bool. The order of float32 sums is free.
+``likeliest`` (vocab_size)
+    ``f(logits) -> (tokens, bad)``; see ``sampling.draw``.
 """
 
 from __future__ import annotations
@@ -67,6 +81,10 @@ def install_kernels(
         return loaded[key]
 
     for module in model.modules():
+        if isinstance(module, GatedMLP) and module.op is ops.silu_mul:
+            projection = module.gate_up_proj
+            if isinstance(projection.method, PlainLinear):
+                module.fused = best("silu_linear", **_sizes(projection))
         for holder, name, op, shape in _places(module):
             kernel = best(op, **shape)
             if kernel is not None:
@@ -93,8 +111,11 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]
     elif isinstance(module, GatedMLP) and module.op is ops.silu_mul:
         yield module, "op", "silu_mul", {"size": module.gate_up_proj.out_features // 2}
     elif isinstance(module, Linear) and isinstance(module.method, PlainLinear):
-        sizes = {"in_features": module.inputs.size, "out_features": module.out_features}
-        yield module.method, "op", "linear", sizes
+        yield module.method, "op", "linear", _sizes(module)
+
+
+def _sizes(linear: Linear) -> dict[str, int]:
+    return {"in_features": linear.inputs.size, "out_features": linear.out_features}
 
 
 def _fits(module: SelfAttention) -> bool:

@@ -73,7 +73,14 @@ class GatedMLP(nn.Module):
             reduce=reduce,
         )
         self.op = gated_activation(activation)
+        self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        """Projection and activation in one; see ``weft.layers.kernels``."""
 
     def forward(self, x: Tensor) -> Tensor:  # [tokens, hidden] -> [tokens, hidden]
-        y: Tensor = self.down_proj(self.op(self.gate_up_proj(x)))
+        inner = self.gate_up_proj
+        if self.fused is not None:
+            h = self.fused(x, inner.get_parameter("weight"), inner.bias)
+        else:
+            h = self.op(inner(x))
+        y: Tensor = self.down_proj(h)
         return y

@@ -16,10 +16,12 @@ from weft.api.models import Collective
 from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Host
+from weft.runner.device import describe
 from weft.runner.graphs import DecodeGraphs, bucket_sizes
 from weft.runner.inputs import Packer, PageTables, build_inputs
 from weft.runner.outputs import PendingStep
 from weft.runner.start import Started, start_model
+from weft.sampling.kernels import install_sampler_kernels
 from weft.sampling.logprobs import prompt_logprobs
 from weft.sampling.sampler import Sampler
 
@@ -60,6 +62,13 @@ class ModelRunner:
         self._tables = PageTables(groups, slots, columns, self._packer, self.device)
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(slots, self.facts.vocab_size, self.device)
+        kernels = install_sampler_kernels(
+            self._sampler, host, describe(self.device), self.facts.dtype
+        )
+        if kernels:
+            self.facts.report.append(
+                "sampler      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
+            )
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
         made = host.logits_processors(names, self.facts.vocab_size)

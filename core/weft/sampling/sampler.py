@@ -13,7 +13,7 @@ Nothing here waits for the device. What a step needs is decided on the host, fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,9 @@ class Sampler:
         self._features = [Features(greedy=True)] * slots
         self._logprobs: dict[int, int] = {}
         self._selected: Selection | None = None
+        self.likeliest_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """For steps without filters; see ``weft.sampling.kernels``."""
 
     def open(self, starts: Sequence[SlotStart]) -> None:
         """Take over the parameters of new slots, in one transfer.
@@ -211,14 +214,30 @@ class Sampler:
         groups: Sequence[Group],
     ) -> tuple[Tensor, Tensor]:
         if not features.random:
-            return likeliest(logits, self.blocks)
+            return self._likeliest(logits)
         cells = self._slots.cells(slots)
+        if self.sample_op is not None and not groups:
+            return self.sample_op(
+                logits,
+                self.blocks.width,
+                cells.temperature[:, 0],
+                cells.greedy,
+                cells.offsets,
+                cells.strides,
+                positions,
+                features.greedy,
+            )
         weights = self._weights(logits, cells, groups)
         noise = uniforms(cells.offsets, cells.strides, positions)
         tokens, bad = draw(weights, noise, self.blocks)
         if features.greedy:
-            tokens = torch.where(cells.greedy > 0, likeliest(logits, self.blocks)[0], tokens)
+            tokens = torch.where(cells.greedy > 0, self._likeliest(logits)[0], tokens)
         return tokens, bad
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.likeliest_op is not None:
+            return self.likeliest_op(logits)
+        return likeliest(logits, self.blocks)
 
     def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
         """Step 4 up to the draw: a softmax of which filters have set entries to zero."""

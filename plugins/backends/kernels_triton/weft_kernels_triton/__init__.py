@@ -1,8 +1,10 @@
-"""Fused Triton kernels for the layers, on CUDA devices from Ampere on."""
+"""Fused Triton kernels for the layers and the sampler, on CUDA devices from Ampere on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +19,12 @@ HOMES = {
     "add_rms_norm": "norm",
     "silu_mul": "activation",
     "rotary_write": "rotary",
+    "linear": "linear",
+    "silu_linear": "linear",
+    "sample": "sample",
+    "likeliest": "sample",
 }
+LINEARS = ("linear", "silu_linear")
 
 
 @impl
@@ -27,7 +34,7 @@ def weft_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None
     reasons = tuple(_refusals(op, request))
     if reasons:
         return Refusal(NAME, reasons)
-    return KernelOffer(NAME, 80, _loader(op))
+    return KernelOffer(NAME, 80, _loader(op, request.device.capability))
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
@@ -36,7 +43,8 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         found.append(f"needs a CUDA device, this is {request.device.kind}")
     elif request.device.capability is not None and request.device.capability < (8, 0):
         found.append(f"needs compute capability 8.0, this is {request.device.capability}")
-    if request.dtype not in ("bfloat16", "float16", "float32"):
+    allowed = ("bfloat16", "float16") if op in LINEARS else ("bfloat16", "float16", "float32")
+    if request.dtype not in allowed:
         found.append(f"dtype {request.dtype} is not supported")
     if find_spec("triton") is None:
         found.append("triton is not installed; it comes with a CUDA build of torch")
@@ -45,15 +53,16 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         found.append(f"head size {size} is not 32, 64, 128 or 256")
     if op.endswith("rms_norm") and request.shape["size"] > 32768:
         found.append(f"size {request.shape['size']} is more than 32768")
+    if op in LINEARS and request.shape["in_features"] % 16:
+        found.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
     return found
 
 
-def _loader(op: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        from importlib import import_module
+def _loader(op: str, capability: tuple[int, int] | None) -> Callable[[], Callable[..., Any]]:
+    early = capability is not None and capability >= (9, 0)
 
+    def load() -> Callable[..., Any]:
         module = import_module(f"weft_kernels_triton.{HOMES[op]}")
-        kernel: Callable[..., Any] = getattr(module, op)
-        return kernel
+        return partial(getattr(module, op), early=early)
 
     return load

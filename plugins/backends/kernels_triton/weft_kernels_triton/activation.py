@@ -7,24 +7,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ("silu_mul", "silu_mul_kernel")
+from weft_kernels_triton.overlap import await_results, start_next
+
+__all__ = ("gate", "silu_mul", "silu_mul_kernel")
 
 
 @triton.jit
-def silu_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def gate(x, up):
+    """``silu(x) · up`` for float32 ``x`` that holds values of ``up``'s type; in ``up``'s type."""
+    # Rounded where torch rounds, so that both give the same bits.
+    return ((x / (1.0 + tl.exp(-x))).to(up.dtype) * up).to(up.dtype)
+
+
+@triton.jit
+def silu_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One program computes ``BLOCK`` features of one row: x ``[rows, 2 * SIZE]``, out ``[rows, SIZE]``."""
+    start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     start = x + row * (2 * SIZE)
-    gate = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+    await_results(EARLY)
+    gated = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + SIZE + at, mask=inside, other=0.0)
-    # Rounded where torch rounds, so that both give the same bits.
-    gated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * SIZE + at, (gated * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + at, gate(gated, up), mask=inside)
 
 
-def silu_mul(x: Tensor) -> Tensor:
+def silu_mul(x: Tensor, *, early: bool = False) -> Tensor:
     """See ``weft.layers.ops.silu_mul``."""
     size = x.shape[-1] // 2
     x = x.contiguous()
@@ -32,6 +41,7 @@ def silu_mul(x: Tensor) -> Tensor:
     rows = x.numel() // (2 * size)
     block = min(2048, triton.next_power_of_2(size))
     silu_mul_kernel[(rows, triton.cdiv(size, block))](
-        x, out, SIZE=size, BLOCK=block, num_warps=max(1, block // 512)
-    )
+        x, out, SIZE=size, BLOCK=block, EARLY=early,
+        num_warps=max(1, block // 512), launch_pdl=early,
+    )  # fmt: skip
     return out

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft_kernels_triton.overlap import await_results, start_next
+
 __all__ = ("rotary_write", "rotary_write_kernel")
 
 
 @triton.jit
-def _normed(half_a, half_b, weight, at, HALF: tl.constexpr, eps, offset):
-    """Both halves of heads ``[heads, HALF]``, normalised over the whole head."""
-    squares = tl.sum(half_a * half_a, axis=1) + tl.sum(half_b * half_b, axis=1)
-    scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-    gain_a = tl.load(weight + at).to(tl.float32) + offset
-    gain_b = tl.load(weight + HALF + at).to(tl.float32) + offset
-    return half_a * scale * gain_a[None, :], half_b * scale * gain_b[None, :]
+def _turned(
+    source, cos, sin, at, gain_a, gain_b, eps,
+    SIZE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Both halves of heads at ``source`` (pointers ``[heads, 1]``), normalised and turned."""
+    HALF: tl.constexpr = SIZE // 2
+    kind: tl.constexpr = cos.dtype.element_ty
+    # All loads before the first use of any.
+    x = tl.load(source + at[None, :]).to(tl.float32)
+    y = tl.load(source + HALF + at[None, :]).to(tl.float32)
+    cos_a = tl.load(cos + at).to(tl.float32)[None, :]
+    cos_b = tl.load(cos + HALF + at).to(tl.float32)[None, :]
+    sin_a = tl.load(sin + at).to(tl.float32)[None, :]
+    sin_b = tl.load(sin + HALF + at).to(tl.float32)[None, :]
+    if NORM:
+        squares = tl.sum(x * x, axis=1) + tl.sum(y * y, axis=1)
+        scale = tl.rsqrt(squares / SIZE + eps)[:, None]
+        # Rounded as without the fusion.
+        x = (x * scale * gain_a[None, :]).to(kind).to(tl.float32)
+        y = (y * scale * gain_b[None, :]).to(kind).to(tl.float32)
+    return (x * cos_a + y * sin_a).to(kind), (y * cos_b + x * sin_b).to(kind)
 
 
 @triton.jit
@@ -31,51 +49,53 @@ def rotary_write_kernel(
     offset,
     q_out,  # [tokens, HEADS * SIZE]
     cache,  # [2, slots, KV_HEADS * SIZE]
-    slots,  # int64 [tokens]
+    slots,  # int64 [tokens]; negative: not stored
     half_cache,  # elements of keys, before the values
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,  # heads of one program
+    BLOCK: tl.constexpr,  # heads of one program; divides HEADS and KV_HEADS
     NORM: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """A program serves ``BLOCK`` heads of one token; queries, keys and values in turn."""
+    """A program serves ``BLOCK`` heads of one token: all queries, all keys or all values."""
+    start_next(EARLY)
     HALF: tl.constexpr = SIZE // 2
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at = tl.arange(0, HALF)
-    inside = (head < HEADS + 2 * KV_HEADS)[:, None]
-    start = qkv + token * ((HEADS + 2 * KV_HEADS) * SIZE)
-    source = start + head[:, None] * SIZE + at[None, :]
-    a = tl.load(source, mask=inside, other=0.0)
-    b = tl.load(source + HALF, mask=inside, other=0.0)
-    is_q = (head < HEADS)[:, None]
-    is_k = (head >= HEADS)[:, None] & (head < HEADS + KV_HEADS)[:, None]
-    x, y = a.to(tl.float32), b.to(tl.float32)
+    first = tl.program_id(1) * BLOCK
+    head = first + tl.arange(0, BLOCK)[:, None]
+    at, whole = tl.arange(0, HALF), tl.arange(0, SIZE)[None, :]
+    is_q, is_value = first < HEADS, first >= HEADS + KV_HEADS
+    weight = k_weight
+    if is_q:
+        weight = q_weight
+    gain_a, gain_b = tl.zeros([HALF], tl.float32), tl.zeros([HALF], tl.float32)
     if NORM:
-        q_a, q_b = _normed(x, y, q_weight, at, HALF, eps, offset)
-        k_a, k_b = _normed(x, y, k_weight, at, HALF, eps, offset)
-        x = tl.where(is_q, q_a, k_a).to(qkv.dtype.element_ty).to(tl.float32)
-        y = tl.where(is_q, q_b, k_b).to(qkv.dtype.element_ty).to(tl.float32)
-    cos_a = tl.load(cos + token * SIZE + at).to(tl.float32)[None, :]
-    cos_b = tl.load(cos + token * SIZE + HALF + at).to(tl.float32)[None, :]
-    sin_a = tl.load(sin + token * SIZE + at).to(tl.float32)[None, :]
-    sin_b = tl.load(sin + token * SIZE + HALF + at).to(tl.float32)[None, :]
-    turned_a = (x * cos_a + y * sin_a).to(qkv.dtype.element_ty)
-    turned_b = (y * cos_b + x * sin_b).to(qkv.dtype.element_ty)
-    target = q_out + token * (HEADS * SIZE) + head[:, None] * SIZE + at[None, :]
-    tl.store(target, turned_a, mask=is_q)
-    tl.store(target + HALF, turned_b, mask=is_q)
+        gain_a = tl.load(weight + at).to(tl.float32) + offset
+        gain_b = tl.load(weight + HALF + at).to(tl.float32) + offset
+    await_results(EARLY)
+    source = qkv + token * ((HEADS + 2 * KV_HEADS) * SIZE) + head * SIZE
     slot = tl.load(slots + token)
     row = cache + slot * (KV_HEADS * SIZE)
-    stored = slot >= 0
-    key = row + (head - HEADS)[:, None] * SIZE + at[None, :]
-    tl.store(key, turned_a, mask=is_k & stored)
-    tl.store(key + HALF, turned_b, mask=is_k & stored)
-    is_v = (head >= HEADS + KV_HEADS)[:, None] & inside & stored
-    value = row + tl.cast(half_cache, tl.int64) + (head - HEADS - KV_HEADS)[:, None] * SIZE
-    tl.store(value + at[None, :], a, mask=is_v)
-    tl.store(value + HALF + at[None, :], b, mask=is_v)
+    if is_value:
+        values = row + tl.cast(half_cache, tl.int64) + (head - HEADS - KV_HEADS) * SIZE
+        tl.store(values + whole, tl.load(source + whole), mask=slot >= 0)
+    else:
+        a, b = _turned(
+            source, cos + token * SIZE, sin + token * SIZE, at, gain_a, gain_b, eps, SIZE, NORM
+        )
+        target = row + (head - HEADS) * SIZE + at[None, :]
+        if is_q:
+            target = q_out + token * (HEADS * SIZE) + head * SIZE + at[None, :]
+        tl.store(target, a, mask=is_q | (slot >= 0))
+        tl.store(target + HALF, b, mask=is_q | (slot >= 0))
+
+
+def _tile(heads: int, kv_heads: int) -> tuple[int, int]:
+    """Heads and warps of a program. Smaller programs are no faster for one token, slower for many."""
+    common = gcd(heads, kv_heads)
+    block = min(8, common & -common)
+    return block, max(1, block // 2)
 
 
 def rotary_write(
@@ -85,19 +105,20 @@ def rotary_write(
     norms: tuple[Tensor, Tensor, float, float] | None,
     cache: Tensor,
     slots: Tensor,
+    *,
+    tile: tuple[int, int] | None = None,
+    early: bool = False,
 ) -> Tensor:
-    """The operation ``rotary_write`` of ``weft.layers.kernels``."""
+    """The operation ``rotary_write`` of ``weft.layers.kernels``; ``tile`` is for measurements."""
     tokens, size, kv_heads = qkv.shape[0], cos.shape[-1], cache.shape[2]
     heads = qkv.shape[1] // size - 2 * kv_heads
     q_weight, k_weight, eps, offset = norms or (qkv, qkv, 0.0, 0.0)
     q = torch.empty((tokens, heads, size), dtype=qkv.dtype, device=qkv.device)
     qkv = qkv.contiguous()
-    # Few tokens: many small programs. Many tokens: fewer, with the angles loaded once for more.
-    block = 2 if tokens <= 64 else 8
-    grid = (tokens, triton.cdiv(heads + 2 * kv_heads, block))
-    rotary_write_kernel[grid](
+    block, warps = tile or _tile(heads, kv_heads)
+    rotary_write_kernel[(tokens, (heads + 2 * kv_heads) // block)](
         qkv, cos, sin, q_weight, k_weight, eps, offset, q, cache, slots, cache.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, BLOCK=block, NORM=norms is not None,
-        num_warps=1 if block == 2 else 4,
+        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, BLOCK=block,
+        NORM=norms is not None, EARLY=early, num_warps=warps, launch_pdl=early,
     )  # fmt: skip
     return q

@@ -1,0 +1,31 @@
+"""Where kernels of plugins take the place of the sampler's own operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.api.attention import KernelRequest
+from weft.api.cache import DeviceInfo
+from weft.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from weft.layers.kernels import Kernels
+
+__all__ = ("install_sampler_kernels",)
+
+
+def install_sampler_kernels(
+    sampler: Sampler, host: Kernels, device: DeviceInfo, dtype: str
+) -> dict[str, str]:
+    """Give the sampler the best kernel that is offered for each operation.
+
+    The operations are described in ``weft.layers.kernels``. Returns which backend serves which.
+    """
+    request = KernelRequest(device, dtype, {"vocab_size": sampler.vocab_size})
+    serving = {}
+    for op in ("sample", "likeliest"):
+        offer = host.kernel(op, request)
+        if offer is not None:
+            setattr(sampler, f"{op}_op", offer.load())
+            serving[op] = offer.name
+    return serving

@@ -1,0 +1,153 @@
+"""Linear layers of one to four rows: the time is that of reading the weight once.
+
+A program multiplies in float32 without tensor cores. The first piece of its share of the weight is on
+its way before the kernel waits for its input (see ``overlap``), and so many programs are on a
+multiprocessor that the pieces in flight cover the latency of memory. Where that is no faster than
+torch's own linear (``tiles``), torch's is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft_kernels_triton.activation import gate, silu_mul
+from weft_kernels_triton.overlap import await_results, start_next
+from weft_kernels_triton.tiles import Tile, choose
+
+__all__ = ("few_rows_kernel", "linear", "silu_linear", "small_linear")
+
+Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@triton.jit
+def _columns(x, k, depth):
+    """float32 ``[1, BLOCK_K]`` of one row; zeros past its end."""
+    return tl.load(x + k, mask=k < depth, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _finish(out, n, sums, bias, inside, BIAS: tl.constexpr):
+    """Store one row of results from sums ``[BLOCK_N, BLOCK_K]``."""
+    y = tl.sum(sums, axis=1)
+    if BIAS:
+        y += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def few_rows_kernel(  # noqa: C901 (rows are unrolled by hand: a loop cannot carry a list of sums)
+    x,  # [ROWS, depth], rows x_stride elements apart
+    weight,  # [width, depth], or [2 * width, depth] if GATED
+    bias,  # [width], or [2 * width] if GATED
+    out,  # [ROWS, width]
+    width,
+    depth,
+    x_stride,
+    ROWS: tl.constexpr,  # 1 to 4; 1 if GATED
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ONCE: tl.constexpr,  # depth <= BLOCK_K
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,  # out = silu(first half) * second half
+    EARLY: tl.constexpr,
+):
+    """A program computes ``BLOCK_N`` features of all rows."""
+    start_next(EARLY)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    inside = n < width
+    own = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
+    other = own + width.to(tl.int64) * depth
+    mask = inside[:, None] & (k < depth)[None, :]
+    ahead = tl.load(own, mask=mask, other=0.0, eviction_policy="evict_first")
+    up_ahead = ahead
+    if GATED:
+        up_ahead = tl.load(other, mask=mask, other=0.0, eviction_policy="evict_first")
+    await_results(EARLY)
+    s0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    s1, s2, s3, up = s0, s0, s0, s0
+    for start in range(0, depth, BLOCK_K):
+        piece, up_piece = ahead.to(tl.float32), up_ahead.to(tl.float32)
+        if not ONCE:  # the next piece is on its way while this one is multiplied
+            mask = inside[:, None] & (start + BLOCK_K + k < depth)[None, :]
+            at = start + BLOCK_K
+            ahead = tl.load(own + at, mask=mask, other=0.0, eviction_policy="evict_first")
+            if GATED:
+                up_ahead = tl.load(other + at, mask=mask, other=0.0, eviction_policy="evict_first")
+        row = _columns(x, start + k, depth)
+        s0 += piece * row
+        if GATED:
+            up += up_piece * row
+        if ROWS > 1:
+            s1 += piece * _columns(x + x_stride, start + k, depth)
+        if ROWS > 2:
+            s2 += piece * _columns(x + 2 * x_stride, start + k, depth)
+        if ROWS > 3:
+            s3 += piece * _columns(x + 3 * x_stride, start + k, depth)
+    if GATED:
+        first, second = tl.sum(s0, axis=1), tl.sum(up, axis=1)
+        if BIAS:
+            first += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
+            second += tl.load(bias + width + n, mask=inside, other=0.0).to(tl.float32)
+        kind: tl.constexpr = out.dtype.element_ty
+        tl.store(out + n, gate(first.to(kind).to(tl.float32), second.to(kind)), mask=inside)
+    else:
+        _finish(out, n, s0, bias, inside, BIAS)
+        if ROWS > 1:
+            _finish(out + width, n, s1, bias, inside, BIAS)
+        if ROWS > 2:
+            _finish(out + 2 * width, n, s2, bias, inside, BIAS)
+        if ROWS > 3:
+            _finish(out + 3 * width, n, s3, bias, inside, BIAS)
+
+
+def small_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, tile: Tile, early: bool
+) -> Tensor:
+    """``x [rows, depth]`` times ``weight [features, depth]``; the halves gated if asked for.
+
+    At most four rows, one if gated; ``weight`` is contiguous, so are the rows of ``x``.
+    """
+    rows, depth = x.shape
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    few_rows_kernel[(triton.cdiv(width, tile.features),)](
+        x, weight, x if bias is None else bias, out, width, depth, x.stride(0),
+        ROWS=rows, BLOCK_N=tile.features, BLOCK_K=tile.depth, ONCE=depth <= tile.depth,
+        BIAS=bias is not None, GATED=gated, EARLY=early, num_warps=tile.warps, launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+def _small(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, early: bool
+) -> Tensor | None:
+    """The result, or ``None`` where torch's operations are the better ones."""
+    depth = x.shape[-1]
+    rows = x.numel() // depth
+    tile = choose(rows, weight.shape[0], depth, gated)
+    if tile is None or not weight.is_contiguous():
+        return None
+    flat = x.reshape(rows, depth)
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    y = small_linear(flat, weight, bias, gated, tile, early)
+    return y.view(*x.shape[:-1], y.shape[1])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, early: bool = False) -> Tensor:
+    """The operation ``linear`` of ``weft.layers.kernels``."""
+    y = _small(x, weight, bias, False, early)
+    return F.linear(x, weight, bias) if y is None else y
+
+
+def silu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, early: bool = False) -> Tensor:
+    """The operation ``silu_linear`` of ``weft.layers.kernels``."""
+    y = _small(x, weight, bias, True, early)
+    return silu_mul(linear(x, weight, bias, early=early), early=early) if y is None else y
