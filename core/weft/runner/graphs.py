@@ -32,6 +32,7 @@ class Captured:
 
     rows: int
     inputs: Tensor  # int64 [2 + groups, rows]: slots, positions, slot mappings
+    starts: Tensor  # int32 [rows + 1]: 0, 1, …; never written, but read by every replay
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [rows, vocab]
 
@@ -95,19 +96,20 @@ class DecodeGraphs:
             2 + len(self._tables.device), rows, dtype=torch.int64, device=self._device
         )
         inputs[0] = self._padding
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
         # Once outside of the capture: kernels are compiled and libraries make their handles.
-        self._forward(inputs)
+        self._forward(inputs, starts)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(inputs)
-        return Captured(rows, inputs, graph, logits)
+            logits = self._forward(inputs, starts)
+        return Captured(rows, inputs, starts, graph, logits)
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
         slots, positions = inputs[0], inputs[1]
         rows = len(slots)
-        query_start = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
-        kv_lens = (positions + 1).to(torch.int32)
+        kv_lens = torch.empty(rows, dtype=torch.int32, device=self._device)
+        torch.add(positions, 1, out=kv_lens)
         batches = [
             AttentionBatch(
                 page_size=self._page_size,
