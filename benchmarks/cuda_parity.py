@@ -58,8 +58,13 @@ def expected(folder: Path) -> list[list[int]]:
     found = []
     for prompt in prompts():
         with torch.inference_mode():
+            # Without a mask of ones, generate hides tokens that equal the padding id.
             ids = model.generate(
-                torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=NEW,
+                do_sample=False,
+                eos_token_id=None,
             )
         found.append(ids[0, len(prompt) :].tolist())
     return found
