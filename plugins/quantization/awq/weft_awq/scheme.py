@@ -1,0 +1,127 @@
+"""The scheme and the linear layer of AWQ checkpoints."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.api.cache import DeviceInfo
+from weft.api.models import LinearMethod, LinearSpec
+from weft.errors import CheckpointError, ConfigError
+from weft.layers import Linear, Part, weight
+from weft.layers.quantized import CpuInt4, left_alone
+from weft_awq.config import AwqConfig
+from weft_awq.gemm import Gemm, find_gemm
+from weft_awq.packing import dequantize, unpack
+
+__all__ = ("AwqLinear", "AwqScheme")
+
+# AutoAWQ quantizes the layers of a decoder and never its head.
+HEADS = ("lm_head",)
+
+
+class AwqScheme:
+    """What the ``quantization_config`` of an AWQ checkpoint means for its layers."""
+
+    name = "awq"
+
+    def __init__(self, config: AwqConfig, device: DeviceInfo) -> None:
+        self.config = config
+        self._gemm = find_gemm(device)
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        if left_alone(spec, (*HEADS, *self.config.unquantized)):
+            return None
+        return AwqLinear(self.config.group_size, self._gemm)
+
+    def experts(self, spec: Any) -> None:
+        return None
+
+    def kv_dtype(self, layer: str) -> None:
+        return None
+
+
+class AwqLinear:
+    """``x @ W.T + bias`` with ``W`` in four bits.
+
+    The weight stays packed as in the checkpoint. Few rows on a CUDA device go to a kernel that
+    dequantizes in registers; otherwise the weight is dequantized for each call. On a CPU in
+    bfloat16 torch's own int4 operator takes the place of both.
+    """
+
+    def __init__(self, group_size: int, gemm: Gemm | None = None) -> None:
+        self.group = group_size
+        self.first = 0
+        self.gemm = gemm
+        self.cpu: CpuInt4 | None = None
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+        if self.group == -1:
+            self.group = inputs.full
+        if inputs.full % self.group:
+            raise CheckpointError(
+                f"{spec.prefix} has {inputs.full} input features, which groups of {self.group} do "
+                "not divide; check group_size in quantization_config"
+            )
+        if uneven := [n for n in spec.out_features if n % 8]:
+            raise ConfigError(
+                f"{spec.prefix} has {uneven[0]} output features on each rank; AWQ packs 8 into one "
+                "word, so choose a smaller tensor_parallel_size"
+            )
+        self.first, self.dtype = inputs.start, spec.dtype
+        out, groups = sum(spec.out_features), inputs.full // self.group
+        packed = weight(
+            (spec.in_features, out // 8), torch.int32, output_dim=1, output_block=8, input_dim=0
+        )
+        # Every rank gets the scales of all groups, because its inputs may begin inside a group.
+        zeros = weight((groups, out // 8), torch.int32, output_dim=1, output_block=8)
+        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        module.register_parameter("qweight", packed)
+        module.register_parameter("qzeros", zeros)
+        module.register_parameter("scales", scales)
+
+    def finish(self, module: nn.Module) -> None:
+        """Unpack the zero points, and keep the scales of this rank's inputs only."""
+        qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
+        zeros = unpack(module.get_parameter("qzeros").data).to(scales.dtype)
+        inputs = qweight.shape[0]
+        # Where a share begins or ends inside a group, smaller groups of equal scales are exact.
+        group = gcd(self.group, self.first, inputs)
+        first, count = self.first // group, inputs // group
+        scales, zeros = (
+            t.repeat_interleave(self.group // group, dim=0)[first : first + count].contiguous()
+            for t in (scales, zeros)
+        )
+        self.group = group
+        del module.qzeros, module.scales
+        self.cpu = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
+        if self.cpu is not None:
+            del module.qweight
+            # Parameters, so that they count where the weights are counted.
+            module.register_parameter("packed", _kept(self.cpu.codes))
+            module.register_parameter("scales", _kept(self.cpu.scales))
+            return
+        module.register_parameter("scales", _kept(scales))
+        module.register_parameter("zeros", _kept(zeros))
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.cpu is not None:
+            y = self.cpu(x)
+        elif self.gemm is not None and self.gemm.fits(x, self.group):
+            y = self.gemm(x, module.qweight, module.scales, module.zeros, self.group)
+        else:
+            y = x @ dequantize(module.qweight, module.scales, module.zeros, self.group, x.dtype)
+        return y if bias is None else y + bias
+
+
+def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float16, which is what the checkpoints have, unless the model computes in float32."""
+    return torch.float32 if dtype is torch.float32 else torch.float16
+
+
+def _kept(data: Tensor) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=False)
