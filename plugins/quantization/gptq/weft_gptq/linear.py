@@ -1,0 +1,165 @@
+"""The linear layer of GPTQ checkpoints."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.api.models import LinearSpec
+from weft.errors import CheckpointError, ConfigError
+from weft.layers import Linear, Part, weight
+from weft.layers.quantized import CpuInt4
+from weft_gptq.config import Packing
+from weft_gptq.gemm import Gemm
+from weft_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+
+__all__ = ("SPARE_BIAS", "GptqLinear")
+
+SPARE_BIAS = "spare_bias"
+"""The parameter that takes a bias which the checkpoint has and the model has not."""
+
+
+class GptqLinear:
+    """``x @ W.T + bias`` with ``W`` in ``bits``.
+
+    With act-order, inputs belong to groups in any order. ``finish`` sorts the rows of the weight by
+    group, so that groups are runs again and the inputs are permuted instead. A rank that holds a
+    share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
+    makes groups of equal size, the group of each row.
+
+    The weight stays packed. Few rows on a CUDA device go to a kernel that dequantizes in registers;
+    otherwise it is dequantized for each call. Four bits on a CPU in bfloat16 are torch's own.
+    """
+
+    def __init__(self, packing: Packing, zero_offset: int, gemm: Gemm | None = None) -> None:
+        self.bits, self.group = packing.bits, packing.group_size
+        self.act_order = packing.act_order
+        self.zero_offset = zero_offset
+        self.gemm = gemm
+        self.cpu: CpuInt4 | None = None
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+        word = 32 // self.bits
+        for what, count in (
+            ("input", spec.in_features),
+            *(("output", n) for n in spec.out_features),
+        ):
+            if count % word:
+                raise ConfigError(
+                    f"{spec.prefix} has {count} {what} features on each rank; GPTQ with "
+                    f"{self.bits} bits packs {word} into one word, so choose a smaller "
+                    "tensor_parallel_size"
+                )
+        if self.group == -1:
+            self.group = inputs.full
+        self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
+        out, groups = sum(spec.out_features), -(-inputs.full // self.group)
+        shape = (spec.in_features // word, out)
+        packed = weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=word)
+        zeros = weight((groups, out // word), torch.int32, output_dim=1, output_block=word)
+        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        absent = None if self.act_order else -1.0
+        index = weight((spec.in_features,), torch.int32, input_dim=0, default=absent)
+        module.register_parameter("qweight", packed)
+        module.register_parameter("qzeros", zeros)
+        module.register_parameter("scales", scales)
+        module.register_parameter("g_idx", index)
+        if not spec.bias:
+            spare = weight((out,), spec.dtype, output_dim=0, default=0.0)
+            module.register_parameter(SPARE_BIAS, spare)
+
+    def finish(self, module: nn.Module) -> None:
+        """Bring the inputs into an order in which groups are runs, if there is one."""
+        self._drop_spare_bias(module)
+        qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
+        zeros = unpack_outputs(module.get_parameter("qzeros").data, self.bits, self.zero_offset)
+        zeros = zeros.to(scales.dtype)
+        index = self._index(module.get_parameter("g_idx").data, len(scales))
+        del module.qweight, module.qzeros, module.scales, module.g_idx
+        count = torch.arange(len(index), device=index.device)
+        order = torch.argsort(index, stable=True)
+        if torch.equal(index, (self.first + count) // self.group):
+            scales, zeros = self._share(scales, zeros, len(index))
+        elif torch.equal(index[order], count // self.group):
+            qweight = pack_inputs(unpack_inputs(qweight, self.bits)[order], self.bits)
+            scales, zeros = self._share(scales, zeros, len(index), first=0)
+            module.register_buffer("order", order, persistent=False)
+        else:
+            module.register_buffer("index", index, persistent=False)
+        self._keep(module, qweight, scales, zeros)
+
+    def _drop_spare_bias(self, module: nn.Module) -> None:
+        spare = getattr(module, SPARE_BIAS, None)
+        if spare is None:
+            return
+        if spare.any():
+            raise CheckpointError(
+                f"the checkpoint has a bias for {self.prefix}, which the model has not; check that "
+                "config.json belongs to these weights (attention_bias, mlp_bias)"
+            )
+        delattr(module, SPARE_BIAS)
+
+    def _index(self, stored: Tensor, groups: int) -> Tensor:
+        """int64 ``[in]``: the group of each input."""
+        index = stored.long()
+        # Absent, or dummy weights: then inputs are in order.
+        if not len(index) or int(index.max()) < 0 or (groups > 1 and not index.any()):
+            return (self.first + torch.arange(len(index), device=index.device)) // self.group
+        if int(index.min()) < 0 or int(index.max()) >= groups:
+            raise CheckpointError(
+                f"g_idx of {self.prefix} names groups {int(index.min())} to {int(index.max())}, but "
+                f"there are {groups} groups of {self.group}; check group_size in quantization_config"
+            )
+        return index
+
+    def _share(
+        self, scales: Tensor, zeros: Tensor, inputs: int, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The groups of this rank's inputs.
+
+        Where its share begins or ends inside a group, smaller groups of equal scales are exact.
+        """
+        first = self.first if first is None else first
+        group = gcd(self.group, first, inputs)
+        times, begin, end = self.group // group, first // group, (first + inputs) // group
+        self.group = group
+        return (
+            scales.repeat_interleave(times, dim=0)[begin:end].contiguous(),
+            zeros.repeat_interleave(times, dim=0)[begin:end].contiguous(),
+        )
+
+    def _keep(self, module: nn.Module, qweight: Tensor, scales: Tensor, zeros: Tensor) -> None:
+        # Parameters, so that they count where the weights are counted.
+        if self.bits == 4 and not hasattr(module, "index"):
+            codes = unpack_inputs(qweight, 4) if self.dtype is torch.bfloat16 else qweight
+            self.cpu = CpuInt4.pack(codes, scales, zeros, self.group, self.dtype)
+        if self.cpu is not None:
+            module.register_parameter("packed", nn.Parameter(self.cpu.codes, requires_grad=False))
+            module.register_parameter("scales", nn.Parameter(self.cpu.scales, requires_grad=False))
+            return
+        module.register_parameter("qweight", nn.Parameter(qweight, requires_grad=False))
+        module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
+        module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        order, index = getattr(module, "order", None), getattr(module, "index", None)
+        if order is not None:
+            x = x.index_select(-1, order)
+        if self.cpu is not None:
+            y = self.cpu(x)
+        else:
+            stored = (module.qweight, module.scales, module.zeros, self.bits, self.group, index)
+            if self.gemm is not None and self.gemm.fits(x, self.bits, self.group, index):
+                y = self.gemm(x, *stored)
+            else:
+                y = x @ dequantize(*stored, x.dtype)
+        return y if bias is None else y + bias
+
+
+def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float16, which is what the checkpoints have, unless the model computes in float32."""
+    return torch.float32 if dtype is torch.float32 else torch.float16
