@@ -17,7 +17,7 @@ def unpack(packed: Tensor) -> Tensor:
     """int32 ``[rows, out / 8]`` to int32 ``[rows, out]`` of codes 0 to 15."""
     # Computed on the device: a table would be a copy from the host, which no CUDA graph may hold.
     column = torch.arange(8, dtype=torch.int32, device=packed.device)
-    shift: Tensor = ((column >> 1) + (column & 1) * 4) * 4
+    shift = ((column >> 1) + (column & 1) * 4) * 4
     codes = torch.bitwise_right_shift(packed[..., None], shift).bitwise_and(15)
     return codes.flatten(-2)
 
@@ -26,5 +26,5 @@ def dequantize(
     qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype
 ) -> Tensor:
     """The weight ``[in, out]`` in ``dtype``; ``scales`` and ``zeros`` are ``[in / group, out]``."""
-    codes = unpack(qweight).to(scales.dtype).unflatten(0, (-1, group))
+    codes: Tensor = unpack(qweight).to(scales.dtype).unflatten(0, (-1, group))
     return codes.sub_(zeros[:, None]).mul_(scales[:, None]).flatten(0, 1).to(dtype)
