@@ -43,8 +43,7 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         found.append(f"needs a CUDA device, this is {request.device.kind}")
     elif request.device.capability is not None and request.device.capability < (8, 0):
         found.append(f"needs compute capability 8.0, this is {request.device.capability}")
-    allowed = ("bfloat16", "float16") if op in LINEARS else ("bfloat16", "float16", "float32")
-    if request.dtype not in allowed:
+    if request.dtype not in ("bfloat16", "float16", "float32"):
         found.append(f"dtype {request.dtype} is not supported")
     if find_spec("triton") is None:
         found.append("triton is not installed; it comes with a CUDA build of torch")
