@@ -24,7 +24,7 @@ HELP = {
     "chat": "Talk to a model in the terminal.",
     "serve": "Start the HTTP server.",
     "bench": "Measure throughput and latency.",
-    "plugin": "List, make and inspect plugins.",
+    "plugin": "List, make, test and lock plugins.",
     "doctor": "Check every plugin, the device and the versions.",
 }
 

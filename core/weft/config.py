@@ -158,6 +158,10 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[str], Meta(description="Load one local Python file as a plugin. Repeatable.")
     ] = msgspec.field(default_factory=list)
     plugin_strict: Annotated[bool, Meta(description="Any broken plugin is fatal.")] = False
+    locked: Annotated[
+        str | None,
+        Meta(description="File of `weft plugin lock`: refuse to start if plugins differ from it."),
+    ] = None
     plugin_options: Annotated[
         dict[str, dict[str, Any]], Meta(description='JSON: {"kind:key": {"option": value}}.')
     ] = msgspec.field(default_factory=dict)

@@ -117,3 +117,49 @@ def test_show_a_distribution(weft):
 def test_show_something_missing(weft, id, code, message):
     done = weft("plugin", "show", id)
     assert done.code == code and done.err.startswith(message)
+
+
+def test_new_writes_a_project_and_says_what_to_do(weft, tmp_path):
+    done = weft("plugin", "new", "policies", "patient", "--folder", str(tmp_path / "made"))
+    assert done.code == 0 and "weft plugin test policies:patient" in done.out
+    assert (tmp_path / "made/weft-patient/weft_patient/__init__.py").is_file()
+    assert weft("plugin", "new", "policy", "x").code == 2
+
+
+@pytest.mark.parametrize(("text", "code"), [("return P()", 0), ("return [P()][1]", 1)])
+def test_test_runs_the_suites_on_one_plugin(weft_tests, text, code):
+    assert weft_tests(text) == code
+
+
+@pytest.fixture
+def weft_tests(weft, tmp_path):
+    def run(text):
+        file = tmp_path / "mine.py"
+        file.write_text(
+            "from weft.scheduler.policies import FirstCome as P\nfrom weft.api import impl\n"
+            'WEFT = {"policies": ["mine"]}\n@impl\ndef weft_policy(name):\n'
+            f'    if name == "mine":\n        {text}\n'
+        )
+        return weft("plugin", "test", "policies:mine", "--plugin-file", str(file)).code
+
+    return run
+
+
+def test_test_of_something_missing(weft):
+    assert weft("plugin", "test", "policies:nope").code == 1
+
+
+def test_lock_and_locked(weft, tmp_path):
+    assert "weft.lock: " in weft("plugin", "lock").out
+    rows = json.loads((tmp_path / "weft.lock").read_text())["plugins"]
+    assert {
+        "id": "policies:fcfs",
+        "distribution": "weft-core",
+        "version": "0.1.0",
+        "generation": 1,
+    } in rows
+    done = weft("generate", "--locked", "weft.lock", "--no-plugin", "policies:priority", "-p", "x")
+    assert done.code == 1
+    assert "- policies:priority from weft-core 0.1.0 is gone" in done.err
+    done = weft("plugin", "lock", "no/such/folder/weft.lock")
+    assert done.code == 2 and "cannot be written" in done.err

@@ -17,28 +17,10 @@ import pytest
 from weft.api.files import ModelRef
 from weft.plugins import Entry, Host
 from weft.plugins.health import editable_folder
-from weft.testing.architectures import ModelSuite
-from weft.testing.executors import ExecutorSuite
-from weft.testing.extensions import ExtensionSuite
-from weft.testing.kernels import KernelSuite
+from weft.testing.catalog import suite_of
 from weft.testing.logits import LogitsProcessorSuite
 from weft.testing.plugin import PluginSuite
-from weft.testing.policies import PolicySuite
 from weft.testing.sources import LoadFormatSuite, ModelSourceSuite
-from weft.testing.stats import StatLoggerSuite
-from weft.testing.text import RendererSuite, TokenizerSuite
-
-# Kinds whose suite needs to be told nothing.
-SUITES: dict[str, type] = {
-    "executors": ExecutorSuite,
-    "extensions": ExtensionSuite,
-    "kernels": KernelSuite,
-    "models": ModelSuite,
-    "policies": PolicySuite,
-    "renderers": RendererSuite,
-    "stat_loggers": StatLoggerSuite,
-    "tokenizers": TokenizerSuite,
-}
 
 
 class Folder(ModelSourceSuite):
@@ -103,13 +85,15 @@ def installed() -> Iterator[tuple[Entry, type]]:
     """Every entry with its suite; ``object`` where the kind has none that runs by itself."""
     for entry in Host().entries:
         if entry.usable and entry.key != "*":
-            yield entry, ABOUT.get(entry.id, SUITES.get(entry.kind, object))
+            yield entry, ABOUT.get(entry.id) or suite_of(entry.kind) or object
 
 
 def suite(entry: Entry, kind: type) -> type:
     """The test class of one entry."""
     parts = (PluginSuite,) if kind is object else (PluginSuite, kind)
     about: dict[str, Any] = {"plugin": entry.id}
+    if entry.kind == "attention":
+        about["key"] = entry.key
     if entry.kind == "models" and entry.key in MODELS:
         about["variants"] = MODELS[entry.key]
     if entry.id == "stat_loggers:jsonl":

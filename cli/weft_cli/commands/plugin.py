@@ -1,9 +1,10 @@
-"""``weft plugin``: what is installed, and what one plugin is made of."""
+"""``weft plugin``: what is installed, what one is made of, and the beginning of a new one."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -60,6 +61,53 @@ def show_one(
     print(msgspec.json.encode(found).decode()) if json else _print_description(found)
 
 
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="A kind of weft plugin list.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key that it will provide.")],
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where the project's folder is made.")
+    ] = Path(),
+) -> None:
+    """Write the project of a new plugin: it installs, and passes its conformance test."""
+    from weft_cli.templates import render
+
+    project = render(kind, name, folder)
+    print(f"{project}: pip install -e {project} && weft plugin test {kind}:{name}")
+
+
+@with_flags(PLUGINS)
+def test(
+    *,
+    id: Annotated[str, typer.Argument(metavar="ID", help="kind:key")],
+    options: Options,
+) -> None:
+    """Run the conformance suites on one plugin, without any test file. Needs pytest."""
+    from weft_cli.conformance import run
+
+    config = options.struct(PLUGINS)
+    kind, _, key = id.partition(":")
+    Host(config).choose(kind, key)
+    raise typer.Exit(run(id, config))
+
+
+@with_flags(PLUGINS)
+def lock(
+    *,
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("weft.lock"),
+    options: Options,
+) -> None:
+    """Write down every plugin with its version, for weft serve --locked FILE."""
+    from weft.plugins.lock import locked
+
+    found = locked(Host(options.struct(PLUGINS)))
+    text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+    try:
+        file.write_bytes(text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    print(f"{file}: {len(found.plugins)} keys")
+
+
 def _show_distribution(host: Host, name: str, json: bool) -> None:
     from weft.plugins.listing import rows
 
@@ -99,7 +147,10 @@ def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
-    app = application("List and inspect plugins.")
+    app = application("List, make, test and lock plugins.")
     app.command("list", cls=SectionedCommand)(show_list)
     app.command("show", cls=SectionedCommand)(show_one)
+    app.command("new", cls=SectionedCommand)(new)
+    app.command("test", cls=SectionedCommand)(test)
+    app.command("lock", cls=SectionedCommand)(lock)
     return app

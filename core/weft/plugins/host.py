@@ -37,7 +37,7 @@ class Host(Registry):
     ) -> Host:
         """The host of a worker process: no choosing, and a refusal where installations differ."""
         own = msgspec.structs.replace(
-            config or PluginConfig(), plugin=[], no_plugin=[], plugin_file=[]
+            config or PluginConfig(), plugin=[], no_plugin=[], plugin_file=[], locked=None
         )
         # The parent has applied pins and switches; this process's environment must not add its own.
         switches = Switches(strict=own.plugin_strict)

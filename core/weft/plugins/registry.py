@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from weft.api.hookspecs import First, Options
 from weft.config import PluginConfig
 from weft.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
-from weft.plugins import choice
+from weft.plugins import choice, lock
 from weft.plugins.entries import Entry, normal, scan
 from weft.plugins.kinds import FALLBACK, KINDS
 from weft.plugins.loader import Loader, Relay
@@ -47,6 +48,8 @@ class Registry:
             self.entries += local_entries(file)
         self._check_names()
         self.switches.apply(self.entries)
+        if self.config.locked is not None:
+            lock.check(self, Path(self.config.locked))
         self._loader = Loader()
         self._chosen: dict[tuple[str, str], Entry] = {}
         self._extensions: list[Entry] | None = None

@@ -1,0 +1,86 @@
+"""A lock names what there is; a host that is told to keep to it refuses everything else."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from weft.errors import ConfigError, PluginConflictError
+from weft.plugins import Host
+from weft.plugins.lock import locked
+
+
+@pytest.fixture
+def file(site):
+    """A lock of two distributions."""
+    site.scheme("acme-awq", "awq")
+    site.scheme("acme-fp8", "fp8")
+    path = site.folder / "weft.lock"
+    path.write_bytes(msgspec.json.encode(locked(site.host())))
+    return path
+
+
+def drift(site, file, **options):
+    with pytest.raises(PluginConflictError) as caught:
+        site.host(locked=str(file), **options)
+    return str(caught.value)
+
+
+def test_the_same_plugins_pass_and_none_is_imported(site, file):
+    host = site.host(locked=str(file))
+    assert host.quantization("awq", {}, None).name == "acme-awq"
+    assert {e.state for e in host.entries if e.key == "fp8"} == {"ready"}
+
+
+def test_another_version_is_drift(site, file):
+    info = site.folder / "acme_awq-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-awq\nVersion: 1.1\n")
+    info.rename(site.folder / "acme_awq-1.1.dist-info")
+    assert "~ quantization:awq: acme-awq 1.0 is locked, 1.1 is here" in drift(site, file)
+
+
+def test_one_more_one_less_and_one_disabled_are_drift(site, file):
+    site.scheme("acme-new", "new")
+    said = drift(site, file, no_plugin=["acme-fp8"])
+    assert "+ quantization:new from acme-new 1.0 is not in the file" in said
+    assert "- quantization:fp8 from acme-fp8 1.0 is gone" in said
+    assert "awq" not in said and f"weft plugin lock {file}" in said
+
+
+def test_another_generation_is_drift(site, file):
+    file.write_text(file.read_text().replace('"generation":1', '"generation":2', 1))
+    assert "quantization v2 is locked, v1 is here" in drift(site, file)
+
+
+def test_a_changed_local_file_is_drift(site, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text('WEFT = {"policies": ["mine"]}\n')
+    lock = tmp_path / "weft.lock"
+    lock.write_bytes(msgspec.json.encode(locked(site.host(plugin_file=[str(mine)]))))
+    site.host(plugin_file=[str(mine)], locked=str(lock))
+    mine.write_text('WEFT = {"policies": ["mine"]}\n# changed\n')
+    assert "~ policies:mine" in drift(site, lock, plugin_file=[str(mine)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "cannot be read"),
+        ("{", "is not a lock file"),
+        ('{"version":9,"plugins":[]}', "reads 1"),
+    ],
+)
+def test_what_is_no_lock_is_refused(site, tmp_path, text, words):
+    path = tmp_path / "x.lock"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        site.host(locked=str(path))
+
+
+def test_a_worker_is_not_asked_again(site, file):
+    """The parent has checked; what it chose travels in the plan."""
+    host = site.host(locked=str(file))
+    site.scheme("acme-new", "new")
+    worker = Host.from_plan(host.plan(), host.config, source=site.scan)
+    assert worker.quantization("awq", {}, None).name == "acme-awq"
