@@ -1,0 +1,233 @@
+"""The suite is shown to bite: plugins with one mistake each, and the check that finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from weft_awq import scheme as awq
+from weft_awq.config import AwqConfig
+from weft_fp8 import linear as fp8
+from weft_fp8 import scheme as fp8_scheme
+from weft_gptq import linear as gptq
+from weft_gptq import scheme as gptq_scheme
+from weft_gptq.config import read_config
+
+from weft.api.cache import DeviceInfo
+from weft.api.models import LinearSpec, QuantizationScheme
+from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
+from weft.testing.quantization import QuantizationSuite
+
+CPU = DeviceInfo("cpu")
+
+
+def suite(plugin: str, format: Format, scheme: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """A suite over one format, with a scheme that is not what the host would find."""
+
+    class Mutated(QuantizationSuite):
+        formats = {"the format": format}
+
+        def scheme(self, config: Mapping[str, Any]) -> QuantizationScheme:
+            made: QuantizationScheme = scheme(config)
+            return made
+
+    Mutated.plugin = plugin
+    return Mutated()
+
+
+@dataclass
+class Wrapped:
+    """A scheme whose layers are changed."""
+
+    inner: Any
+    change: Callable[[Any], None]
+    name: str = "wrapped"
+
+    def linear(self, spec: LinearSpec) -> Any:
+        method = self.inner.linear(spec)
+        if method is not None:
+            self.change(method)
+        return method
+
+
+def awq_scheme(config: Mapping[str, Any]) -> Any:
+    from weft_awq.config import read_config as read
+
+    return awq.AwqScheme(read(config), CPU)
+
+
+APPLIED = "test_every_layer_is_its_dequantized_weight"
+SHARED = "test_ranks_share_a_layer"
+
+
+def test_the_order_of_the_nibbles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_order(packed: torch.Tensor) -> torch.Tensor:
+        return ((packed[..., None] >> torch.arange(0, 32, 4)) & 15).flatten(-2)
+
+    checks = suite("quantization:awq", AwqFormat(), awq_scheme)
+    getattr(checks, APPLIED)()
+    monkeypatch.setattr(awq, "unpack", in_order)
+    monkeypatch.setattr("weft_awq.packing.unpack", in_order)
+    with pytest.raises(AssertionError, match="relative error"):
+        getattr(checks, APPLIED)()
+
+
+def test_a_bias_that_is_forgotten() -> None:
+    def forget(method: Any) -> None:
+        apply = method.apply
+        method.apply = lambda module, x, bias: apply(module, x, None)
+
+    checks = suite(
+        "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), forget)
+    )
+    with pytest.raises(AssertionError, match="bias"):
+        getattr(checks, APPLIED)()
+
+
+def test_a_weight_that_is_unpacked_for_good() -> None:
+    def swell(method: Any) -> None:
+        finish = method.finish
+
+        def finished(module: torch.nn.Module) -> None:
+            finish(module)
+            module.register_buffer("dense", torch.zeros(512, 512, dtype=torch.bfloat16))
+
+        method.finish = finished
+
+    checks = suite(
+        "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), swell)
+    )
+    with pytest.raises(AssertionError, match="the format"):
+        checks.test_weights_stay_small()
+
+
+def test_lists_of_names_that_are_ignored() -> None:
+    checks = suite(
+        "quantization:awq", AwqFormat(), lambda config: awq.AwqScheme(AwqConfig(32), CPU)
+    )
+    with pytest.raises(AssertionError, match="the format"):
+        checks.test_layers_that_are_left_alone()
+
+
+def test_configurations_that_are_all_taken() -> None:
+    checks = suite(
+        "quantization:awq", AwqFormat(), lambda config: awq.AwqScheme(AwqConfig(32), CPU)
+    )
+    checks.refused = {"bits": ({"bits": 3}, "3 bits")}
+    with pytest.raises(pytest.fail.Exception, match="was taken"):
+        checks.test_what_it_cannot_read_is_refused()
+
+
+def test_one_layer_for_all() -> None:
+    only = awq.AwqLinear(32)
+
+    class Shared:
+        name = "shared"
+
+        def linear(self, spec: LinearSpec) -> Any:
+            return only
+
+    checks = suite("quantization:awq", AwqFormat(), lambda config: Shared())
+    with pytest.raises(AssertionError):
+        checks.test_two_layers_share_nothing()
+
+
+def gptq_with(**changes: Any) -> Callable[[Mapping[str, Any]], Any]:
+    def scheme(config: Mapping[str, Any]) -> Any:
+        return gptq_scheme.GptqScheme(replace(read_config(config), **changes), CPU)
+
+    return scheme
+
+
+def test_the_one_that_version_1_takes_away() -> None:
+    checks = suite("quantization:gptq", GptqFormat(sym=False), gptq_with(zero_offset=0))
+    with pytest.raises(AssertionError, match="relative error"):
+        getattr(checks, APPLIED)()
+
+
+@pytest.mark.parametrize("check", [APPLIED, SHARED])
+def test_act_order_that_is_ignored(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    def in_order(self: gptq.GptqLinear, stored: torch.Tensor, groups: int) -> torch.Tensor:
+        return (self.first + torch.arange(len(stored))) // self.group
+
+    checks = suite("quantization:gptq", GptqFormat(desc_act=True), gptq_with())
+    getattr(checks, check)()
+    monkeypatch.setattr(gptq.GptqLinear, "_index", in_order)
+    with pytest.raises(AssertionError, match="relative error"):
+        getattr(checks, check)()
+
+
+def test_a_share_of_the_inputs_that_begins_at_0() -> None:
+    """Right on one rank."""
+
+    def begin(method: Any) -> None:
+        create = method.create
+
+        def created(module: torch.nn.Module, spec: LinearSpec) -> None:
+            create(module, spec)
+            method.first = 0
+
+        method.create = created
+
+    checks = suite(
+        "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), begin)
+    )
+    getattr(checks, APPLIED)()
+    with pytest.raises(AssertionError, match="rows, rank"):
+        getattr(checks, SHARED)()
+
+
+def test_a_group_index_that_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(config: Mapping[str, Any]) -> Any:
+        return gptq_with(usual=replace(read_config(config).usual, act_order=False))(config)
+
+    checks = suite("quantization:gptq", GptqFormat(desc_act=True), lenient)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        checks.test_what_is_missing_is_named()
+
+
+def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest(self: fp8.MatrixLinear, module: torch.nn.Module) -> None:
+        scale = module.get_parameter("weight_scale").data.amax()
+        self.keep(module, scale.expand(sum(self.sizes)))
+
+    def scheme(config: Mapping[str, Any]) -> Any:
+        from weft_fp8.config import read_config as read
+
+        return fp8_scheme.Fp8Scheme(read("fp8", config), CPU)
+
+    checks = suite("quantization:fp8", Fp8Format(), scheme)
+    getattr(checks, APPLIED)()
+    monkeypatch.setattr(fp8.MatrixLinear, "finish", largest)
+    with pytest.raises(AssertionError, match="fused"):
+        getattr(checks, APPLIED)()
+
+
+def test_a_model_with_rounded_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keep = fp8.ChannelLinear.keep
+
+    def coarse(self: fp8.ChannelLinear, module: torch.nn.Module, scale: torch.Tensor) -> None:
+        keep(self, module, scale.bfloat16().float())
+
+    class Checks(QuantizationSuite):
+        plugin = "quantization:fp8"
+        formats = {"matrix": Fp8Format()}
+
+    Checks().test_a_model_is_its_dequantized_self(tmp_path / "right")
+    monkeypatch.setattr(fp8.ChannelLinear, "keep", coarse)
+    with pytest.raises(AssertionError, match="matrix"):
+        Checks().test_a_model_is_its_dequantized_self(tmp_path / "wrong")
+
+
+def test_a_format_that_loses_nothing() -> None:
+    class Nothing(Fp8Format):
+        def pack(self, weight: torch.Tensor) -> Any:
+            return replace(super().pack(weight), weight=weight)
+
+    checks = suite("quantization:fp8", Nothing(), lambda config: None)
+    with pytest.raises(AssertionError, match="the format"):
+        checks.test_the_format_is_a_lossy_one()
