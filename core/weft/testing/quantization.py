@@ -280,7 +280,7 @@ class QuantizationSuite(Subject):
         return packed, plain
 
     def test_a_model_is_its_dequantized_self(self, tmp_path: Path) -> None:
-        """Alone and on two ranks."""
+        """Alone, on two ranks, and in bfloat16."""
         import torch
 
         from weft.testing.models import TinyModel
@@ -301,3 +301,5 @@ class QuantizationSuite(Subject):
 
             for logits in on_ranks(2, work):
                 assert (logits - want).abs().max() < 1e-3, f"{title}, two ranks"
+            half = TinyModel(packed, host, dtype=torch.bfloat16).logits(ids)
+            assert (half - want).norm() < 0.1 * want.norm(), f"{title}, bfloat16"

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+import torch
+from weft_awq.config import read_config
+from weft_awq.packing import unpack
+from weft_awq.scheme import AwqScheme
+
+from weft.api.cache import DeviceInfo
+from weft.errors import CheckpointError, ConfigError
+from weft.testing.linears import Layer, fill, pack
 from weft.testing.packing import AwqFormat
 from weft.testing.plugin import PluginSuite
 from weft.testing.quantization import QuantizationSuite
+from weft.testing.ranks import on_ranks
 
 
 class TestAwq(PluginSuite, QuantizationSuite):
@@ -25,3 +37,40 @@ class TestAwq(PluginSuite, QuantizationSuite):
         "names": ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         "another method": ({"quant_method": "squeezellm"}, "'squeezellm'"),
     }
+
+
+def scheme(**changes: Any) -> AwqScheme:
+    return AwqScheme(read_config({**AwqFormat().config(), **changes}), DeviceInfo("cpu"))
+
+
+def test_the_packing_is_that_of_autoawq() -> None:
+    """The columns 0 to 7 of one word, written out."""
+    word = 0x75316420  # from the lowest nibble: columns 0, 2, 4, 6, 1, 3, 5, 7
+    assert unpack(torch.tensor([[word]])).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    word = 0xFEDCBA98 - (1 << 32)
+    found = unpack(torch.tensor([[word]], dtype=torch.int32))
+    assert found.tolist() == [[8, 12, 9, 13, 10, 14, 11, 15]]
+
+
+def test_groups_that_do_not_divide() -> None:
+    layer = Layer(96, (32,))
+    with pytest.raises(CheckpointError, match="96 input features, which groups of 64"):
+        fill(scheme(group_size=64), layer, {}, torch.float32)
+
+
+def test_outputs_that_fill_no_word() -> None:
+    with pytest.raises(ConfigError, match="12 output features"):
+        fill(scheme(), Layer(64, (12,)), {}, torch.float32)
+    layer = Layer(64, (24,), split="column")
+    with pytest.raises(ConfigError, match="smaller tensor_parallel_size"):
+        on_ranks(2, lambda ranks: fill(scheme(), layer, {}, torch.float32, ranks=ranks))
+
+
+def test_a_fused_matrix_of_the_checkpoint() -> None:
+    """Phi and others store q, k and v as one matrix."""
+    whole, parts = Layer(64, (96,)), Layer(64, (48, 24, 24))
+    tensors, weight, _ = pack(AwqFormat(), whole)
+    tensors = {name.replace("a_proj", "fused"): t for name, t in tensors.items()}
+    built = fill(scheme(), parts, tensors, torch.float32)
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(built(x), x @ weight.t(), atol=1e-5, rtol=1e-4)

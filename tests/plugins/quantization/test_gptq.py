@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from weft_gptq.config import read_config
+from weft_gptq.packing import pack_inputs, unpack_inputs, unpack_outputs
+from weft_gptq.scheme import GptqScheme
+
+from weft.api.cache import DeviceInfo
+from weft.api.models import LinearSpec
+from weft.errors import CheckpointError, ConfigError, UnsupportedModelError
+from weft.testing.linears import Layer, fill, pack
 from weft.testing.packing import GptqFormat
 from weft.testing.plugin import PluginSuite
 from weft.testing.quantization import QuantizationSuite
+from weft.testing.ranks import on_ranks
 
 
 class TestGptq(PluginSuite, QuantizationSuite):
@@ -29,3 +43,150 @@ class TestGptq(PluginSuite, QuantizationSuite):
         "another method": ({"quant_method": "squeezellm"}, "'squeezellm'"),
         "pattern": ({"dynamic": {"-:(": {}}}, "'-:('"),
     }
+
+
+def scheme(format: GptqFormat, **changes: Any) -> GptqScheme:
+    return GptqScheme(read_config({**format.config(), **changes}), DeviceInfo("cpu"))
+
+
+def spec(*names: str, bias: bool = False) -> LinearSpec:
+    return LinearSpec(names[0], names, 128, (64,) * len(names), bias, torch.float32)
+
+
+def close(built: Any, weight: Tensor, inputs: int) -> None:
+    x = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(built(x), x @ weight.t(), atol=1e-4, rtol=1e-3)
+
+
+def test_the_packing_is_that_of_autogptq() -> None:
+    """Words written out: the first code is in the lowest bits."""
+    word = torch.tensor([[0x76543210]], dtype=torch.int32)
+    assert unpack_inputs(word, 4).flatten().tolist() == list(range(8))
+    assert unpack_outputs(word, 4, 0).tolist() == [list(range(8))]
+    assert unpack_outputs(word, 4, 1).tolist() == [list(range(1, 9))]
+    assert unpack_inputs(torch.tensor([[-2]], dtype=torch.int32), 8).flatten().tolist() == [
+        254, 255, 255, 255,
+    ]  # fmt: skip
+    codes = torch.randint(0, 16, (32, 5))
+    assert torch.equal(unpack_inputs(pack_inputs(codes.int(), 4), 4), codes.int())
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_zero_survive_version_1(bits: int) -> None:
+    """To take one away from them borrows from the neighbour, which adding gives back."""
+    zeros = torch.tensor([[0, 1, 0, 0, 3, 2, 1, 0] * 4])
+    packed = GptqFormat(bits, sym=False, version=2).pack(torch.rand(32, 32)).tensors["qzeros"]
+    assert not packed.any(), "weights above zero have zero points of zero"
+    words = torch.zeros(1, 32 * bits // 32, dtype=torch.int64)
+    for column, zero in enumerate(zeros[0].tolist()):
+        words[0, column * bits // 32] += zero << (column * bits % 32)
+    ones = sum(1 << shift for shift in range(0, 32, bits))
+    assert torch.equal(unpack_outputs((words - ones).int(), bits, 1), zeros.int())
+
+
+def test_groups_that_do_not_divide_end_with_a_smaller_one() -> None:
+    layer = Layer(96, (32,))
+    for format in (GptqFormat(group_size=64), GptqFormat(group_size=64, desc_act=True)):
+        tensors, weight, _ = pack(format, layer)
+        close(fill(scheme(format), layer, tensors, torch.float32), weight, 96)
+
+
+def test_inputs_in_order_need_no_index() -> None:
+    """Also when act-order was asked for and the quantizer kept its groups together."""
+    format = GptqFormat()
+    tensors, weight, _ = pack(format, Layer(128, (32,)))
+    built = fill(scheme(format, desc_act=True), Layer(128, (32,)), tensors, torch.float32)
+    assert dict(built.named_buffers()) == {}
+    close(built, weight, 128)
+
+
+def test_a_share_of_the_inputs_has_rows_of_every_group() -> None:
+    format, layer = GptqFormat(desc_act=True), Layer(256, (32,), split="row")
+    tensors, _, _ = pack(format, layer)
+    built = on_ranks(2, lambda r: fill(scheme(format), layer, tensors, torch.float32, ranks=r))
+    for share in built:
+        assert share.get_parameter("scales").shape == (8, 32)
+        assert share.get_buffer("index").shape == (128,)
+
+
+def test_matrices_in_different_orders_cannot_be_fused() -> None:
+    layer = Layer(128, (32, 32))
+    tensors, *_ = pack(GptqFormat(desc_act=True), layer)
+    name = next(n for n in tensors if n.endswith("b_proj.g_idx"))
+    tensors[name] = tensors[name].flip(0)
+    with pytest.raises(CheckpointError, match=r"b_proj\.g_idx.*they differ"):
+        fill(scheme(GptqFormat(desc_act=True)), layer, tensors, torch.float32)
+
+
+def test_an_index_beyond_the_groups() -> None:
+    layer = Layer(128, (32,))
+    tensors, *_ = pack(GptqFormat(), layer)
+    name = next(n for n in tensors if n.endswith("g_idx"))
+    tensors[name] = tensors[name] + 1
+    with pytest.raises(CheckpointError, match="names groups 1 to 4, but there are 4"):
+        fill(scheme(GptqFormat()), layer, tensors, torch.float32)
+
+
+def test_shares_that_fill_no_word() -> None:
+    for layer in (Layer(136, (32,), split="row"), Layer(128, (24,), split="column")):
+        with pytest.raises(ConfigError, match=r"(68 input|12 output) features"):
+            on_ranks(
+                2, lambda r, own=layer: fill(scheme(GptqFormat()), own, {}, torch.float32, ranks=r)
+            )  # type: ignore[misc]
+
+
+def test_a_bias_of_zeros_that_the_model_has_not() -> None:
+    """AutoGPTQ gives every layer one."""
+    layer = Layer(128, (32, 16))
+    tensors, weight, _ = pack(GptqFormat(), layer)
+    for name, size in zip(layer.names, layer.outputs, strict=True):
+        tensors[f"model.layers.0.block.{name}.bias"] = torch.zeros(size)
+    built = fill(scheme(GptqFormat()), layer, tensors, torch.float32)
+    close(built, weight, 128)
+    assert not any("bias" in name for name, _ in built.named_parameters())
+    tensors["model.layers.0.block.b_proj.bias"] = torch.ones(16)
+    with pytest.raises(CheckpointError, match="attention_bias"):
+        fill(scheme(GptqFormat()), layer, tensors, torch.float32)
+
+
+def test_dynamic_rules() -> None:
+    """The first that matches the beginning of a name decides."""
+    rules = {
+        r"-:model\.layers\.0\.": {},
+        r"+:.*\.down_proj": {"bits": 8, "group_size": -1},
+        r".*\.(gate|up)_proj": {"group_size": 64},
+        r"+:.*\.router": {},
+    }
+    made = scheme(GptqFormat(), dynamic=rules)
+    assert made.linear(spec("model.layers.0.mlp.down_proj")) is None
+    down, router = (made.linear(spec(f"model.layers.1.{n}")) for n in ("down_proj", "router"))
+    both = made.linear(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
+    assert [(m.bits, m.group) for m in (down, both, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
+    with pytest.raises(UnsupportedModelError, match="quantizes differently"):
+        made.linear(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
+    with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 3 bits"):
+        scheme(GptqFormat(), dynamic={"a": {"bits": 3}}).linear(spec("a"))
+
+
+def test_only_some_modules_of_a_block() -> None:
+    lists = [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.down_proj"]]
+    made = scheme(GptqFormat(), modules_in_block_to_quantize=lists)
+    home = "model.layers.3"
+    assert made.linear(spec(f"{home}.mlp.down_proj")) is not None
+    assert made.linear(spec(f"{home}.mlp.up_proj")) is None
+    assert made.linear(spec(f"{home}.self_attn.q_proj", f"{home}.self_attn.k_proj")) is not None
+
+
+def test_a_quantized_head() -> None:
+    assert scheme(GptqFormat()).linear(spec("lm_head")) is None
+    assert scheme(GptqFormat(), lm_head=True).linear(spec("lm_head")) is not None
+
+
+def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:
+    format = GptqFormat(desc_act=True)
+    tensors, weight, _ = pack(format, Layer(128, (32,)))
+    built = fill(scheme(format), Layer(128, (32,)), tensors, torch.bfloat16)
+    assert built.method.cpu is not None  # type: ignore[attr-defined]
+    x = torch.randn(3, 128).bfloat16()
+    want = x.float() @ weight.t()
+    assert (built(x).float() - want).norm() < 0.01 * want.norm()

@@ -102,7 +102,7 @@ class AwqLinear:
         if self.cpu is not None:
             del module.qweight
             # Parameters, so that they count where the weights are counted.
-            module.register_parameter("packed", _kept(self.cpu.codes))
+            module.register_parameter("int4", _kept(self.cpu.codes))
             module.register_parameter("scales", _kept(self.cpu.scales))
             return
         module.register_parameter("scales", _kept(scales))

@@ -56,11 +56,11 @@ class Native:
                 largest = largest.clamp_max(limit)
             own = (largest / LARGEST).clamp_min(1e-12)
         else:
-            own = static.expand(len(flat), 1)
+            own = static.repeat(len(flat), 1)  # for one row, an expanded scalar has strides of 0
         y = torch._scaled_mm(
             _rounded(flat, own),
             weight.t(),
-            scale_a=own.contiguous(),
+            scale_a=own,
             scale_b=scale[None, :],
             out_dtype=x.dtype,
         )

@@ -138,7 +138,7 @@ class GptqLinear:
             codes = unpack_inputs(qweight, 4) if self.dtype is torch.bfloat16 else qweight
             self.cpu = CpuInt4.pack(codes, scales, zeros, self.group, self.dtype)
         if self.cpu is not None:
-            module.register_parameter("packed", nn.Parameter(self.cpu.codes, requires_grad=False))
+            module.register_parameter("int4", nn.Parameter(self.cpu.codes, requires_grad=False))
             module.register_parameter("scales", nn.Parameter(self.cpu.scales, requires_grad=False))
             return
         module.register_parameter("qweight", nn.Parameter(qweight, requires_grad=False))
