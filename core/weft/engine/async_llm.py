@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weft.config import EngineConfig, from_options
 from weft.engine.client import EngineClient
-from weft.engine.messages import TokenOutput
+from weft.engine.messages import TokenOutput, refusal
 from weft.engine.output_stream import OutputStream
 from weft.engine.plan import EngineFacts
 from weft.engine.stats import EngineStats
@@ -171,7 +171,8 @@ class AsyncLLM:
         """Complete one prompt; yields its output as it grows, the last one ``finished``.
 
         Leaving the loop, closing the iterator or cancelling the task aborts the request. A reader
-        that is slower than the engine gets several steps in one output.
+        that is slower than the engine gets several steps in one output. Raises ``RequestError``, for
+        a grammar that does not compile before the first output.
         """
         prepared = await self.prepare(
             prompt, sampling_params, request_id=request_id, priority=priority
@@ -291,8 +292,12 @@ class AsyncLLM:
     # -- what the client tells -------------------------------------------------------
 
     def outputs(self, outputs: list[TokenOutput]) -> None:
-        if self._ready is not None:
-            self._client.abort(self._ready[1].process(outputs))
+        if self._ready is None:
+            return
+        for output in outputs:
+            if (error := refusal(output)) is not None:
+                self.refused(output.id, error)
+        self._client.abort(self._ready[1].process(outputs))
 
     def refused(self, id: str, error: WeftError) -> None:
         if self._ready is None:

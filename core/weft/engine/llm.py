@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from weft.config import EngineConfig, from_options, patient_threads
-from weft.engine.messages import EngineRequest
+from weft.engine.messages import EngineRequest, refusal
 from weft.engine.plan import EngineFacts
 from weft.engine.progress import Progress
 from weft.engine.stats import EngineStats
@@ -65,6 +65,7 @@ class LLM:
         self._processor = opened.processor(self._core.facts)
         self._outputs = OutputProcessor(opened.tokenizer, self._core.facts.eos_ids)
         self._failure: EngineError | None = None
+        self._refused: dict[str, RequestError] = {}
 
     # -- what it is --------------------------------------------------------------------
 
@@ -98,7 +99,8 @@ class LLM:
 
         A prompt is text, a list of ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
         ``sampling_params`` is one for all or one for each. Control-C aborts what runs and raises
-        ``KeyboardInterrupt``; the engine stays usable.
+        ``KeyboardInterrupt``; the engine stays usable. Raises ``RequestError`` for parameters that
+        are wrong; a grammar is one that turns out to be so while the others run.
         """
         parsed = parse_prompts(prompts)
         given = _for_each("sampling_params", sampling_params, len(parsed))
@@ -196,7 +198,7 @@ class LLM:
         progress = Progress(len(prepared), use_tqdm)
         with progress, self._running(prepared, [progress.feed, _store(results)]) as feed:
             while len(results) < len(prepared):
-                self._pump(feed)
+                self._pump(prepared, feed)
         return [results[request.id] for request in prepared]
 
     def _stream(self, prepared: list[PreparedRequest]) -> Iterator[RequestOutput]:
@@ -204,7 +206,7 @@ class LLM:
         left = len(prepared)
         with self._running(prepared, [ready.append]) as feed:
             while left:
-                self._pump(feed)
+                self._pump(prepared, feed)
                 while ready:
                     output = ready.popleft()
                     left -= output.finished
@@ -229,6 +231,8 @@ class LLM:
                 self._outputs.add(request, sink)
             yield deque(itertools.chain.from_iterable(request.sequences for request in prepared))
         finally:
+            for request in prepared:
+                self._refused.pop(request.id, None)
             ids = [i for request in prepared for i in self._outputs.drop(request.id)]
             if ids and self._failure is None and self._close.alive:
                 self._core.abort(ids)
@@ -236,18 +240,31 @@ class LLM:
                 while not len(self._outputs) and self._core.has_work:
                     self._core.step()
 
-    def _pump(self, feed: deque[EngineRequest]) -> None:
-        """Give the core what it has room for, take one step and deliver it."""
+    def _pump(self, prepared: list[PreparedRequest], feed: deque[EngineRequest]) -> None:
+        """Give the core what it has room for, take one step and deliver it.
+
+        Raises ``RequestError`` if the engine has refused one of ``prepared``: like a bad parameter,
+        a bad grammar ends the whole call.
+        """
         self._check_alive()
         with _whole_step():
             self._feed(feed)
             try:
-                aborts = self._outputs.process(self._core.step())
+                outputs = self._core.step()
             except EngineError as error:
                 self._failure = error
                 raise
+            for output in outputs:
+                label = self._outputs.request_of(output.id)
+                if label is not None and (refused := refusal(output)) is not None:
+                    self._refused[label] = refused
+            aborts = self._outputs.process(outputs)
             if aborts:
                 self._core.abort(aborts)
+        if self._refused:  # perhaps a request of another stream, which will hear of it
+            for request in prepared:
+                if request.id in self._refused:
+                    raise self._refused[request.id]
 
     def _feed(self, feed: deque[EngineRequest]) -> None:
         while feed:
@@ -259,7 +276,9 @@ class LLM:
                 except QueueFullError:
                     return  # the rest waits here instead of in the engine
                 except RequestError as error:
-                    self._core.abort(self._outputs.abort(label, "error", str(error)))
+                    self._refused[label] = error
+                    feed.clear()
+                    return
             feed.popleft()
 
     def _check_alive(self) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from weft.engine.plan import TokenLogprobs
+from weft.errors import RequestError
 from weft.sampling.params import SamplingParams
 
-__all__ = ("EngineRequest", "TokenOutput")
+__all__ = ("EngineRequest", "TokenOutput", "refusal")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -45,3 +46,10 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     param: str | None = None
+
+
+def refusal(output: TokenOutput) -> RequestError | None:
+    """The error of a sequence that the engine took, and refuses now: its grammar is wrong."""
+    if output.param is None:
+        return None
+    return RequestError(output.error or "the request was refused", param=output.param)

@@ -9,11 +9,17 @@ import msgspec
 
 from weft.api.guided import GrammarCompiler, GrammarSpec
 from weft.config import EngineConfig
-from weft.engine.isolated import IsolatedProcess, answer_questions, limit_cpu, limit_memory
+from weft.engine.isolated import (
+    IsolatedProcess,
+    answer_questions,
+    limit_cpu,
+    limit_memory,
+    resident,
+)
 from weft.errors import RequestError
 from weft.plugins import Host, Plan
 
-__all__ = ("GrammarChecker", "main", "open_compiler")
+__all__ = ("GrammarChecker", "main")
 
 CPU_SECONDS = 2.0
 MEMORY = 512 << 20
@@ -25,13 +31,20 @@ class _Hello(msgspec.Struct, array_like=True):
     config: EngineConfig
     plan: Plan
     vocab_size: int
+    backend: str
 
 
 class _Question(msgspec.Struct, array_like=True):
-    backend: str
     kind: str
     source: str
     options: dict[str, Any]
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    """``why`` is empty if the grammar compiles; ``size`` is the memory that it keeps, in bytes."""
+
+    why: str
+    size: int = 0
 
 
 class GrammarChecker:
@@ -41,20 +54,19 @@ class GrammarChecker:
     """
 
     def __init__(self, config: EngineConfig, plan: Plan, vocab_size: int) -> None:
-        self._hello = msgspec.msgpack.encode(_Hello(config, plan, vocab_size))
+        self._hello = _Hello(config, plan, vocab_size, "")
         self._children: dict[str, IsolatedProcess] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
-    def check(self, backend: str, spec: GrammarSpec) -> None:
-        """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
-        with self._lock:
-            child = self._children.get(backend)
-            if child is None:
-                child = IsolatedProcess("weft.guided.checker:main", self._hello)
-                self._children[backend] = child
-        question = _Question(backend, spec.kind, spec.source, dict(spec.options))
+    def check(self, backend: str, spec: GrammarSpec) -> int:
+        """The bytes that the grammar keeps.
+
+        Raises ``RequestError`` for a grammar that is wrong, or beyond the limits.
+        """
+        question = msgspec.msgpack.encode(_Question(spec.kind, spec.source, dict(spec.options)))
         try:
-            why = child.ask(msgspec.msgpack.encode(question), WALL_SECONDS).decode()
+            data = self._child(backend).ask(question, WALL_SECONDS)
         except OSError as error:
             raise RequestError(
                 f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
@@ -62,22 +74,33 @@ class GrammarChecker:
                 "or choose another guided_decoding_backend",
                 param="guided",
             ) from error
-        if why:
-            raise RequestError(f"{backend} cannot compile the grammar: {why}", param="guided")
+        answer = msgspec.msgpack.decode(data, type=_Answer)
+        if answer.why:
+            raise RequestError(
+                f"{backend} cannot compile the grammar: {answer.why}", param="guided"
+            )
+        return answer.size
+
+    def start(self, backend: str) -> None:
+        """Start the child of a backend before its first question."""
+        self._child(backend).start()
 
     def close(self) -> None:
-        for child in self._children.values():
-            child.close()
+        with self._lock:
+            self._closed = True
+            for child in self._children.values():
+                child.close()
 
-
-def open_compiler(
-    config: EngineConfig, host: Host, backend: str, vocab_size: int
-) -> GrammarCompiler:
-    """The compiler of one backend for the model's vocabulary. Seconds for a large one."""
-    from weft.frontend.opening import open_checkpoint
-
-    tokenizer = open_checkpoint(config, host).need_tokenizer()
-    return host.grammar_compiler(backend, tokenizer, vocab_size)
+    def _child(self, backend: str) -> IsolatedProcess:
+        with self._lock:
+            if self._closed:
+                raise RequestError("the engine is being shut down", param="guided")
+            if backend not in self._children:
+                hello = msgspec.structs.replace(self._hello, backend=backend)
+                self._children[backend] = IsolatedProcess(
+                    "weft.guided.checker:main", msgspec.msgpack.encode(hello)
+                )
+            return self._children[backend]
 
 
 # ------------------------------------------------------------------------------- the child
@@ -89,35 +112,37 @@ def main(fd: int) -> None:
 
 
 class _Child:
-    """Answers with an empty text for a grammar that compiles, and else with the reason."""
+    """Compiles with one backend, and forgets what it has compiled."""
 
     def __init__(self) -> None:
-        self._hello: _Hello | None = None
-        self._host: Host | None = None
-        self._compilers: dict[str, GrammarCompiler] = {}
+        self._compiler: GrammarCompiler | None = None
 
     def answer(self, data: bytes) -> bytes:
-        if self._hello is None:
-            self._hello = msgspec.msgpack.decode(data, type=_Hello)
-            self._host = Host.from_plan(self._hello.plan, self._hello.config.plugins)
-            return b""
+        if self._compiler is None:
+            return self._set_up(msgspec.msgpack.decode(data, type=_Hello))
         question = msgspec.msgpack.decode(data, type=_Question)
-        try:
-            return self._compile(question).encode()
-        except MemoryError:
-            raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
-        except Exception as error:
-            return (str(error) or type(error).__name__).encode()
+        return msgspec.msgpack.encode(_checked(self._compiler, question))
 
-    def _compile(self, question: _Question) -> str:
-        if self._hello is None or self._host is None:
-            return "the checker was not set up"
-        if question.backend not in self._compilers:
-            self._compilers[question.backend] = open_compiler(
-                self._hello.config, self._host, question.backend, self._hello.vocab_size
-            )
-            limit_memory(MEMORY)
-        limit_cpu(CPU_SECONDS)
-        spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
-        self._compilers[question.backend].compile(spec)
-        return ""
+    def _set_up(self, hello: _Hello) -> bytes:
+        from weft.guided.compilers import open_tokenizer
+
+        host = Host.from_plan(hello.plan, hello.config.plugins)
+        tokenizer = open_tokenizer(hello.config, host)
+        self._compiler = host.grammar_compiler(hello.backend, tokenizer, hello.vocab_size)
+        limit_memory(MEMORY)
+        return b""
+
+
+def _checked(compiler: GrammarCompiler, question: _Question) -> _Answer:
+    spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
+    before = resident()
+    limit_cpu(CPU_SECONDS)
+    try:
+        grammar = compiler.compile(spec)
+        grammar.matcher()
+        kept = resident() - before
+    except (MemoryError, SystemExit, KeyboardInterrupt):
+        raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        return _Answer(str(error) or type(error).__name__)
+    return _Answer("", max(0, kept))

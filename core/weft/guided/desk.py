@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from weft.api.guided import Grammar, GrammarCompiler, GrammarSpec
+from weft.api.guided import GrammarSpec
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest
 from weft.engine.plan import EngineFacts, StepEdits
 from weft.errors import PluginError, RequestError, WeftError
-from weft.guided.checker import GrammarChecker, open_compiler
+from weft.guided.compilers import Compiled, Compilers
 from weft.guided.gate import reasoning_gate
 from weft.guided.guide import Guide
 from weft.guided.spec import grammar_spec
@@ -30,6 +30,7 @@ __all__ = ("GrammarDesk", "Ticket")
 
 # Compiled grammars that are kept; failures are kept too, so that a bad one costs its limits once.
 MOST_GRAMMARS = 256
+MOST_BYTES = 1 << 30
 THREADS = 2
 # The order of choice where neither request nor configuration names a backend: the fastest and the
 # only one that refuses what it cannot enforce comes first.
@@ -50,21 +51,20 @@ class Ticket:
 class GrammarDesk:
     """Compiles the grammars of requests beside the step loop, and fills masks inside it.
 
-    ``submit``, ``masks`` and ``close`` are called from the engine's thread. Nothing is started
-    before the first request that needs a grammar.
+    Used by the engine's thread. Backends that the configuration names are made ready at once;
+    otherwise nothing is started before the first request that needs a grammar.
     """
 
     def __init__(self, config: EngineConfig, host: Host, facts: EngineFacts) -> None:
         self._config = config
         self._host = host
         self._vocab_size = facts.vocab_size
-        self._words = -(-facts.vocab_size // 32)
-        self._mask = torch.empty((0, self._words), dtype=torch.int32)
-        self._pool: ThreadPoolExecutor | None = None
-        self._checker: GrammarChecker | None = None
-        self._compilers: dict[str, GrammarCompiler] = {}
-        self._opening = threading.Lock()
-        self._grammars: OrderedDict[tuple[str, ...], Future[Grammar]] = OrderedDict()
+        self._mask = torch.empty((0, -(-facts.vocab_size // 32)), dtype=torch.int32)
+        self._grammars: OrderedDict[tuple[str, ...], Future[Compiled]] = OrderedDict()
+        self._threads: _Threads | None = None
+        for name in config.plugins.guided_backends:
+            if name in host.keys("guided"):  # others are refused with each request
+                self._started().pool.submit(self._started().compilers.warm, name)
 
     # ----------------------------------------------------------------------------- ordering
 
@@ -79,20 +79,25 @@ class GrammarDesk:
         if params is None:
             raise RequestError("the request asks for no grammar", param="guided")
         spec = grammar_spec(params)
-        backends = self._backends(params.backend)
-        gate = self._gate(request)
+        compiled = self._compiled(spec, self._backends(params.backend))
+        threads = self._started()
         ready: Future[Guide] = Future()
 
-        def finish(compiled: Future[Grammar]) -> None:
-            try:
-                ready.set_result(Guide(compiled.result().matcher(), gate() if gate else None))
-            except WeftError as error:
-                ready.set_exception(_as_request_error(error))
-            except Exception as error:
-                text = f"the grammar failed: {type(error).__name__}: {error}"
-                ready.set_exception(RequestError(text, param="guided"))
+        def work() -> None:
+            _settle(ready, lambda: Guide(compiled.result().grammar.matcher(), gate()))
 
-        self._compiled(spec, backends).add_done_callback(finish)
+        def gate() -> Callable[[int], bool] | None:
+            if params.reasoning is None:
+                return None
+            tokenizer = threads.compilers.tokenizer
+            return reasoning_gate(self._host, params.reasoning, tokenizer, request.prompt_ids)
+
+        # In a thread of its own: the prompt may be long, and both others busy with bad grammars.
+        def follow(_: Future[Compiled]) -> None:
+            with contextlib.suppress(RuntimeError):  # the desk was closed meanwhile
+                threads.short.submit(work)
+
+        compiled.add_done_callback(follow)
         return Ticket(ready)
 
     def _backends(self, named: str | None) -> list[str]:
@@ -117,62 +122,42 @@ class GrammarDesk:
         rest = [name for name in installed if name not in PREFERRED]
         return [name for name in PREFERRED if name in installed] + rest
 
-    def _gate(self, request: EngineRequest) -> Callable[[], Callable[[int], bool] | None] | None:
-        name = request.params.guided.reasoning if request.params.guided else None
-        if name is None:
-            return None
-        return lambda: reasoning_gate(self._config, self._host, name, request.prompt_ids)
-
-    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Grammar]:
+    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Compiled]:
         key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))
-        if key in self._grammars:
-            self._grammars.move_to_end(key)
-            return self._grammars[key]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="weft-grammar")
-            self._checker = GrammarChecker(self._config, self._host.plan(), self._vocab_size)
-        compiled = self._pool.submit(self._compile, spec, backends)
-        self._grammars[key] = compiled
-        if len(self._grammars) > MOST_GRAMMARS:
+        kept = self._grammars.get(key)
+        if kept is None or _bad_luck(kept):
+            threads = self._started()
+            kept = threads.pool.submit(threads.compilers.compile, spec, backends)
+            self._grammars[key] = kept
+        self._grammars.move_to_end(key)
+        self._evict()
+        return kept
+
+    def _evict(self) -> None:
+        """Forget the grammars that were used longest ago, as far as there are too many."""
+        sizes = [_size(kept) for kept in self._grammars.values()]
+        count, total = len(sizes), sum(sizes)
+        for size in sizes[:-1]:
+            if count <= MOST_GRAMMARS and total <= MOST_BYTES:
+                return
             self._grammars.popitem(last=False)
-        return compiled
+            count, total = count - 1, total - size
 
-    # ---------------------------------------------------------------- in the pool's threads
-
-    def _compile(self, spec: GrammarSpec, backends: Sequence[str]) -> Grammar:
-        """Compile with the first backend that does not refuse."""
-        refusals = []
-        for backend in backends:
-            compiler = self._compiler(backend)
-            why = compiler.refuses(spec)
-            if why is None:
-                if self._checker is not None:
-                    self._checker.check(backend, spec)
-                return compiler.compile(spec)
-            refusals.append(f"{backend}: {why}")
-        raise RequestError(
-            "no guided decoding backend can enforce this: " + "; ".join(refusals), param="guided"
-        )
-
-    def _compiler(self, backend: str) -> GrammarCompiler:
-        with self._opening:
-            if backend not in self._compilers:
-                self._compilers[backend] = open_compiler(
-                    self._config, self._host, backend, self._vocab_size
-                )
-            return self._compilers[backend]
+    def _started(self) -> _Threads:
+        if self._threads is None:
+            self._threads = _Threads(Compilers(self._config, self._host, self._vocab_size))
+        return self._threads
 
     # -------------------------------------------------------------------------------- steps
 
     def masks(self, rows: list[tuple[int, EngineSequence]]) -> StepEdits:
-        """The bitmasks of the rows whose grammar has a say about their next token."""
+        """The bitmasks of rows whose sequences have a guide."""
         if len(self._mask) < len(rows):
-            self._mask = torch.empty((len(rows), self._words), dtype=torch.int32)
+            self._mask = self._mask.new_empty((len(rows), self._mask.shape[1]))
         used: list[int] = []
         for row, sequence in rows:
-            guide = sequence.guide
-            if guide is not None and not guide.gated:
-                guide.fill(self._mask, len(used))
+            if sequence.guide is not None:
+                sequence.guide.fill(self._mask, len(used), sequence.stop_ids)
                 used.append(row)
         return StepEdits(used, self._mask[: len(used)].numpy().tobytes())
 
@@ -181,10 +166,44 @@ class GrammarDesk:
         time.sleep(seconds)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._checker is not None:
-            self._checker.close()
+        """Leave what is being compiled to itself. May be called twice."""
+        if self._threads is not None:
+            self._threads.pool.shutdown(wait=False, cancel_futures=True)
+            self._threads.short.shutdown(wait=False, cancel_futures=True)
+            self._threads.compilers.close()
+
+
+class _Threads:
+    """Two that compile, and one for what is quick."""
+
+    def __init__(self, compilers: Compilers) -> None:
+        self.compilers = compilers
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="weft-grammar")
+        self.short = ThreadPoolExecutor(1, thread_name_prefix="weft-guide")
+
+
+def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
+    """Complete ``ready`` whatever happens: a sequence waits for it."""
+    try:
+        ready.set_result(make())
+    except WeftError as error:
+        ready.set_exception(_as_request_error(error))
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        text = f"the grammar failed: {type(error).__name__}: {error}"
+        ready.set_exception(RequestError(text, param="guided"))
+
+
+def _size(kept: Future[Compiled]) -> int:
+    failed = not kept.done() or kept.cancelled() or kept.exception() is not None
+    return 0 if failed else kept.result().size
+
+
+def _bad_luck(kept: Future[Compiled]) -> bool:
+    """Whether it failed for want of time on a busy machine, and may be better next time."""
+    if not kept.done() or kept.cancelled():
+        return False
+    error = kept.exception()
+    return error is not None and isinstance(error.__cause__, TimeoutError)
 
 
 def _as_request_error(error: WeftError) -> RequestError:

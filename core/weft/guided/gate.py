@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from weft.config import EngineConfig
 from weft.plugins import Host
+
+if TYPE_CHECKING:
+    from weft.api.files import Tokenizer
 
 __all__ = ("reasoning_gate",)
 
 
 def reasoning_gate(
-    config: EngineConfig, host: Host, parser: str, prompt_ids: Sequence[int]
+    host: Host, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> Callable[[int], bool] | None:
     """A function that takes each token and tells whether the reasoning goes on after it.
 
     ``None`` if the prompt leaves no reasoning open: the grammar then holds from the first token.
     """
-    from weft.frontend.opening import open_checkpoint
-
-    tokenizer = open_checkpoint(config, host).need_tokenizer()
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     reasoning = host.reasoning_parser(parser, tokenizer, prompt)
     if not reasoning.open:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
 from weft.api.guided import GrammarSpec
+from weft.api.schemas import subschemas
 from weft.errors import RequestError
+from weft.guided.regexes import ascii_classes, brackets, without_anchors
 from weft.sampling.params import GuidedParams
 
 __all__ = ("grammar_spec",)
@@ -28,7 +31,7 @@ def grammar_spec(params: GuidedParams) -> GrammarSpec:
         )
     options = {}
     if params.whitespace_pattern is not None:
-        _check_size("whitespace_pattern", params.whitespace_pattern, MAX_REGEX)
+        _check_size("guided_whitespace_pattern", params.whitespace_pattern, MAX_REGEX)
         options["whitespace_pattern"] = params.whitespace_pattern
     form = given[0]
     if form == "json":
@@ -36,10 +39,34 @@ def grammar_spec(params: GuidedParams) -> GrammarSpec:
     if form == "json_object":
         return GrammarSpec("json_object", "{}", options)
     if form == "regex":
-        return GrammarSpec("regex", _check_size("regex", str(params.regex), MAX_REGEX), options)
+        return GrammarSpec("regex", _regex(str(params.regex)), options)
     if form == "choice":
         return GrammarSpec("choice", _choices(params.choice or []), options)
-    return GrammarSpec("ebnf", _check_size("grammar", str(params.grammar), MAX_SCHEMA), options)
+    return GrammarSpec("ebnf", _grammar(str(params.grammar)), options)
+
+
+def _grammar(text: str) -> str:
+    if not text.strip():
+        raise RequestError("guided_grammar is empty", param="guided_grammar")
+    _check_size("guided_grammar", text, MAX_SCHEMA)
+    if (depth := brackets(text)) > MAX_DEPTH:
+        raise RequestError(
+            f"guided_grammar is nested {depth} deep; at most {MAX_DEPTH} is allowed",
+            param="guided_grammar",
+        )
+    return text
+
+
+def _regex(pattern: str) -> str:
+    _check_size("guided_regex", pattern, MAX_REGEX)
+    if not pattern:
+        raise RequestError("guided_regex is empty", param="guided_regex")
+    if (depth := brackets(pattern)) > MAX_DEPTH:
+        raise RequestError(
+            f"guided_regex is nested {depth} deep; at most {MAX_DEPTH} is allowed",
+            param="guided_regex",
+        )
+    return ascii_classes(without_anchors(pattern), "d")
 
 
 def _schema(given: str | dict[str, Any] | None) -> str:
@@ -60,7 +87,17 @@ def _schema(given: str | dict[str, Any] | None) -> str:
             f"guided_json is nested {depth} deep; at most {MAX_DEPTH} is allowed",
             param="guided_json",
         )
-    return _check_size("guided_json", json.dumps(given, ensure_ascii=False), MAX_SCHEMA)
+    text = json.dumps(_with_ascii_patterns(given), ensure_ascii=False)
+    return _check_size("guided_json", text, MAX_SCHEMA)
+
+
+def _with_ascii_patterns(schema: Any) -> Any:
+    """Patterns of JSON schemas are JavaScript's, whose digits and letters are those of ASCII."""
+    schema = copy.deepcopy(schema)
+    for _, part in subschemas(schema):
+        if isinstance(part, dict) and isinstance(part.get("pattern"), str):
+            part["pattern"] = ascii_classes(part["pattern"], "dw")
+    return schema
 
 
 def _depth(value: Any) -> int:

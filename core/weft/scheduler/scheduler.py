@@ -239,7 +239,7 @@ class Scheduler:
             if token is not None:
                 sequence.pending -= 1
                 if index in bad:
-                    outputs.append(self._error(sequence, NO_TOKEN))
+                    outputs.append(self._error(sequence, result.faults.get(index) or _guide_error(sequence) or NO_TOKEN))
                     continue
                 sequence.tokens.append(token)
             if current and (end % size == 0 or step.counts[row] > 1):  # it may have filled a page
@@ -255,6 +255,8 @@ class Scheduler:
     ) -> TokenOutput:
         self.counters.generated_tokens += 1
         reason, stop = self._stops(sequence, token)
+        if (error := _guide_error(sequence)) is not None:
+            return self._error(sequence, error)
         first = sequence.output_len == 1
         output = TokenOutput(
             id=sequence.id,
@@ -315,6 +317,10 @@ class Scheduler:
         if len(self.live) != len(self.running) + len(self.waiting):
             faults.append("a live sequence neither runs nor waits")
         return faults
+
+
+def _guide_error(sequence: Sequence) -> str | None:
+    return None if sequence.guide is None else sequence.guide.error
 
 
 NO_ROOM = "the KV cache has too few pages for this sequence alone; raise num_pages"

@@ -255,9 +255,7 @@ def test_an_interrupt_comes_after_the_step_and_leaves_the_engine_usable(
     assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
 
 
-def test_an_error_of_one_request_is_in_its_output(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_engine_refuses_raises(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     add = llm._core.add
 
     def picky(request: Any) -> None:
@@ -266,10 +264,12 @@ def test_an_error_of_one_request_is_in_its_output(
         add(request)
 
     monkeypatch.setattr(llm._core, "add", picky)
-    outputs = llm.generate(PROMPTS, GREEDY.replace(n=2), use_tqdm=False)
-    assert [o.outputs[0].finish_reason for o in outputs] == ["length"] * 3 + ["error"]
-    assert outputs[3].outputs[1].error == "the grammar is too large"
-    assert all(o.outputs[1].error is None for o in outputs[:3])
+    with pytest.raises(RequestError, match="too large") as error:
+        llm.generate(PROMPTS, GREEDY.replace(n=2), use_tqdm=False)
+    assert error.value.param == "guided"
+    with pytest.raises(RequestError, match="too large"):
+        list(llm.stream(PROMPTS, GREEDY.replace(n=2)))
+    assert len(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == 4
 
 
 def test_a_failing_engine_raises_and_stays_dead(

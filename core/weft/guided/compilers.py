@@ -1,0 +1,88 @@
+"""The backends' compilers, each opened once, and grammars compiled with them in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.api.guided import Grammar, GrammarCompiler, GrammarSpec
+from weft.config import EngineConfig
+from weft.errors import RequestError
+from weft.guided.checker import GrammarChecker
+from weft.plugins import Host
+
+if TYPE_CHECKING:
+    from weft.api.files import Tokenizer
+
+__all__ = ("Compiled", "Compilers", "open_tokenizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A grammar, and what it keeps of memory as far as that could be measured."""
+
+    grammar: Grammar
+    size: int
+
+
+class Compilers:
+    """Safe in threads."""
+
+    def __init__(self, config: EngineConfig, host: Host, vocab_size: int) -> None:
+        self._config = config
+        self._host = host
+        self._vocab_size = vocab_size
+        self._tokenizer: Tokenizer | None = None
+        self._compilers: dict[str, GrammarCompiler] = {}
+        self._opening = threading.Lock()
+        self._checker = GrammarChecker(config, host.plan(), vocab_size)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``CheckpointError`` if the model has none."""
+        with self._opening:
+            return self._open_tokenizer()
+
+    def compile(self, spec: GrammarSpec, backends: Sequence[str]) -> Compiled:
+        """Compile with the first backend that does not refuse. Raises ``RequestError``."""
+        refusals = []
+        for backend in backends:
+            compiler = self._open(backend)
+            why = compiler.refuses(spec)
+            if why is None:
+                size = self._checker.check(backend, spec)
+                return Compiled(compiler.compile(spec), size)
+            refusals.append(f"{backend}: {why}")
+        raise RequestError(
+            "no guided decoding backend can enforce this: " + "; ".join(refusals), param="guided"
+        )
+
+    def warm(self, backend: str) -> None:
+        """Make a backend ready here and in its process. Seconds for a large vocabulary."""
+        self._open(backend)
+        self._checker.start(backend)
+
+    def close(self) -> None:
+        self._checker.close()
+
+    def _open(self, backend: str) -> GrammarCompiler:
+        with self._opening:
+            if backend not in self._compilers:
+                self._compilers[backend] = self._host.grammar_compiler(
+                    backend, self._open_tokenizer(), self._vocab_size
+                )
+            return self._compilers[backend]
+
+    def _open_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = open_tokenizer(self._config, self._host)
+        return self._tokenizer
+
+
+def open_tokenizer(config: EngineConfig, host: Host) -> Tokenizer:
+    """The model's tokenizer. Raises ``CheckpointError`` if it has none."""
+    from weft.frontend.opening import open_checkpoint
+
+    return open_checkpoint(config, host).need_tokenizer()
