@@ -11,6 +11,7 @@ SUITES: Mapping[str, str] = {
     "attention": "weft.testing.attention:AttentionSuite",
     "executors": "weft.testing.executors:ExecutorSuite",
     "extensions": "weft.testing.extensions:ExtensionSuite",
+    "guided": "weft.testing.guided:GuidedSuite",
     "kernels": "weft.testing.kernels:KernelSuite",
     "load_formats": "weft.testing.sources:LoadFormatSuite",
     "logits_processors": "weft.testing.logits:LogitsProcessorSuite",
