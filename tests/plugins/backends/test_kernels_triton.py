@@ -250,6 +250,7 @@ def test_only_shapes_that_gain_leave_torch() -> None:
     assert choose(1, 4096, 1024, False) and choose(1, 6144, 1024, True)
     assert choose(4, 1024, 3072, False) and not choose(4, 4096, 4096, False)
     assert not choose(5, 1024, 3072, False) and not choose(2, 6144, 1024, True)
+    assert choose(2, 4096, 4096, False) and not choose(2, 24576, 4096, False)
     assert not choose(0, 1024, 1024, False)
     assert not choose(1, 151936, 1024, False), "an output head is at the card's bandwidth already"
 

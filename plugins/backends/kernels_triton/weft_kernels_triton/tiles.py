@@ -1,8 +1,8 @@
 """Which tiles a small linear runs with, and where torch's own linear is the better one.
 
 Measured on one H200 with ``benchmarks/kernels.py --sweep``, in graphs, over cold weights. At one row
-every shape of Qwen3-0.6B and 8B gains (1.1 to 6 times torch's speed); at two rows those of few
-features or much depth; at three and four only those of few features, for which cuBLAS has too few
+every shape of Qwen3-0.6B and 8B gains (1.1 to 6 times torch's speed); at two rows those of up to
+4,096 features; at three and four only those of few features, for which cuBLAS has too few
 tiles to fill the device. Tensor cores on 16 padded rows (tiles of 8 to 32 features, with the weight
 announced to L2) were slower than cuBLAS from five rows on.
 """
@@ -37,6 +37,8 @@ def choose(rows: int, features: int, depth: int, gated: bool) -> Tile | None:
         if narrow:
             return Tile(4, 2048, 4)
         return Tile(2, 2048, 4) if features > 4096 and depth > 1024 else Tile(8, 512, 4)
+    if rows == 2 and not narrow:
+        return Tile(4, 1024, 4) if features <= 4096 else None
     if rows == 2:
-        return Tile(2, 2048, 4) if narrow else Tile(4, 1024, 4)
+        return Tile(2, 2048, 4)
     return Tile(4, 1024, 4) if narrow else None
