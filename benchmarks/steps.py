@@ -1,0 +1,150 @@
+"""What a step takes, and where its time goes: kernels, gaps between them, the host.
+
+::
+
+    python benchmarks/steps.py benchmarks/shapes/qwen3-0.6b --workload bs1 dec256 [--anatomy]
+
+The workloads are those of docs/benchmarks.md, put to the engine's loop in this process: no text, no
+sockets. ``passes`` times each; the best is printed, the first is a warm-up. ``--anatomy`` (CUDA) looks
+at a window of steps in the middle of a pass instead: milliseconds of a step, how many of them a kernel
+was running, the gaps by length, and the kernels by the time that they ran alone or first. Profiling
+costs a few per cent; kernels that start early seem long in other tables, for they include their wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import time
+from typing import Any
+
+import torch
+
+from weft.config import from_options
+from weft.engine.core import EngineCore
+from weft.engine.messages import EngineRequest
+from weft.plugins import Host
+from weft.sampling.params import SamplingParams
+from weft_cli.bench.config import BenchConfig
+from weft_cli.bench.workloads import Workload, fitted, workload
+
+NAMES = ("bs1", "dec32", "dec256", "prefill", "mixed")
+LENGTHS = (1, 2, 5, 20, 100)  # microseconds of gaps
+
+
+def start(options: argparse.Namespace) -> EngineCore:
+    config = from_options(
+        model=options.shape,
+        load_format="dummy",
+        device=options.device,
+        max_model_len=4096,
+        enable_prefix_caching=False,
+        **options.set,
+    )
+    return EngineCore(config, Host(config.plugins))
+
+
+def add(core: EngineCore, found: Workload, label: str) -> None:
+    for i, (prompt, count) in enumerate(zip(found.prompts, found.outputs, strict=True)):
+        params = SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True)
+        core.add(EngineRequest(f"{found.name}-{label}-{i}", prompt, params, float(i)))
+
+
+def steps(core: EngineCore, most: int | None = None) -> int:
+    """Run until the work is done, or ``most`` steps; returns how many."""
+    taken = 0
+    while core.has_work and taken != most:
+        for output in core.step():
+            if output.error is not None:
+                raise RuntimeError(output.error)
+        taken += 1
+    return taken
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def throughput(core: EngineCore, found: Workload, passes: int) -> dict[str, Any]:
+    walls, taken = [], 0
+    for turn in range(passes + 1):
+        add(core, found, str(turn))
+        wait()
+        began = time.perf_counter()
+        taken = steps(core)
+        wait()
+        walls.append(time.perf_counter() - began)
+    best = min(walls[1:])
+    tokens = found.prompt_tokens if found.counts == "prompt" else found.output_tokens
+    return {
+        "workload": found.name,
+        "tokens_per_second": round(tokens / best, 1),
+        "seconds": [round(wall, 4) for wall in walls],
+        "steps": taken,
+        "ms_per_step": round(1e3 * best / taken, 3),
+    }
+
+
+def anatomy(core: EngineCore, found: Workload) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    skip, window = {"prefill": (0, 5), "mixed": (150, 20)}.get(found.name, (40, 20))
+    add(core, found, "anatomy")
+    steps(core, skip)
+    wait()
+    with profile(activities=[ProfilerActivity.CUDA]) as run:
+        taken = steps(core, window)
+        wait()
+    steps(core)
+    cuda = torch._C._autograd.DeviceType.CUDA
+    events = [e for e in run.profiler.kineto_results.events() if e.device_type() == cuda]
+    show(found.name, sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events), taken)
+
+
+def show(name: str, events: list[tuple[int, int, str]], taken: int) -> None:
+    """Print the anatomy of ``taken`` steps; events are (start, duration, name) in nanoseconds."""
+    end = events[0][0]
+    gaps: dict[str, list[float]] = collections.defaultdict(list)
+    alone: collections.Counter[str] = collections.Counter()
+    count: collections.Counter[str] = collections.Counter()
+    for begin, duration, kernel in events:
+        gap = (begin - end) / 1e3
+        if gap > 0:
+            length = next((f"< {n}" for n in LENGTHS if gap < n), f"> {LENGTHS[-1]}")
+            gaps[length].append(gap)
+        alone[kernel] += max(0, begin + duration - max(begin, end))
+        count[kernel] += 1
+        end = max(end, begin + duration)
+    span = (end - events[0][0]) / 1e6
+    idle = sum(map(sum, gaps.values())) / 1e3
+    print(f"{name}: {span / taken:.3f} ms a step, {(span - idle) / taken:.3f} ms with a kernel")
+    for length, found in sorted(gaps.items()):
+        print(f"  gaps {length:>5} us: {len(found) / taken:7.1f}, {sum(found) / taken:7.1f} us")
+    for kernel, spent in alone.most_common(16):
+        print(f"  {spent / taken / 1e3:9.1f} us in {count[kernel] / taken:6.1f} of {kernel[:76]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", help="a model folder; its config.json is enough")
+    parser.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--set", type=json.loads, default={}, help="further options, as JSON")
+    parser.add_argument("--anatomy", action="store_true")
+    options = parser.parse_args()
+    core = start(options)
+    print("\n".join(core.facts.report))
+    for name in options.workload:
+        found = fitted(workload(name, BenchConfig()), core.facts.vocab_size)
+        if options.anatomy:
+            anatomy(core, found)
+        else:
+            print(json.dumps(throughput(core, found, options.passes)), flush=True)
+    core.close()
+
+
+if __name__ == "__main__":
+    main()
