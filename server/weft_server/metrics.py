@@ -104,6 +104,22 @@ class Metrics:
             counter = CounterMetricFamily(f"weft_{name}", text, labels=names)
             counter.add_metric(label, float(getattr(stats, field)))
             yield counter
+        calls = CounterMetricFamily(
+            "weft_plugin_calls",
+            "Calls of plugins by the engine.",
+            labels=[*names, "plugin", "hook", "outcome"],
+        )
+        for plugin, hook, outcome, count in stats.plugin_calls:
+            calls.add_metric([*label, plugin, hook, outcome], float(count))
+        yield calls
+        states = GaugeMetricFamily(
+            "weft_plugin_state",
+            "1 for the state of each plugin that the engine has loaded.",
+            labels=[*names, "plugin", "state"],
+        )
+        for plugin, state in sorted(stats.plugin_states.items()):
+            states.add_metric([*label, plugin, state], 1.0)
+        yield states
         ended = CounterMetricFamily(
             "weft_sequences_finished", "Sequences by how they ended.", labels=[*names, "reason"]
         )

@@ -7,15 +7,17 @@ import random
 import time
 from collections.abc import Iterable
 
+from weft.api.engine import StatLogger
 from weft.cache import KVCache
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest, TokenOutput
 from weft.engine.plan import EngineFacts, StepEdits
 from weft.engine.request import Sequence, check_request
 from weft.engine.stats import EngineStats
-from weft.errors import QueueFullError, RequestError
+from weft.errors import EngineError, QueueFullError, RequestError
 from weft.guided import GrammarDesk, Ticket
 from weft.plugins import Host
+from weft.plugins.tally import Breaker, GuardedPolicy
 from weft.scheduler import Scheduler
 
 __all__ = ("EngineCore",)
@@ -45,8 +47,8 @@ class EngineCore:
                 self.facts.page_size,
                 prefix_caching=config.cache.enable_prefix_caching,
             )
-            policy = host.policy(config.scheduler.scheduling_policy)
-            self._loggers = host.stat_loggers(config.plugins.stat_loggers)
+            policy = self._guarded_policy(config.scheduler.scheduling_policy)
+            self._loggers = self._guarded_loggers(config.plugins.stat_loggers)
             # These only check requests; those that edit logits live beside the model.
             names = config.plugins.logits_processors
             made = host.logits_processors(names, self.facts.vocab_size)
@@ -80,9 +82,30 @@ class EngineCore:
         sequence = Sequence(request, self.facts, root, self._seed(request))
         sequence.held = bool(request.params.extra)
         if request.params.guided is None:
-            self.scheduler.add(sequence)
+            self._queue(sequence)
         else:
             self._compiling[request.id] = (sequence, self._guided.submit(request))
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Hand a sequence to the scheduler; a policy that fails costs this request alone."""
+        try:
+            self.scheduler.add(sequence)
+        except EngineError as error:
+            if self.host.switches.strict:
+                raise
+            log.error("request %s: %s", sequence.id, error)
+            failed = TokenOutput(sequence.id, [], "error", error=str(error))
+            self.scheduler.outbox.append(failed)
+
+    def _guarded_policy(self, name: str) -> GuardedPolicy:
+        entry, strict = self.host.choose("policies", name), self.host.switches.strict
+        return GuardedPolicy(self.host.policy(name), entry, self.host.tally, strict=strict)
+
+    def _guarded_loggers(self, names: list[str]) -> list[tuple[StatLogger, Breaker]]:
+        host = self.host
+        entries = [host.choose("stat_loggers", name) for name in names]
+        breakers = [Breaker(e, host.tally, strict=host.switches.strict) for e in entries]
+        return list(zip(host.stat_loggers(names), breakers, strict=True))
 
     def validate(self, request: EngineRequest) -> None:
         """Raise ``RequestError`` for what could never be served; the engine is not changed."""
@@ -114,7 +137,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._compiling) or self.scheduler.has_work or self.scheduler.in_flight > 0
+        scheduler = self.scheduler
+        waits = self._compiling or scheduler.outbox
+        return bool(waits) or scheduler.has_work or scheduler.in_flight > 0
 
     # -------------------------------------------------------------------------------- steps
 
@@ -138,8 +163,8 @@ class EngineCore:
         elif self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
             outputs += self._collect()
         self._step_seconds += time.perf_counter() - began
-        for logger in self._loggers:
-            logger.record(self.stats)
+        for logger, breaker in self._loggers:
+            breaker.call("record", logger.record, self.stats)
         return outputs
 
     def _collect(self) -> list[TokenOutput]:
@@ -170,7 +195,7 @@ class EngineCore:
                 if guide is None:
                     continue
                 sequence.guide, sequence.held = guide, True
-                self.scheduler.add(sequence)
+                self._queue(sequence)
             del self._compiling[name]
         return outputs
 
@@ -200,6 +225,8 @@ class EngineCore:
             finished=dict(counters.finished),
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
+            plugin_calls=self.host.tally.rows(),
+            plugin_states=self.host.states(),
         )
 
     def close(self) -> None:

@@ -135,3 +135,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     bad: list[int] = []
     error: str | None = None
+    faults: dict[int, str] = {}
+    """What a logits processor raised for rows in ``bad``, which is then not the logits' fault."""

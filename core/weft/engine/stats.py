@@ -24,3 +24,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Finished sequences by reason: stop, length, abort, error."""
     step_seconds: float = 0.0
     integrity_faults: int = 0
+    plugin_calls: list[tuple[str, str, str, int]] = []
+    """Calls of plugins: ``kind:key``, hook or method, ``ok`` or ``error``, and how many."""
+    plugin_states: dict[str, str] = {}
+    """``loaded`` or ``broken``, by ``kind:key``."""

@@ -8,7 +8,8 @@ key that the user gave to somebody else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +21,7 @@ from weft.plugins.entries import Entry
 from weft.plugins.kinds import KINDS
 from weft.plugins.local import import_file
 from weft.plugins.options import declared_options
+from weft.plugins.tally import Breaker, Tally
 
 __all__ = ("Loader", "Relay")
 
@@ -107,25 +109,61 @@ class Loader:
 class Relay:
     """The hooks of one entry: ``relay.weft_model(...)``. Failures name the plugin."""
 
-    def __init__(self, loader: Loader, entry: Entry, around: Iterable[object]) -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        entry: Entry,
+        around: Mapping[object, Breaker] | None = None,
+        tally: Tally | None = None,
+    ) -> None:
         self._loader, self._entry = loader, entry
-        self._others = loader.alone(loader.load(entry), around)
+        self._plugin = loader.load(entry)
+        self._around = around or {}
+        self._tally = tally or Tally()
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
-        caller = self._loader.pm.subset_hook_caller(hook, self._others)
-
         def call(**arguments: Any) -> Any:
-            try:
-                return caller(**arguments)
-            except WeftError:
-                raise  # said on purpose, in words meant for the user
-            except Exception as error:
-                entry = self._entry
-                raise PluginLoadError(
-                    f"{entry.id} from {entry.owner} failed in {hook}: {type(error).__name__}: {error}"
-                ) from error
+            around = [p for p, breaker in self._around.items() if not breaker.open]
+            while True:
+                others = self._loader.alone(self._plugin, around)
+                caller = self._loader.pm.subset_hook_caller(hook, others)
+                try:
+                    found = caller(**arguments)
+                except WeftError:
+                    self._tally.count(self._entry.id, hook, "error")
+                    raise  # said on purpose, in words meant for the user
+                except Exception as error:
+                    guilty = culprit(error, self._plugin, around)
+                    if guilty is not None:
+                        self._around[guilty].failed(hook, error)
+                        around.remove(guilty)
+                        continue  # once more, without the extension
+                    entry = self._entry
+                    self._tally.count(entry.id, hook, "error")
+                    raise PluginLoadError(
+                        f"{entry.id} from {entry.owner} failed in {hook}: {type(error).__name__}: {error}"
+                    ) from error
+                self._tally.count(self._entry.id, hook, "ok")
+                return found
 
         return call
+
+
+def culprit(error: BaseException, plugin: object, around: Iterable[object]) -> object | None:
+    """The one of ``around`` that raised ``error``; ``None`` if ``plugin`` or nobody of them did.
+
+    An error of the plugin passes through the wrappers, so it counts only who is innermost.
+    """
+    homes = {_home(plugin): plugin} | {_home(each): each for each in around}
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = homes.get(frame.f_globals.get("__name__", ""), found)
+    return None if found is plugin else found
+
+
+def _home(plugin: object) -> str:
+    """The module of a plugin object."""
+    return str(getattr(plugin, "__name__", "") or type(plugin).__module__)
 
 
 def _name(entry: Entry) -> str:

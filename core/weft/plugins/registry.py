@@ -19,6 +19,7 @@ from weft.plugins.local import local_entries
 from weft.plugins.options import checked
 from weft.plugins.plan import Choice, Plan
 from weft.plugins.switches import Switches
+from weft.plugins.tally import Breaker, Tally
 
 __all__ = ("Registry",)
 
@@ -54,6 +55,9 @@ class Registry:
         self._chosen: dict[tuple[str, str], Entry] = {}
         self._extensions: list[Entry] | None = None
         self._configured: list[Entry] = []
+        self._breakers: dict[str, Breaker] = {}
+        self.tally = Tally()
+        """What calls of hooks, and of the methods of guarded objects, came to."""
 
     # -- asking ----------------------------------------------------------------------
 
@@ -173,12 +177,19 @@ class Registry:
         )
 
     def _relay(self, entry: Entry) -> Relay:
-        around = [self._loader.load(extension) for extension in self._start()]
-        return Relay(self._loader, entry, around)
+        around = {self._loader.load(e): self._breaker(e) for e in self._start() if e is not entry}
+        return Relay(self._loader, entry, around, self.tally)
+
+    def _breaker(self, entry: Entry) -> Breaker:
+        """One for each extension, whatever hook it fails in."""
+        if entry.id not in self._breakers:
+            breaker = Breaker(entry, self.tally, strict=self.switches.strict)
+            self._breakers[entry.id] = breaker
+        return self._breakers[entry.id]
 
     def _alone(self, entry: Entry) -> Any:
         """The hooks of one entry with nothing around it."""
-        return Relay(self._loader, entry, ())
+        return Relay(self._loader, entry, tally=self.tally)
 
     def _all(self, kind: str) -> list[Entry]:
         """The entries of an ``always`` kind in name order, loaded; broken ones are left out."""
@@ -204,7 +215,11 @@ class Registry:
             if self.switches.strict:
                 self._load_everything()
             self._extensions = self._all("extensions")
-        return self._extensions
+        return [e for e in self._extensions if e.state == "loaded"]
+
+    def states(self) -> dict[str, str]:
+        """The state of every plugin that was imported, by ``kind:key``."""
+        return {e.id: e.state for e in self.entries if e.state in ("loaded", "broken")}
 
     def _load_everything(self) -> None:
         problems: list[str] = []

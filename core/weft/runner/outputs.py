@@ -22,6 +22,8 @@ class PendingStep:
         self._bad: Tensor | None = None
         self._logprobs: Logprobs | None = None
         self._prompts: list[tuple[int, Logprobs]] = []
+        self.faults: dict[int, str] = {}
+        """By index into the tokens: rows that a logits processor failed on."""
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def sampled(
@@ -63,5 +65,6 @@ class PendingStep:
             tokens=self._tokens.tolist() if self._tokens is not None else [],
             logprobs=logprobs,
             prompt_logprobs={row: values.to_host() for row, values in self._prompts},
-            bad=bad,
+            bad=sorted({*bad, *self.faults}),
+            faults=self.faults,
         )

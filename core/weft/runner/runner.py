@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from weft.api.engine import LogitsProcessor
 from weft.api.models import Collective
 from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
@@ -26,6 +28,8 @@ from weft.sampling.logprobs import prompt_logprobs
 from weft.sampling.sampler import Sampler
 
 __all__ = ("ModelRunner",)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,7 @@ class ModelRunner:
         """Complete the held step that was launched last."""
         pending = self._pending[-1]
         if self._held is not None:
-            self._sample(pending, self._processed(self._held), edits)
+            self._sample(pending, self._processed(self._held, pending), edits)
         self._held = None
         pending.record()
 
@@ -195,8 +199,12 @@ class ModelRunner:
         self._last_tokens.index_copy_(0, rows.slots, output.tokens)
         pending.sampled(rows.rows, rows.host_slots, output.tokens, output.bad, output.logprobs)
 
-    def _processed(self, rows: SampleRows) -> SampleRows:
-        """The rows after the logits processors that their requests name."""
+    def _processed(self, rows: SampleRows, pending: PendingStep) -> SampleRows:
+        """The rows after the logits processors that their requests name.
+
+        A processor that raises is asked again row by row, so that only the rows end that it fails
+        on.
+        """
         logits = rows.logits
         for name, processor in self._processors.items():
             asked = [i for i, s in enumerate(rows.host_slots) if name in self._asked.get(s, {})]
@@ -204,15 +212,34 @@ class ModelRunner:
                 continue
             if logits is rows.logits:
                 logits = logits.float().clone()
-            slots = [rows.host_slots[i] for i in asked]
-            index = torch.tensor(asked, device=self.device)
-            edited = processor.apply(
-                logits.index_select(0, index),
-                [self._asked[slot][name] for slot in slots],
-                [self._histories[slot] for slot in slots],
-            )
-            logits.index_copy_(0, index, edited)
+            try:
+                self._edit(name, processor, logits, asked, rows.host_slots)
+            except Exception:  # a plugin may raise anything
+                for i in asked:
+                    try:
+                        self._edit(name, processor, logits, [i], rows.host_slots)
+                    except Exception as error:
+                        text = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
+                        log.warning("%s", text, exc_info=error)
+                        pending.faults[i] = text
         return rows if logits is rows.logits else replace(rows, logits=logits, raw=rows.logits)
+
+    def _edit(
+        self,
+        name: str,
+        processor: LogitsProcessor,
+        logits: Tensor,
+        which: list[int],
+        slots: list[int],
+    ) -> None:
+        """Write what ``processor`` makes of the rows ``which``; nothing if it raises."""
+        index = torch.tensor(which, device=self.device)
+        edited = processor.apply(
+            logits.index_select(0, index),
+            [self._asked[slots[i]][name] for i in which],
+            [self._histories[slots[i]] for i in which],
+        )
+        logits.index_copy_(0, index, edited)
 
     def _change_slots(self, plan: StepPlan) -> None:
         if plan.closed:

@@ -1,0 +1,41 @@
+"""Plugins seen from outside: ``GET /plugins`` and their metrics."""
+
+from __future__ import annotations
+
+from serving import serving
+
+from weft.engine.stats import EngineStats
+from weft_server.metrics import Metrics
+
+
+async def test_plugins_are_listed_with_their_states() -> None:
+    async with serving(api_key=["k"]) as server:
+        assert (await server.client.get("/plugins")).status_code == 401
+        answer = await server.client.get("/plugins", headers={"authorization": "Bearer k"})
+    rows = {f"{row['kind']}:{row['key']}": row for row in answer.json()["data"]}
+    assert rows["policies:fcfs"]["distribution"] == "weft-core"
+    assert rows["server:plugins"]["state"] == "loaded"
+    assert all("target" not in row for row in rows.values()), "paths of the machine"
+
+
+def test_states_of_the_engine_are_shown() -> None:
+    from weft.plugins.listing import Row
+    from weft_server.routes.plugins import shown
+
+    row = Row("stat_loggers", "x", "weft-x", "1.0", "ready", "", "weft_x")
+    assert shown(row, {"stat_loggers:x": "broken"})["state"] == "broken"
+    assert shown(row, {})["state"] == "ready"
+
+
+def test_calls_and_states_are_metrics() -> None:
+    stats = EngineStats(
+        plugin_calls=[
+            ("stat_loggers:x", "record", "error", 3),
+            ("policies:fcfs", "order", "ok", 7),
+        ],
+        plugin_states={"stat_loggers:x": "broken"},
+    )
+    page = Metrics("m").exposition(stats).decode()
+    labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
+    assert f"weft_plugin_calls_total{{{labels}}} 3.0" in page
+    assert 'weft_plugin_state{model_name="m",plugin="stat_loggers:x",state="broken"} 1.0' in page
