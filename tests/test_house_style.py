@@ -28,8 +28,8 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "weft.engine.child",
             "weft.engine.plan",
             "weft.plugins",
-            "weft.runner.device",
-            "weft.runner.runner",
+            "weft.runner.orders",
+            "weft.runner.rank",
         }
     ),
 }
@@ -38,7 +38,16 @@ ALLOWANCES: dict[str, frozenset[str]] = {
 ENVIRONMENT = {"core/weft/config.py"}
 
 # Modules too heavy to import before a plugin is asked for something.
-HEAVY = ("torch", "transformers", "litestar", "numpy", "triton", "outlines", "lmformatenforcer")
+HEAVY = (
+    "torch",
+    "transformers",
+    "litestar",
+    "numpy",
+    "triton",
+    "outlines",
+    "lmformatenforcer",
+    "ray",
+)
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec"}

@@ -16,7 +16,7 @@ from weft.config import EngineConfig
 from weft.engine.child import spawn
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Host
-from weft_executor_processes.wire import (
+from weft.runner.orders import (
     Answer,
     Collect,
     Collected,
@@ -60,7 +60,9 @@ class ProcessesExecutor:
             with theirs:
                 self._workers.append(spawn("weft_executor_processes.worker:main", theirs))
             self._pipes.append(Connection(ours.detach()))
-            self._tell(rank, Start(rank, size, self._config, plan, meeting))
+            self._tell(
+                rank, Start(rank, size, self._config, plan, meeting, device=rank, neighbours=size)
+            )
         facts: dict[int, EngineFacts] = {}
         while len(facts) < size:
             answer, rank = self._hear([r for r in range(size) if r not in facts])
@@ -114,7 +116,7 @@ class ProcessesExecutor:
             killed = (r for r, worker in enumerate(self._workers) if worker.poll())
             if (reason := next(killed, None)) is not None:
                 self._lost(reason)
-            raise self._error(rank, answer)
+            raise answer.error(rank, serving=self._serving)
         return answer
 
     def _lost(self, rank: int) -> NoReturn:
@@ -125,13 +127,6 @@ class ProcessesExecutor:
             f"the worker of rank {rank} is gone (exit code {self._workers[rank].poll()}); "
             "see its output above"
         )
-
-    def _error(self, rank: int, failed: Failed) -> errors.WeftError:
-        """The worker's own error at start, where the user can mend it; later the engine is lost."""
-        kind = getattr(errors, failed.kind, None)
-        if not self._serving and isinstance(kind, type) and issubclass(kind, errors.WeftError):
-            return kind(failed.message)
-        return errors.EngineDeadError(f"rank {rank} failed: {failed.kind}: {failed.message}")
 
     def check(self) -> None:
         for rank in range(len(self._workers)):

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ("TorchCollective",)
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+__all__ = ("START_TIMEOUT", "TorchCollective")
 
 # Loading a large checkpoint may take one rank much longer than another.
 START_TIMEOUT = timedelta(minutes=30)
 
 
 class TorchCollective:
-    """See ``weft.api.models.Collective``. One per process; ``close`` it."""
+    """See ``weft.api.models.Collective``. One per process; ``close`` it.
 
-    def __init__(self, rank: int, size: int, device: torch.device, meeting: Path) -> None:
+    ``store`` is where the ranks meet. It decides who can reach them until they have.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device, store: Store) -> None:
         self.rank = rank
         self.size = size
         self._device = device
         # torch 2.13 gives the operation a new name and warns about the old one.
         self._gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
         cuda = device.type == "cuda"
-        # Ranks meet in a file: no port is opened that somebody else could connect to.
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            init_method=meeting.as_uri(),
+            store=store,
             rank=rank,
             world_size=size,
             timeout=START_TIMEOUT,

@@ -1,18 +1,24 @@
-"""What executor and workers say to each other: msgspec Structs as msgpack over pipes, no pickle."""
+"""What an executor and its workers say to each other: msgspec Structs as msgpack, never pickle.
+
+How the bytes travel is the executor's business.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+from weft import errors
 from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from weft.plugins import Plan
 
 __all__ = (
+    "Answer",
     "Collect",
     "Collected",
     "Failed",
     "Launch",
+    "Order",
     "Sample",
     "Start",
     "Started",
@@ -24,13 +30,18 @@ __all__ = (
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first order of a worker; ``meeting`` is the file in which the ranks find each other."""
+    """The first order of a worker."""
 
     rank: int
     size: int
     config: EngineConfig
     plan: Plan
     meeting: str
+    """Where the ranks find each other, in words that the executor and its workers agree on."""
+    device: int = 0
+    """Which of the CUDA devices that this worker sees is its own."""
+    neighbours: int = 1
+    """How many workers share the cores of this machine, this one included."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -64,6 +75,24 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     kind: str
     message: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        return cls(type(error).__name__, str(error))
+
+    @property
+    def own(self) -> errors.WeftError | None:
+        """The error itself, if it is one of weft's: the user can mend what it says."""
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, errors.WeftError):
+            return kind(self.message)
+        return None
+
+    def error(self, rank: int, *, serving: bool) -> errors.WeftError:
+        """What an executor raises: the worker's own error at start; later the engine is lost."""
+        if not serving and (own := self.own) is not None:
+            return own
+        return errors.EngineDeadError(f"rank {rank} failed: {self.kind}: {self.message}")
 
 
 Order = Start | Launch | Sample | Collect | Stop

@@ -1,0 +1,69 @@
+"""One rank of a model: builds its shard and obeys the orders of an executor."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from weft.engine.plan import EngineFacts, StepResult
+from weft.errors import EngineError, WeftError
+from weft.plugins import Host
+from weft.runner.collective import TorchCollective
+from weft.runner.device import pick_device
+from weft.runner.orders import Collect, Failed, Launch, Order, Sample, Start, Stop
+from weft.runner.runner import ModelRunner
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+__all__ = ("Rank", "failed")
+
+log = logging.getLogger("weft.runner")
+
+
+class Rank:
+    """A shard of a model on its device. The only one of its process; used from one thread."""
+
+    def __init__(self, start: Start, store: Store) -> None:
+        """Meet the other ranks in ``store``, build and load. Raises what ``ModelRunner`` raises."""
+        config = start.config
+        host = Host.from_plan(start.plan, config.plugins)
+        device = pick_device(config.device.device, start.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        elif config.device.threads is None:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.neighbours))
+        self._ranks = TorchCollective(start.rank, start.size, device, store)
+        self._runner = ModelRunner(config, host, self._ranks)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._runner.facts
+
+    def obey(self, order: Order) -> StepResult | None:
+        """Carry out an order that follows ``Start``; ``Collect`` has a result.
+
+        After ``Stop`` and after an error nothing may follow: the other ranks wait for this one.
+        """
+        match order:
+            case Launch(plan):
+                self._runner.launch(plan)
+            case Sample(edits):
+                self._runner.sample(edits)
+            case Collect():
+                return self._runner.collect()
+            case Stop():
+                self._ranks.close()
+            case Start():
+                raise EngineError("a rank is started once")
+        return None
+
+
+def failed(error: BaseException) -> Failed:
+    """The answer of a worker that cannot go on. What is not weft's own error is logged in full."""
+    if not isinstance(error, WeftError):
+        log.error("the worker failed", exc_info=error)
+    return Failed.of(error)
