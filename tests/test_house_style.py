@@ -32,6 +32,16 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "weft.runner.rank",
         }
     ),
+    "weft_executor_ray": frozenset(
+        {
+            "weft.config",
+            "weft.engine.plan",
+            "weft.plugins",
+            "weft.runner.collective",
+            "weft.runner.orders",
+            "weft.runner.rank",
+        }
+    ),
 }
 
 # Modules that may read the environment beside weft/config.py, relative to the root.
