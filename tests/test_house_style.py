@@ -42,6 +42,8 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "weft.runner.rank",
         }
     ),
+    # What is installed is asked of metadata, and a context length is computed as the engine does.
+    "weft_command_models": frozenset({"weft.loading.config", "weft.plugins"}),
 }
 
 # Modules that may read the environment beside weft/config.py, relative to the root.

@@ -23,6 +23,7 @@ HELP = {
     "generate": "Complete a prompt, streaming to the terminal.",
     "chat": "Talk to a model in the terminal.",
     "serve": "Start the HTTP server.",
+    "models": "List the models on this machine, and whether they can run.",
     "bench": "Measure throughput and latency.",
     "plugin": "List, make, test and lock plugins.",
     "doctor": "Check every plugin, the device and the versions.",

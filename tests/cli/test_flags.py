@@ -24,7 +24,7 @@ FROZEN = Path(__file__).parent / "flags.txt"
 def all_flags() -> Iterator[str]:
     """``command --flag`` for every flag of our own commands."""
     root = typer.main.get_command(app)
-    for name in ("generate", "chat", "serve", "bench", "plugin", "doctor"):
+    for name in ("generate", "chat", "serve", "bench", "plugin", "doctor", "models"):
         _, command, _ = root.resolve_command(None, [name])
         leaves = getattr(command, "commands", None)
         for leaf, found in (leaves or {"": command}).items():
