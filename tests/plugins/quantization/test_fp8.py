@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from weft_fp8.config import read_config
+from weft_fp8.linear import widened
 from weft_fp8.scheme import Fp8Scheme
 
 from weft.api.cache import DeviceInfo
@@ -160,3 +161,10 @@ def test_rows_of_zeros_can_be_quantized_while_loading() -> None:
     y = built(torch.randn(2, 64).bfloat16())
     assert y.isfinite().all() and (y[:, 3] == 0).all()
     assert built.get_parameter("weight").dtype is torch.float8_e4m3fn
+
+
+def test_every_number_is_widened_exactly() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    finite = numbers[~numbers.float().isnan()]
+    assert len(finite) == 254
+    assert torch.equal(widened(finite), finite.float())

@@ -105,6 +105,8 @@ class AwqLinear:
             module.register_parameter("int4", _kept(self.cpu.codes))
             module.register_parameter("scales", _kept(self.cpu.scales))
             return
+        if scales.device.type == "cpu":
+            scales, zeros = scales.float(), zeros.float()  # float16 is slow there
         module.register_parameter("scales", _kept(scales))
         module.register_parameter("zeros", _kept(zeros))
 

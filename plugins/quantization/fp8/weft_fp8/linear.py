@@ -23,7 +23,7 @@ from weft.api.models import LinearSpec
 from weft.layers import Linear, Part, weight
 from weft_fp8.native import LARGEST, Native
 
-__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear")
+__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "widened")
 
 FP8 = torch.float8_e4m3fn
 
@@ -57,8 +57,8 @@ class ChannelLinear:
         if self.fast:
             static = getattr(module, "input_scale", None)
             return self.native.rows(x, module.weight, module.weight_scale, bias, static, self.limit)
-        dense = (module.weight.float() * module.weight_scale[:, None]).to(x.dtype)
-        return F.linear(x, dense, bias)
+        dense = widened(module.weight).mul_(module.weight_scale[:, None])
+        return F.linear(x, dense.to(x.dtype), bias)
 
 
 class MatrixLinear(ChannelLinear):
@@ -153,7 +153,20 @@ class BlockLinear:
             return self.native.blocks(x, module.weight, module.block_scale, bias)
         inputs = module.weight.shape[1]
         scale = module.weight_scale.repeat_interleave(self.step, dim=1)[:, :inputs]
-        return F.linear(x, (module.weight.float() * scale).to(x.dtype), bias)
+        return F.linear(x, widened(module.weight).mul_(scale).to(x.dtype), bias)
+
+
+def widened(weight: Tensor) -> Tensor:
+    """float8_e4m3fn to a new float32 tensor.
+
+    torch's conversion goes number by number on a CPU. A float16 has the same fields, only wider, so
+    the bits are shifted into their places there, and the difference of the biases is a factor.
+    """
+    if weight.device.type != "cpu":
+        return weight.float()
+    bits = weight.view(torch.int8).to(torch.int16).bitwise_left_shift(7)
+    # The sign was extended into the exponent's highest bit, which e4m3 has not.
+    return bits.bitwise_and_(-0x4001).view(torch.float16).float().mul_(2.0**8)
 
 
 def register_weight(module: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:

@@ -141,6 +141,8 @@ class GptqLinear:
             module.register_parameter("int4", nn.Parameter(self.cpu.codes, requires_grad=False))
             module.register_parameter("scales", nn.Parameter(self.cpu.scales, requires_grad=False))
             return
+        if scales.device.type == "cpu":
+            scales, zeros = scales.float(), zeros.float()  # float16 is slow there
         module.register_parameter("qweight", nn.Parameter(qweight, requires_grad=False))
         module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
         module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
