@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from weft.api.guided import GrammarSpec
 
 __all__ = (
+    "CallIds",
     "Delta",
     "ReasoningDelta",
     "ReasoningParser",
     "StreamParser",
+    "Tagged",
     "TextDelta",
     "Tool",
     "ToolCallDelta",
@@ -72,3 +74,23 @@ class ReasoningParser(StreamParser, Protocol):
     @property
     def open(self) -> bool:
         """Whether the output is inside its reasoning; a grammar waits until it is not."""
+
+
+@runtime_checkable
+class Tagged(Protocol):
+    """An optional ability of a parser: it names the texts that its format is written with.
+
+    Where the tokenizer has them as special tokens, they would be left out of the text like all
+    others; those that a parser names are kept for it.
+    """
+
+    @property
+    def tags(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class CallIds(Protocol):
+    """An optional ability of a ``ToolParser``, for formats that prescribe how ids of calls look."""
+
+    def call_id(self) -> str:
+        """An id that no other call has."""

@@ -17,6 +17,7 @@ SUITES = (
     "attention",
     "executors",
     "extensions",
+    "grammars",
     "guided",
     "kernels",
     "logits",
@@ -26,6 +27,7 @@ SUITES = (
     "quantization",
     "sources",
     "stats",
+    "streams",
     "text",
 )
 

@@ -18,9 +18,11 @@ SUITES: Mapping[str, str] = {
     "model_sources": "weft.testing.sources:ModelSourceSuite",
     "models": "weft.testing.architectures:ModelSuite",
     "policies": "weft.testing.policies:PolicySuite",
+    "reasoning": "weft.testing.parsers:ReasoningSuite",
     "renderers": "weft.testing.text:RendererSuite",
     "stat_loggers": "weft.testing.stats:StatLoggerSuite",
     "tokenizers": "weft.testing.text:TokenizerSuite",
+    "tool_parsers": "weft.testing.parsers:ToolParserSuite",
 }
 """Kind to ``module:class``."""
 

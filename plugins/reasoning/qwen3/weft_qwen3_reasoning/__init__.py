@@ -1,0 +1,25 @@
+"""The reasoning parser ``qwen3``: what ``<think>`` and ``</think>`` enclose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.api import impl
+from weft.api.thinking import Thinking, opened
+
+if TYPE_CHECKING:
+    from weft.api.types import ReasoningParser, Tokenizer
+
+__all__ = ("weft_reasoning_parser",)
+
+TAGS = ("<think>", "</think>")
+
+
+@impl
+def weft_reasoning_parser(name: str, tokenizer: Tokenizer, prompt: str) -> ReasoningParser | None:
+    """Qwen3 writes both tags itself, and answers without any when it does not think; its
+    template closes the thought beforehand for ``enable_thinking=False``, and that of its thinking
+    models opens it (https://qwen.readthedocs.io/en/latest/getting_started/quickstart.html)."""
+    if name != "qwen3":
+        return None
+    return Thinking(TAGS, opened(prompt, TAGS, tokenizer), always=False)

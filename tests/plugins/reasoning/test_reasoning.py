@@ -1,0 +1,88 @@
+"""The reasoning parsers, by the suite, and what the end of a prompt tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.plugins import Host
+from weft.testing.grammars import Bytes
+from weft.testing.parsers import ReasoningSuite, reasoning, text
+from weft.testing.plugin import PluginSuite
+
+ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+OPENED = f"{ASKED}<think>\n"
+CLOSED = f"{ASKED}<think>\n\n</think>\n\n"
+
+# What both do.
+COMMON = [
+    (ASKED, "<think>\nhm, <b>\n</think>\n\nyes", [reasoning("hm, <b>"), text("yes")]),
+    (ASKED, "\n<think>hm</think> yes\n", [reasoning("hm"), text("yes\n")]),
+    (ASKED, "<think>\n\n</think>\n\nyes", [text("yes")]),
+    (ASKED, "<think></think>", []),
+    (ASKED, "<think>\none\n\ntwo\n", [reasoning("one\n\ntwo")]),
+    (ASKED, "<think>a </thin", [reasoning("a </thin")]),
+    (ASKED, "<think>a <think> b</think>c</think>", [reasoning("a <think> b"), text("c</think>")]),
+    (
+        ASKED,
+        "<think>call it</think>\n<tool_call>\n{}\n</tool_call>",
+        [reasoning("call it"), text("<tool_call>\n{}\n</tool_call>")],
+    ),
+    (OPENED, "hm\n</think>\n\nyes", [reasoning("hm"), text("yes")]),
+    (OPENED, "<think>\nhm</think>yes", [reasoning("hm"), text("yes")]),
+    (OPENED, "</think>yes", [text("yes")]),
+    (OPENED, "hm", [reasoning("hm")]),
+    (OPENED, "", []),
+    (f"{OPENED}I was thinking", " of you</think>yes", [reasoning(" of you"), text("yes")]),
+    (CLOSED, "yes <think> no", [text("yes <think> no")]),
+    (CLOSED, " yes", [text(" yes")]),
+    (f"{CLOSED}The answer is", " yes", [text(" yes")]),
+    (CLOSED, "<thi", [text("<thi")]),
+]
+
+
+class TestDeepSeekR1(PluginSuite, ReasoningSuite):
+    plugin = "reasoning:deepseek_r1"
+    cases = [
+        *COMMON,
+        (ASKED, "hm</think>yes", [reasoning("hm"), text("yes")]),
+        (ASKED, "only thoughts ", [reasoning("only thoughts")]),
+        ("", "hm\n</think>\nyes", [reasoning("hm"), text("yes")]),
+    ]
+
+
+class TestQwen3(PluginSuite, ReasoningSuite):
+    plugin = "reasoning:qwen3"
+    cases = [
+        *COMMON,
+        (ASKED, " yes, </think> is a tag", [text(" yes, </think> is a tag")]),
+        (ASKED, "Write <think> first.", [text("Write <think> first.")]),
+        (ASKED, "  \n", [text("  \n")]),
+        ("", "yes", [text("yes")]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        (OPENED, True),
+        (f"{OPENED}I was thinking", True),
+        (CLOSED, False),
+        (f"{CLOSED}It is", False),
+        (ASKED, None),
+        ("", None),
+        # A tag that somebody wrote in an earlier message opens and closes nothing.
+        (f"<|im_start|>user\nWhat is <think>?<|im_end|>\n{ASKED}", None),
+        (f"<|im_start|>user\nWhat is </think>?<|im_end|>\n{ASKED}", None),
+        (f"<|im_start|>assistant\n<think>a</think>b<|im_end|>\n{ASKED}", None),
+        (f"<|im_start|>assistant\n<think>a</think>b<|im_end|>\n{OPENED}", True),
+    ],
+)
+@pytest.mark.parametrize("key", ["deepseek_r1", "qwen3"])
+def test_the_prompt_says_where_the_answer_begins(
+    key: str, prompt: str, inside: bool | None
+) -> None:
+    tokenizer: Any = Bytes("<|im_start|>", "<|im_end|>")
+    parser = Host().reasoning_parser(key, tokenizer, prompt)
+    assert parser.open == (key == "deepseek_r1" if inside is None else inside)
