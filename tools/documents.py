@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
+import kind_pages
 import msgspec
 from msgspec.inspect import (
     BoolType,
@@ -273,7 +274,7 @@ def errors() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__: block
     for block in (kinds, hook_reference, uncalled, options, server, sampling, guided, errors)
-}
+} | kind_pages.BLOCKS
 
 
 def filled(page: str) -> str:

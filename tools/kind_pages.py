@@ -1,0 +1,44 @@
+"""The generated part of docs/plugins/KIND.md: the hook as it is called, and a whole plugin.
+
+The example is the template of ``weft plugin new``, which the tests install and run as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from string import Template
+
+from repository import ROOT, hooks
+
+from weft.plugins import KINDS
+from weft.testing.catalog import SUITES
+
+__all__ = ("BLOCKS", "page")
+
+TEMPLATES = ROOT / "cli/weft_cli/templates"
+
+
+def page(kind: str) -> str:
+    """Signature, documentation and example of one kind."""
+    about = KINDS[kind]
+    hook = next(h for h in hooks() if h.name == about.hook)
+    example = "MyForCausalLM" if kind == "models" else "mine"
+    marks = {"key": example, "package": f"weft_{example.lower()}", "kind": kind, "title": "Mine"}
+    parts = [
+        f"Group `weft.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
+        f"```text\n{hook.signature}\n```",
+        f"`weft plugin new {kind} {example}` writes this plugin:",
+    ]
+    files = sorted((TEMPLATES / kind).glob("*.py.in"), key=lambda p: (p.stem == "test.py", p.name))
+    for file in files:
+        name = file.name.removesuffix(".in")
+        where = "tests/test_conformance.py" if name == "test.py" else f"{marks['package']}/{name}"
+        text = Template(file.read_text()).substitute(marks)
+        parts.append(f"`{where}`:\n\n```python\n{text}```")
+    suite = SUITES.get(kind, "weft.testing.plugin:PluginSuite").replace(":", ".")
+    parts.append(f"Its suite is `{suite}`.")
+    return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {f"kind_{kind}": partial(page, kind) for kind in KINDS}
