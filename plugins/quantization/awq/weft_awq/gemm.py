@@ -12,7 +12,8 @@ from weft.api.cache import DeviceInfo
 
 __all__ = ("Gemm", "find_gemm")
 
-# From here on it is faster to dequantize the weight once and leave the product to the vendor's GEMM.
+# Beyond, every tile of rows would unpack the weight again; to unpack it once and multiply by the
+# vendor's GEMM should then be faster. The number is a guess that no measurement has confirmed yet.
 MOST_ROWS = 64
 # The kernel's tiles are that deep, and a tile has one scale for each column.
 TILE = 32
