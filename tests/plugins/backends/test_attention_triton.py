@@ -204,3 +204,20 @@ class TestOnCuda(AttentionSuite):
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
         return weft_attention(request, {})
+
+
+def test_others_may_write_its_cache() -> None:
+    """Without this the fused norm, rotary embedding and cache write is never installed."""
+    from weft.api.attention import PagedWriter
+    from weft_attention_triton.backend import TritonAttention
+
+    request = AttentionRequest(
+        DeviceInfo("cuda", (9, 0)),
+        "bfloat16",
+        "bfloat16",
+        head_size=64,
+        heads=4,
+        kv_heads=2,
+        scale=0.125,
+    )
+    assert isinstance(TritonAttention(request, processors=132), PagedWriter)

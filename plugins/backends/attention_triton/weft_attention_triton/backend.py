@@ -124,6 +124,10 @@ class TritonAttention:
         work.sort(key=lambda item: -item[0])
         return [(row, first) for _, row, first in work]
 
+    def slots(self, plan: Plan) -> Tensor:
+        """What makes this a ``PagedWriter``: a fused kernel may write keys and values itself."""
+        return plan.batch.slot_mapping
+
     def forward(
         self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
     ) -> Tensor:
