@@ -239,6 +239,9 @@ class EngineClient(asyncio.Protocol):
         self.death.__cause__ = cause
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._said or self.death)
+        elif not self._closing:
+            # Clients of a server are not told why; whoever runs it must be.
+            log.error("%s", self.death)
         for answer in self._pings.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(str(self.death)))

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -51,6 +52,8 @@ __all__ = ("Channel", "Core", "main", "serve")
 log = logging.getLogger("weft.engine")
 
 IDLE_SECONDS = 2.0
+# Between two looks at parent and workers, however often an idle engine is asked how it is.
+CHECK_SECONDS = 1.0
 RECEIVE = 256 * 1024
 # What may wait for a parent that does not read, before steps wait for it too.
 MOST_UNSENT = 64 * 2**20
@@ -195,6 +198,7 @@ def _first(channel: Channel, parent: int) -> Start:
 
 
 def _loop(channel: Channel, core: Core, parent: int) -> None:
+    checked = time.monotonic()
     while True:
         busy = core.has_work
         commands = channel.receive(0.0 if busy else IDLE_SECONDS)
@@ -205,9 +209,10 @@ def _loop(channel: Channel, core: Core, parent: int) -> None:
         if core.has_work:
             if outputs := core.step():
                 channel.send(Steps(outputs))
-        elif not commands and not busy:
+        elif not busy and (not commands or time.monotonic() - checked >= CHECK_SECONDS):
             _check_parent(parent)
             core.check()
+            checked = time.monotonic()
 
 
 def _obey(channel: Channel, core: Core, command: Command) -> None:
