@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from weft_server.config import ServerConfig
 from weft_server.engine import Engine
 from weft_server.errors import APIError
 from weft_server.flights import Flights
+from weft_server.markers import Marks, Sieve
 from weft_server.metrics import Metrics
 from weft_server.parsing import Guard, Splitter
 
@@ -48,6 +49,7 @@ class Context:
         self.dead: EngineDeadError | None = None
         self.hangs: EngineDeadError | None = None
         self.stats: EngineStats | None = None
+        self.marks = Marks(self)
         self.knows_developer = knows_developer(engine)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
 
@@ -90,9 +92,16 @@ class Context:
         return await loop.run_in_executor(self._threads, work, *arguments)
 
     def splitter(
-        self, prompt: str, tools: Sequence[Tool], *, reasoning: bool, parallel: bool
+        self,
+        prompt: str,
+        tools: Sequence[Tool],
+        *,
+        reasoning: bool,
+        parallel: bool,
+        hidden: Collection[int] = (),
     ) -> Splitter | None:
-        """The parsers of one output, ``None`` if no parser applies."""
+        """The parsers of one output, ``None`` if no parser applies. The text of the special tokens
+        ``hidden`` is taken out."""
         host, tokenizer, report = (
             self.engine.host,
             self.engine.tokenizer,
@@ -108,7 +117,8 @@ class Context:
             )
         if thinking is None and calls is None:
             return None
-        return Splitter(thinking, calls, None if parallel else 1)
+        sieve = Sieve(tokenizer, hidden) if hidden else None
+        return Splitter(thinking, calls, None if parallel else 1, sieve)
 
 
 def knows_developer(engine: Engine) -> bool:

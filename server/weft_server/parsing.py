@@ -8,9 +8,18 @@ text is one feed.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 
-from weft.api.parsers import Delta, ReasoningDelta, StreamParser, TextDelta, ToolCallDelta
+from weft.api.parsers import (
+    CallIds,
+    Delta,
+    ReasoningDelta,
+    StreamParser,
+    TextDelta,
+    ToolCallDelta,
+)
+from weft_server.markers import Sieve
 
 __all__ = ("Guard", "Splitter")
 
@@ -45,6 +54,19 @@ class Guard:
     def finish(self) -> list[Delta]:
         return [] if self.broken else self._guarded(self._parser.finish)
 
+    def call_id(self) -> str | None:
+        """An id of the parser's own making, if its format asks for one."""
+        if self.broken or not isinstance(self._parser, CallIds):
+            return None
+        try:
+            made = self._parser.call_id()
+            if 0 < len(made) <= 64 and made.isprintable():
+                return made
+            raise ValueError(f"a parser made the id {made!r:.80}")
+        except Exception as error:  # a plugin may raise anything
+            log.warning("%s cannot make ids", self.name, exc_info=error)
+            return None
+
     def _guarded(self, call: Callable[[], list[Delta]]) -> list[Delta]:
         try:
             deltas = list(call())
@@ -75,11 +97,19 @@ class Guard:
 
 
 class Splitter:
-    """The parsers of one output. ``most_calls`` drops the calls of a response beyond it."""
+    """The parsers of one output, behind the ``sieve`` of special tokens if there is one.
+
+    ``most_calls`` drops the calls of a response beyond it.
+    """
 
     def __init__(
-        self, reasoning: Guard | None, tools: Guard | None, most_calls: int | None = None
+        self,
+        reasoning: Guard | None,
+        tools: Guard | None,
+        most_calls: int | None = None,
+        sieve: Sieve | None = None,
     ) -> None:
+        self._sieve = sieve
         self._reasoning = reasoning
         self._tools = tools
         self._most = most_calls
@@ -90,12 +120,20 @@ class Splitter:
         """The parsers that have raised, as ``kind=name``."""
         return [g.name for g in (self._reasoning, self._tools) if g is not None and g.broken]
 
+    def call_id(self) -> str:
+        """An id for a call."""
+        made = None if self._tools is None else self._tools.call_id()
+        return made or f"call_{secrets.token_hex(12)}"
+
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+        if self._sieve is not None:
+            text = self._sieve.feed(text, ids)
         return self._filter(self._through(text, ids))
 
     def finish(self) -> list[Delta]:
         """The output has ended: what the parsers held back."""
-        found: list[Delta] = []
+        rest = "" if self._sieve is None else self._sieve.finish()
+        found: list[Delta] = self._through(rest, ()) if rest else []
         if self._reasoning is not None:
             for delta in self._reasoning.finish():
                 found += self._onwards(delta, ())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from weft.api.parsers import ReasoningDelta, TextDelta
 from weft.outputs import CompletionOutput, RequestOutput
 from weft_server.chat.prepare import Chat
@@ -19,7 +17,7 @@ from weft_server.wire.chat import (
     ToolCallFunction,
 )
 
-__all__ = ("FINGERPRINT", "answer", "call_id", "finish_reason")
+__all__ = ("FINGERPRINT", "answer", "finish_reason")
 
 FINGERPRINT = "weft"
 
@@ -81,7 +79,7 @@ def message(chat: Chat, one: CompletionOutput, splitter: Splitter | None) -> Cha
             if call is None:
                 function = ToolCallFunction(name=delta.name or "", arguments="")
                 call = calls[delta.index] = ToolCallChunk(
-                    id=call_id(), type="function", function=function
+                    id=splitter.call_id(), type="function", function=function
                 )
             call.function.arguments += delta.arguments
     content: str | None = "".join(said)
@@ -97,10 +95,6 @@ def message(chat: Chat, one: CompletionOutput, splitter: Splitter | None) -> Cha
         reasoning_content=reasoning,
         tool_calls=[calls[i] for i in sorted(calls)] or None,
     )
-
-
-def call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 def finish_reason(reason: str | None, splitter: Splitter | None) -> str | None:

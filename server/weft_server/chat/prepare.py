@@ -35,6 +35,8 @@ class Chat(msgspec.Struct, kw_only=True):
     params: SamplingParams
     tools: Toolbox
     top_logprobs: int
+    hidden: frozenset[int] = frozenset()
+    """Special tokens in the engine's text that are not for the client."""
 
     def splitter(self, context: Context) -> Splitter | None:
         """Fresh parsers for one of the outputs."""
@@ -43,6 +45,7 @@ class Chat(msgspec.Struct, kw_only=True):
             self.tools.parsed,
             reasoning=self.request.separate_reasoning is not False,
             parallel=self.request.parallel_tool_calls is not False,
+            hidden=self.hidden,
         )
 
 
@@ -63,8 +66,15 @@ async def prepare(context: Context, request: ChatRequest) -> Chat:
         ),
     )
     changes: dict[str, Any] = {"max_tokens": most_tokens(request, context.defaults)}
-    if tools.guided is not None:
-        changes["guided"] = tools.guided
+    if tools.guided is not None:  # a call, and not the format that messages must have
+        changes["guided"] = msgspec.structs.replace(
+            tools.guided, backend=request.guided_decoding_backend
+        )
+    marks = context.marks.of(
+        tools=bool(tools.parsed), reasoning=request.separate_reasoning is not False
+    )
+    if marks:  # the parsers would not see them otherwise
+        changes["skip_special_tokens"] = False
     top = top_logprobs(request)
     if request.logprobs:
         changes["logprobs"] = top
@@ -74,10 +84,28 @@ async def prepare(context: Context, request: ChatRequest) -> Chat:
         request=request,
         text=text,
         ids=ids,
-        params=to_params(request, context.defaults, context.engine.facts.max_model_len, **changes),
+        params=behind_reasoning(
+            to_params(request, context.defaults, context.engine.facts.max_model_len, **changes),
+            context.config.reasoning_parser,
+        ),
         tools=tools,
         top_logprobs=top,
+        hidden=hidden(context, request, marks),
     )
+
+
+def behind_reasoning(params: SamplingParams, parser: str | None) -> SamplingParams:
+    """What the output must match begins where the reasoning ends, if the prompt has opened one."""
+    if params.guided is None or parser is None:
+        return params
+    return params.replace(guided=msgspec.structs.replace(params.guided, reasoning=parser))
+
+
+def hidden(context: Context, request: ChatRequest, marks: frozenset[int]) -> frozenset[int]:
+    """The special tokens that the engine shows for the sake of ``marks`` alone."""
+    if not marks or request.skip_special_tokens is False:
+        return frozenset()
+    return context.engine.tokenizer.special_ids - marks
 
 
 async def render(

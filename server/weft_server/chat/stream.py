@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from weft.api.parsers import Delta, ReasoningDelta, TextDelta
 from weft.outputs import CompletionOutput, RequestOutput
-from weft_server.chat.answer import FINGERPRINT, call_id, finish_reason
+from weft_server.chat.answer import FINGERPRINT, finish_reason
 from weft_server.chat.prepare import Chat
 from weft_server.context import Context
 from weft_server.logprobs import chat_logprobs, prompt_logprobs
@@ -160,7 +160,7 @@ class ChoiceStream:
             self._calls.add(delta.index)
             piece = ToolCallChunk(
                 index=delta.index,
-                id=call_id(),
+                id=self._splitter.call_id() if self._splitter is not None else None,
                 type="function",
                 function=ToolCallFunction(name=delta.name or "", arguments=delta.arguments),
             )

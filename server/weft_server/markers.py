@@ -1,0 +1,93 @@
+"""Special tokens that parsers must see, and those that nobody should.
+
+Special tokens are left out of an answer's text. Some formats are written with them (Mistral's
+``[TOOL_CALLS]``): then the engine is asked for all, and those that no parser named are taken out
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weft.api.callparser import held
+from weft.api.files import Tokenizer
+from weft.api.parsers import Tagged
+
+if TYPE_CHECKING:
+    from weft_server.context import Context
+
+__all__ = ("Marks", "Sieve")
+
+log = logging.getLogger("weft.server")
+
+
+class Marks:
+    """The special tokens that each parser of a server names, asked for once."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[str, frozenset[int]] = {}
+
+    def of(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
+        """What the parsers of one request need."""
+        config, engine = self._context.config, self._context.engine
+        found: frozenset[int] = frozenset()
+        if tools and (name := config.tool_parser) is not None:
+            build = partial(engine.host.tool_parser, name, engine.tokenizer, ())
+            found |= self._named(f"tool_parser={name}", build)
+        if reasoning and (name := config.reasoning_parser) is not None:
+            think = partial(engine.host.reasoning_parser, name, engine.tokenizer, "")
+            found |= self._named(f"reasoning_parser={name}", think)
+        return found
+
+    def _named(self, label: str, build: Callable[[], Any]) -> frozenset[int]:
+        if label not in self._known:
+            try:
+                parser = build()
+                tags = set(parser.tags) if isinstance(parser, Tagged) else set()
+            except Exception as error:  # a plugin may raise anything; each answer will tell
+                log.warning("%s does not say which tags it reads", label, exc_info=error)
+                tags = set()
+            tokenizer = self._context.engine.tokenizer
+            ids = tokenizer.special_ids if tags else ()
+            self._known[label] = frozenset(i for i in ids if tokenizer.token(i) in tags)
+        return self._known[label]
+
+
+class Sieve:
+    """Takes the texts of the tokens ``hidden`` out of one output's text.
+
+    Only where such a token was generated: the same characters, written with other tokens, are text
+    (of two in one piece, the first is taken for the token's). A text may come later than its id,
+    because it may be the beginning of a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._owed: list[str] = []
+        self._carry = ""
+
+    def feed(self, text: str, ids: Sequence[int]) -> str:
+        self._owed += [self._tokenizer.token(i) for i in ids if i in self._hidden]
+        if not self._owed and not self._carry:
+            return text
+        text, self._carry = self._carry + text, ""
+        kept = []
+        while self._owed:
+            before, mark, behind = text.partition(self._owed[0])
+            if not mark:
+                at = len(text) - held(text, self._owed[:1])
+                text, self._carry = text[:at], text[at:]
+                break
+            kept.append(before)
+            text = behind
+            del self._owed[0]
+        return "".join(kept) + text
+
+    def finish(self) -> str:
+        carry, self._carry = self._carry, ""
+        return carry

@@ -1,0 +1,102 @@
+"""Special tokens: kept for the parser that reads them, and out of everybody's sight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted import Characters, ScriptedEngine
+from serving import events, serving
+
+from weft.outputs import CompletionOutput
+from weft.sampling.params import SamplingParams
+from weft_server.markers import Sieve
+
+SPECIAL = {"\ue000": "[TOOL_CALLS]", "\ue001": "[ARGS]", "\ue002": "<think>", "\ue003": "</think>"}
+SPECIAL |= {"\ue004": "<|turn|>"}
+TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
+
+
+class Marked(Characters):
+    special_ids = frozenset(map(ord, SPECIAL))
+
+    def token(self, token: int) -> str:
+        return SPECIAL.get(chr(token), chr(token))
+
+
+class MarkedEngine(ScriptedEngine):
+    """Shows its special tokens only if it is asked to, as the real one does."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(list(text))
+        self.tokenizer = Marked()
+
+    def _one(
+        self, index: int, piece: str, reason: str | None, params: SamplingParams
+    ) -> CompletionOutput:
+        made = super()._one(index, piece, reason, params)
+        made.text = SPECIAL.get(piece, piece)
+        if piece in SPECIAL and params.skip_special_tokens:
+            made.text = ""
+        return made
+
+
+WHOLE = '\ue002hm\ue003\ue004 a <|turn|> \ue000f\ue001{"x": 1}\ue000g\ue001{}'
+OPTIONS = {"tool_parser": "mistral", "reasoning_parser": "qwen3"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_parser_sees_its_tags_and_clients_see_none(stream: bool) -> None:
+    engine = MarkedEngine(WHOLE)
+    async with serving(engine, **OPTIONS) as server:
+        response = await server.chat(tools=TOOLS, stream=stream)
+    assert engine.params is not None and engine.params.skip_special_tokens is False
+    content, thought, names = "", "", []
+    found = events(response.text)[:-1] if stream else [response.json()]
+    for part in found:
+        for choice in part["choices"]:
+            said: Any = choice["delta"] if stream else choice["message"]
+            content += said.get("content") or ""
+            thought += said.get("reasoning") or ""
+            for call in said.get("tool_calls") or ():
+                if name := call["function"].get("name"):
+                    names.append(name)
+                    assert len(call["id"]) == 9 and call["id"].isalnum()
+    # What was written like a special token, letter by letter, is text.
+    assert (content, thought, names) == ("a <|turn|> ", "hm", ["f", "g"])
+
+
+async def test_without_a_parser_that_reads_them_they_are_left_out() -> None:
+    engine = MarkedEngine(WHOLE)
+    async with serving(engine, tool_parser="pythonic") as server:
+        message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
+        assert engine.params is not None and engine.params.skip_special_tokens
+        assert message["content"] == 'hm a <|turn|> f{"x": 1}g{}'
+    engine = MarkedEngine(WHOLE)
+    async with serving(engine, tool_parser="mistral") as server:
+        message = (await server.chat()).json()["choices"][0]["message"]  # no tools, no parser
+        assert engine.params is not None and engine.params.skip_special_tokens
+        assert message["content"] == 'hm a <|turn|> f{"x": 1}g{}'
+
+
+async def test_who_wants_to_see_all_of_them_does() -> None:
+    async with serving(MarkedEngine("\ue004a\ue000f\ue001{}\ue004"), **OPTIONS) as server:
+        response = await server.chat(tools=TOOLS, skip_special_tokens=False)
+    message = response.json()["choices"][0]["message"]
+    assert message["content"] == "<|turn|>a<|turn|>" and len(message["tool_calls"]) == 1
+
+
+def test_a_text_may_come_after_its_id() -> None:
+    """A stop string that begins like it holds it back."""
+    mark = ord("\ue004")
+    for pieces in (
+        [("a", [97, mark]), ("<|tu", []), ("rn|>b", [98])],
+        [("a<|", [97, mark]), ("turn|>b", [98])],
+        [("a<|turn|>b", [97, mark, 98])],
+    ):
+        sieve = Sieve(Marked(), Marked.special_ids)
+        told = "".join(sieve.feed(text, ids) for text, ids in pieces)
+        assert told + sieve.finish() == "ab"
+    sieve = Sieve(Marked(), Marked.special_ids)
+    assert sieve.feed("<|turn|><|tu", [1, 2, 3]) == "<|turn|><|tu"
+    assert sieve.feed("x<|tu", [mark]) + sieve.finish() == "x<|tu"  # it never came
