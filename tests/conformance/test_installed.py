@@ -102,8 +102,13 @@ def suite(entry: Entry, kind: type) -> type:
     return type(name, parts, about)
 
 
+# Starting its cluster takes longer than all others together; inline and processes run each check.
+SLOW = {"executors:ray"}
+
 for _entry, _kind in installed():
     _class = suite(_entry, _kind)
+    if _entry.id in SLOW:
+        _class = pytest.mark.slow(_class)
     globals()[_class.__name__] = _class
 
 

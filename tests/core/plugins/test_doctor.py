@@ -197,3 +197,17 @@ def test_gpus_and_driver_are_read_without_torch(tmp_path):
     assert "weft-core" in found.versions and "torch" in found.versions
     empty = look(tmp_path / "nothing")
     assert (empty.gpus, empty.driver) == ([], "")
+
+
+def test_cuda_that_an_import_has_started_is_found(site):
+    """Stands in for a machine with a device: a torch that says so."""
+    fake = """
+import sys, types
+
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+sys.modules["torch"] = torch
+"""
+    site.install("starts", {"weft.policies": {"starts": "starts"}}, fake + POLICY)
+    (checked,) = examine(site.host(), only="starts").plugins
+    assert {f.code for f in checked.findings} == {"cuda", "heavy"} and checked.state == "broken"
