@@ -208,8 +208,9 @@ class TestOnCuda(AttentionSuite):
 
 def test_others_may_write_its_cache() -> None:
     """Without this the fused norm, rotary embedding and cache write is never installed."""
-    from weft.api.attention import PagedWriter
     from weft_attention_triton.backend import TritonAttention
+
+    from weft.api.attention import PagedWriter
 
     request = AttentionRequest(
         DeviceInfo("cuda", (9, 0)),
