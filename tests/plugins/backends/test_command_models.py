@@ -21,6 +21,7 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "torch_dtype": "bfloat16",
 }
+DEMO = "demo:weft-demo"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -113,8 +114,8 @@ def test_a_folder_of_models_and_the_demo(listed: Any, tmp_path: Path) -> None:
     checkpoint(tmp_path / "org" / "b")
     checkpoint(tmp_path / ".hidden" / "c")
     rows = listed(str(tmp_path), "demo:")
-    assert list(rows) == [str(tmp_path / "a"), str(tmp_path / "org" / "b"), "demo:"]
-    assert rows["demo:"]["problem"] is None and rows["demo:"]["parameters"] > 10**6
+    assert list(rows) == [str(tmp_path / "a"), str(tmp_path / "org" / "b"), DEMO]
+    assert rows[DEMO]["problem"] is None and rows[DEMO]["parameters"] > 10**6
 
 
 def test_the_hub_cache(listed: Any, tmp_path: Path) -> None:
@@ -129,15 +130,14 @@ def test_the_hub_cache(listed: Any, tmp_path: Path) -> None:
     assert rows["org/model"]["path"].endswith(REVISION)
     assert rows["org/model"]["bytes"] > 2048 and rows["org/model"]["problem"] is None
     assert rows["alone"]["dtype"] == "float16"
-    assert "demo:" in rows
-    assert set(listed("--cache-dir", str(hub), "demo:")) == {"org/model", "alone", "demo:"}
+    assert set(listed("--cache-dir", str(hub), "demo:")) == {"org/model", "alone", DEMO}
 
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "none")}
     command = [sys.executable, "-m", "weft_cli", "models", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert [row["model"] for row in json.loads(done.stdout)] == ["demo:"]
+    assert [row["model"] for row in json.loads(done.stdout)] == [DEMO]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,13 @@ def test_what_no_plugin_runs(
 ) -> None:
     (row,) = listed(str(checkpoint(tmp_path / "m", **changes))).values()
     assert problem in row["problem"]
+
+
+def test_the_name_of_the_demo_is_one_that_can_be_served(listed: Any) -> None:
+    from weft.loading import parse_ref
+
+    (name,) = listed("demo:")
+    assert (parse_ref(name).scheme, parse_ref(name).path) == ("demo", "weft-demo")
 
 
 def test_quantized(listed: Any, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(?!\\)(.*)", re.IGNORECASE)
 
 # What a source is asked for: a source that downloads must not be made to fetch weights for a list.
 SMALL = ("config.json",)
+# The one model of the scheme demo; a scheme alone is no name of a model.
+DEMO = "weft-demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def cached(folder: Path | None = None) -> Iterator[Found]:
 def demo(host: Host) -> Iterator[Found]:
     """The demo model, if its plugin is installed."""
     if "demo" in host.keys("model_sources"):
-        yield from _sourced(host, "demo", "", "demo:")
+        yield from _sourced(host, "demo", DEMO, f"demo:{DEMO}")
 
 
 def place(host: Host, text: str) -> Iterator[Found]:
@@ -72,6 +74,9 @@ def place(host: Host, text: str) -> Iterator[Found]:
         raise ConfigError(
             f"{text}: give a folder as it is; the Hugging Face cache is listed without arguments"
         )
+    if text == "demo:":
+        yield from demo(host)
+        return
     yield from _sourced(host, scheme, named[2], text)
 
 
