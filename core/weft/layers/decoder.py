@@ -5,7 +5,7 @@ A model file gives the layers; what is unusual in a model is then all that its f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from weft.api.attention import Step
 from weft.api.models import ModelContext
 from weft.layers.embedding import Embedding, LMHead
 from weft.layers.norm import RMSNorm
+from weft.layers.rope import rope_parameters
 from weft.layers.rotary import Angles, RotaryEmbedding
 
 __all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
@@ -28,18 +29,30 @@ def head_size(config: Any) -> int:
     return int(stated or config.hidden_size // config.num_attention_heads)
 
 
+def turned_types(config: Any) -> list[str | None]:
+    """The key into ``rope_parameters`` for each layer; ``None`` where they are not by layer type."""
+    found = getattr(config, "rope_parameters", None) or {}
+    types = getattr(config, "layer_types", None)
+    if types and all(isinstance(found.get(kind), Mapping) for kind in types):
+        return list(types[: config.num_hidden_layers])
+    return [None] * config.num_hidden_layers
+
+
 class DecoderLayer(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
 
     The sum is carried beside the output, so that each addition runs fused with the next norm.
+    ``offset`` is that of the norms.
     """
 
-    def __init__(self, ctx: ModelContext, self_attn: nn.Module, mlp: nn.Module) -> None:
+    def __init__(
+        self, ctx: ModelContext, self_attn: nn.Module, mlp: nn.Module, *, offset: float = 0.0
+    ) -> None:
         super().__init__()
-        config = ctx.hf_config
-        self.input_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+        size, eps = ctx.hf_config.hidden_size, ctx.hf_config.rms_norm_eps
+        self.input_layernorm = RMSNorm(ctx, size, eps, offset=offset)
         self.self_attn = self_attn
-        self.post_attention_layernorm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(ctx, size, eps, offset=offset)
         self.mlp = mlp
 
     def forward(
@@ -55,18 +68,31 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states. Subclass it to change how tokens are embedded."""
+    """Token ids to hidden states. Subclass it to change how tokens are embedded.
 
-    def __init__(self, ctx: ModelContext, prefix: str, layer: LayerFactory) -> None:
+    Where the configuration has ``rope_parameters`` for each layer type, each type has a table of
+    its own. ``offset`` is that of the last norm.
+    """
+
+    def __init__(
+        self, ctx: ModelContext, prefix: str, layer: LayerFactory, *, offset: float = 0.0
+    ) -> None:
         super().__init__()
         config = ctx.hf_config
         self.embed_tokens = Embedding(ctx, config.vocab_size, config.hidden_size)
-        self.rotary = RotaryEmbedding(ctx, head_size(config))
-        self.layers = nn.ModuleList(
-            layer(ctx, f"{prefix}.layers.{index}", index, self.rotary)
-            for index in range(config.num_hidden_layers)
+        types = turned_types(config)
+        kinds = list(dict.fromkeys(types))
+        # A tuple, not a ModuleList: each belongs to the attention layers that turn by it.
+        self.rotaries = tuple(
+            RotaryEmbedding(ctx, head_size(config), parameters=rope_parameters(config, kind))
+            for kind in kinds
         )
-        self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps)
+        self.turned = [kinds.index(kind) for kind in types]
+        self.layers = nn.ModuleList(
+            layer(ctx, f"{prefix}.layers.{index}", index, self.rotaries[turned])
+            for index, turned in enumerate(self.turned)
+        )
+        self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)
@@ -75,9 +101,9 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """``[tokens]`` ids and positions to ``[tokens, hidden]``."""
         x, residual = self.embed(input_ids), None
-        angles = self.rotary.angles(positions)
-        for layer in self.layers:
-            x, residual = layer(x, residual, angles, step)
+        angles = [rotary.angles(positions) for rotary in self.rotaries]
+        for layer, turned in zip(self.layers, self.turned, strict=True):
+            x, residual = layer(x, residual, angles[turned], step)
         return x if residual is None else self.norm(x, residual)[0]
 
 

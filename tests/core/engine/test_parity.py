@@ -37,6 +37,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {"sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            },
+        },
+    ),
 }
 VOCAB = 320
 NEW = 24
@@ -97,7 +112,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 # Every model runs the first few variants; one model of each kind of cache runs all.
-FEW, ALL = ("default", "chunks-of-7", "preempted"), ("llama", "mistral", "qwen3")
+FEW, ALL = ("default", "chunks-of-7", "preempted"), ("llama", "mistral", "qwen3", "gemma3")
 CASES = [(m, v) for m in MODELS for v in VARIANTS if v in FEW or m in ALL]
 
 
@@ -119,18 +134,23 @@ def test_greedy_equals_transformers(
             assert found.ids[0] == tokens[i] and found.rank == 1
             exact = row[torch.tensor(found.ids)]
             assert torch.allclose(exact, torch.tensor(found.logprobs), atol=1e-4)
+    if name.startswith("gemma"):
+        assert [g.kind for g in driven.core.facts.groups] == ["sliding", "full"]
     if variant.startswith("preempted") and name != "mistral":
         assert driven.core.stats.preemptions > 0
     if variant == "default":
         assert driven.core.stats.prefix_hit_tokens == 0  # all arrived at once
 
 
-def test_one_at_a_time_hits_the_prefix_cache(engine: Any, checkpoint: Any, expected: Any) -> None:
-    driven = engine(checkpoint())
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+def test_one_at_a_time_hits_the_prefix_cache(
+    name: str, engine: Any, checkpoint: Any, expected: Any
+) -> None:
+    driven = engine(checkpoint(MODELS[name][0], **MODELS[name][1]))
     for request, prompt in prompts().items():
         driven.add(request, prompt, max_tokens=NEW, ignore_eos=True)
         driven.run()
-        assert driven.tokens[request] == expected("llama")[request][0]
+        assert driven.tokens[request] == expected(name)[request][0]
     assert driven.cached == {"p3": 16, "p4": 32, "p6": 16}
 
 
