@@ -239,7 +239,11 @@ class Scheduler:
             if token is not None:
                 sequence.pending -= 1
                 if index in bad:
-                    outputs.append(self._error(sequence, result.faults.get(index) or _guide_error(sequence) or NO_TOKEN))
+                    outputs.append(
+                        self._error(
+                            sequence, result.faults.get(index) or _guide_error(sequence) or NO_TOKEN
+                        )
+                    )
                     continue
                 sequence.tokens.append(token)
             if current and (end % size == 0 or step.counts[row] > 1):  # it may have filled a page
