@@ -18,8 +18,11 @@ __all__ = ("CallParser", "Prose", "Reader", "held")
 def held(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of ``text`` may be the beginning of one of ``marks``."""
     longest = max(map(len, marks), default=1) - 1
+    firsts = {mark[0] for mark in marks}
     for size in range(min(longest, len(text)), 0, -1):
-        if any(mark.startswith(text[-size:]) for mark in marks if len(mark) > size):
+        if text[-size] in firsts and any(
+            len(mark) > size and mark.startswith(text[-size:]) for mark in marks
+        ):
             return size
     return 0
 

@@ -67,7 +67,7 @@ LITERALS = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}_", fullmatch=True), LITERALS, max_size=4))
 def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
     source = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
@@ -78,7 +78,7 @@ def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
     json.loads(json_of(keywords(source)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(st.text(alphabet="ab=,()[]{}'\"\\x01.-+e_: \nNone"))
 def test_whatever_it_reads_is_python(source: str) -> None:
     try:

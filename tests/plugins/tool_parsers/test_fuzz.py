@@ -1,0 +1,70 @@
+"""Outputs put together from the pieces of every format, right and wrong, cut anywhere."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.api.jsontext import JsonText
+from weft.api.parsers import TextDelta, ToolCallDelta
+from weft.plugins import Host
+from weft.testing.parsers import TOOLS, merged
+from weft.testing.streams import Letters
+
+WORDS = """<tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] <|python_start|>
+<|python_end|> {"name":"f" {"name":"g"} "arguments":{ "parameters": {"x": "name" : f( g() x=1 y='é'
+get_weather { } [ ] ( ) , ; : " ' \\ \\" \\n \\u00e9 \\ud800 1 -2.5e3 0 true null None tru a \x01
+< </ </tool <| [TOOL"""
+BEGINNINGS = [
+    '<tool_call>\n{"name": "f", "arguments": {"x": ',
+    '{"name": "f", "parameters": {',
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}',
+    "[TOOL_CALLS]f[ARGS]{",
+    "[f(x=1), g(",
+]
+PIECES = [
+    *WORDS.split(),
+    *BEGINNINGS,
+    *BEGINNINGS,
+    " ",
+    "\n",
+    "text ",
+    "}}",
+    "}}</tool_call>",
+    "}}]",
+    ")]",
+]
+OUTPUTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
+HOST = Host()
+
+
+@pytest.mark.parametrize("key", ["hermes", "llama3_json", "mistral", "pythonic"])
+def test_any_output_is_parsed_the_same_in_any_pieces_and_nothing_is_lost(key: str) -> None:
+    tokenizer: Any = Letters()
+
+    def parsed(pieces: list[str]) -> list[Any]:
+        parser = HOST.tool_parser(key, tokenizer, TOOLS)
+        found = [delta for piece in pieces for delta in parser.feed(piece, ())]
+        return merged([*found, *parser.finish()])
+
+    @settings(max_examples=250, deadline=None, database=None)
+    @given(OUTPUTS, st.lists(st.integers(0, 200), max_size=6))
+    def check(output: str, places: list[int]) -> None:
+        whole = parsed([output])
+        edges = [0, *sorted(min(place, len(output)) for place in places), len(output)]
+        assert parsed([output[a:b] for a, b in pairwise(edges)]) == whole
+        assert parsed(list(output)) == whole
+        calls = [delta for delta in whole if isinstance(delta, ToolCallDelta)]
+        if not calls:
+            assert "".join(d.text for d in whole if isinstance(d, TextDelta)) == output
+        for index, call in enumerate(calls):
+            arguments = JsonText()
+            assert call.index == index and call.name and call.arguments.startswith("{")
+            assert arguments.feed(call.arguments) == len(call.arguments)
+            "".join((call.name, call.arguments)).encode()  # can be sent
+
+    check()
