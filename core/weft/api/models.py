@@ -18,6 +18,8 @@ __all__ = (
     "Capability",
     "CausalModel",
     "Collective",
+    "ExpertsMethod",
+    "ExpertsSpec",
     "LinearMethod",
     "LinearSpec",
     "ModelContext",
@@ -98,7 +100,8 @@ class ModelSpec:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our parameter's module name → the checkpoint's names that are stacked in it, in order."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name prefix → our prefix (``"language_model.model." → "model."``)."""
+    """Checkpoint name prefix → our prefix (``"language_model.model." → "model."``), the first that
+    fits; before that, wherever it stands, what begins with a dot (``".moe." → ".mlp."``)."""
     ignored: tuple[str, ...] = ()
     """Glob patterns of checkpoint tensors that the architecture does not use."""
 
@@ -135,6 +138,45 @@ class LinearMethod(Protocol):
         """Return ``x @ W.T + bias``; ``x`` is ``[..., in_features]``."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The experts of one layer after tensor-parallel partitioning: gated MLPs of one shape.
+
+    ``prefix`` is our module path; ``names`` are the paths of the first expert's gate, up and down
+    matrices in the checkpoint. ``intermediate_size`` is this rank's share.
+    """
+
+    prefix: str
+    names: tuple[str, ...]
+    experts: int
+    hidden_size: int
+    intermediate_size: int
+    dtype: torch.dtype
+
+
+class ExpertsMethod(Protocol):
+    """How the experts of one layer store their weights and multiply by them."""
+
+    def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
+        """Register stacked parameters, made by ``weft.layers.weight`` with ``stack``.
+
+        Their names are ``gate_up_LEAF`` (of ``2 · intermediate_size`` output features) and
+        ``down_LEAF``, where ``LEAF`` is the last component of the checkpoint's names.
+        """
+
+    def finish(self, module: nn.Module) -> None:
+        """Called once when all parameters are filled: repack, convert, free."""
+
+    def apply(
+        self, module: nn.Module, x: Tensor, chosen: Tensor, op: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """``[tokens, k, hidden]``: ``down(op(gate_up(x)))`` of each token's ``k`` experts.
+
+        ``x`` is ``[tokens, hidden]``, ``chosen`` int64 ``[tokens, k]``; ``op`` halves the last
+        dimension. The result is this rank's part of a sum over the ranks.
+        """
+
+
 class QuantizationScheme(Protocol):
     """What a checkpoint's ``quantization_config`` means for its layers."""
 
@@ -143,7 +185,9 @@ class QuantizationScheme(Protocol):
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
         """The method for one layer, or ``None`` where the checkpoint left it unquantized."""
 
-    def experts(self, spec: Any) -> Any | None: ...
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
+        """The method for the experts of one layer, or ``None``: they are left unquantized, or the
+        scheme has no such method. A layer tells these apart by asking ``linear`` for a matrix."""
 
     def kv_dtype(self, layer: str) -> str | None: ...
 

@@ -5,6 +5,7 @@ from weft.layers.collective import NullCollective, divide, divide_heads
 from weft.layers.decoder import CausalDecoder, Decoder, DecoderLayer, head_size
 from weft.layers.device import device_info, dtype_name
 from weft.layers.embedding import Embedding, LMHead
+from weft.layers.experts import Experts, MoE
 from weft.layers.linear import Linear, QKVLinear
 from weft.layers.mlp import GatedMLP, gated_activation
 from weft.layers.norm import LayerNorm, RMSNorm
@@ -31,6 +32,7 @@ __all__ = (
     "Decoder",
     "DecoderLayer",
     "Embedding",
+    "Experts",
     "Finishing",
     "GatedMLP",
     "LMHead",
@@ -39,6 +41,7 @@ __all__ = (
     "Linear",
     "Locating",
     "Mismatch",
+    "MoE",
     "NullCollective",
     "Part",
     "PlainLinear",

@@ -16,6 +16,8 @@ from weft.api.cache import DeviceInfo, LayerCacheSpec
 from weft.api.files import ModelFiles, WeightLoader
 from weft.api.models import (
     Collective,
+    ExpertsMethod,
+    ExpertsSpec,
     LinearMethod,
     LinearSpec,
     ModelContext,
@@ -27,7 +29,7 @@ from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelEr
 from weft.layers.device import device_info
 from weft.loading.config import quantization_config
 from weft.loading.formats import DummyLoader, detect_format
-from weft.loading.weights import load_weights
+from weft.loading.weights import load_weights, their_name
 
 __all__ = ("Plugins", "build_model", "find_model", "find_scheme")
 
@@ -167,16 +169,13 @@ class _CheckpointNames:
         self.name = scheme.name
 
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
-        return self._scheme.linear(replace(spec, names=tuple(map(self._theirs, spec.names))))
+        return self._scheme.linear(replace(spec, names=self._theirs(spec.names)))
 
-    def experts(self, spec: Any) -> Any | None:
-        return self._scheme.experts(spec)
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
+        return self._scheme.experts(replace(spec, names=self._theirs(spec.names)))
 
     def kv_dtype(self, layer: str) -> str | None:
         return self._scheme.kv_dtype(layer)
 
-    def _theirs(self, name: str) -> str:
-        for theirs, ours in self._renamed.items():
-            if name.startswith(ours):
-                return theirs + name[len(ours) :]
-        return name
+    def _theirs(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(their_name(name, self._renamed) for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,7 +15,7 @@ from weft.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, p
 from weft.loading.dummy import fill_randomly
 from weft.loading.formats import DummyLoader
 
-__all__ = ("finish", "load_weights")
+__all__ = ("finish", "load_weights", "our_name", "their_name")
 
 # Derived values that older exports kept in the checkpoint.
 DERIVED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq", "*.attn.masked_bias")
@@ -111,7 +111,7 @@ class _Filling:
         renamed = self.rename(name) if self.rename is not None else name
         if renamed is None:
             return None
-        name = self.prefixed(renamed)
+        name = our_name(renamed, self.spec.renamed)
         if name in self.parameters:
             return Slot(name)
         path, _, leaf = name.rpartition(".")
@@ -119,12 +119,6 @@ class _Filling:
             if (whole := f"{candidate}.{leaf}") in self.parameters:
                 return Slot(whole, part)
         return self.by_module(name)
-
-    def prefixed(self, name: str) -> str:
-        for theirs, ours in self.spec.renamed.items():
-            if name.startswith(theirs):
-                return ours + name[len(theirs) :]
-        return name
 
     def fusions(self, path: str) -> Iterator[tuple[str, int]]:
         for theirs, (ours, index) in self.stacked.items():
@@ -215,6 +209,29 @@ class _Filling:
 
     def where(self, name: str) -> str:
         return self.loader.where(name) if isinstance(self.loader, TensorFiles) else "the checkpoint"
+
+
+def our_name(name: str, renamed: Mapping[str, str]) -> str:
+    """A checkpoint's name after ``ModelSpec.renamed``."""
+    for theirs, ours in renamed.items():
+        if theirs.startswith("."):
+            name = name.replace(theirs, ours)
+    for theirs, ours in renamed.items():
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name
+
+
+def their_name(name: str, renamed: Mapping[str, str]) -> str:
+    """What a checkpoint calls our ``name``: the inverse of ``our_name``."""
+    for theirs, ours in renamed.items():
+        if not theirs.startswith(".") and name.startswith(ours):
+            name = theirs + name[len(ours) :]
+            break
+    for theirs, ours in renamed.items():
+        if theirs.startswith("."):
+            name = name.replace(ours, theirs)
+    return name
 
 
 def _within(slot: Slot, filled: Slot) -> bool:

@@ -37,6 +37,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3},
+    ),
     "gemma2": (
         "Gemma2ForCausalLM",
         {"sliding_window": 9, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},

@@ -12,8 +12,8 @@ __all__ = ("weft_model",)
 
 @impl
 def weft_model(architecture: str, hf_config: Any) -> ModelSpec | None:
-    """Describe ``Qwen2ForCausalLM`` and ``Qwen3ForCausalLM``."""
-    if architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
+    """Describe ``Qwen2ForCausalLM``, ``Qwen3ForCausalLM`` and ``Qwen3MoeForCausalLM``."""
+    if architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
         return None
     from weft_qwen import model
 
