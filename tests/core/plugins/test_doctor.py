@@ -80,7 +80,7 @@ EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
 
 
 def test_each_broken_plugin_gets_its_own_diagnosis(broken):
-    found = examine(broken.host(), seconds=15.0, only=None, device="cpu")
+    found = examine(broken.host(), seconds=30.0, only=None, device="cpu")
     by_key = {}
     for checked in found.plugins:
         by_key.setdefault(checked.id.partition(":")[2], []).extend(checked.findings)
