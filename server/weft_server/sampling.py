@@ -52,9 +52,9 @@ def to_params(
     """
     given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
     given["output_kind"] = "delta" if fields.stream else "final"
-    given.update(changes)
     if guided := to_guided(fields):
         given["guided"] = guided
+    given.update(changes)
     check(fields, given)
     if (given.get("max_tokens") or 0) > context_len:
         raise RequestError(
@@ -102,7 +102,9 @@ def to_guided(fields: SamplingFields) -> GuidedParams | None:
         raise RequestError(
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
-    pattern = outputs.whitespace_pattern or fields.guided_whitespace_pattern
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        pattern = fields.guided_whitespace_pattern
     return GuidedParams(
         **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
     )

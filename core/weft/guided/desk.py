@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import torch
-
 from weft.api.guided import GrammarSpec
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest
@@ -59,6 +57,8 @@ class GrammarDesk:
         self._config = config
         self._host = host
         self._vocab_size = facts.vocab_size
+        import torch  # not above: processes that compile grammars come by here without it
+
         self._mask = torch.empty((0, -(-facts.vocab_size // 32)), dtype=torch.int32)
         self._grammars: OrderedDict[tuple[str, ...], Future[Compiled]] = OrderedDict()
         self._threads: _Threads | None = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ("Compiler",)
 
 MOST_ROLLBACK = 1024
+START = b"\0"
 SPECIAL_CHARACTERS = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
@@ -51,8 +52,9 @@ class Compiler:
             data = tokenizer.token_bytes(token)
             if data and token not in tokenizer.special_ids:
                 known.setdefault(data, []).append(token)
-        # The end gets an id of its own behind the vocabulary: the ids that really end a sequence
+        # Start and end get ids of their own behind the vocabulary. The ids that really end a sequence
         # are the core's affair, and any of the model's may be an ordinary token.
+        known.setdefault(START, []).append(vocab_size + 1)
         self._vocabulary = Vocabulary(vocab_size, known)
 
     def refuses(self, spec: GrammarSpec) -> str | None:
@@ -83,7 +85,10 @@ class Compiler:
                 return self._llguidance().lark(spec.source)
 
     def _index(self, pattern: str) -> _Grammar:
-        return _Grammar(Index(pattern, self._vocabulary), self._vocab_size)
+        # The library builds the automaton of a search too, for which a match may begin anywhere.
+        # With strings in strings it doubles with every character; with a first character that
+        # comes nowhere else it does not.
+        return _Grammar(Index(rf"\x00(?:{pattern})", self._vocabulary), self._vocab_size)
 
     def _llguidance(self) -> Grammars:
         from weft_guided_outlines.grammars import Grammars
@@ -100,14 +105,16 @@ class _Grammar:
         self._vocab_size = vocab_size
 
     def matcher(self) -> _Matcher:
-        return _Matcher(Guide(self._index, MOST_ROLLBACK), self._vocab_size)
+        guide = Guide(self._index, MOST_ROLLBACK)
+        guide.advance(self._vocab_size + 1, return_tokens=False)
+        return _Matcher(guide, self._vocab_size)
 
 
 class _Matcher:
     def __init__(self, guide: Guide, vocab_size: int) -> None:
         self._guide = guide
         self._vocab_size = vocab_size
-        self._line = np.zeros(vocab_size // 32 + 1, dtype=np.uint32)  # with the end's bit
+        self._line = np.zeros((vocab_size + 1) // 32 + 1, dtype=np.uint32)
         self._filled = False
 
     def fill(self, bitmask: Tensor, row: int) -> None:
@@ -139,7 +146,8 @@ class _Matcher:
         line = self._line
         if not self._filled:
             self._guide.write_mask_into(line.ctypes.data, len(line), line.itemsize)
-            line[self._vocab_size >> 5] &= ~np.uint32(1 << (self._vocab_size & 31))
+            for own in (self._vocab_size, self._vocab_size + 1):
+                line[own >> 5] &= ~np.uint32(1 << (own & 31))
             self._filled = True
         return line
 

@@ -1,0 +1,78 @@
+"""A grammar waits until the reasoning that the prompt has opened is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft import LLM, GuidedParams, SamplingParams
+from weft.errors import RequestError
+
+PLUGIN = '''
+from weft.api import impl
+
+WEFT = {"reasoning": ["three"]}
+
+class Thinking:
+    """Reasons from a "?" at the end of the prompt up to the third "Z"."""
+    def __init__(self, prompt):
+        self.open = prompt.endswith("?")
+        self.text = ""
+    def feed(self, text, ids):
+        assert len(ids) == 1
+        self.text += text
+        if self.text.count("Z") >= 3:
+            self.open = False
+        return []
+    def finish(self):
+        return []
+
+@impl
+def weft_reasoning_parser(name, tokenizer, prompt):
+    return Thinking(prompt) if name == "three" else None
+'''
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    file = tmp_path_factory.mktemp("plugin") / "three.py"
+    file.write_text(PLUGIN)
+    options = {"threads": 1, "num_pages": 128, "plugin_file": [str(file)]}
+    with LLM(model=str(folder), **options) as llm:
+        yield llm
+
+
+def outputs(llm: LLM, prompt: str, reasoning: str | None, count: int = 12) -> list[tuple[str, str]]:
+    guided = GuidedParams(choice=["ja", "na"], reasoning=reasoning)
+    params = [
+        SamplingParams(
+            temperature=2.0, seed=i, max_tokens=160, guided=guided, logit_bias={57: 4.0, 257: 8.0}
+        )
+        for i in range(count)
+    ]
+    found = llm.generate([prompt] * count, params, use_tqdm=False)
+    return [(o.outputs[0].text, str(o.outputs[0].finish_reason)) for o in found]
+
+
+def test_the_grammar_begins_where_the_reasoning_ends(llm: LLM) -> None:
+    stopped = 0
+    for text, reason in outputs(llm, "why?", "three"):
+        if reason == "stop":
+            stopped += 1
+            thought, _, answer = text.rpartition("Z")
+            assert thought.count("Z") == 2 and answer in ("ja", "na")
+            assert len(thought) > 2
+    assert stopped, "the end of the model would have ended it while it reasons"
+
+
+def test_without_reasoning_it_holds_at_once(llm: LLM) -> None:
+    for prompt, reasoning in (("why", "three"), ("why?", None)):
+        for text, _ in outputs(llm, prompt, reasoning, 4):
+            assert text in ("ja", "na")
+
+
+def test_an_unknown_parser_is_an_error_of_the_request(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="nosuch"):
+        outputs(llm, "why?", "nosuch", 1)

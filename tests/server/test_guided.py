@@ -1,0 +1,218 @@
+"""Guided decoding through ``weft serve`` and the official client."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+from process import Process, served
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+HOT: dict[str, Any] = {"model": "tiny", "temperature": 2.0, "max_tokens": 150}
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+BOMB = {
+    "guided_json": {"type": "string", "maxLength": 100000},
+    "guided_decoding_backend": "outlines",
+}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {field: {"enum": ["a", "b"]}},
+                "required": [field],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name, field in (("get_weather", "city"), ("get_time", "zone"))
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    from weft.testing.checkpoints import make_checkpoint
+
+    model = make_checkpoint(
+        tmp_path_factory.mktemp("tiny"), tokenizer=True, max_position_embeddings=512
+    )
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    with served(model, log, "--served-model-name", "tiny", "--tool-parser", "hermes") as process:
+        yield process
+        process.signal(signal.SIGTERM)
+        assert process.ends() == 0
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def client(server: Process) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
+        yield client
+    assert server.settles()
+
+
+def texts(client: openai.OpenAI, count: int = 6, **options: Any) -> list[str]:
+    """What came to its end, of requests that run together."""
+
+    def ask(seed: int) -> Any:
+        answer = client.chat.completions.create(messages=HELLO, seed=seed, **{**HOT, **options})
+        return answer.choices[0]
+
+    with ThreadPoolExecutor(count) as pool:
+        choices = list(pool.map(ask, range(count)))
+    assert {c.finish_reason for c in choices} <= {"stop", "length"}
+    ended = [c.message.content for c in choices if c.finish_reason == "stop"]
+    assert ended
+    return ended
+
+
+def test_response_format(client: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}
+    for text in texts(client, response_format=form):
+        jsonschema.validate(json.loads(text), PERSON)
+    for text in texts(client, count=12, response_format={"type": "json_object"}):
+        assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lmfe"])
+def test_every_spelling_with_every_backend(client: openai.OpenAI, backend: str) -> None:
+    named = {"guided_decoding_backend": backend}
+    for text in texts(client, extra_body={"guided_json": PERSON, **named}):
+        jsonschema.validate(json.loads(text), PERSON)
+    for text in texts(client, extra_body={"guided_regex": "[ab]{3}", **named}):
+        assert re.fullmatch("[ab]{3}", text)
+    body = {"structured_outputs": {"choice": ["yes", "no"]}, **named}
+    assert set(texts(client, extra_body=body)) <= {"yes", "no"}
+
+
+def test_a_grammar_and_a_whitespace_pattern(client: openai.OpenAI) -> None:
+    body = {"guided_grammar": 'root ::= "<" [a-z]+ ">"'}
+    assert all(re.fullmatch("<[a-z]+>", text) for text in texts(client, extra_body=body))
+    body = {"guided_json": PERSON, "guided_whitespace_pattern": "  "}
+    for text in texts(client, extra_body=body):
+        assert re.match(r'\{(  )?"name"(  )?:(  )?"', text)
+
+
+def test_two_backends_at_once_streamed(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> tuple[str, str | None]:
+        backend = ("llguidance", "outlines", "lmfe")[seed % 3]
+        stream = client.completions.create(
+            prompt="x", seed=seed, stream=True, **HOT,
+            extra_body={"guided_json": PERSON, "guided_decoding_backend": backend},
+        )  # fmt: skip
+        text, reason = "", None
+        for chunk in stream:
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason or reason
+        return text, reason
+
+    with ThreadPoolExecutor(9) as pool:
+        answers = list(pool.map(ask, range(9)))
+    assert any(reason == "stop" for _, reason in answers)
+    for text, reason in answers:
+        if reason == "stop":
+            jsonschema.validate(json.loads(text), PERSON)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "("}, "cannot compile"),
+    ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+    ({"guided_json": "{"}, "not JSON"),
+    ({"guided_choice": []}, "non-empty"),
+    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "llguidance"),
+    ({"guided_grammar": "root ::= ("}, "cannot"),
+    ({"guided_json": PERSON, "guided_regex": "a"}, "one constraint"),
+    (BOMB, "within 2 s of CPU"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG, ids=range(len(WRONG)))
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_a_400(
+    client: openai.OpenAI, fields: dict[str, Any], message: str, stream: bool
+) -> None:
+    """Also for a stream: nothing has been sent before the grammar is ready."""
+    with pytest.raises(openai.BadRequestError, match=message) as error:
+        client.chat.completions.create(messages=HELLO, stream=stream, n=2, **HOT, extra_body=fields)
+    assert error.value.param
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.completions.create(
+            prompt=["a", "b"], stream=stream, **{**HOT, "max_tokens": 5}, extra_body=fields
+        )
+
+
+def test_others_go_on_while_a_bomb_is_refused(client: openai.OpenAI) -> None:
+    refused: list[Exception] = []
+
+    def bomb() -> None:
+        fields = {"guided_regex": "(a{1,1000}){1,1000}", "guided_decoding_backend": "outlines"}
+        try:
+            client.chat.completions.create(messages=HELLO, **HOT, extra_body=fields)
+        except openai.BadRequestError as error:
+            refused.append(error)
+
+    texts(client, 1, extra_body={"guided_regex": "a", "guided_decoding_backend": "outlines"})
+    thread = threading.Thread(target=bomb)
+    thread.start()
+    tokens, longest = 0, 0.0
+    while thread.is_alive():
+        stream = client.completions.create(
+            model="tiny", prompt="x", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        last = time.monotonic()
+        for _ in stream:
+            tokens += 1
+            longest = max(longest, time.monotonic() - last)
+            last = time.monotonic()
+    assert refused and tokens > 200 and longest < 1.0
+
+
+@pytest.mark.parametrize("choice", ["required", "get_time"])
+def test_a_call_is_forced(client: openai.OpenAI, choice: str) -> None:
+    wanted: Any = choice
+    if choice != "required":
+        wanted = {"type": "function", "function": {"name": choice}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
+    called = []
+    for seed in range(6):
+        answer = client.chat.completions.create(
+            messages=HELLO, tools=TOOLS, tool_choice=wanted, seed=seed, response_format=form, **HOT
+        )
+        if answer.choices[0].finish_reason != "length":
+            assert answer.choices[0].finish_reason == "tool_calls"
+            called += answer.choices[0].message.tool_calls or []
+    assert called
+    for call in called:
+        field = {"get_weather": "city", "get_time": "zone"}[call.function.name]
+        assert choice in ("required", call.function.name)
+        assert json.loads(call.function.arguments)[field] in ("a", "b")
+
+
+def test_a_client_that_leaves_while_its_grammar_is_compiled(server: Process) -> None:
+    import httpx
+
+    body = {"prompt": "x", "guided_json": {"type": "string", "maxLength": 200000}}
+    body["guided_decoding_backend"] = "outlines"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+    assert server.settles()
