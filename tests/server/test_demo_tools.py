@@ -39,6 +39,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         assert "Traceback" not in log.read_text()
 
 
+def test_it_thinks_and_is_then_forced_to_call(tmp_path: Path) -> None:
+    """The grammar waits until the thought is closed; only then it holds."""
+    options = ("--tool-parser", "hermes", "--reasoning-parser", "deepseek_r1")
+    with (
+        served(
+            Path("demo:weft-demo"), tmp_path / "log", *options, "--served-model-name", "demo"
+        ) as s,
+        openai.OpenAI(base_url=f"{s.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = asked(client, SUM, tools=TOOLS, tool_choice="required", extra_body=THINK)
+    message = answer.choices[0].message
+    assert "42" in message.reasoning and message.content is None
+    assert [call.function.name for call in message.tool_calls] == ["get_weather"]
+
+
 @pytest.fixture
 def client(server: Process) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
