@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from weft.engine.plan import PageWrite, SlotStart, StepPlan
 from weft.engine.request import Sequence
 
 __all__ = ("PlannedStep",)
+
+_computed = attrgetter("computed")
 
 
 class PlannedStep:
@@ -29,18 +33,22 @@ class PlannedStep:
         return len(self.sequences)
 
     def decode(self, sequences: list[Sequence]) -> None:
-        """Add rows of one token each, whose ids the device holds. Called once, before chunks."""
-        self.sequences = list(sequences)
+        """Add rows of one token each, whose ids the device holds. Called once, before chunks.
+
+        Longest first: attention starts its programs in the order of rows, and a long one that
+        starts last would run alone while the rest of the device waits.
+        """
+        self.sequences = sorted(sequences, key=_computed, reverse=True)
         self._decodes = len(sequences)
-        self._slots = [s.slot for s in sequences]
-        self._starts = [s.computed for s in sequences]
+        self._slots = [s.slot for s in self.sequences]
+        self._starts = [s.computed for s in self.sequences]
         self.counts = [1] * len(sequences)
         self.samples = [True] * len(sequences)
-        self.epochs = [s.epoch for s in sequences]
+        self.epochs = [s.epoch for s in self.sequences]
         for s in sequences:
             s.computed += 1
             s.pending += 1
-        self.ends = [s.computed for s in sequences]
+        self.ends = [s.computed for s in self.sequences]
 
     def chunk(self, sequence: Sequence, count: int) -> None:
         """Add the next ``count`` known tokens of a sequence; the last known one is sampled from."""

@@ -125,6 +125,8 @@ class Driver:
         if plan is not None:
             assert sum(plan.counts) <= self.scenario.budget
             assert len(plan.slots) <= self.scenario.max_seqs
+            decodes = plan.starts[: plan.decodes]
+            assert decodes == sorted(decodes, reverse=True)  # the longest row first
             self.runner.launch(plan)
         if self.scheduler.in_flight > (self.scenario.depth if plan is not None else 0):
             for output in self.scheduler.commit(self.runner.collect()):
