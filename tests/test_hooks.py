@@ -19,6 +19,7 @@ FILES = t.ModelFiles(Path("nowhere"), (), {})
 TOKENIZER: Any = object()
 LAYOUT = t.CacheLayout(16, 8, ())
 DEVICE = t.DeviceInfo("cpu")
+TRAITS = t.ModelTraits()
 
 Call = Callable[[Host], Any]
 
@@ -53,6 +54,10 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
     ),
     "weft_lora_resolver": (lambda h: h.lora_resolvers(["key"])[0], {"name": "key"}),
     "weft_stat_logger": (lambda h: h.stat_loggers(["key"])[0], {"name": "key"}),
+    "weft_match": (
+        lambda h: h.match("tool_parsers", "key", TRAITS),
+        {"kind": "tool_parsers", "key": "key", "model": TRAITS},
+    ),
     "weft_grammar_compiler": (
         lambda h: h.grammar_compiler("key", TOKENIZER, 99),
         {"name": "key", "tokenizer": TOKENIZER, "vocab_size": 99},

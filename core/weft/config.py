@@ -51,7 +51,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None, Meta(description="Checkpoint of the tokenizer (default: the model's).")
     ] = None
     tokenizer_mode: Annotated[str, Meta(description="Tokenizer plugin.")] = "auto"
-    renderer: Annotated[str, Meta(description="Chat renderer plugin.")] = "jinja"
+    renderer: Annotated[
+        str, Meta(description="Chat renderer plugin; auto takes the one made for the model.")
+    ] = "auto"
     chat_template: Annotated[
         str | None, Meta(description="A Jinja file or text in place of the model's chat template.")
     ] = None
@@ -70,8 +72,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str, Meta(description="auto, safetensors, pt, dummy (random weights), or a plugin's.")
     ] = "auto"
     quantization: Annotated[
-        str | None, Meta(description="Quantization method (default: what the checkpoint says).")
-    ] = None
+        str, Meta(description="Quantization method; auto takes what the checkpoint says.")
+    ] = "auto"
     hf_overrides: Annotated[
         dict[str, Any], Meta(description="JSON merged into the checkpoint's config.json.")
     ] = msgspec.field(default_factory=dict)

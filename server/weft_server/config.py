@@ -56,11 +56,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
     tool_parser: Annotated[
-        str | None, Meta(description="Tool-call parser plugin; makes tool_choice=auto work.")
-    ] = None
+        str | None,
+        Meta(
+            description="Tool-call parser plugin; auto takes the one made for the model, or none."
+        ),
+    ] = "auto"
     reasoning_parser: Annotated[
-        str | None, Meta(description="Parser plugin that separates reasoning from the answer.")
-    ] = None
+        str | None,
+        Meta(description="Parser plugin that separates reasoning from the answer; auto, or none."),
+    ] = "auto"
     strict_requests: Annotated[
         bool, Meta(description="Refuse unknown request fields (default: name them in a header).")
     ] = False

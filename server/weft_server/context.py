@@ -19,6 +19,7 @@ from weft_server.engine import Engine
 from weft_server.errors import APIError
 from weft_server.flights import Flights
 from weft_server.markers import Marks, Sieve
+from weft_server.matching import with_parsers
 from weft_server.metrics import Metrics
 from weft_server.parsing import Guard, Splitter
 
@@ -33,12 +34,13 @@ class Context:
     """One server around one started engine.
 
     ``draining`` is set when it is going to stop, ``dead`` when the engine has stopped, ``hangs``
-    while the engine does not answer; ``stats`` is what it said last.
+    while the engine does not answer; ``stats`` is what it said last. ``config`` names the parsers
+    that are used, ``None`` for none, where the user said ``auto``.
     """
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
-        self.config = config
+        self.config = with_parsers(config, engine.host, engine.traits)
         self.names = list(engine.config.model.served_model_name) or [engine.config.model.model]
         self.model = self.names[0]
         self.started = int(time.time())

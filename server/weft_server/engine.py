@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from weft.api.files import ChatRenderer, Tokenizer
+    from weft.api.matching import ModelTraits
     from weft.config import EngineConfig
     from weft.engine.plan import EngineFacts
     from weft.engine.stats import EngineStats
@@ -29,6 +30,10 @@ class Engine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none."""
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What the checkpoint says of itself, for plugins that are made for some models."""
 
     @property
     def renderer(self) -> ChatRenderer | None: ...

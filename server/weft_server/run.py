@@ -109,9 +109,8 @@ async def shut_down(engine: Startable) -> None:
 
 def check_parsers(context: Context) -> None:
     """Open each parser once, so that a wrong name stops the start and not a request."""
-    names: Any = context.config
-    host, tokenizer = context.engine.host, context.engine.tokenizer
-    if names.tool_parser is not None:
-        host.tool_parser(names.tool_parser, tokenizer, ())
-    if names.reasoning_parser is not None:
-        host.reasoning_parser(names.reasoning_parser, tokenizer, "")
+    config, engine = context.config, context.engine
+    if config.tool_parser is not None:
+        engine.host.tool_parser(config.tool_parser, engine.tokenizer, ())
+    if config.reasoning_parser is not None:
+        engine.host.reasoning_parser(config.reasoning_parser, engine.tokenizer, "")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from weft.api.matching import ModelTraits
 from weft.config import EngineConfig, from_options
 from weft.engine.plan import EngineFacts
 from weft.engine.stats import EngineStats
@@ -69,12 +70,14 @@ class ScriptedEngine:
         reason: str = "stop",
         names: Sequence[str] = (),
         max_model_len: int = 1000,
+        traits: ModelTraits | None = None,
     ) -> None:
         self.config: EngineConfig = from_options(
             model="scripted", served_model_name=list(names) or ["scripted"]
         )
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
         self.host = host or Host()
+        self.traits = traits or ModelTraits()
         self.tokenizer, self.renderer = Characters(), Renderer()
         self.facts = EngineFacts(
             model="scripted",

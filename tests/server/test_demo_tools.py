@@ -1,4 +1,7 @@
-"""The demo model behind a real ``weft serve``: it calls a tool, reads the result, and thinks."""
+"""The demo model behind a real ``weft serve``: it calls a tool, reads the result, and thinks.
+
+No flag names a parser: they are found by what the model's chat template says.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,14 @@ THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("log") / "server.log"
-    options = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
-    with served(Path("demo:weft-demo"), log, *options, "--served-model-name", "demo") as process:
+    with served(Path("demo:weft-demo"), log, "--served-model-name", "demo") as process:
         yield process
         assert "Traceback" not in log.read_text()
 
 
 def test_it_thinks_and_is_then_forced_to_call(tmp_path: Path) -> None:
     """The grammar waits until the thought is closed; only then it holds."""
-    options = ("--tool-parser", "hermes", "--reasoning-parser", "deepseek_r1")
+    options = ("--reasoning-parser", "deepseek_r1")
     with (
         served(
             Path("demo:weft-demo"), tmp_path / "log", *options, "--served-model-name", "demo"

@@ -109,6 +109,16 @@ class First:
     def weft_stat_logger(self, name: str, options: Options) -> t.StatLogger | None:
         """Receive engine statistics once per step."""
 
+    # Choosing by what the model is
+
+    @spec(firstresult=True)
+    def weft_match(
+        self, kind: str, key: str, model: t.ModelTraits, options: Options
+    ) -> t.Match | None:
+        """Say whether the plugin ``kind:key`` is made for a model. Asked of tool parsers, reasoning
+        parsers, renderers and quantization where the option is ``auto``; without this hook, a
+        plugin is used only by name."""
+
     # Shaping what comes out
 
     @spec(firstresult=True)

@@ -8,6 +8,7 @@ from weft.api.cache import *  # noqa: F403
 from weft.api.engine import *  # noqa: F403
 from weft.api.files import *  # noqa: F403
 from weft.api.guided import *  # noqa: F403
+from weft.api.matching import *  # noqa: F403
 from weft.api.models import *  # noqa: F403
 from weft.api.parsers import *  # noqa: F403
 from weft.engine.plan import EngineFacts as EngineFacts

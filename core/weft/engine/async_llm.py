@@ -23,6 +23,7 @@ from weft.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from weft.api.files import ChatRenderer, Tokenizer
+    from weft.api.matching import ModelTraits
 
 __all__ = ("AsyncLLM", "run")
 
@@ -127,6 +128,11 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none, ``EngineDeadError`` before ``start``."""
         return self._text().need_tokenizer()
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What the checkpoint says of itself. Raises ``EngineDeadError`` before ``start``."""
+        return self._text().traits
 
     @property
     def renderer(self) -> ChatRenderer | None:

@@ -5,26 +5,31 @@ Runs in the API process too, so nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from weft.api.matching import ModelTraits
 from weft.config import EngineConfig, PluginConfig
 from weft.engine.plan import EngineFacts
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, PluginNotFoundError
 from weft.frontend.defaults import default_params
+from weft.frontend.plugin import JINJA
 from weft.frontend.processor import NO_TOKENIZER, Processor
+from weft.frontend.renderer import template_text
 from weft.frontend.settings import has_tokenizer
 from weft.loading.download import fetch
 from weft.loading.sources import parse_ref
+from weft.plugins.matching import AUTO, Decision, decide
 from weft.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from weft.api.files import ChatRenderer, Tokenizer
     from weft.plugins import Host
 
-__all__ = ("Opened", "open_checkpoint", "plugin_config")
+__all__ = ("Opened", "choose_renderer", "open_checkpoint", "plugin_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class Opened:
     defaults: SamplingParams
     output_limit: int | None
     priorities: bool = True
+    traits: ModelTraits = field(default_factory=ModelTraits)
+    """What plugins may know of the model to say whether they are made for it."""
 
     def processor(self, facts: EngineFacts) -> Processor:
         return Processor(
@@ -58,11 +65,12 @@ def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConf
     own: dict[str, Any] = {}
     if config.model.chat_template is not None:
         own["chat_template"] = config.model.chat_template
-    if isolated and config.model.renderer == "jinja":
+    name = _renderer_option(config)
+    if isolated and name in (AUTO, JINJA):
         own["isolated"] = True
     if not own:
         return config.plugins
-    key = f"renderers:{config.model.renderer}"
+    key = f"renderers:{JINJA if name == AUTO else name}"
     options = dict(config.plugins.plugin_options)
     options[key] = own | options.get(key, {})
     return msgspec.structs.replace(config.plugins, plugin_options=options)
@@ -76,12 +84,46 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
     files = fetch(host, ref, weights=False)
+    traits = ModelTraits(config={**files.config, **model.hf_overrides})
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
         files = fetch(host, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
     elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
-        return Opened(None, None, defaults, limit, priorities)
+        return Opened(None, None, defaults, limit, priorities, traits)
     tokenizer = host.tokenizer(model.tokenizer_mode, files)
-    renderer = host.renderer(model.renderer, files, tokenizer)
-    return Opened(tokenizer, renderer, defaults, limit, priorities)
+    traits = _with_text(traits, tokenizer, template_text(model.chat_template))
+    chosen = choose_renderer(config, host, traits)
+    if chosen.key is None:
+        known = ", ".join(host.keys("renderers")) or "none installed"
+        raise PluginNotFoundError(
+            f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
+        )
+    renderer = host.renderer(chosen.key, files, tokenizer)
+    return Opened(tokenizer, renderer, defaults, limit, priorities, traits)
+
+
+def choose_renderer(config: EngineConfig, host: Host, traits: ModelTraits) -> Decision:
+    """Raises ``PluginConflictError`` if several are made for the model."""
+    name = _renderer_option(config)
+    if name != config.model.renderer:
+        return Decision(name, "--chat-template is a template for it")
+    return decide(host, "renderers", traits, name)
+
+
+def _renderer_option(config: EngineConfig) -> str:
+    """A template of the user's own is for the renderer that reads templates."""
+    given = config.model.chat_template is not None
+    return JINJA if given and config.model.renderer == AUTO else config.model.renderer
+
+
+def _with_text(traits: ModelTraits, tokenizer: Tokenizer, override: str | None) -> ModelTraits:
+    """``traits`` with what is known of the tokenizer; ``override`` replaces all templates."""
+    templates: Mapping[str, str] = getattr(tokenizer, "chat_templates", {})
+    if override is not None:
+        templates = {"default": override}
+    elif not templates and tokenizer.chat_template is not None:
+        templates = {"default": tokenizer.chat_template}
+    added = getattr(tokenizer, "added_tokens", ())
+    special = (tokenizer.token(i) for i in tokenizer.special_ids)
+    return replace(traits, templates=dict(templates), tokens=frozenset((*added, *special)))

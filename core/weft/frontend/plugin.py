@@ -8,9 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from weft.api.hookspecs import Options, impl
+from weft.api.matching import Match
 
 if TYPE_CHECKING:
     from weft.api.files import ChatRenderer, ModelFiles, Tokenizer
+
+JINJA = "jinja"
 
 
 class JinjaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +28,7 @@ class JinjaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
 
 
-WEFT_OPTIONS = {"renderers:jinja": JinjaOptions}
+WEFT_OPTIONS = {f"renderers:{JINJA}": JinjaOptions}
 
 
 @impl
@@ -38,8 +41,16 @@ def weft_tokenizer(mode: str, files: ModelFiles) -> Tokenizer | None:
 
 
 @impl
+def weft_match(kind: str, key: str) -> Match | None:
+    """Any model: it runs the checkpoint's own chat template."""
+    if (kind, key) != ("renderers", JINJA):
+        return None
+    return Match(10, "it renders with the checkpoint's chat template")
+
+
+@impl
 def weft_renderer(mode: str, tokenizer: Tokenizer, options: Options) -> ChatRenderer | None:
-    if mode != "jinja":
+    if mode != JINJA:
         return None
     from weft.frontend.renderer import open_renderer
 

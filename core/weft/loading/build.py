@@ -14,6 +14,7 @@ from torch import nn
 from weft.api.attention import AttentionBackend, AttentionRequest
 from weft.api.cache import DeviceInfo, LayerCacheSpec
 from weft.api.files import ModelFiles, WeightLoader
+from weft.api.matching import ModelTraits
 from weft.api.models import (
     Collective,
     ExpertsMethod,
@@ -30,8 +31,9 @@ from weft.layers.device import device_info
 from weft.loading.config import quantization_config
 from weft.loading.formats import DummyLoader, detect_format
 from weft.loading.weights import load_weights, their_name
+from weft.plugins.matching import AUTO, Candidate, Decision, decide
 
-__all__ = ("Plugins", "build_model", "find_model", "find_scheme")
+__all__ = ("Plugins", "build_model", "find_method", "find_model", "find_scheme")
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ class Plugins(Protocol):
     def quantization(
         self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
     ) -> QuantizationScheme: ...
+
+    def matches(self, kind: str, model: ModelTraits) -> list[Candidate]: ...
 
     def load_format(self, format: str, files: ModelFiles) -> WeightLoader: ...
 
@@ -60,7 +64,7 @@ def build_model(
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
     *,
     load_format: str = "auto",
-    quantization: str | None = None,
+    quantization: str = AUTO,
     max_model_len: int | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, ModelSpec]:
@@ -120,20 +124,16 @@ def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
 
 
 def find_scheme(
-    host: Plugins, hf_config: Any, device: DeviceInfo, method: str | None = None
+    host: Plugins, hf_config: Any, device: DeviceInfo, option: str = AUTO
 ) -> QuantizationScheme | None:
-    """The quantization of a checkpoint; ``method`` replaces what the checkpoint says.
+    """The quantization of a checkpoint; an ``option`` that is not ``auto`` replaces what it says.
 
-    Raises ``UnsupportedModelError`` when no plugin knows the method.
+    Raises ``UnsupportedModelError`` when no plugin knows the method, ``CheckpointError`` when the
+    checkpoint names none and no plugin recognizes it.
     """
     checkpoint = quantization_config(hf_config) or {}
-    method = method or checkpoint.get("quant_method")
-    if not method:
-        if checkpoint:
-            raise CheckpointError(
-                f"quantization_config names no quant_method (it has {', '.join(checkpoint)}); "
-                "name the method with the option quantization"
-            )
+    method = find_method(host, hf_config, option).key
+    if method is None:
         return None
     try:
         return host.quantization(method, checkpoint, device)
@@ -141,6 +141,26 @@ def find_scheme(
         raise UnsupportedModelError(
             f"this checkpoint is quantized with {method!r}: {error}"
         ) from error
+
+
+def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
+    """Which quantization plugin reads a checkpoint: the one that the option names, else the one
+    that the checkpoint names, else the one that recognizes it. Raises as ``find_scheme`` does."""
+    checkpoint = quantization_config(hf_config)
+    if option != AUTO:
+        return Decision(option, f"--quantization {option}")
+    if not checkpoint:
+        return Decision(None, "the checkpoint has no quantization_config")
+    if method := checkpoint.get("quant_method"):
+        return Decision(method, "quantization_config names it as quant_method")
+    model = ModelTraits(config={**vars(hf_config), "quantization_config": checkpoint})
+    found = decide(host, "quantization", model, option)
+    if found.key is None:
+        raise CheckpointError(
+            f"quantization_config names no quant_method (it has {', '.join(checkpoint)}) and no "
+            "installed plugin recognizes it; name the method with the option quantization"
+        )
+    return found
 
 
 def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:

@@ -15,7 +15,7 @@ import msgspec
 
 from weft.config import PluginConfig
 from weft.errors import PluginLoadError
-from weft.plugins import bids
+from weft.plugins import bids, matching
 from weft.plugins.entries import scan
 from weft.plugins.plan import Plan
 from weft.plugins.registry import Registry, Source, log
@@ -191,6 +191,19 @@ class Host(Registry):
             )
             for name in names
         ]
+
+    # -- choosing by what the model is -----------------------------------------------
+
+    def match(self, kind: str, key: str, model: t.ModelTraits) -> t.Match | None:
+        """Whether the plugin of a key is made for a model. Most kinds are not asked."""
+        return self.only(kind, key).weft_match(
+            kind=kind, key=key, model=model, options=self.options(kind, key)
+        )
+
+    def matches(self, kind: str, model: t.ModelTraits) -> list[matching.Candidate]:
+        """What every plugin of a kind says of a model, the best match first. A broken one is
+        logged and matches nothing."""
+        return matching.candidates(self, kind, model)
 
     # -- shaping what comes out ------------------------------------------------------
 

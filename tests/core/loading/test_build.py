@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.api.cache import DeviceInfo
 from weft.api.files import ModelFiles
+from weft.api.matching import ModelTraits
 from weft.api.models import LinearSpec, ModelContext, ModelSpec
 from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from weft.layers import Linear, NullCollective
@@ -20,6 +21,7 @@ from weft.loading import build_model
 from weft.loading.build import find_model, find_scheme
 from weft.loading.formats import DummyLoader, TorchLoader, detect_format, weft_load_format
 from weft.plugins import Host
+from weft.plugins.matching import Candidate
 from weft.testing.attention_reference import ReferenceBackend
 from weft.testing.checkpoints import make_checkpoint
 from weft.testing.models import TinyModel
@@ -51,6 +53,14 @@ class FakeHost:
 
     def quantization(self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo) -> Any:
         return self._found("quantization", method)(checkpoint)
+
+    def matches(self, kind: str, model: ModelTraits) -> list[Candidate]:
+        marks = {"awq": "w_bit"}
+        config = model.config["quantization_config"]
+        return [
+            Candidate(key, 50 * (marks.get(key) in config), "its key is there")
+            for key in sorted(self.tables[kind])
+        ]
 
     def load_format(self, format: str, files: ModelFiles) -> Any:
         return weft_load_format(format, files, {})
@@ -87,6 +97,8 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
     assert find_scheme(host, SimpleNamespace(), CPU) is None
     with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*weft-gptq"):
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
+    unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
+    assert find_scheme(host, unnamed, CPU) == {"w_bit": 4}
     with pytest.raises(CheckpointError, match="names no quant_method"):
         find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)
 

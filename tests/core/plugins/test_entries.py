@@ -75,7 +75,7 @@ def test_an_unknown_kind_is_incompatible(site):
 def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
     hooks = {n for c in (First, Every) for n in vars(c) if n.startswith("weft_")}
     core = {k.hook for k in KINDS.values() if k.owner == "weft-core"}
-    assert hooks == core | {"weft_unconfigure", "weft_report"}
+    assert hooks == core | {"weft_match", "weft_unconfigure", "weft_report"}
 
 
 def test_host_and_hookspecs_import_no_torch():

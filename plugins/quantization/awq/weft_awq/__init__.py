@@ -7,9 +7,10 @@ from typing import Any
 
 from weft.api.cache import DeviceInfo
 from weft.api.hookspecs import impl
+from weft.api.matching import Match, ModelTraits
 from weft.api.models import QuantizationScheme
 
-__all__ = ("weft_quantization",)
+__all__ = ("weft_match", "weft_quantization")
 
 KEYS = ("awq", "awq_marlin")
 
@@ -25,3 +26,12 @@ def weft_quantization(
     from weft_awq.scheme import AwqScheme
 
     return AwqScheme(read_config(checkpoint), device)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    """A configuration that names no method, as llm-awq writes it."""
+    found = model.config.get("quantization_config") or {}
+    if (kind, key) == ("quantization", "awq") and {"w_bit", "q_group_size"} <= found.keys():
+        return Match(100, "quantization_config has w_bit and q_group_size")
+    return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.api import impl
+from weft.api.matching import Match, ModelTraits
 from weft.api.thinking import Thinking, opened
 
 if TYPE_CHECKING:
     from weft.api.types import ReasoningParser, Tokenizer
 
-__all__ = ("weft_reasoning_parser",)
+__all__ = ("weft_match", "weft_reasoning_parser")
 
 TAGS = ("<think>", "</think>")
 
@@ -22,3 +23,13 @@ def weft_reasoning_parser(name: str, tokenizer: Tokenizer, prompt: str) -> Reaso
     if name != "deepseek_r1":
         return None
     return Thinking(TAGS, opened(prompt, TAGS, tokenizer), always=True)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    """DeepSeek's own templates only: of a model that need not think, it would take the answer."""
+    if (kind, key) != ("reasoning", "deepseek_r1"):
+        return None
+    if model.writes("<｜Assistant｜>") and model.writes(TAGS[1]):
+        return Match(100, "the chat template writes <｜Assistant｜> and </think>")
+    return None

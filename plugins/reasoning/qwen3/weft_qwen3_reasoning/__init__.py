@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.api import impl
+from weft.api.matching import Match, ModelTraits
 from weft.api.thinking import Thinking, opened
 
 if TYPE_CHECKING:
     from weft.api.types import ReasoningParser, Tokenizer
 
-__all__ = ("weft_reasoning_parser",)
+__all__ = ("weft_match", "weft_reasoning_parser")
 
 TAGS = ("<think>", "</think>")
 
@@ -23,3 +24,15 @@ def weft_reasoning_parser(name: str, tokenizer: Tokenizer, prompt: str) -> Reaso
     if name != "qwen3":
         return None
     return Thinking(TAGS, opened(prompt, TAGS, tokenizer), always=False)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    """Any model with these tags: an answer that does not begin with one is left as it is."""
+    if (kind, key) != ("reasoning", "qwen3"):
+        return None
+    if model.writes(TAGS[1]):
+        return Match(50, "the chat template knows </think>")
+    if model.tokens.issuperset(TAGS):
+        return Match(50, "<think> and </think> are tokens of the vocabulary")
+    return None

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.api import impl
+from weft.api.matching import Match, ModelTraits
 
 if TYPE_CHECKING:
     from weft.api.types import Tokenizer, Tool, ToolParser
 
-__all__ = ("weft_tool_parser",)
+__all__ = ("weft_match", "weft_tool_parser")
 
 
 @impl
@@ -20,3 +21,14 @@ def weft_tool_parser(name: str, tokenizer: Tokenizer, tools: Sequence[Tool]) -> 
     from weft_hermes.parser import Hermes
 
     return Hermes(tokenizer, tools)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    """Others put other things between these tags: Qwen3-Coder ``<function=…>``, GLM ``<arg_key>``."""
+    others = ("<function=", "<arg_key>")
+    if (kind, key) != ("tool_parsers", "hermes") or any(map(model.writes, others)):
+        return None
+    if model.writes("<tool_call>") and model.writes("arguments"):
+        return Match(100, "the chat template writes JSON between <tool_call> and </tool_call>")
+    return None

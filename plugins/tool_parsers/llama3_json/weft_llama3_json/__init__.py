@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.api import impl
+from weft.api.matching import Match, ModelTraits
 
 if TYPE_CHECKING:
     from weft.api.types import Tokenizer, Tool, ToolParser
 
-__all__ = ("weft_tool_parser",)
+__all__ = ("weft_match", "weft_tool_parser")
 
 
 @impl
@@ -20,3 +21,13 @@ def weft_tool_parser(name: str, tokenizer: Tokenizer, tools: Sequence[Tool]) -> 
     from weft_llama3_json.parser import Llama3
 
     return Llama3(tokenizer, tools)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    """The templates of Llama 3.1 to 3.3, which describe the call to the model."""
+    if (kind, key) != ("tool_parsers", "llama3_json"):
+        return None
+    if model.writes('"parameters": dictionary of argument'):
+        return Match(100, 'the chat template asks for {"name": …, "parameters": …}')
+    return None

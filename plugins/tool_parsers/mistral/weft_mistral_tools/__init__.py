@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.api import impl
+from weft.api.matching import Match, ModelTraits
 
 if TYPE_CHECKING:
     from weft.api.types import Tokenizer, Tool, ToolParser
 
-__all__ = ("weft_tool_parser",)
+__all__ = ("weft_match", "weft_tool_parser")
 
 
 @impl
@@ -20,3 +21,14 @@ def weft_tool_parser(name: str, tokenizer: Tokenizer, tools: Sequence[Tool]) -> 
     from weft_mistral_tools.parser import Mistral
 
     return Mistral(tokenizer, tools)
+
+
+@impl
+def weft_match(kind: str, key: str, model: ModelTraits) -> Match | None:
+    if (kind, key) != ("tool_parsers", "mistral"):
+        return None
+    if model.writes("[TOOL_CALLS]"):
+        return Match(100, "the chat template writes [TOOL_CALLS]")
+    if "[TOOL_CALLS]" in model.tokens:
+        return Match(50, "[TOOL_CALLS] is a token of the vocabulary")
+    return None
