@@ -1,0 +1,71 @@
+"""The quantization plugins on a CUDA device, where kernels multiply: ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import pytest
+import torch
+
+from weft.api.cache import DeviceInfo
+from weft.testing.linears import Layer, fill, pack
+from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
+from weft.testing.quantization import QuantizationSuite
+
+CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CARD is None, reason="needs a CUDA device")
+class OnCuda(QuantizationSuite):
+    device = DeviceInfo("cuda", CARD)
+
+    @property
+    def layers(self) -> Mapping[str, Layer]:
+        return {**super().layers, "large": Layer(4096, (1024, 512, 512))}
+
+    # These compare on the CPU, where the same classes run in the plugins' own tests.
+    test_ranks_share_a_layer: ClassVar[None] = None  # type: ignore[assignment]
+    test_a_model_is_its_dequantized_self: ClassVar[None] = None  # type: ignore[assignment]
+
+
+class TestAwq(OnCuda):
+    plugin = "quantization:awq"
+    formats = {"groups of 32": AwqFormat(32), "groups of 128": AwqFormat(128)}
+
+
+class TestGptq(OnCuda):
+    plugin = "quantization:gptq"
+    formats = {
+        "4 bits": GptqFormat(group_size=128),
+        "4 bits, act-order": GptqFormat(desc_act=True),
+        "8 bits": GptqFormat(bits=8, group_size=128),
+    }
+
+
+class TestFp8(OnCuda):
+    plugin = "quantization:fp8"
+    formats = {
+        "matrix": Fp8Format(),
+        "matrix, static": Fp8Format(static=True),
+        "blocks": Fp8Format("block"),
+        "outputs": Fp8Format("channel"),
+    }
+    # Activations are rounded to FP8 as well: three bits behind the point.
+    tolerance = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
+
+
+FAST = {"outputs": Fp8Format("channel"), "blocks": Fp8Format("block")}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CARD is None or CARD < (9, 0), reason="needs a Hopper card")
+@pytest.mark.parametrize("name", FAST)
+def test_hopper_multiplies_in_fp8(name: str) -> None:
+    """Otherwise the tests above compare the dequantized product with itself."""
+    format: Format = FAST[name]
+    layer = Layer(512, (256,))
+    scheme = TestFp8().host().quantization("fp8", format.config(), DeviceInfo("cuda", CARD))
+    built = fill(scheme, layer, pack(format, layer)[0], torch.bfloat16, device="cuda")
+    assert built.method.fast
