@@ -12,7 +12,7 @@ import pytest
 
 from weft.api.parsers import Delta, ReasoningDelta, StreamParser, TextDelta, ToolCallDelta
 from weft.plugins import Host
-from weft.testing.plugin import Subject
+from weft.testing.matching import Matching
 
 __all__ = ("HELD", "ODD", "PROSE", "Letters", "Streams", "cuts", "merged", "said")
 
@@ -89,7 +89,7 @@ def said(deltas: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-class Streams(Subject):
+class Streams(Matching):
     """What both kinds of parsers promise."""
 
     lengths: ClassVar[tuple[int, int]] = (1000, 4000)

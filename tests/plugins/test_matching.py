@@ -1,0 +1,171 @@
+"""Which parsers and quantization weft's own plugins take models for, by what checkpoints say.
+
+The templates are short forms of the families', with the words that the models were trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.api.matching import ModelTraits
+from weft.config import from_options
+from weft.frontend.opening import open_checkpoint, plugin_config
+from weft.plugins import Host
+from weft.plugins.matching import AUTO, decide
+from weft.testing.matching import PLAIN, Matching
+
+CHATML = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}"""
+HERMES = """{%- if tools %}
+{{- "<|im_start|>system\\n# Tools\\n\\nYou are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
+{%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+{{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>\\n" }}
+{%- endif %}"""
+QWEN3 = """{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+OPENING = """{%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"""
+QWEN3_CODER = """{{- "\\n\\nIf you choose to call a function ONLY reply in the following format:\\n\\n<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>\\n</function>\\n</tool_call>" }}
+{%- for tool_call in message.tool_calls %}{%- for args_name, args_value in tool_call.arguments|items %}{%- endfor %}{%- endfor %}"""
+GLM = """{{- '# Tools\\n<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>\\n<arg_value>{arg-value-1}</arg_value>\\n</tool_call>' }}
+{%- set _args = tc.arguments %}{{- '/nothink' if not enable_thinking }}{{- '\\n<think></think>' }}"""
+LLAMA = """{{- bos_token }}{%- if tools is not none and not tools_in_user_message %}
+{{- "You have access to the following functions. To call a function, please respond with JSON for a function call." }}
+{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.' }}
+{{- "Do not use variables.\\n\\n" }}{%- endif %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}"""
+PYTHONIC = """{{- "If you decide to invoke any of the function(s), you MUST put it in the format of " }}
+{{- "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]\\n" }}
+{{- '<|header_start|>assistant<|header_end|>\\n\\n' }}"""
+MISTRAL = """{{- bos_token }}{%- for message in messages %}{%- if message.role == "user" %}
+{%- if tools is not none and (message == user_messages[-1]) %}{{- "[AVAILABLE_TOOLS] [" }}{{- "[/AVAILABLE_TOOLS]" }}{%- endif %}
+{{- "[INST] " + message.content + "[/INST]" }}
+{%- elif message.tool_calls is defined and message.tool_calls is not none %}{{- "[TOOL_CALLS] [" }}{%- endif %}{%- endfor %}"""
+R1 = """{% for message in messages %}{% if message['role'] == 'assistant' and message['tool_calls'] %}
+{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'}}{% endif %}
+{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}{% endfor %}
+{% if add_generation_prompt and not ns.is_tool %}{{'<｜Assistant｜><think>\\n'}}{% endif %}"""
+
+THINKS = frozenset({"<think>", "</think>"})
+
+
+def traits(*parts: str, tokens: frozenset[str] = frozenset(), **named: str) -> ModelTraits:
+    return ModelTraits(templates={"default": "\n".join(parts), **named}, tokens=tokens)
+
+
+MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
+    "qwen 2.5": (traits(HERMES, CHATML), "hermes", None),
+    "qwen 3": (traits(HERMES, CHATML, QWEN3, tokens=THINKS), "hermes", "qwen3"),
+    "qwen 3 thinking": (traits(HERMES, CHATML, OPENING), "hermes", "qwen3"),
+    "qwen 3 without a word of thoughts": (
+        traits(HERMES, CHATML, tokens=THINKS),
+        "hermes",
+        "qwen3",
+    ),
+    "qwen 3 coder": (traits(QWEN3_CODER, CHATML), None, None),
+    "glm 4.5": (traits(GLM), None, "qwen3"),
+    "hermes 2 pro": (traits(CHATML, tool_use=HERMES), "hermes", None),
+    "hermes 3 of llama": (
+        traits(HERMES, CHATML, tokens=frozenset({"<|python_tag|>"})),
+        "hermes",
+        None,
+    ),
+    "llama 3.1": (traits(LLAMA, tokens=frozenset({"<|python_tag|>"})), "llama3_json", None),
+    "llama 3 without tools": (traits(CHATML, tokens=frozenset({"<|python_tag|>"})), None, None),
+    "llama 4, asked for JSON": (
+        traits(LLAMA, tokens=frozenset({"<|python_start|>"})),
+        "llama3_json",
+        None,
+    ),
+    "llama 4, asked for Python": (
+        traits(PYTHONIC, tokens=frozenset({"<|python_start|>"})),
+        "pythonic",
+        None,
+    ),
+    "llama 3.2, asked for Python": (traits(PYTHONIC), "pythonic", None),
+    "mistral v3": (traits(MISTRAL), "mistral", None),
+    "mistral tekken": (ModelTraits(tokens=frozenset({"[TOOL_CALLS]", "[INST]"})), "mistral", None),
+    "deepseek r1": (traits(R1, tokens=THINKS), None, "deepseek_r1"),
+    "qwq": (traits(HERMES, CHATML, OPENING), "hermes", "qwen3"),
+    **{f"plain {i}": (model, None, None) for i, model in enumerate(PLAIN)},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_parsers_of_a_model(name: str) -> None:
+    model, tools, thoughts = MODELS[name]
+    host = Host()
+    assert decide(host, "tool_parsers", model, AUTO).key == tools
+    assert decide(host, "reasoning", model, AUTO).key == thoughts
+    assert decide(host, "renderers", model, AUTO).key == "jinja"
+
+
+def test_the_demo_model_as_it_is_opened() -> None:
+    config = from_options(model="demo:weft-demo")
+    host = Host(plugin_config(config))
+    model = open_checkpoint(config, host).traits
+    assert model.config["architectures"] == ["LlamaForCausalLM"]
+    assert "<|im_start|>" in model.tokens
+    assert decide(host, "tool_parsers", model, AUTO).key == "hermes"
+    assert decide(host, "reasoning", model, AUTO).key == "qwen3"
+
+
+def test_a_template_of_the_users_own_decides() -> None:
+    config = from_options(model="demo:weft-demo", chat_template=MISTRAL)
+    host = Host(plugin_config(config))
+    model = open_checkpoint(config, host).traits
+    assert model.templates == {"default": MISTRAL}
+    assert decide(host, "tool_parsers", model, AUTO).key == "mistral"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "method"),
+    [
+        ({"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "gemm"}, "awq"),
+        ({"bits": 4, "group_size": 128, "desc_act": False, "damp_percent": 0.01}, "gptq"),
+        ({"bits": 4}, None),
+    ],
+)
+def test_a_quantization_that_is_not_named(checkpoint: dict[str, Any], method: str | None) -> None:
+    model = ModelTraits(config={"quantization_config": checkpoint})
+    assert decide(Host(), "quantization", model, AUTO).key == method
+
+
+class TestHermes(Matching):
+    plugin = "tool_parsers:hermes"
+    matched = [traits(HERMES, CHATML)]
+    unmatched = [traits(QWEN3_CODER), traits(GLM), traits(LLAMA), traits(MISTRAL), traits(R1)]
+
+
+class TestLlama3Json(Matching):
+    plugin = "tool_parsers:llama3_json"
+    matched = [traits(LLAMA)]
+    unmatched = [traits(HERMES), traits(PYTHONIC), traits(MISTRAL)]
+
+
+class TestMistral(Matching):
+    plugin = "tool_parsers:mistral"
+    matched = [traits(MISTRAL), ModelTraits(tokens=frozenset({"[TOOL_CALLS]"}))]
+    unmatched = [traits(HERMES), traits(LLAMA)]
+
+
+class TestPythonic(Matching):
+    plugin = "tool_parsers:pythonic"
+    matched = [traits(PYTHONIC), ModelTraits(tokens=frozenset({"<|python_start|>"}))]
+    unmatched = [traits(HERMES), traits(LLAMA), traits(MISTRAL), traits(QWEN3_CODER)]
+
+
+class TestDeepSeekR1(Matching):
+    plugin = "reasoning:deepseek_r1"
+    matched = [traits(R1)]
+    unmatched = [traits(QWEN3), traits(OPENING), ModelTraits(tokens=THINKS)]
+
+
+class TestQwen3(Matching):
+    plugin = "reasoning:qwen3"
+    matched = [traits(QWEN3), traits(OPENING), ModelTraits(tokens=THINKS)]
+    unmatched = [traits(HERMES), ModelTraits(tokens=frozenset({"<think>"}))]

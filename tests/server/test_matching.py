@@ -1,0 +1,85 @@
+"""``--tool-parser auto`` and ``--reasoning-parser auto``: what a server does that nobody told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine
+from serving import serving
+
+from weft.api.matching import ModelTraits
+from weft.config import PluginConfig
+from weft.errors import PluginConflictError
+from weft.plugins import Host
+from weft_server.config import server_from_options
+from weft_server.run import serve_engine
+
+QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think>"'})
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+RIVAL = """
+from weft.api import impl
+from weft.api.matching import Match
+
+WEFT = {"tool_parsers": ["rival"]}
+
+
+@impl
+def weft_match(kind, key, model):
+    return Match(100, "it wants everything") if key == "rival" else None
+"""
+
+
+async def answered(pieces: list[str], options: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    async with serving(ScriptedEngine(pieces, traits=QWEN3), **options) as server:
+        response = await server.chat(**fields)
+    found: dict[str, Any] = response.json()
+    return found
+
+
+async def test_nobody_names_a_parser_and_both_work() -> None:
+    found = await answered(["<think>hm</think>", CALL], {}, tools=TOOLS)
+    message = found["choices"][0]["message"]
+    assert message["reasoning"] == "hm"
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+
+
+async def test_without_tools_text_that_looks_like_a_call_is_text() -> None:
+    found = await answered([f"a {CALL}"], {})
+    assert found["choices"][0]["message"]["content"] == f"a {CALL}"
+
+
+async def test_none_switches_a_parser_off() -> None:
+    off = {"tool_parser": "none", "reasoning_parser": "none"}
+    text = f"<think>hm</think>{CALL}"
+    found = await answered([text], off)
+    assert found["choices"][0]["message"]["content"] == text
+    refused = await answered([text], off, tools=TOOLS)
+    assert "--tool-parser" in refused["error"]["message"]
+
+
+async def test_a_name_counts_more_than_the_match() -> None:
+    found = await answered(["hm</think>yes"], {"reasoning_parser": "deepseek_r1"})
+    assert found["choices"][0]["message"]["reasoning"] == "hm"
+
+
+async def test_a_model_without_signs_gets_no_parser() -> None:
+    async with serving(ScriptedEngine(["<think>hm</think>"])) as server:
+        config = server.context.config
+        assert (config.tool_parser, config.reasoning_parser) == (None, None)
+        response = await server.chat()
+    assert response.json()["choices"][0]["message"]["content"] == "<think>hm</think>"
+
+
+def test_equal_matches_stop_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "rival.py"
+    file.write_text(RIVAL)
+    host = Host(PluginConfig(plugin_file=[str(file)]))
+    with pytest.raises(PluginConflictError, match=r"--tool-parser NAME:\n  hermes: .*\n  rival: "):
+        serve_engine(
+            lambda: ScriptedEngine(traits=QWEN3, host=host),
+            server_from_options(port=0, log_level="error"),
+        )
