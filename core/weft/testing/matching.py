@@ -69,7 +69,7 @@ class Matching(Subject):
         """In a line of ``weft serve --explain``."""
         host = self._matching()
         for model in self.matched:
-            found = host.match(self.kind, self.key, model)
+            found: Any = host.match(self.kind, self.key, model)
             if found is not None:
                 assert isinstance(found, Match) and found.score > 0
                 assert 8 <= len(found.reason) <= 80 and found.reason.isprintable()
