@@ -111,6 +111,12 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"],
         Meta(description="Type of cached keys and values; auto takes the model's."),
     ] = "auto"
+    calculate_kv_scales: Annotated[
+        bool,
+        Meta(
+            description="Work out the scales of an fp8 cache at start, in place of the checkpoint's."
+        ),
+    ] = False
     enable_prefix_caching: Annotated[
         bool, Meta(description="Reuse the pages of prompts that begin alike.")
     ] = True

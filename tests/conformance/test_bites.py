@@ -352,7 +352,7 @@ MUTANTS: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
         (
             (
                 'if op != "rms_norm"',
-                'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "sample")',
+                'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample")',
             ),
         ),
     ),

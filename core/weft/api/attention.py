@@ -98,12 +98,21 @@ class AttentionBackend(Protocol):
         """Prepare one step; called once per group of layers, before the layers run."""
 
     def forward(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Any
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        plan: Any,
+        scales: tuple[float, float] = ...,
     ) -> Tensor:
         """Write ``k`` and ``v`` (unless ``None``: already written), return the attention output.
 
         ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` ``[tokens, kv_heads, head_size]``;
-        the result has the shape and dtype of ``q``.
+        the result has the shape and dtype of ``q``. ``scales`` (of keys, of values; 1 unless given)
+        is passed for caches in fp8 only, and is the same for every call with that cache: what is
+        stored is ``k / scales[0]`` and ``v / scales[1]``, cut off at the largest number of the
+        type. A backend that cannot do that refuses fp8.
         """
 
 

@@ -66,10 +66,25 @@ class SdpaAttention:
         return plan.slots
 
     def forward(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        plan: Plan,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            storage.write(cache, k, v, plan.slots)
+            storage.write(cache, k, v, plan.slots, scales)
+        if scales == (1.0, 1.0):
+            return self._attend(q, k, v, cache, plan)
+        # Scores are linear in the queries and the result in the values, so that what is read need
+        # not be multiplied. Rounding the queries anew is nothing beside the rounding to fp8.
+        return self._attend(q * scales[0], k, v, cache, plan).mul_(scales[1])
+
+    def _attend(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
+    ) -> Tensor:
         if len(plan.decodes) == 1 and not plan.prompts:
             return self._decode(q, cache, plan.decodes[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -34,10 +34,15 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def write(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Store ``k`` and ``v`` ``[tokens, kv_heads, head_size]`` at ``slots`` (int64, page-major)."""
+def write(
+    cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: tuple[float, float] = (1.0, 1.0)
+) -> None:
+    """Store ``k`` and ``v`` ``[tokens, kv_heads, head_size]``, divided by ``scales``, at ``slots``
+    (int64, page-major)."""
     _, pages, page_size, heads, size = cache.shape
     table = cache.view(2, pages * page_size, heads * size)
+    if scales != (1.0, 1.0):
+        k, v = k.float() / scales[0], v.float() / scales[1]
     k = narrow(k, cache.dtype).reshape(-1, heads * size)
     v = narrow(v, cache.dtype).reshape(-1, heads * size)
     if is_fp8(cache.dtype):  # index_copy_ knows no fp8; moving bytes is the same

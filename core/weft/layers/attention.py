@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from weft.api.attention import AttentionRequest, MaskKind, Step
 from weft.api.cache import LayerCacheSpec
 from weft.api.models import ModelContext
+from weft.errors import CheckpointError
 from weft.layers.collective import divide_heads
 from weft.layers.device import device_info, dtype_name
+from weft.layers.weight import Part, bind, weight
 
 __all__ = ("Attention",)
 
@@ -20,6 +24,10 @@ class Attention(nn.Module):
     ``heads`` and ``kv_heads`` are those of the whole model. ``window`` counts the tokens that a
     token sees, itself included. The runner sets ``cache`` (this layer's pages) and ``group``
     (its index in ``Step.plans``) once, before the first step.
+
+    ``scales`` are those of the keys and values of a cache in fp8: numbers on the host, fixed before
+    graphs are captured, so that a kernel gets them as arguments. ``finish`` takes them from
+    ``kv_scale``, which the checkpoint fills.
     """
 
     def __init__(
@@ -68,6 +76,24 @@ class Attention(nn.Module):
         self.backend = ctx.attention(self.request, self.spec)
         self.cache = torch.empty(0)
         self.group = 0
+        self.scales = (1.0, 1.0)
+        self.kv_scale = weight([2], torch.float32, per_part=True, default=1.0)
+        bind([self.kv_scale], (Part.whole(1), Part.whole(1)), None)
+
+    def finish(self) -> None:
+        """Called once by the loader. Raises ``CheckpointError`` for a scale that is not positive."""
+        key, value = self.kv_scale.tolist()
+        if not all(math.isfinite(scale) and scale > 0 for scale in (key, value)):
+            raise CheckpointError(
+                f"the checkpoint scales the cache of {self.spec.layer} by {key} (keys) and {value} "
+                "(values); both must be positive numbers: the checkpoint is damaged"
+            )
+        self.scales = (key, value)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the cache is in fp8, so that ``scales`` matter."""
+        return self.cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
         """``[tokens, heads, head_size]`` queries to ``[tokens, heads · head_size]``.
@@ -75,8 +101,10 @@ class Attention(nn.Module):
         The arguments may be views whose tokens lie further apart than their sizes say. ``k`` and
         ``v`` are ``None`` where a fused kernel has written them already.
         """
-        out = self.backend.forward(q, k, v, self.cache, step.plans[self.group])
-        return out.flatten(-2)
+        plan = step.plans[self.group]
+        if self.narrow:
+            return self.backend.forward(q, k, v, self.cache, plan, self.scales).flatten(-2)
+        return self.backend.forward(q, k, v, self.cache, plan).flatten(-2)
 
     def extra_repr(self) -> str:
         r = self.request

@@ -16,6 +16,9 @@ dimension unless it says otherwise.
     interleaved; ``norms`` is ``None`` or ``(q_weight, k_weight, eps, offset)``. Writes keys and
     values of token ``t`` to ``cache[0]`` and ``cache[1]`` (``[pages · page_size, kv_heads,
     head_size]``) at ``slots[t]``, returns ``q [tokens, heads, head_size]``.
+``rotary_write_fp8`` (heads, kv_heads, head_size)
+    ``f(qkv, cos, sin, norms, cache, slots, scales) -> q``: the same for a cache in fp8, which gets
+    keys divided by ``scales[0]`` and values by ``scales[1]`` (floats), cut off at its largest number.
 ``linear`` (in_features, out_features)
     ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
 ``silu_linear`` (in_features, out_features)
@@ -92,7 +95,7 @@ def install_kernels(
         if isinstance(module, SelfAttention) and _fits(module):
             request = module.attn.request
             kernel = best(
-                "rotary_write",
+                "rotary_write_fp8" if module.attn.narrow else "rotary_write",
                 heads=request.heads,
                 kv_heads=request.kv_heads,
                 head_size=request.head_size,
@@ -128,12 +131,12 @@ def _fits(module: SelfAttention) -> bool:
         and not rotary.interleaved
         and rotary.turns.numel() == attn.request.head_size
         and isinstance(attn.backend, PagedWriter)
-        and attn.cache.dtype == rotary.dtype
+        and (attn.narrow or attn.cache.dtype == rotary.dtype)
     )
 
 
 class FusedRotary:
-    """The operation ``rotary_write`` with what one attention block knows."""
+    """The operation ``rotary_write`` or ``rotary_write_fp8`` with what one attention block knows."""
 
     def __init__(self, module: SelfAttention, kernel: Callable[..., Tensor]) -> None:
         self._kernel = kernel
@@ -146,4 +149,5 @@ class FusedRotary:
         plan = step.plans[attn.group]
         slots = attn.backend.slots(plan)  # type: ignore[attr-defined]
         cache = attn.cache.view(2, -1, *attn.cache.shape[-2:])
-        return self._kernel(qkv, angles.cos, angles.sin, self._norms, cache, slots)
+        scales = (attn.scales,) if attn.narrow else ()
+        return self._kernel(qkv, angles.cos, angles.sin, self._norms, cache, slots, *scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -11,8 +12,15 @@ from weft.api.models import ModelContext
 from weft.layers.attention import Attention
 from weft.layers.linear import Linear, QKVLinear
 from weft.layers.rotary import Angles, RotaryEmbedding
+from weft.layers.weight import Slot
 
 __all__ = ("SelfAttention",)
+
+# Writers of checkpoints name the scales of an fp8 cache after the block, after the projection that
+# makes what is cached, or after its output; one ``kv_scale`` is meant for both.
+CACHE_SCALE = re.compile(
+    r"(?:(?:attn|k_proj|v_proj|qkv_proj)\.)?(?P<kind>k|v|kv)_scale|(?P<output>k|v)_proj\.output_scale"
+)
 
 
 class SelfAttention(nn.Module):
@@ -63,6 +71,14 @@ class SelfAttention(nn.Module):
 
         self.fused: Callable[..., Tensor] | None = None
         """Norms, rotary embedding and cache write in one; see ``weft.layers.kernels``."""
+
+    def locate(self, rest: str) -> Slot | None:
+        """The slot of a scale of the cache, under any name that checkpoints give it."""
+        found = CACHE_SCALE.fullmatch(rest)
+        if found is None:
+            return None
+        kind = found["kind"] or found["output"]
+        return Slot("attn.kv_scale", {"k": 0, "v": 1, "kv": None}[kind])
 
     def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
         if self.fused is not None:

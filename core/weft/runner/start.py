@@ -21,6 +21,7 @@ from weft.plugins import Host
 from weft.runner.attention import AttentionLayers
 from weft.runner.device import describe, dtype_name, pick_device
 from weft.runner.memory import GIB, count_pages, free_bytes
+from weft.runner.scales import calculate_scales
 
 __all__ = ("Started", "start_model")
 
@@ -76,6 +77,8 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     attention.allocate(pages, device, model)
+    if config.cache.calculate_kv_scales:
+        calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
     kernels = install_kernels(model, host, info, dtype_name(dtype))
     groups = attention.describe(pages)
     cache_bytes = sum(g.pages * g.page_bytes for g in groups)

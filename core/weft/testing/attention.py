@@ -99,6 +99,7 @@ class Case:
     """Random queries, keys and values of one step, and what must come out.
 
     ``page_size`` tokens a page; rows own shuffled pages; the page table is wider than needed.
+    With ``scales`` keys and values are as large as a cache with these scales is made for.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class Case:
         *,
         device: str,
         seed: int = 0,
+        scales: tuple[float, float] | None = None,
     ) -> None:
         import torch
 
         from weft.testing.attention_reference import batch_of
 
         self.request = request
+        self.scales = () if scales is None else (scales,)
         self.device = device
         self.page_size = page_size
         self.query_lens, self.kv_lens = query_lens, kv_lens
@@ -132,6 +135,9 @@ class Case:
         self.queries = [random(n, request.heads) for n in query_lens]
         self.keys = [random(n, request.kv_heads) for n in kv_lens]
         self.values = [random(n, request.kv_heads) for n in kv_lens]
+        if scales is not None:  # the size that needs them
+            self.keys = [x * scales[0] for x in self.keys]
+            self.values = [x * scales[1] for x in self.values]
 
     def cache(self, backend: AttentionBackend) -> Tensor:
         """A cache that holds, beside garbage, the tokens that came before the step."""
@@ -150,7 +156,7 @@ class Case:
             v = torch.cat([self.values[r][: before[r]] for r in rows])
             q = k.new_zeros(len(k), request.heads, request.head_size)
             batch = self._batch(rows, lengths)
-            backend.forward(q, k, v, cache, backend.plan(batch))
+            backend.forward(q, k, v, cache, backend.plan(batch), *self.scales)
         return cache
 
     def _batch(self, rows: list[int], lengths: list[int]) -> AttentionBatch:
@@ -304,6 +310,30 @@ class AttentionSuite:
             cache = case.cache(backend)
             plan = backend.plan(case.batch)
             case.check(backend.forward(case.q, case.k, case.v, cache, plan), step)
+
+    @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+    def test_a_cache_in_fp8_has_scales(self, name: str) -> None:
+        """Without theirs, these keys would all be cut off, and these values be zero."""
+        request, offer = self.offer(name)
+        scales = (50000.0, 1 / 50000)
+        request = replace(request, scale=request.scale / scales[0])
+        bid = self.bid(request)
+        assert isinstance(bid, Offer)
+        backend = bid.create()
+        for seed, step in enumerate(self.steps):
+            lengths = {**steps, **self.steps}[step]
+            case = Case(
+                request,
+                *lengths,
+                offer.page_sizes[0],
+                device=self.device.kind,
+                seed=seed,
+                scales=scales,
+            )
+            cache, plan = case.cache(backend), backend.plan(case.batch)
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan, scales), step)
+            again = backend.forward(case.q, None, None, cache, plan, scales)
+            case.check(again, f"{step}, written before")
 
     def test_every_page_size_that_it_offers(self) -> None:
         request, offer = self.offer("float32")

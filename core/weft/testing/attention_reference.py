@@ -73,19 +73,26 @@ class ReferenceBackend:
         return batch
 
     def forward(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: AttentionBatch
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        plan: AttentionBatch,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         size = plan.page_size
         if k is not None and v is not None:
             for token, slot in enumerate(plan.slot_mapping.tolist()):
-                cache[0, slot // size, slot % size] = k[token]
-                cache[1, slot // size, slot % size] = v[token]
+                for half, new, scale in zip(cache, (k, v), scales, strict=True):
+                    half[slot // size, slot % size] = _stored(new[token], scale, cache.dtype)
         out = torch.empty_like(q)
         for row, length in enumerate(plan.kv_lens_host):
             begin, end = plan.query_start[row : row + 2].tolist()
             pages = plan.page_table[row, : -(-length // size)].long()
             keys, values = (
-                part.index_select(0, pages).flatten(0, 1)[:length].to(q.dtype) for part in cache
+                (half[pages].flatten(0, 1)[:length].float() * scale).to(q.dtype)
+                for half, scale in zip(cache, scales, strict=True)
             )
             out[begin:end] = attend(
                 q[begin:end],
@@ -98,6 +105,11 @@ class ReferenceBackend:
                 sinks=self.sinks,
             )
         return out
+
+
+def _stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    limit = torch.finfo(dtype).max
+    return (x.float() / scale).clamp(-limit, limit).to(dtype)
 
 
 def batch_of(

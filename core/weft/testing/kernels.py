@@ -33,6 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 OTHERS: dict[str, dict[str, int]] = {
     "rotary_write": {"heads": 4, "kv_heads": 2, "head_size": 64},
+    "rotary_write_fp8": {"heads": 4, "kv_heads": 2, "head_size": 64},
     "sample": {"vocab_size": 199},
 }
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}

@@ -35,7 +35,7 @@ def fill(module: nn.Module, scale: float = 0.3) -> None:
     for name, parameter in module.named_parameters():
         layout = layout_of(parameter)
         for part, out in enumerate(layout.outputs or (None,)):
-            shape = list(parameter.shape)
+            shape = [1] if layout.per_part else list(parameter.shape)
             if layout.output_dim is not None and out is not None:
                 shape[layout.output_dim] = out.full
             if layout.input_dim is not None and layout.inputs is not None:

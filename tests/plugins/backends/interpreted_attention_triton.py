@@ -52,10 +52,14 @@ def test_garbage_of_other_sequences_is_never_read(window: int | None, page_size:
     case.check(run(case, cache))
 
 
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 0.02)])
 @pytest.mark.parametrize(("name", "limit"), [("fp8_e4m3", 448.0), ("fp8_e5m2", 57344.0)])
-def test_fp8_caches_are_read_and_saturate(name: str, limit: float) -> None:
+def test_fp8_caches_are_read_and_saturate(
+    name: str, limit: float, scales: tuple[float, float]
+) -> None:
     """What is read is stored by torch: the interpreter loses the carry when it rounds to fp8."""
     request = replace(requests["float16"], kv_dtype=name)
+    key, value = scales
     for lengths in (([1, 1], [5, 70]), ([3, 20], [40, 20])):
         case = Case(request, *lengths, 64, device="cpu")
         backend = TritonAttention(request, processors=4)
@@ -65,11 +69,16 @@ def test_fp8_caches_are_read_and_saturate(name: str, limit: float) -> None:
             stored = torch.stack((case.keys[row], case.values[row])).to(cache.dtype)
             for at in range(tokens):
                 cache[:, pages[at // 64], at % 64] = stored[:, at]
-            case.keys[row], case.values[row] = stored.half()
+            case.keys[row], case.values[row] = stored[0].float() * key, stored[1].float() * value
         plan = backend.plan(case.batch)
-        out = backend.forward(case.q, None, None, cache, plan)
+        out = backend.forward(case.q, None, None, cache, plan, scales)
         assert (out.float() - case.expected()).norm() <= 2e-3 * case.expected().norm()
-    backend.forward(case.q, case.k * 60000, case.v * 60000, cache, plan)
+    new = case.batch.slot_mapping
+    k, v = (x.sign().half() for x in (case.k, case.v))
+    backend.forward(case.q, k * (1.5 * key), v * (1.5 * value), cache, plan, scales)
+    written = cache.float().flatten(1, 2)[:, new]
+    torch.testing.assert_close(written, torch.stack((k, v)).float() * 1.5, rtol=0.13, atol=0.0)
+    backend.forward(case.q, case.k * 60000, case.v * 60000, cache, plan, scales)
     assert torch.isfinite(cache.float()).all(), "too large a value became NaN"
     assert cache.float().max() == limit
 

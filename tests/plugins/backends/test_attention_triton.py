@@ -136,7 +136,7 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
     types |= {"cache": TYPES[request.kv_dtype], "parts": "*fp32", "weights": "*fp32"}
     types |= dict.fromkeys(("table", "lengths", "starts", "tiles", "chosen"), "*i32")
     types |= dict.fromkeys(("q_stride", "table_stride"), "i32")
-    types |= {"half": "i64", "scale": "fp32", "cap": "fp32"}
+    types |= {"half": "i64", "scale": "fp32", "cap": "fp32", "v_scale": "fp32"}
     names = kernel.arg_names
     source = ASTSource(
         kernel,

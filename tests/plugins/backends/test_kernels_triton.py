@@ -61,6 +61,29 @@ CHECKS = {
             rest = torch.ones(90, dtype=torch.bool).index_fill(0, slots[kept], False)
             assert (cache[:, rest] == 7.0).all(), "a foreign slot was written"
     """,
+    "rotary_write_fp8": """
+        from weft_kernels_triton.rotary import rotary_write, rotary_write_fp8
+        # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded.
+        tokens, heads, kv_heads, size, limit = 5, 4, 2, 32, 2.0
+        qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size)
+        angle = torch.randn(tokens, 1, size // 2)
+        cos, sin = torch.cat((angle.cos(),) * 2, -1), torch.cat((-angle.sin(), angle.sin()), -1)
+        slots = torch.randperm(20)[:tokens]
+        slots[1] = -1
+        for norms in None, (torch.randn(size), torch.randn(size), 1e-6, 0.0):
+            plain, scaled = (torch.full((2, 20, kv_heads, size), 7.0) for _ in range(2))
+            q = rotary_write(qkv, cos, sin, norms, plain, slots)
+            more = dict(scales=(0.5, 0.25), limit=limit)
+            close(rotary_write(qkv, cos, sin, norms, scaled, slots, **more), q)
+            kept = slots[slots >= 0]
+            want = (plain[:, kept] / torch.tensor([0.5, 0.25]).view(2, 1, 1, 1)).clamp(-limit, limit)
+            close(scaled[:, kept], want)
+            assert (scaled == 7.0).sum() == 2 * 16 * kv_heads * size, "a foreign slot was written"
+        for dtype, limit in (torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0):
+            cache = torch.zeros(2, 20, kv_heads, size).to(dtype)
+            rotary_write_fp8(qkv * 1e6, cos, sin, None, cache, slots, (1.0, 1.0))
+            assert cache.float().isfinite().all() and cache.float().max() == limit
+    """,
     "linear": """
         from torch.nn.functional import linear as product
         from weft_kernels_triton.linear import linear, silu_linear, small_linear
@@ -154,10 +177,13 @@ BUILDS = """
         assert build(sample.survey_kernel, 4, chosen, **numbers, **tables) == 0
         assert build(sample.choose_kernel, 8, {**chosen, "ROOM": 2048}, **numbers, **tables) == 0
     scales = dict(eps="fp32", offset="fp32", half_cache="i64", slots="*i64")
+    scales |= dict(k_scale="fp32", v_scale="fp32")
     chosen = dict(HEADS=16, KV_HEADS=8, SIZE=128, BLOCK=8, EARLY=True)
     for normed in True, False:
-        before = build(rotary.rotary_write_kernel, 4, {**chosen, "NORM": normed}, **scales)
-        assert bool(before) == normed, "only the norms' weights are read early"
+        for limit, cache in (0.0, "*bf16"), (448.0, "*fp8e4nv"), (57344.0, "*fp8e5"):
+            more = {"NORM": normed, "LIMIT": limit}
+            before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
+            assert bool(before) == normed, "only the norms' weights are read early"
     assert build(norm.norm_kernel, 2, dict(SIZE=1024, BLOCK=1024, ADD=True, EARLY=True), **numbers, **scales)
     assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
@@ -202,6 +228,7 @@ def run(code: str, **environment: str) -> None:
         "add_rms_norm",
         "silu_mul",
         "rotary_write",
+        "rotary_write_fp8",
         "linear",
         "silu_linear",
         "sample",
@@ -236,6 +263,9 @@ def test_odd_shapes_are_refused() -> None:
     request = KernelRequest(CUDA, "bfloat16", {"head_size": 80, "heads": 2, "kv_heads": 2})
     refusal = weft_kernels_triton.weft_kernel("rotary_write", request)
     assert isinstance(refusal, Refusal) and "head size 80" in refusal.reasons[0]
+    older = KernelRequest(DeviceInfo("cuda", (8, 6)), "bfloat16", {"head_size": 64})
+    refusal = weft_kernels_triton.weft_kernel("rotary_write_fp8", older)
+    assert isinstance(refusal, Refusal) and "8.9" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"size": 65536})
     refusal = weft_kernels_triton.weft_kernel("rms_norm", request)
     assert isinstance(refusal, Refusal) and "65536" in refusal.reasons[0]

@@ -129,11 +129,11 @@ def test_blocks_are_laid_out_as_torch_wants_them(monkeypatch: pytest.MonkeyPatch
 
 
 def test_names_of_other_writers() -> None:
-    """Mistral's checkpoints, and scales of a cache in FP8."""
+    """Mistral's checkpoints, and scales of what is not in FP8 here."""
     format = Fp8Format(static=True, scale_name="weight_scale_inv")
     tensors, weight, _ = pack(format, Layer(128, (64,)))
     tensors = {n.replace("input_scale", "activation_scale"): t for n, t in tensors.items()}
-    for name in ("k_proj.k_scale", "attn.v_scale", "kv_scale", "q_scale"):
+    for name in ("attn.q_scale", "prob_output_scale", "o_proj.output_scale"):
         tensors[f"model.layers.0.block.{name}"] = torch.tensor(1.0)
     built = fill(scheme(format), Layer(128, (64,)), tensors, torch.float32)
     assert error(built, weight, None, torch.float32, 3) < 1e-5

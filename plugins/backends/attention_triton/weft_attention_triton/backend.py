@@ -129,34 +129,54 @@ class TritonAttention:
         return plan.batch.slot_mapping
 
     def forward(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        plan: Plan,
+        scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            self._write(k, v, cache, plan.batch)
+            self._write(k, v, cache, plan.batch, scales)
         q = _rows(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for items in plan.items:
-            self._decode(q, cache, out, plan.batch, items)
+            self._decode(q, cache, out, plan.batch, items, scales)
         if plan.work is not None and plan.tile is not None:
-            self._prefill(q, cache, out, plan, plan.work, plan.tile)
+            self._prefill(q, cache, out, plan, plan.work, plan.tile, scales)
         return out
 
-    def _write(self, k: Tensor, v: Tensor, cache: Tensor, batch: AttentionBatch) -> None:
+    def _write(
+        self,
+        k: Tensor,
+        v: Tensor,
+        cache: Tensor,
+        batch: AttentionBatch,
+        scales: tuple[float, float],
+    ) -> None:
         k, v = _rows(k), _rows(v)
         width = self.kv_heads * self.size
         write_kernel[(k.shape[0],)](
-            k, v, cache, batch.slot_mapping, k.stride(0), v.stride(0), cache.stride(0),
+            k, v, cache, batch.slot_mapping, k.stride(0), v.stride(0), cache.stride(0), *scales,
             WIDTH=width, BLOCK=tiles.power(width), LIMIT=self.limit, num_warps=4,
         )  # fmt: skip
 
     def _decode(
-        self, q: Tensor, cache: Tensor, out: Tensor, batch: AttentionBatch, items: Items
+        self,
+        q: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        batch: AttentionBatch,
+        items: Items,
+        scales: tuple[float, float],
     ) -> None:
         tile = items.tile
         decode_kernel[(items.count * items.splits * self.kv_heads,)](
             q, cache, out, items.parts, items.weights,
             batch.page_table, batch.kv_lens, batch.query_start, items.chosen,
-            q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
+            q.stride(0), batch.page_table.stride(0), cache.stride(0),
+            self.scale * scales[0], self.cap, scales[1],
             KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
             SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
             SPLITS=items.splits, WINDOW=self.window, CAUSAL=self.causal,
@@ -172,12 +192,20 @@ class TritonAttention:
             )  # fmt: skip
 
     def _prefill(
-        self, q: Tensor, cache: Tensor, out: Tensor, plan: Plan, work: Tensor, tile: tiles.Tile
+        self,
+        q: Tensor,
+        cache: Tensor,
+        out: Tensor,
+        plan: Plan,
+        work: Tensor,
+        tile: tiles.Tile,
+        scales: tuple[float, float],
     ) -> None:
         batch = plan.batch
         prefill_kernel[(self.kv_heads, len(work))](
             q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, work,
-            q.stride(0), batch.page_table.stride(0), cache.stride(0), self.scale, self.cap,
+            q.stride(0), batch.page_table.stride(0), cache.stride(0),
+            self.scale * scales[0], self.cap, scales[1],
             KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.wide,
             PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window,
             CAUSAL=self.causal, CAPPED=self.cap > 0, NARROW=self.limit > 0,

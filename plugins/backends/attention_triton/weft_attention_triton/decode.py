@@ -66,6 +66,7 @@ def decode_kernel(
     half,
     scale,
     cap,
+    v_scale,  # of the values of a cache in fp8; that of its keys is part of ``scale``
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,  # the most new tokens of a row
@@ -149,6 +150,8 @@ def decode_kernel(
         # A query that has seen nothing (padding, or hidden keys only): zeros, of weight 2 ** -inf.
         total = tl.where(total > 0.0, total, 1.0)
         acc = acc / total[:, None]
+        if NARROW:
+            acc = acc * v_scale
         HEADS: tl.constexpr = KV_HEADS * GROUP
         whole = out + ((begin + token) * HEADS + column)[:, None] * SIZE + d[None, :]
         if SPLITS == 1:

@@ -29,6 +29,7 @@ def prefill_kernel(
     half,
     scale,
     cap,
+    v_scale,  # of the values of a cache in fp8; that of its keys is part of ``scale``
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -119,5 +120,7 @@ def prefill_kernel(
             scores = tl.where(seen, scores, float("-inf"))
         acc, top, total = accumulate(acc, top, total, scores, v.to(query.dtype), units, PRECISION)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    if NARROW:
+        acc = acc * v_scale
     target = out + (at * (KV_HEADS * GROUP))[:, None] * SIZE + (heads * SIZE)[:, None] + d[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=mask)

@@ -17,6 +17,8 @@ def write_kernel(
     k_stride,
     v_stride,
     half,  # elements of keys, before the values
+    k_scale,  # what keys are divided by in fp8
+    v_scale,
     WIDTH: tl.constexpr,  # kv_heads * head_size
     BLOCK: tl.constexpr,  # the power of two that holds it
     LIMIT: tl.constexpr,  # the largest fp8 value, 0 if the cache is not fp8
@@ -29,8 +31,8 @@ def write_kernel(
     key = tl.load(k + token * k_stride + at, mask=inside)
     value = tl.load(v + token * v_stride + at, mask=inside)
     if LIMIT > 0:  # a plain cast turns what is too large into NaN
-        key = tl.minimum(tl.maximum(key.to(tl.float32), -LIMIT), LIMIT)
-        value = tl.minimum(tl.maximum(value.to(tl.float32), -LIMIT), LIMIT)
+        key = tl.minimum(tl.maximum(key.to(tl.float32) / k_scale, -LIMIT), LIMIT)
+        value = tl.minimum(tl.maximum(value.to(tl.float32) / v_scale, -LIMIT), LIMIT)
     target = cache + slot * WIDTH + at
     tl.store(target, key.to(cache.dtype.element_ty), mask=inside)
     tl.store(target + tl.cast(half, tl.int64), value.to(cache.dtype.element_ty), mask=inside)

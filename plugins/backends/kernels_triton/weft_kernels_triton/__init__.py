@@ -19,6 +19,7 @@ HOMES = {
     "add_rms_norm": "norm",
     "silu_mul": "activation",
     "rotary_write": "rotary",
+    "rotary_write_fp8": "rotary",
     "linear": "linear",
     "silu_linear": "linear",
     "sample": "sample",
@@ -48,7 +49,9 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
     if find_spec("triton") is None:
         found.append("triton is not installed; it comes with a CUDA build of torch")
     size = request.shape.get("head_size", 0)
-    if op == "rotary_write" and size not in (32, 64, 128, 256):
+    if op == "rotary_write_fp8" and (request.device.capability or (8, 9)) < (8, 9):
+        found.append(f"needs compute capability 8.9, this is {request.device.capability}")
+    if op in ("rotary_write", "rotary_write_fp8") and size not in (32, 64, 128, 256):
         found.append(f"head size {size} is not 32, 64, 128 or 256")
     if op.endswith("rms_norm") and request.shape["size"] > 32768:
         found.append(f"size {request.shape['size']} is more than 32768")

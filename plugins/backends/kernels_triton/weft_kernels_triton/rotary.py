@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("rotary_write", "rotary_write_kernel")
+__all__ = ("rotary_write", "rotary_write_fp8", "rotary_write_kernel")
 
 
 @triton.jit
@@ -39,6 +39,12 @@ def _turned(
 
 
 @triton.jit
+def _cut_off(x, scale, LIMIT: tl.constexpr):
+    """``x / scale`` within what fp8 holds: a plain cast turns what is too large into NaN."""
+    return tl.minimum(tl.maximum(x.to(tl.float32) / scale, -LIMIT), LIMIT)
+
+
+@triton.jit
 def rotary_write_kernel(
     qkv,  # [tokens, (HEADS + 2 * KV_HEADS) * SIZE]
     cos,  # [tokens, SIZE]
@@ -51,12 +57,15 @@ def rotary_write_kernel(
     cache,  # [2, slots, KV_HEADS * SIZE]
     slots,  # int64 [tokens]; negative: not stored
     half_cache,  # elements of keys, before the values
+    k_scale,  # what keys are divided by, unless LIMIT is 0
+    v_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,  # heads of one program; divides HEADS and KV_HEADS
     NORM: tl.constexpr,
     EARLY: tl.constexpr,
+    LIMIT: tl.constexpr = 0.0,  # the largest fp8 value, 0 if the cache is not fp8
 ):
     """A program serves ``BLOCK`` heads of one token: all queries, all keys or all values."""
     start_next(EARLY)
@@ -79,16 +88,29 @@ def rotary_write_kernel(
     row = cache + slot * (KV_HEADS * SIZE)
     if is_value:
         values = row + tl.cast(half_cache, tl.int64) + (head - HEADS - KV_HEADS) * SIZE
-        tl.store(values + whole, tl.load(source + whole), mask=slot >= 0)
+        value = tl.load(source + whole)
+        if LIMIT > 0:
+            value = _cut_off(value, v_scale, LIMIT).to(cache.dtype.element_ty)
+        tl.store(values + whole, value, mask=slot >= 0)
     else:
         a, b = _turned(
             source, cos + token * SIZE, sin + token * SIZE, at, gain_a, gain_b, eps, SIZE, NORM
         )
         target = row + (head - HEADS) * SIZE + at[None, :]
-        if is_q:
-            target = q_out + token * (HEADS * SIZE) + head * SIZE + at[None, :]
-        tl.store(target, a, mask=is_q | (slot >= 0))
-        tl.store(target + HALF, b, mask=is_q | (slot >= 0))
+        queries = q_out + token * (HEADS * SIZE) + head * SIZE + at[None, :]
+        if LIMIT > 0:  # of another type than the queries
+            if is_q:
+                tl.store(queries, a)
+                tl.store(queries + HALF, b)
+            else:
+                kind = cache.dtype.element_ty
+                tl.store(target, _cut_off(a, k_scale, LIMIT).to(kind), mask=slot >= 0)
+                tl.store(target + HALF, _cut_off(b, k_scale, LIMIT).to(kind), mask=slot >= 0)
+        else:
+            if is_q:
+                target = queries
+            tl.store(target, a, mask=is_q | (slot >= 0))
+            tl.store(target + HALF, b, mask=is_q | (slot >= 0))
 
 
 def _tile(heads: int, kv_heads: int) -> tuple[int, int]:
@@ -108,8 +130,11 @@ def rotary_write(
     *,
     tile: tuple[int, int] | None = None,
     early: bool = False,
+    scales: tuple[float, float] = (1.0, 1.0),
+    limit: float = 0.0,
 ) -> Tensor:
-    """The operation ``rotary_write`` of ``weft.layers.kernels``; ``tile`` is for measurements."""
+    """The operation ``rotary_write`` of ``weft.layers.kernels``; ``tile`` is for measurements,
+    ``scales`` and ``limit`` (above 0) are ``rotary_write_fp8``'s."""
     tokens, size, kv_heads = qkv.shape[0], cos.shape[-1], cache.shape[2]
     heads = qkv.shape[1] // size - 2 * kv_heads
     q_weight, k_weight, eps, offset = norms or (qkv, qkv, 0.0, 0.0)
@@ -118,7 +143,24 @@ def rotary_write(
     block, warps = tile or _tile(heads, kv_heads)
     rotary_write_kernel[(tokens, (heads + 2 * kv_heads) // block)](
         qkv, cos, sin, q_weight, k_weight, eps, offset, q, cache, slots, cache.stride(0),
+        *scales,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, BLOCK=block,
-        NORM=norms is not None, EARLY=early, num_warps=warps, launch_pdl=early,
+        NORM=norms is not None, EARLY=early, LIMIT=limit, num_warps=warps, launch_pdl=early,
     )  # fmt: skip
     return q
+
+
+def rotary_write_fp8(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor, float, float] | None,
+    cache: Tensor,
+    slots: Tensor,
+    scales: tuple[float, float],
+    *,
+    early: bool = False,
+) -> Tensor:
+    """The operation ``rotary_write_fp8`` of ``weft.layers.kernels``."""
+    limit = torch.finfo(cache.dtype).max
+    return rotary_write(qkv, cos, sin, norms, cache, slots, early=early, scales=scales, limit=limit)

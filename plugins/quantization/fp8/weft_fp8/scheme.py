@@ -17,8 +17,9 @@ __all__ = ("Fp8Scheme",)
 HEADS = ("lm_head",)
 # transformers calls the scale of a whole matrix, and of activations, otherwise than AutoFP8 does.
 NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
-# Scales of a cache in FP8. The cache has the model's type here, and so needs none.
-CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_output_scale", "output_scale")
+# Scales of what weft keeps in the model's type, with or without a cache in FP8. Those of the cache
+# itself are found by the attention block.
+UNUSED = ("q_scale", "prob_output_scale", "input_scale_ub")
 
 
 class Fp8Scheme:
@@ -47,7 +48,8 @@ class Fp8Scheme:
         leaf = NAMES.get(leaf, leaf)
         if self.config.online:
             return name
-        if leaf in CACHE or leaf == "input_scale_ub":
+        cached = path.endswith(("k_proj", "v_proj"))
+        if leaf in UNUSED or (leaf == "output_scale" and not cached):
             return None
         if leaf == "input_scale" and not self.config.static:
             return None
