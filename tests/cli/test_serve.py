@@ -53,3 +53,54 @@ def test_without_weft_server(weft, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = weft("serve")
     assert (done.code, done.err) == (1, "weft: weft serve needs the server; install weft-server\n")
+
+
+def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch, tmp_path):
+    """The model has no weights: none are read."""
+    from weft.testing.checkpoints import make_tokenizer, tiny_config
+
+    folder = make_tokenizer(tmp_path)
+    tiny_config().save_pretrained(folder)
+    template = "{{ messages }}<tool_call>arguments</tool_call><think></think>"
+    (folder / "chat_template.jinja").write_text(template)
+    monkeypatch.setenv("COLUMNS", "80")
+    done = weft("serve", str(folder), "--explain", "--device", "cpu")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    chosen = {line.split()[0]: line.split()[1] for line in lines if not line.startswith(" ")}
+    assert chosen == {
+        "model-source": "file",
+        "tokenizer-mode": "auto",
+        "renderer": "jinja",
+        "architecture": "LlamaForCausalLM",
+        "load-format": "auto:",
+        "quantization": "none:",
+        "device": "cpu:",
+        "dtype": "float32:",
+        "attention-backend": "sdpa",
+        "kernels": "weft's",
+        "executor": "inline",
+        "scheduling-policy": "fcfs",
+        "guided-backends": "llguidance",
+        "tool-parser": "hermes",
+        "reasoning-parser": "qwen3",
+    }
+    words = " ".join(done.out.split())
+    assert "not triton: device 'cpu' is not CUDA" in words
+    assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
+    off = weft("serve", str(folder), "--explain", "--tool-parser", "none").out
+    assert "tool-parser        none: --tool-parser none" in off
+
+
+def test_explain_of_an_ambiguous_model_lists_the_candidates(weft, checkpoint, tmp_path):
+    plugin = tmp_path / "two.py"
+    plugin.write_text(
+        "from weft.api import impl\nfrom weft.api.matching import Match\n"
+        'WEFT = {"reasoning": ["one", "two"]}\n'
+        "@impl\ndef weft_match(kind, key, model):\n"
+        '    return Match(100, f"{key} is for all") if kind == "reasoning" else None\n'
+    )
+    done = weft("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
+    assert done.code == 1
+    assert "--reasoning-parser NAME:\n  one: one is for all\n  two: two is for all" in done.err

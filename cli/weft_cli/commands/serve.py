@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import sys
+from typing import Annotated
 
 import typer
 
 from weft.api import impl
 from weft.errors import PluginNotFoundError
+from weft_cli.explain import explained
 from weft_cli.flags import ENGINE, Options, server_group, with_flags
 from weft_cli.help import single
 
@@ -21,11 +25,27 @@ def weft_command(name: str) -> typer.Typer | None:
     server = server_group()
 
     @with_flags(*ENGINE, server)
-    def serve(*, options: Options) -> None:
+    def serve(
+        *,
+        explain: Annotated[
+            bool,
+            typer.Option("--explain", help="Print what would be chosen, and why, and exit."),
+        ] = False,
+        options: Options,
+    ) -> None:
         """Start the HTTP server."""
         from weft_server.config import server_from_options
+
+        engine, config = options.engine_config(), server_from_options(options.of([server]))
+        if explain:
+            from weft_server.explain import explain_server
+
+            width = shutil.get_terminal_size().columns
+            for line in explained(explain_server(engine, config), width):
+                sys.stdout.write(f"{line}\n")
+            return
         from weft_server.run import serve as run
 
-        run(options.engine_config(), server_from_options(options.of([server])))
+        run(engine, config)
 
     return single(name, serve)

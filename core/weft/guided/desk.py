@@ -24,7 +24,7 @@ from weft.sampling.params import GuidedParams
 if TYPE_CHECKING:
     from weft.engine.request import Sequence as EngineSequence
 
-__all__ = ("GrammarDesk", "Ticket")
+__all__ = ("GrammarDesk", "Ticket", "in_order")
 
 # Compiled grammars that are kept; failures are kept too, so that a bad one costs its limits once.
 MOST_GRAMMARS = 256
@@ -33,6 +33,12 @@ THREADS = 2
 # The order of choice where neither request nor configuration names a backend: the fastest and the
 # only one that refuses what it cannot enforce comes first.
 PREFERRED = ("llguidance", "outlines", "lmfe")
+
+
+def in_order(installed: Sequence[str]) -> list[str]:
+    """The backends as they are tried where nobody names one."""
+    rest = [name for name in installed if name not in PREFERRED]
+    return [name for name in PREFERRED if name in installed] + rest
 
 
 class Ticket:
@@ -119,8 +125,7 @@ class GrammarDesk:
                 "weft-guided-llguidance",
                 param="guided",
             )
-        rest = [name for name in installed if name not in PREFERRED]
-        return [name for name in PREFERRED if name in installed] + rest
+        return in_order(installed)
 
     def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Compiled]:
         key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))

@@ -33,7 +33,7 @@ from weft.loading.formats import DummyLoader, detect_format
 from weft.loading.weights import load_weights, their_name
 from weft.plugins.matching import AUTO, Candidate, Decision, decide
 
-__all__ = ("Plugins", "build_model", "find_method", "find_model", "find_scheme")
+__all__ = ("Plugins", "build_model", "empty_model", "find_method", "find_model", "find_scheme")
 
 log = logging.getLogger(__name__)
 
@@ -74,9 +74,43 @@ def build_model(
     Raises ``UnsupportedModelError`` when no plugin knows the architecture or the quantization, and
     ``CheckpointError`` when the weights do not fit.
     """
-    spec = find_model(host, hf_config)
-    scheme = find_scheme(host, hf_config, device_info(device), quantization)
     loader = _loader(host, files, load_format, seed)
+    started = perf_counter()
+    model, spec, scheme = empty_model(
+        hf_config,
+        host,
+        device,
+        device_info(device),
+        dtype,
+        ranks,
+        attention,
+        quantization=quantization,
+        max_model_len=max_model_len,
+    )
+    load_weights(model, spec, loader, ranks, rename=_renaming(scheme))
+    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
+    return model.eval(), spec
+
+
+def empty_model(
+    hf_config: Any,
+    host: Plugins,
+    device: torch.device,
+    info: DeviceInfo,
+    dtype: torch.dtype,
+    ranks: Collective,
+    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    *,
+    quantization: str = AUTO,
+    max_model_len: int | None = None,
+) -> tuple[nn.Module, ModelSpec, QuantizationScheme | None]:
+    """The layers of a model with parameters that nothing has filled.
+
+    On the device ``meta`` they take no memory; ``info`` says what device they are made for. Raises
+    ``UnsupportedModelError`` as ``build_model`` does.
+    """
+    spec = find_model(host, hf_config)
+    scheme = find_scheme(host, hf_config, info, quantization)
     ctx = ModelContext(
         hf_config=hf_config,
         dtype=dtype,
@@ -87,7 +121,6 @@ def build_model(
         max_model_len=max_model_len,
         options=host.options("models", spec.architecture),
     )
-    started = perf_counter()
     with torch.device(device):
         model = spec.build(ctx)
     if not isinstance(model, nn.Module):
@@ -95,9 +128,7 @@ def build_model(
             f"the plugin for {spec.architecture} built a {type(model).__name__}; "
             "it must build a torch.nn.Module"
         )
-    load_weights(model, spec, loader, ranks, rename=_renaming(scheme))
-    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
-    return model.eval(), spec
+    return model, spec, scheme
 
 
 def find_model(host: Plugins, hf_config: Any) -> ModelSpec:

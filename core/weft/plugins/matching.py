@@ -90,7 +90,7 @@ def decide(host: Matching, kind: str, model: ModelTraits, option: str) -> Decisi
         )
     if not equal:
         return Decision(None, "no installed plugin matches this model", found)
-    return Decision(equal[0].key, f"{equal[0].reason} ({equal[0].score})", found[1:])
+    return Decision(equal[0].key, f"{equal[0].reason} (score {equal[0].score})", found[1:])
 
 
 def _asked(host: Host, kind: str, key: str, model: ModelTraits) -> Candidate:

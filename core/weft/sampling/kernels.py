@@ -11,7 +11,10 @@ from weft.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from weft.layers.kernels import Kernels
 
-__all__ = ("install_sampler_kernels",)
+__all__ = ("SAMPLER_OPS", "install_sampler_kernels")
+
+SAMPLER_OPS = ("sample", "likeliest")
+"""Described in ``weft.layers.kernels``."""
 
 
 def install_sampler_kernels(
@@ -19,11 +22,11 @@ def install_sampler_kernels(
 ) -> dict[str, str]:
     """Give the sampler the best kernel that is offered for each operation.
 
-    The operations are described in ``weft.layers.kernels``. Returns which backend serves which.
+    Returns which backend serves which operation.
     """
     request = KernelRequest(device, dtype, {"vocab_size": sampler.vocab_size})
     serving = {}
-    for op in ("sample", "likeliest"):
+    for op in SAMPLER_OPS:
         offer = host.kernel(op, request)
         if offer is not None:
             setattr(sampler, f"{op}_op", offer.load())

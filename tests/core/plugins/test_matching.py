@@ -44,7 +44,7 @@ def test_the_best_match_wins_and_the_others_are_told(tmp_path: Path) -> None:
     found = decide(
         host(tmp_path, a="lambda m: None", b=WORSE, c=BETTER), "tool_parsers", MODEL, AUTO
     )
-    assert (found.key, found.reason) == ("c", "its type is a (100)")
+    assert (found.key, found.reason) == ("c", "its type is a (score 100)")
     assert list(found.others) == [
         Candidate("b", 50, "the template writes <b>"),
         Candidate("a", 0, "sees nothing of its own"),

@@ -134,7 +134,9 @@ class GemmaDecoder(Decoder):
     def __init__(self, ctx: ModelContext, prefix: str, layer: LayerFactory) -> None:
         super().__init__(ctx, prefix, layer, offset=1.0)
         # Rounded to the model's dtype first: the models were trained with 55.5 for sqrt(3072).
-        self.scale = torch.tensor(ctx.hf_config.hidden_size**0.5, dtype=ctx.dtype).item()
+        self.scale = torch.tensor(
+            ctx.hf_config.hidden_size**0.5, dtype=ctx.dtype, device="cpu"
+        ).item()
 
     def embed(self, ids: Tensor) -> Tensor:
         return super().embed(ids) * self.scale
