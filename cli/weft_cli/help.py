@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
-__all__ = ("SectionedCommand", "application", "single")
+if TYPE_CHECKING:
+    from weft.plugins.describe import OptionRow
+
+__all__ = ("PluginOptionsCommand", "SectionedCommand", "application", "single")
 
 FIRST = "Options"
 
@@ -30,6 +33,31 @@ class SectionedCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
+class PluginOptionsCommand(SectionedCommand):
+    """A command whose help page ends with the options of the plugins that are installed."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from weft.plugins import Host
+        from weft.plugins.describe import all_options
+
+        super().format_options(ctx, formatter)
+        records = [(_flag(row), _meaning(row)) for row in all_options(Host())]
+        if records:
+            with formatter.section("Options of plugins"):
+                formatter.write_dl(records)
+
+
+def _flag(row: OptionRow) -> str:
+    return f"{row.flag} <{row.type.replace(' | ', '|').replace(chr(34), '')}>"
+
+
+def _meaning(row: OptionRow) -> str:
+    if row.default in ("null", "[]", "{}", '""'):
+        return row.description
+    shown = row.default if row.default == "(required)" else f"(default: {row.default})"
+    return f"{row.description} {shown}"
+
+
 def application(text: str | None = None) -> typer.Typer:
     """A Typer application in the style of weft: plain text, no shell completion of its own."""
     return typer.Typer(
@@ -41,8 +69,10 @@ def application(text: str | None = None) -> typer.Typer:
     )
 
 
-def single(name: str, function: Callable[..., None]) -> typer.Typer:
+def single(
+    name: str, function: Callable[..., None], cls: type[SectionedCommand] = SectionedCommand
+) -> typer.Typer:
     """The application of a subcommand without subcommands."""
     app = application()
-    app.command(name, cls=SectionedCommand)(function)
+    app.command(name, cls=cls)(function)
     return app

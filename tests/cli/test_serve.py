@@ -104,3 +104,24 @@ def test_explain_of_an_ambiguous_model_lists_the_candidates(weft, checkpoint, tm
     done = weft("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
     assert done.code == 1
     assert "--reasoning-parser NAME:\n  one: one is for all\n  two: two is for all" in done.err
+
+
+def test_help_ends_with_the_options_of_plugins(weft, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = weft("serve", "--help")
+    text = done.out.partition("Options of plugins:")[2]
+    assert "--plugin.renderers.jinja.chat_template <string|null>" in text
+    assert "Time between two lines; 0 writes one for every step. (default: 10.0)" in " ".join(
+        text.split()
+    )
+    assert "--plugin.executors.ray.placement <PACK|SPREAD|STRICT_PACK|STRICT_SPREAD>" in text
+    assert "--no-plugin" not in text and "--port" not in text
+    assert "Options of plugins" not in weft("generate", "--help").out
+
+
+def test_help_goes_without_a_plugin_that_is_broken(weft, monkeypatch):
+    monkeypatch.setenv("WEFT_DISABLE", "weft-stats-jsonl")
+    monkeypatch.setitem(sys.modules, "weft_executor_ray", None)
+    done = weft("serve", "--help")
+    assert done.code == 0 and "renderers.jinja" in done.out
+    assert "plugin.stat_loggers" not in done.out and "plugin.executors.ray" not in done.out

@@ -61,6 +61,7 @@ def test_plugin_list_takes_less_than_500_ms():
         ("--help",),
         ("plugin", "list"),
         ("generate", "--help"),
+        ("serve", "--help"),
         ("bench", "throughput", "--help"),
     ],
     ids=" ".join,
@@ -80,6 +81,26 @@ def test_plugin_list_imports_no_plugin():
     targets = {entry.target.partition(":")[0] for entry in scan()} - {"weft_cli.commands.plugin"}
     assert "weft.attention.plugin" in targets
     assert not modules_after("plugin", "list") & targets
+
+
+def test_help_of_serve_imports_only_plugins_with_options():
+    from weft.plugins import Host
+    from weft.plugins.entries import scan
+    from weft.plugins.options import declared_options
+
+    targets = {entry.target.partition(":")[0] for entry in scan()}
+    found = modules_after("serve", "--help") & targets - {"weft_cli.commands.serve"}
+    host = Host()
+    declaring = {
+        entry.target.partition(":")[0]
+        for entry in host.entries
+        if declared_options(host.load(entry.kind, entry.key))
+    }
+    assert found == declaring and "weft.frontend.plugin" in found
+
+
+def test_help_of_serve_takes_less_than_500_ms():
+    assert best_of(3, "serve", "--help") < 0.5
 
 
 def test_help_lists_the_commands_in_order(weft):

@@ -13,7 +13,7 @@ from weft.api import impl
 from weft.errors import PluginNotFoundError
 from weft_cli.explain import explained
 from weft_cli.flags import ENGINE, Options, server_group, with_flags
-from weft_cli.help import single
+from weft_cli.help import PluginOptionsCommand, single
 
 __all__ = ("weft_command",)
 
@@ -48,4 +48,4 @@ def weft_command(name: str) -> typer.Typer | None:
 
         run(engine, config)
 
-    return single(name, serve)
+    return single(name, serve, PluginOptionsCommand)

@@ -1,16 +1,20 @@
-"""What one plugin is made of, for ``weft plugin show``: this imports it."""
+"""What plugins are made of and which options they have: this imports them."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from weft.errors import PluginError
 from weft.plugins.entries import Entry
 from weft.plugins.options import options_struct
 from weft.plugins.registry import Registry
 
-__all__ = ("Description", "OptionRow", "describe")
+__all__ = ("Description", "OptionRow", "all_options", "describe")
 
 
 class OptionRow(msgspec.Struct, frozen=True):
@@ -48,6 +52,44 @@ def describe(registry: Registry, kind: str, key: str) -> Description:
         wrappers=wrappers,
         options=_options(plugin, entry),
     )
+
+
+def all_options(registry: Registry) -> list[OptionRow]:
+    """The options of every usable plugin, in the order of their names.
+
+    Only modules whose source speaks of ``WEFT_OPTIONS`` are imported. Plugins that are broken or
+    contested are left out: ``weft doctor`` tells of them.
+    """
+    rows: list[OptionRow] = []
+    for kind, key in sorted({(e.kind, e.key) for e in registry.entries if e.usable}):
+        with contextlib.suppress(PluginError):
+            entry = registry.choose(kind, key)
+            if _speaks_of_options(entry):
+                rows += _options(registry.load(kind, key), entry)
+    return rows
+
+
+def _speaks_of_options(entry: Entry) -> bool:
+    """Whether the module of an entry may declare options; importing it would tell, and cost more."""
+    try:
+        source = entry.file or _source(entry.target.partition(":")[0])
+        return source is None or b"WEFT_OPTIONS" in source.read_bytes()
+    except (ImportError, OSError, ValueError):
+        return False  # it is not there to be imported
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module, found without importing the packages that it is in; ``None`` if it is
+    none of Python source."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin)
+    if rest:
+        below = path.parent.joinpath(*rest)
+        path = below / "__init__.py" if below.is_dir() else below.with_suffix(".py")
+    return path if path.suffix == ".py" and path.is_file() else None
 
 
 def _options(plugin: object, entry: Entry) -> list[OptionRow]:
