@@ -60,15 +60,15 @@ class Grammar(Protocol):
 class GrammarCompiler(Protocol):
     """Compiles for one vocabulary. Safe in threads.
 
-    The core compiles every grammar first in a process with limits on time and memory, and again in
-    the engine's own only if that went well.
+    The core asks and compiles first in a process with limits on time and memory, and compiles again
+    in the engine's own only if that went well.
     """
 
     name: str
 
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """Why this backend cannot enforce ``spec``, or ``None``. Quick whatever ``spec`` is: it is
-        called in the engine's process. It names what the library would silently ignore."""
+        """Why this backend cannot enforce ``spec``, or ``None``. It names what the library would
+        silently ignore."""
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Raises whatever the library raises; the text of the exception is shown to the client."""

@@ -11,6 +11,7 @@ from weft.api.guided import GrammarSpec
 __all__ = (
     "CallIds",
     "Delta",
+    "Opens",
     "ReasoningDelta",
     "ReasoningParser",
     "StreamParser",
@@ -86,6 +87,19 @@ class Tagged(Protocol):
 
     @property
     def tags(self) -> Sequence[str]: ...
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """An optional ability of a ``ReasoningParser``, for models that open the reasoning themselves.
+
+    Where the text is one token, an answer that must match a grammar may begin with it, and the
+    grammar then waits like for reasoning that the prompt has opened.
+    """
+
+    @property
+    def opener(self) -> str | None:
+        """The text, until the output has begun; ``None`` if it can open nothing."""
 
 
 @runtime_checkable

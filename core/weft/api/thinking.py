@@ -56,8 +56,14 @@ class Thinking:
         self._blank: list[str] = []
         self._carry = ""
         self._state = "begin"
+        self._answered = inside is False  # the prompt has closed the reasoning
         if inside and tail.strip():  # the prompt has begun to think, and the model goes on
             self._state, self._fresh = "inside", False
+
+    @property
+    def opener(self) -> str | None:
+        """See ``weft.api.parsers.Opens``."""
+        return None if self._answered or self._state != "begin" else self.tags[0]
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         text, self._carry = self._carry + text, ""

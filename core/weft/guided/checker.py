@@ -19,7 +19,7 @@ from weft.engine.isolated import (
 from weft.errors import RequestError
 from weft.plugins import Host, Plan
 
-__all__ = ("GrammarChecker", "main")
+__all__ = ("GrammarChecker", "Verdict", "main")
 
 CPU_SECONDS = 2.0
 MEMORY = 512 << 20
@@ -40,11 +40,15 @@ class _Question(msgspec.Struct, array_like=True):
     options: dict[str, Any]
 
 
-class _Answer(msgspec.Struct, array_like=True):
-    """``why`` is empty if the grammar compiles; ``size`` is the memory that it keeps, in bytes."""
+class Verdict(msgspec.Struct, array_like=True):
+    """``size`` is the memory that a grammar keeps, in bytes.
 
-    why: str
+    ``refusal`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
+    """
+
     size: int = 0
+    refusal: str | None = None
+    error: str | None = None
 
 
 class GrammarChecker:
@@ -59,11 +63,8 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._closed = False
 
-    def check(self, backend: str, spec: GrammarSpec) -> int:
-        """The bytes that the grammar keeps.
-
-        Raises ``RequestError`` for a grammar that is wrong, or beyond the limits.
-        """
+    def check(self, backend: str, spec: GrammarSpec) -> Verdict:
+        """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
         question = msgspec.msgpack.encode(_Question(spec.kind, spec.source, dict(spec.options)))
         try:
             data = self._child(backend).ask(question, WALL_SECONDS)
@@ -74,12 +75,12 @@ class GrammarChecker:
                 "or choose another guided_decoding_backend",
                 param="guided",
             ) from error
-        answer = msgspec.msgpack.decode(data, type=_Answer)
-        if answer.why:
+        verdict = msgspec.msgpack.decode(data, type=Verdict)
+        if verdict.error is not None:
             raise RequestError(
-                f"{backend} cannot compile the grammar: {answer.why}", param="guided"
+                f"{backend} cannot compile the grammar: {verdict.error}", param="guided"
             )
-        return answer.size
+        return verdict
 
     def start(self, backend: str) -> None:
         """Start the child of a backend before its first question."""
@@ -133,16 +134,18 @@ class _Child:
         return b""
 
 
-def _checked(compiler: GrammarCompiler, question: _Question) -> _Answer:
+def _checked(compiler: GrammarCompiler, question: _Question) -> Verdict:
     spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
     before = resident()
     limit_cpu(CPU_SECONDS)
     try:
+        if (refusal := compiler.refuses(spec)) is not None:
+            return Verdict(refusal=refusal)
         grammar = compiler.compile(spec)
         grammar.matcher()
         kept = resident() - before
     except (MemoryError, SystemExit, KeyboardInterrupt):
         raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
     except BaseException as error:  # a panic of a Rust library is no Exception
-        return _Answer(str(error) or type(error).__name__)
-    return _Answer("", max(0, kept))
+        return Verdict(error=str(error) or type(error).__name__)
+    return Verdict(max(0, kept))

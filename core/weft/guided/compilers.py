@@ -11,6 +11,7 @@ from weft.api.guided import Grammar, GrammarCompiler, GrammarSpec
 from weft.config import EngineConfig
 from weft.errors import RequestError
 from weft.guided.checker import GrammarChecker
+from weft.guided.guide import Guide
 from weft.plugins import Host
 
 if TYPE_CHECKING:
@@ -50,14 +51,25 @@ class Compilers:
         refusals = []
         for backend in backends:
             compiler = self._open(backend)
-            why = compiler.refuses(spec)
-            if why is None:
-                size = self._checker.check(backend, spec)
-                return Compiled(compiler.compile(spec), size)
-            refusals.append(f"{backend}: {why}")
+            verdict = self._checker.check(backend, spec)
+            if verdict.refusal is None:
+                grammar = compiler.compile(spec)
+                self._begin(backend, grammar)
+                return Compiled(grammar, verdict.size)
+            refusals.append(f"{backend}: {verdict.refusal}")
         raise RequestError(
             "no guided decoding backend can enforce this: " + "; ".join(refusals), param="guided"
         )
+
+    def _begin(self, backend: str, grammar: Grammar) -> None:
+        """Raise ``RequestError`` for a grammar without a first token; some libraries notice only
+        when they are asked for it."""
+        import torch  # not above: processes that compile grammars come by here without it
+
+        guide = Guide(grammar.matcher())
+        guide.fill(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
+        if guide.error is not None:
+            raise RequestError(f"{backend}: {guide.error}", param="guided")
 
     def warm(self, backend: str) -> None:
         """Make a backend ready here and in its process. Seconds for a large vocabulary."""

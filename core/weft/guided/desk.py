@@ -90,11 +90,11 @@ class GrammarDesk:
         ready: Future[Guide] = Future()
 
         def work() -> None:
-            _settle(ready, lambda: Guide(compiled.result().grammar.matcher(), gate()))
+            _settle(ready, lambda: Guide(compiled.result().grammar.matcher(), *gate()))
 
-        def gate() -> Callable[[int], bool] | None:
+        def gate() -> tuple[Callable[[int], bool] | None, int | None]:
             if params.reasoning is None:
-                return None
+                return None, None
             tokenizer = threads.compilers.tokenizer
             return reasoning_gate(self._host, params.reasoning, tokenizer, request.prompt_ids)
 

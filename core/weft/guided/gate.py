@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from weft.api.parsers import Opens
 from weft.plugins import Host
 
 if TYPE_CHECKING:
@@ -15,19 +16,26 @@ __all__ = ("reasoning_gate",)
 
 def reasoning_gate(
     host: Host, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
-) -> Callable[[int], bool] | None:
-    """A function that takes each token and tells whether the reasoning goes on after it.
+) -> tuple[Callable[[int], bool] | None, int | None]:
+    """What ``Guide`` takes: a function that takes each token and tells whether the reasoning goes
+    on after it, and the token that opens the reasoning if the prompt has left that to the model.
 
-    ``None`` if the prompt leaves no reasoning open: the grammar then holds from the first token.
+    Nothing if there will be no reasoning: the grammar then holds from the first token. That is so
+    too if the text that opens it is more than one token.
     """
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     reasoning = host.reasoning_parser(parser, tokenizer, prompt)
+    opener: int | None = None
     if not reasoning.open:
-        return None
+        tag = reasoning.opener if isinstance(reasoning, Opens) else None
+        ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
+        if len(ids) != 1:
+            return None, None
+        opener = ids[0]
     stream = tokenizer.stream(prompt_ids, skip_special_tokens=False)
 
     def goes_on(token: int) -> bool:
         reasoning.feed(stream.step(token), [token])
         return reasoning.open
 
-    return goes_on
+    return goes_on, opener

@@ -24,13 +24,20 @@ class Guide:
     but not end.
 
     ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
-    the grammar holds from the first token. Once ``error`` says what went wrong in the matcher, the
-    sequence cannot go on.
+    the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
+    token is this one, or one of the grammar. Once ``error`` says what went wrong in the matcher,
+    the sequence cannot go on.
     """
 
-    def __init__(self, matcher: Matcher, reasoning: Callable[[int], bool] | None = None) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        reasoning: Callable[[int], bool] | None = None,
+        opener: int | None = None,
+    ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
+        self._opener = opener
         self.error: str | None = None
 
     def fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
@@ -49,7 +56,7 @@ class Guide:
 
     def _fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
         line = bitmask[row].numpy().view(np.uint32)
-        if self._reasoning is not None:
+        if self._reasoning is not None and self._opener is None:
             line.fill(0xFFFFFFFF)
             for token in stop_ids:
                 line[token >> 5] &= ~np.uint32(1 << (token & 31))
@@ -60,11 +67,17 @@ class Guide:
                 line[token >> 5] |= np.uint32(1 << (token & 31))
         elif not line.any():
             self.error = DEAD_END
+        if self._opener is not None:
+            line[self._opener >> 5] |= np.uint32(1 << (self._opener & 31))
 
     def advance(self, token: int) -> bool:
         """The sequence has gained ``token``, which is no stop id. ``True`` if it must end here:
         the output is complete and nothing may follow, or there is an ``error``."""
         try:
+            if self._opener is not None:
+                if token != self._opener:
+                    self._reasoning = None
+                self._opener = None
             if self._reasoning is not None:
                 if not self._reasoning(token):
                     self._reasoning = None
@@ -81,7 +94,7 @@ class Guide:
 
 
 def _said(error: BaseException) -> str:
-    return f"the grammar failed in the middle of the output: {type(error).__name__}: {error}"
+    return f"the grammar failed: {type(error).__name__}: {error}"
 
 
 DEAD_END = (

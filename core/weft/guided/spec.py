@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
+
+import msgspec
 
 from weft.api.guided import GrammarSpec
 from weft.api.schemas import subschemas
@@ -31,6 +32,12 @@ def grammar_spec(params: GuidedParams) -> GrammarSpec:
         )
     options = {}
     if params.whitespace_pattern is not None:
+        if not given[0].startswith("json"):
+            raise RequestError(
+                f"guided_whitespace_pattern is given with {given[0]}; it belongs to json and "
+                "json_object",
+                param="guided_whitespace_pattern",
+            )
         _check_size("guided_whitespace_pattern", params.whitespace_pattern, MAX_REGEX)
         options["whitespace_pattern"] = params.whitespace_pattern
     form = given[0]
@@ -81,23 +88,28 @@ def _schema(given: str | dict[str, Any] | None) -> str:
             f"guided_json is {type(given).__name__}; a JSON schema is an object",
             param="guided_json",
         )
+    # Its size comes first: whatever else is done with it takes time for each of its parts.
+    given = json.loads(_check_size("guided_json", _encoded(given), MAX_SCHEMA))
     depth = _depth(given)
     if depth > MAX_DEPTH:
         raise RequestError(
             f"guided_json is nested {depth} deep; at most {MAX_DEPTH} is allowed",
             param="guided_json",
         )
-    text = json.dumps(_with_ascii_patterns(given), ensure_ascii=False)
-    return _check_size("guided_json", text, MAX_SCHEMA)
-
-
-def _with_ascii_patterns(schema: Any) -> Any:
-    """Patterns of JSON schemas are JavaScript's, whose digits and letters are those of ASCII."""
-    schema = copy.deepcopy(schema)
-    for _, part in subschemas(schema):
+    # Patterns of JSON schemas are JavaScript's, whose digits and letters are those of ASCII.
+    for _, part in subschemas(given):
         if isinstance(part, dict) and isinstance(part.get("pattern"), str):
             part["pattern"] = ascii_classes(part["pattern"], "dw")
-    return schema
+    return _check_size("guided_json", json.dumps(given, ensure_ascii=False), MAX_SCHEMA)
+
+
+def _encoded(schema: dict[str, Any] | bool) -> str:
+    try:
+        return msgspec.json.encode(schema).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RequestError(
+            f"guided_json cannot be written as JSON: {error}", param="guided_json"
+        ) from error
 
 
 def _depth(value: Any) -> int:

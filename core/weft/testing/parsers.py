@@ -30,6 +30,7 @@ from weft.api.guided import GrammarSpec
 from weft.api.jsontext import JsonText
 from weft.api.parsers import (
     Delta,
+    Opens,
     ReasoningDelta,
     ReasoningParser,
     StreamParser,
@@ -241,6 +242,18 @@ class ReasoningSuite(Streams):
                     assert not parser.open, f"an answer while it is open: {output!r}"
                     closed = True
                 assert not (closed and parser.open), f"opened behind the answer: {output!r}"
+
+    def test_what_opens_it_opens_it(self) -> None:
+        """An answer within a grammar may begin with it, and with nothing else."""
+        for output, open_ in self.samples():
+            parser: Any = open_()
+            tag = parser.opener if isinstance(parser, Opens) else None
+            if tag is not None:
+                parser.feed(tag, ())
+                assert parser.open and parser.opener is None, f"{tag!r} does not open it"
+                other: Any = open_()
+                other.feed("x", ())
+                assert other.opener is None, f"offered behind the beginning: {output!r}"
 
     def test_it_streams(self) -> None:
         for output, open_ in self.samples():

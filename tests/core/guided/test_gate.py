@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft import LLM, GuidedParams, SamplingParams
 from weft.errors import RequestError
+from weft.guided import Guide
 
 PLUGIN = '''
 from weft.api import impl
@@ -71,6 +73,50 @@ def test_without_reasoning_it_holds_at_once(llm: LLM) -> None:
     for prompt, reasoning in (("why", "three"), ("why?", None)):
         for text, _ in outputs(llm, prompt, reasoning, 4):
             assert text in ("ja", "na")
+
+
+class Abc:
+    """A grammar of one text: the ids 1, 2 and 3."""
+
+    at = 0
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        bitmask[row].zero_()
+        if self.at < 3:
+            bitmask[row, 0] = 1 << (self.at + 1)
+
+    def accept(self, token: int) -> bool:
+        self.at += token == self.at + 1
+        return True
+
+    @property
+    def complete(self) -> bool:
+        return self.at == 3
+
+    finished = complete
+
+
+OPENER, CLOSER, END = 40, 41, 0
+
+
+@pytest.mark.parametrize("thought", [[], [OPENER, 7, 7, CLOSER]])
+def test_the_model_may_open_the_reasoning_itself(thought: list[int]) -> None:
+    """Only at the beginning, and nothing may end before the grammar is complete."""
+    guide = Guide(Abc(), lambda token: token != CLOSER, OPENER)  # type: ignore[arg-type]
+    mask = torch.zeros((1, 2), dtype=torch.int32)
+
+    def allowed() -> set[int]:
+        guide.fill(mask, 0, (END,))
+        return {i for i in range(64) if int(mask[0, i // 32]) >> (i % 32) & 1}
+
+    assert allowed() == {1, OPENER}
+    for token in thought:
+        assert token in allowed() and not guide.advance(token)
+        assert token == CLOSER or allowed() == set(range(1, 64))
+    for token in (1, 2, 3):
+        assert allowed() == ({token, OPENER} if not thought and token == 1 else {token})
+        ended = guide.advance(token)
+    assert ended and guide.error is None
 
 
 def test_an_unknown_parser_is_an_error_of_the_request(llm: LLM) -> None:

@@ -161,6 +161,13 @@ WRONG: list[tuple[GuidedParams, str]] = [
     (GuidedParams(json={"type": "foo"}), "cannot compile|would be ignored|type is"),
     (GuidedParams(json={"type": "array", "uniqueItems": True}), "uniqueItems.*uniqueItems.*uniqueItems"),
     (GuidedParams(json="{"), "is not JSON"),
+    *(
+        (GuidedParams(json={"$ref": ref}, backend=name), "cannot be followed|cannot compile|failed")
+        for name in BACKENDS
+        for ref in ("#", "http://localhost/schema.json", "file:///etc/passwd")
+    ),
+    (GuidedParams(regex="a", whitespace_pattern=" "), "belongs to json"),
+    (GuidedParams(json={"const": object()}), "written as JSON"),
     (GuidedParams(json="[]"), "a JSON schema is an object"),
     (GuidedParams(json="[" * 5000 + "]" * 5000), "not JSON|a JSON schema is an object"),
     (GuidedParams(json={"enum": ["x" * 70000]}), "at most 65536"),

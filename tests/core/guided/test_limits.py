@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,41 @@ def test_a_bomb_is_refused_while_others_generate(
     driven.add("again", guided)
     assert driven.until("again").error == end.error
     assert time.monotonic() - began < 1.0, "a failure is not kept"
+
+
+ENDLESS = """
+from weft.api import impl
+
+WEFT = {"guided": ["endless"]}
+
+class Endless:
+    name = "endless"
+    def refuses(self, spec):
+        while True:
+            pass
+
+@impl
+def weft_grammar_compiler(name, tokenizer, vocab_size):
+    return Endless() if name == "endless" else None
+"""
+
+
+def test_looking_for_a_refusal_is_limited_too(engine: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "endless.py"
+    file.write_text(ENDLESS)
+    driven = engine(plugin_file=[str(file)])
+    driven.add("bomb", GuidedParams(regex="a", backend="endless"))
+    assert "within 2 s of CPU" in driven.until("bomb").error
+
+
+def test_a_large_schema_is_refused_at_once(engine: Callable[..., Any]) -> None:
+    """In the thread of the engine: by its size, before anything looks at its parts."""
+    part = {"type": "object", "properties": {"a": {"type": "string"}}}
+    schema = {"type": "object", "properties": {f"p{i}": part for i in range(100_000)}}
+    driven, began = engine(), time.process_time()
+    with pytest.raises(RequestError, match="at most 65536"):
+        driven.add("big", GuidedParams(json=schema))
+    assert time.process_time() - began < 0.5
 
 
 def test_llguidance_compiles_what_others_cannot(engine: Callable[..., Any]) -> None:

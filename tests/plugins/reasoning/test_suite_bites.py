@@ -152,6 +152,14 @@ class Held:
         self.feed, self.finish = inner.feed, inner.finish
 
 
+class Boasting(Sound):
+    """Names a text that opens nothing."""
+
+    @property
+    def opener(self) -> str | None:
+        return "<thoughts>" if self._state == "begin" else None
+
+
 MUTANTS: dict[type, set[str]] = {
     Sound: set(),
     Blanks: {"test_cases"},
@@ -163,6 +171,7 @@ MUTANTS: dict[type, set[str]] = {
     Swallowing: {"test_nothing_is_lost"},
     Held: {"test_open_says_where_it_is"},
     Late: {"test_it_streams"},
+    Boasting: {"test_what_opens_it_opens_it"},
 }
 
 

@@ -72,7 +72,7 @@ class Compiler:
     def compile(self, spec: GrammarSpec) -> _Grammar:
         matcher = LLMatcher(self._tokenizer, self._source(spec), log_level=0)
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            raise ValueError(_said(matcher))
         return _Grammar(matcher, self._vocab_size)
 
     def _source(self, spec: GrammarSpec) -> str:
@@ -156,7 +156,7 @@ class _Matcher:
 
     def rollback(self, count: int) -> None:
         if not self._matcher.rollback(count):
-            raise ValueError(self._matcher.get_error())
+            raise ValueError(_said(self._matcher))
 
     @property
     def complete(self) -> bool:
@@ -170,7 +170,12 @@ class _Matcher:
         """The library reports what went wrong in a step, such as a grammar beyond its limits, by a
         state that it never leaves."""
         if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error())
+            raise ValueError(_said(self._matcher))
+
+
+def _said(matcher: LLMatcher) -> str:
+    """The library's words, without the state of its parser that follows them."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
 
 
 def _escaped(text: str) -> str:

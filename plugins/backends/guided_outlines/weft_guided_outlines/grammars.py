@@ -39,7 +39,7 @@ class Grammars:
     def _compiled(self, source: str) -> _Grammar:
         matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
-            raise ValueError(matcher.get_error())
+            raise ValueError(_said(matcher))
         return _Grammar(matcher, self._vocab_size)
 
 
@@ -107,4 +107,9 @@ class _Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():  # it never leaves this state
-            raise ValueError(self._matcher.get_error())
+            raise ValueError(_said(self._matcher))
+
+
+def _said(matcher: LLMatcher) -> str:
+    """The library's words, without the state of its parser that follows them."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
