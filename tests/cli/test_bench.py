@@ -154,6 +154,25 @@ def test_latency(weft, shape):
     assert times["itl_ms"]["p50"] > 0
 
 
+def test_startup_is_measured_in_a_process_of_its_own(weft, shape):
+    done = weft("bench", "startup", "--hf-config", shape, *SMALL, "--passes", "1", "--warmup", "0")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    stages = found["stages"]
+    assert list(stages) == ["python and imports", "configuration", "weights", "cache and kernels"]
+    assert found["kind"] == "startup" and found["passes"] == [found["first_token_seconds"]]
+    assert 0 < sum(stages.values()) <= found["ready_seconds"] + 0.01
+    assert found["ready_seconds"] < found["first_token_seconds"]
+    assert found["about"]["startup_seconds"] == found["ready_seconds"]
+
+
+def test_a_start_that_fails_is_not_a_figure(weft, shape):
+    wrong = ("--passes", "1", "--warmup", "0", "--max-model-len", "100000")
+    done = weft("bench", "startup", "--hf-config", shape, *SMALL, *wrong)
+    assert done.code == 1 and not done.out and done.err.count("\n") == 1
+    assert "did not start (exit status 1)" in done.err and "max_model_len is 100000" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -10,7 +10,7 @@ import msgspec
 
 from weft_cli.bench.percentiles import Spread
 
-__all__ = ("About", "Latency", "Result", "picked")
+__all__ = ("About", "Latency", "Result", "Startup", "picked")
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Wall seconds of every timed pass."""
     about: About
     latency: Latency | None = None
+
+
+class Startup(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds since the process was started, and of each stage before it was ready."""
+
+    kind: str = "startup"
+    first_token_seconds: float
+    ready_seconds: float
+    stages: dict[str, float]
+    pick: str
+    passes: list[float]
+    """Seconds to the first token of every timed start."""
+    about: About
 
 
 def picked(walls: Sequence[float], pick: str) -> int:

@@ -12,7 +12,7 @@ from weft_cli.flags import BENCH, ENGINE, Options, with_flags
 from weft_cli.help import SectionedCommand, application
 
 if TYPE_CHECKING:
-    from weft_cli.bench.results import Result
+    from weft_cli.bench.results import Result, Startup
     from weft_cli.bench.scheduler import HostCost
 
 __all__ = ("weft_command",)
@@ -46,6 +46,20 @@ def latency(*, options: Options) -> None:
         _print(result)
 
 
+@with_flags(*ENGINE, BENCH)
+def startup(*, options: Options) -> None:
+    """Measure the time from the start of a process to the first token.
+
+    Each start is a new process; --warmup starts are not timed, so that files are in memory and
+    kernels compiled. Of the other flags of this group --passes, --pick and --hf-config matter.
+    """
+    bench = options.struct(BENCH)
+    from weft_cli.bench.startup import startup as measure
+
+    for result in measure(options, bench):
+        _print(result)
+
+
 def scheduler() -> None:
     """Measure what a decode step costs on the host, around a runner that computes nothing.
 
@@ -57,14 +71,15 @@ def scheduler() -> None:
         _print(cost)
 
 
-def _print(result: Result | HostCost) -> None:
+def _print(result: Result | Startup | HostCost) -> None:
     print(msgspec.json.encode(result).decode(), flush=True)
 
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
-    app = application("Measure throughput, latency and the host's share of a step.")
+    app = application("Measure throughput, latency, start-up and the host's share of a step.")
     app.command("throughput", cls=SectionedCommand)(throughput)
     app.command("latency", cls=SectionedCommand)(latency)
+    app.command("startup", cls=SectionedCommand)(startup)
     app.command("scheduler", cls=SectionedCommand)(scheduler)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import signal
 import threading
 import weakref
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from weft.api.files import Tokenizer
 
 __all__ = ("LLM",)
+
+log = logging.getLogger("weft.engine")
 
 Messages = Sequence[Mapping[str, Any]]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -61,6 +64,8 @@ class LLM:
 
         self._core = EngineCore(self.config, host)
         self._close = weakref.finalize(self, self._core.close)
+        for line in self._core.facts.report:
+            log.info("%s", line)
         self._opened = opened
         self._processor = opened.processor(self._core.facts)
         self._outputs = OutputProcessor(opened.tokenizer, self._core.facts.eos_ids)

@@ -52,6 +52,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = ""
     weights_bytes: int = 0
     report: list[str] = []
+    stages: dict[str, float] = {}
+    """Seconds of each stage of the start, in order."""
 
 
 class SlotStart(msgspec.Struct, frozen=True, array_like=True):

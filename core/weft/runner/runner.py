@@ -21,7 +21,9 @@ from weft.plugins import Host
 from weft.runner.device import describe
 from weft.runner.graphs import DecodeGraphs, bucket_sizes
 from weft.runner.inputs import Packer, PageTables, build_inputs
+from weft.runner.memory import GIB, explained
 from weft.runner.outputs import PendingStep
+from weft.runner.report import option_line, stage_line
 from weft.runner.start import Started, start_model
 from weft.sampling.kernels import install_sampler_kernels
 from weft.sampling.logprobs import prompt_logprobs
@@ -83,7 +85,12 @@ class ModelRunner:
         self._held: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cuda" and not config.device.enforce_eager:
-            self._capture(config.scheduler.max_num_seqs)
+            advice = "lower memory_fraction or max_num_seqs, or set enforce_eager"
+            with explained(self.device, "capturing CUDA graphs", advice):
+                self._capture(config.scheduler.max_num_seqs)
+            self._started.stages.done("graphs")
+        self.facts.report.append(option_line(config, self._started.usage))
+        self.facts.report.append(stage_line(self._started.stages))
 
     @torch.inference_mode()
     def _capture(self, max_rows: int) -> None:
@@ -111,9 +118,8 @@ class ModelRunner:
         sizes = bucket_sizes(max_rows)
         self._graphs.capture(sizes, progress)
         used = before - torch.cuda.mem_get_info(self.device)[0]
-        self.facts.report.append(
-            f"graphs       {used / (1 << 30):8.3f} GiB: {len(sizes)} batch sizes"
-        )
+        self._started.usage.graphs = used
+        self.facts.report.append(f"graphs       {used / GIB:8.3f} GiB: {len(sizes)} batch sizes")
 
     # ------------------------------------------------------------------------------- steps
 

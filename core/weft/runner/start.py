@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,7 +19,8 @@ from weft.loading.config import eos_ids, max_model_len, resolve_dtype, text_conf
 from weft.plugins import Host
 from weft.runner.attention import AttentionLayers
 from weft.runner.device import describe, dtype_name, pick_device
-from weft.runner.memory import GIB, count_pages, free_bytes
+from weft.runner.memory import Usage, count_pages, explained, plain_bytes, weight_bytes
+from weft.runner.report import Stages, memory_lines
 from weft.runner.scales import calculate_scales
 
 __all__ = ("Started", "start_model")
@@ -35,11 +35,13 @@ class Started:
     device: torch.device
     attention: AttentionLayers
     facts: EngineFacts
+    usage: Usage
+    stages: Stages
 
 
 def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> Started:
     """Resolve, build and load the model, then size and allocate its KV cache."""
-    began = time.perf_counter()
+    stages = Stages()
     ranks = ranks or NullCollective()
     device = pick_device(config.device.device, ranks.rank)
     if device.type == "cuda":
@@ -55,25 +57,29 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     max_len = max_model_len(hf_config, options.max_model_len)
     vocab_size: int = text_config(hf_config).vocab_size
     attention = AttentionLayers(config, host, info)
+    usage = Usage(total=info.memory or 0)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    model, spec = build_model(
-        files,
-        hf_config,
-        host,
-        device,
-        dtype,
-        ranks,
-        attention.register,
-        load_format=options.load_format,
-        quantization=options.quantization,
-        max_model_len=max_len,
-        seed=options.seed,
-    )
-    loaded = time.perf_counter()
-    weights = weight_bytes(model)
+    stages.done("configuration")
+    advice = "use a larger tensor_parallel_size, a quantized checkpoint, or quantization=fp8"
+    with explained(device, "loading the weights", advice):
+        model, spec = build_model(
+            files,
+            hf_config,
+            host,
+            device,
+            dtype,
+            ranks,
+            attention.register,
+            load_format=options.load_format,
+            quantization=options.quantization,
+            max_model_len=max_len,
+            seed=options.seed,
+        )
+    stages.done("weights")
+    usage.weights, usage.plain = weight_bytes(model), plain_bytes(model)
     if device.type == "cuda":
-        weights = torch.cuda.memory_allocated(device) - before
-    pages, activations = _size_cache(config, model, attention, device, max_len, vocab_size)
+        usage.weights = torch.cuda.memory_allocated(device) - before
+    pages = _size_cache(config, model, attention, device, max_len, usage)
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     attention.allocate(pages, device, model)
@@ -81,18 +87,8 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
     kernels = install_kernels(model, host, info, dtype_name(dtype))
     groups = attention.describe(pages)
-    cache_bytes = sum(g.pages * g.page_bytes for g in groups)
-    size = attention.page_size or 0
-    report = [
-        f"weights      {weights / GIB:8.3f} GiB in {loaded - began:.1f} s",
-        f"activations  {activations / GIB:8.3f} GiB",
-        f"KV cache     {cache_bytes / GIB:8.3f} GiB: "
-        + ", ".join(
-            f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in groups
-        ),
-    ]
-    if kernels:
-        report.append("kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items()))
+    usage.cache = sum(g.pages * g.page_bytes for g in groups)
+    stages.done("cache and kernels")
     facts = EngineFacts(
         model=config.model.model,
         architecture=spec.architecture,
@@ -100,21 +96,21 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         device=str(device),
         vocab_size=vocab_size,
         max_model_len=max_len,
-        page_size=size,
+        page_size=attention.page_size or 0,
         groups=groups,
         depth=1 if device.type == "cuda" else 0,
         eos_ids=sorted(eos_ids(hf_config, files)),
         attention=attention.names,
-        weights_bytes=weights,
-        report=report,
+        weights_bytes=usage.weights,
+        report=[],
+        stages=stages.seconds,
     )
-    return Started(cast(CausalModel, model), spec, device, attention, facts)
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all weights, those included that a linear method has repacked on a CPU."""
-    packed = (m.__dict__["packed"] for m in model.modules() if "packed" in m.__dict__)
-    return sum(w.numel() * w.element_size() for w in (*model.parameters(), *packed))
+    facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
+    if kernels:
+        facts.report.append(
+            "kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
+        )
+    return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages)
 
 
 def _size_cache(
@@ -123,22 +119,24 @@ def _size_cache(
     attention: AttentionLayers,
     device: torch.device,
     max_len: int,
-    vocab_size: int,
-) -> tuple[list[int], int]:
-    """Pages of each group, and the bytes that a full step's activations take."""
-    size = attention.page_size or 0
-    activations = 0
+    usage: Usage,
+) -> list[int]:
+    """Pages of each group. Measures ``usage.activations``, what a full step takes."""
     if device.type == "cuda":
-        activations = _measure_activations(config, model, attention, device, vocab_size)
-    pages = count_pages(
+        tokens = config.scheduler.max_num_batched_tokens
+        with explained(
+            device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
+        ):
+            usage.activations = _measure_activations(config, model, attention, device)
+    return count_pages(
         config,
         attention.page_bytes(),
         [window for _, window in attention.cache_groups],
-        size,
+        attention.page_size or 0,
         max_len,
-        free_bytes(config, device, activations),
+        usage.room(config, device),
+        usage,
     )
-    return pages, activations
 
 
 @torch.inference_mode()
@@ -147,7 +145,6 @@ def _measure_activations(
     model: Any,
     attention: AttentionLayers,
     device: torch.device,
-    vocab_size: int,
 ) -> int:
     """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
     tokens = config.scheduler.max_num_batched_tokens
