@@ -85,7 +85,8 @@ class Reader:
         if program in NOT_RUN:
             return
         assert program in RUN, f"the reader does not know how to run {command!r}"
-        if shlex.split(command)[:2] == ["weft", "serve"]:
+        words = shlex.split(command)
+        if words[:2] == ["weft", "serve"] and "--explain" not in words:
             self.serve(command)
             return
         done = subprocess.run(
