@@ -59,6 +59,7 @@ HEAVY = (
     "outlines",
     "lmformatenforcer",
     "ray",
+    "xformers",
 )
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}

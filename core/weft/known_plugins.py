@@ -12,6 +12,7 @@ __all__ = ("DISTRIBUTIONS", "KNOWN")
 KNOWN: Mapping[str, str] = {
     "attention:sdpa": "weft-core",
     "attention:triton": "weft-attention-triton",
+    "attention:xformers": "weft-attention-xformers",
     "commands:bench": "weft-cli",
     "commands:chat": "weft-cli",
     "commands:doctor": "weft-cli",
@@ -34,6 +35,7 @@ KNOWN: Mapping[str, str] = {
     "model_sources:file": "weft-core",
     "model_sources:hf": "weft-core",
     "model_sources:newest": "weft-newest",
+    "models:*": "weft-transformers",
     "models:Gemma2ForCausalLM": "weft-gemma",
     "models:Gemma3ForCausalLM": "weft-gemma",
     "models:Gemma3ForConditionalGeneration": "weft-gemma",
@@ -69,6 +71,7 @@ KNOWN: Mapping[str, str] = {
 DISTRIBUTIONS: frozenset[str] = frozenset(
     {
         "weft-attention-triton",
+        "weft-attention-xformers",
         "weft-awq",
         "weft-cli",
         "weft-command-models",
@@ -96,5 +99,6 @@ DISTRIBUTIONS: frozenset[str] = frozenset(
         "weft-repetition-window",
         "weft-server",
         "weft-stats-jsonl",
+        "weft-transformers",
     }
 )

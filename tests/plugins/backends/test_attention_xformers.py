@@ -1,0 +1,249 @@
+"""The xformers backend without a GPU: its bid, and its decode in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import weft_attention_xformers
+from weft_attention_xformers import HEAD_SIZES, PAGE_SIZES, weft_attention
+
+from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.cache import DeviceInfo
+from weft.testing.attention import AttentionSuite, Case, requests, steps
+
+HOPPER = DeviceInfo("cuda", (9, 0))
+QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
+HERE = Path(__file__).parent
+GOOD = {"xformers": "0.0.35", "triton": "3.6.0"}
+
+needs_xformers = pytest.mark.skipif(
+    find_spec("xformers") is None or find_spec("triton") is None,
+    reason="needs xformers and triton",
+)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Versions of the distributions that the bid asks for; what is not in it is not installed."""
+    versions = dict(GOOD)
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise weft_attention_xformers.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(weft_attention_xformers.metadata, "version", version)
+    return versions
+
+
+def refusal(**changes: Any) -> tuple[str, ...]:
+    bid = weft_attention(replace(QWEN, **changes), {})
+    assert isinstance(bid, Refusal) and bid.name == "xformers"
+    return bid.reasons
+
+
+# ------------------------------------------------------------------------------- the bid
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
+    bid = weft_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(bid, Offer)
+    assert 10 < bid.score < 80, "plain torch bids 10 on CUDA, the Triton kernels 80"
+    assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_it_serves() -> None:
+    served: list[dict[str, Any]] = [
+        {"dtype": "float16", "kv_dtype": "float16"},
+        {"kv_dtype": "auto"},
+        {"mask": MaskKind.BIDIRECTIONAL},
+        {"heads": 7, "kv_heads": 1},
+        *({"head_size": size} for size in HEAD_SIZES),
+        *({"page_size": size} for size in PAGE_SIZES),
+    ]
+    for changes in served:
+        assert isinstance(weft_attention(replace(QWEN, **changes), {}), Offer), changes
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": DeviceInfo("cpu")}, "device 'cpu' is not CUDA"),
+        ({"device": DeviceInfo("cuda", (7, 5))}, "capability 7.5 is below 8.0"),
+        ({"dtype": "float32", "kv_dtype": "float32"}, "dtype float32"),
+        ({"kv_dtype": "fp8_e4m3"}, "kv_dtype fp8_e4m3 is not bfloat16"),
+        ({"kv_dtype": "float16"}, "kv_dtype float16 is not bfloat16"),
+        ({"head_size": 80}, "head size 80"),
+        ({"head_size": 512}, "head size 512"),
+        ({"heads": 7}, "7 query heads cannot share 8"),
+        ({"kv_heads": 0}, "cannot share 0"),
+        ({"page_size": 8}, "page size 8"),
+        ({"page_size": 48}, "page size 48"),
+        ({"window": 4096}, "sliding windows"),
+        ({"mask": MaskKind.TREE}, "mask tree"),
+        ({"mask": MaskKind.PREFIX}, "mask prefix"),
+        ({"softcap": 50.0}, "soft cap"),
+        ({"sinks": True}, "sinks"),
+        ({"latent": True}, "latent"),
+    ],
+)
+def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    (found,) = refusal(**changes)
+    assert reason in found
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_says_every_reason() -> None:
+    window = {"mask": MaskKind.SLIDING, "window": 4096}
+    assert len(refusal(head_size=100, heads=7, page_size=48, softcap=30.0, **window)) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"xformers": None}, "pip install 'weft-attention-xformers[xformers]'"),
+        ({"xformers": "0.0.34"}, "xformers 0.0.34 is not 0.0.35"),
+        ({"xformers": "0.1.0+cu130"}, "xformers 0.1.0 is not 0.0.35"),
+        ({"triton": None}, "triton is not installed"),
+        ({"triton": "3.9.0"}, "triton 3.9.0 has no block pointers"),
+        ({"triton": "4.0.0"}, "triton 4.0.0 has no block pointers"),
+        ({"flash_attn": "2.6.3"}, "flash_attn 2.6.3"),
+        ({"flash_attn": "2.9.0"}, "flash_attn 2.9.0"),
+    ],
+)
+def test_what_must_be_installed(
+    installed: dict[str, str], changes: dict[str, str | None], reason: str
+) -> None:
+    installed |= {name: text for name, text in changes.items() if text}
+    for name, text in changes.items():
+        if text is None:
+            del installed[name]
+    (found,) = refusal()
+    assert reason in found
+
+
+def test_what_may_be_installed(installed: dict[str, str]) -> None:
+    installed |= {"xformers": "0.0.35.post1", "triton": "3.8.1", "flash_attn": "2.8.3.post2"}
+    assert isinstance(weft_attention(QWEN, {}), Offer)
+
+
+def test_a_bid_imports_nothing() -> None:
+    """xformers is imported when the backend is made: asking costs an unpinned start nothing."""
+    code = f"""if True:
+        import sys
+        from weft_attention_xformers import weft_attention
+        from weft.api.types import AttentionRequest, DeviceInfo, MaskKind
+        print(weft_attention({QWEN!r}, dict()))
+        print(sorted({{"torch", "triton", "xformers"}} & set(sys.modules)))
+    """
+    code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+# -------------------------------------------------------------------------- the operators
+
+
+@needs_xformers
+def test_decode_in_the_interpreter() -> None:
+    """All of interpreted_attention_xformers.py, in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    # Warnings are xformers' own: of what Triton deprecates, and of numpy, which interprets.
+    command += ["-W", "ignore", str(HERE / "interpreted_attention_xformers.py")]
+    variables = {"TRITON_INTERPRET": "1", "XFORMERS_ENABLE_TRITON": "1", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
+    assert " passed" in found.stdout
+
+
+# -------------------------------------------------------------------------------- a card
+
+on_cuda = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:warmup, rep, and use_cuda_graph:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:UserWarning"),
+    needs_xformers,
+]
+
+
+def card() -> DeviceInfo:
+    return DeviceInfo("cuda", torch.cuda.get_device_capability())
+
+
+class TestOnCuda(AttentionSuite):
+    pytestmark = on_cuda
+    key = "xformers"
+    device = card() if torch.cuda.is_available() else HOPPER
+    steps = {name: steps[name] for name in ("prompts", "prefix hit", "mixed")}  # compiling is slow
+
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        return weft_attention(request, {})
+
+    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+        """What the suite asks for in float32, which stands for any type there, in float16."""
+        request = replace(requests[name], device=self.device)
+        if request.dtype == request.kv_dtype == "float32":
+            request = replace(request, dtype="float16", kv_dtype="float16")
+        bid = self.bid(request)
+        if isinstance(bid, Refusal):
+            pytest.skip("; ".join(bid.reasons))
+        return request, bid
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_long_rows(self, dtype: str) -> None:
+        """Of many pages, so that decode is split and joined, at the size of Qwen3-8B."""
+        request = replace(
+            QWEN, device=self.device, dtype=dtype, kv_dtype=dtype, heads=32, kv_heads=8
+        )
+        bid = self.bid(request)
+        assert isinstance(bid, Offer)
+        backend = bid.create()
+        case = Case(
+            request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
+        )
+        cache = case.cache(backend)
+        cache[cache == 7.0] = float("nan")  # what nobody has written
+        case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
+
+    def test_a_captured_step_replays_with_other_lengths(self) -> None:
+        """As the runner captures: three rows, a number that is padded, and the plan inside."""
+        request, bid = self.offer("float16")
+        backend = bid.create()
+        static = Case(request, [1] * 3, [900, 5, 64], 64, device="cuda")
+        cache, q, k, v = static.cache(backend), static.q, static.k, static.v
+
+        def step() -> torch.Tensor:
+            return backend.forward(q, k, v, cache, backend.plan(static.batch))
+
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # kernels are compiled before the capture
+            step()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        for seed, lengths in enumerate(([900, 5, 64], [1, 400, 333], [12, 12, 895])):
+            case = Case(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
+            for old, new in ((q, case.q), (k, case.k), (v, case.v)):
+                old.copy_(new)
+            before, table = case.cache(backend), case.batch.page_table
+            cache[:, : before.shape[1]] = before
+            static.batch.kv_lens.copy_(case.batch.kv_lens)
+            static.batch.slot_mapping.copy_(case.batch.slot_mapping)
+            static.batch.page_table.zero_()
+            static.batch.page_table[:, : table.shape[1]] = table
+            graph.replay()
+            case.check(out, str(lengths))
