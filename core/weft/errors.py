@@ -16,7 +16,8 @@
     └── PluginError             a plugin is missing, ambiguous or broken
         ├── PluginNotFoundError
         ├── PluginConflictError
-        └── PluginLoadError
+        ├── PluginLoadError
+        └── PluginReloadError   it cannot be exchanged while the server runs    (HTTP 409)
 
 A message says what happened, the value, what is allowed, and what to do.
 """
@@ -35,6 +36,7 @@ __all__ = (
     "PluginError",
     "PluginLoadError",
     "PluginNotFoundError",
+    "PluginReloadError",
     "QueueFullError",
     "RequestError",
     "UnsupportedModelError",
@@ -108,3 +110,7 @@ class PluginConflictError(PluginError):
 
 class PluginLoadError(PluginError):
     """A plugin was found, but it failed while it was imported, registered or called."""
+
+
+class PluginReloadError(PluginError):
+    """A plugin cannot be exchanged for another version of it while the server runs."""

@@ -16,7 +16,7 @@ from weft.plugins.probe import Loaded, Request
 from weft.plugins.registry import Registry
 from weft.plugins.survey import Seen, Survey
 
-__all__ = ("Checked", "Report", "examine")
+__all__ = ("Checked", "Report", "check", "examine")
 
 PROBE, SURVEY = "weft.plugins.probe", "weft.plugins.survey"
 AT_ONCE = 4
@@ -64,14 +64,7 @@ def examine(
     or a ``kind:key``: nothing else is imported, and the device is left alone.
     """
     chosen = [e for e in registry.entries if only is None or only in (e.id, normal(e.dist))]
-    targets: dict[tuple[str, str], list[Entry]] = {}
-    for entry in chosen:
-        if entry.usable:
-            targets.setdefault((entry.dist, str(entry.file or entry.target)), []).append(entry)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = pool.map(lambda same: _load(same, seconds, specs), targets.values())
-        loaded = dict(zip(targets, answers, strict=True))
-    plugins = [_checked(registry, entry, loaded) for entry in chosen]
+    plugins, reports = check(registry, chosen, seconds=seconds, specs=specs)
     found = machine.look()
     seen, problems = None, []
     if only is None:
@@ -79,12 +72,27 @@ def examine(
             seen = ask(SURVEY, Survey(_healthy(registry, plugins), device), Seen, seconds * 2)
         except ChildError as error:
             problems.append(f"asking for the device and the bids failed: {error}")
-    reports = [
-        f"{same[0].owner}: {line}" for at, same in targets.items() for line in loaded[at].report
-    ]
     installed = {normal(e.dist) for e in registry.entries}
     tips = list(machine.advice(found, seen, installed))
     return Report(found, plugins, seen, reports, problems, tips)
+
+
+def check(
+    registry: Registry, entries: Iterable[Entry], *, seconds: float, specs: Sequence[str]
+) -> tuple[list[Checked], list[str]]:
+    """What is wrong with each of ``entries``, and what their plugins report."""
+    chosen = list(entries)
+    targets: dict[tuple[str, str], list[Entry]] = {}
+    for entry in chosen:
+        if entry.usable:
+            targets.setdefault((entry.dist, str(entry.file or entry.target)), []).append(entry)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = pool.map(lambda same: _load(same, seconds, specs), targets.values())
+        loaded = dict(zip(targets, answers, strict=True))
+    reports = [
+        f"{same[0].owner}: {line}" for at, same in targets.items() for line in loaded[at].report
+    ]
+    return [_checked(registry, entry, loaded) for entry in chosen], reports
 
 
 def _load(entries: Sequence[Entry], seconds: float, specs: Sequence[str]) -> Loaded:

@@ -48,6 +48,18 @@ class Loader:
                 ) from entry.error
             return self._plugins[_name(entry)]
 
+    def without(self, entries: Iterable[Entry]) -> Loader:
+        """Another loader, with the plugins of this one but for those of ``entries``."""
+        other = Loader()
+        gone = {_name(entry) for entry in entries}
+        with self._lock:
+            kept = {name: p for name, p in self._plugins.items() if name not in gone}
+        for name, plugin in kept.items():
+            if not other.pm.is_registered(plugin):
+                other.pm.register(plugin, name=name)
+        other._plugins = kept
+        return other
+
     def _try(self, entry: Entry) -> None:
         try:
             self._plugins[_name(entry)] = self._register(entry)

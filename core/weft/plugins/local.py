@@ -22,7 +22,7 @@ from weft.errors import ConfigError
 from weft.plugins.entries import Entry
 from weft.plugins.kinds import KINDS
 
-__all__ = ("import_file", "local_entries")
+__all__ = ("import_file", "local_entries", "module_name")
 
 
 def local_entries(name: str) -> Iterator[Entry]:
@@ -74,11 +74,16 @@ def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
     return {kind: list(keys) for kind, keys in declared.items()}
 
 
+def module_name(entry: Entry) -> str:
+    """What the module of a local entry is called in ``sys.modules``."""
+    return f"weft_local_{entry.target}_{entry.version}"
+
+
 def import_file(entry: Entry) -> ModuleType:
     """Run the file of a local entry once and return its module."""
     if entry.file is None:
         raise ValueError(f"{entry.id} is not a local file")
-    name = f"weft_local_{entry.target}_{entry.version}"
+    name = module_name(entry)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, entry.file)

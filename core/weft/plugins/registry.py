@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from weft.api.hookspecs import First, Options
 from weft.config import PluginConfig
@@ -44,9 +45,8 @@ class Registry:
     ) -> None:
         self.config = config or PluginConfig()
         self.switches = switches or Switches.read(self.config)
-        self.entries: list[Entry] = list((source or scan)())
-        for file in self.config.plugin_file:
-            self.entries += local_entries(file)
+        self._source = source or scan
+        self.entries = self.declared()
         self._check_names()
         self.switches.apply(self.entries)
         if self.config.locked is not None:
@@ -58,6 +58,29 @@ class Registry:
         self._breakers: dict[str, Breaker] = {}
         self.tally = Tally()
         """What calls of hooks, and of the methods of guarded objects, came to."""
+
+    def declared(self) -> list[Entry]:
+        """Every key as it is declared now, be it installed or in a local file."""
+        found = list(self._source())
+        for file in self.config.plugin_file:
+            found += local_entries(file)
+        return found
+
+    def exchanged(self, old: Collection[Entry], new: Collection[Entry]) -> Self:
+        """Another registry in which ``new`` stands for ``old``. This one stays as it is, and all
+        else is shared: what is loaded, the counts, the breakers.
+
+        Raises ``PluginConflictError`` if the lock file does not allow ``new``.
+        """
+        other = copy(self)
+        gone = set(map(id, old))
+        other.entries = [*(e for e in self.entries if id(e) not in gone), *new]
+        self.switches.apply(new)
+        if self.config.locked is not None:
+            lock.check(other, Path(self.config.locked))
+        other._loader = self._loader.without(old)
+        other._chosen = {}
+        return other
 
     # -- asking ----------------------------------------------------------------------
 
