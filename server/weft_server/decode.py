@@ -20,6 +20,10 @@ FLATTENINGS = 4
 """Innermost levels that ``bytes.replace`` takes away first: it is much faster than a sum."""
 SLICE = 2**16
 
+PROCESSORS = (
+    "logits processors are plugins that the operator installs; their arguments are "
+    'extra: {"name": {"argument": value}}'
+)
 # Fields of other engines' APIs that hand code, tensors or the inside of the engine to a client.
 # They are refused, not ignored: a caller that sends one relies on it.
 DANGEROUS: Mapping[str, str] = {
@@ -28,9 +32,9 @@ DANGEROUS: Mapping[str, str] = {
     "mm_processor_kwargs": "this server takes text only",
     "media_io_kwargs": "this server takes text only",
     "kv_transfer_params": "the engine moves its cache itself",
-    "custom_logit_processor": "logits processors are plugins that the operator installs",
-    "logits_processors": "logits processors are plugins that the operator installs",
-    "vllm_xargs": "use the named parameters",
+    "custom_logit_processor": PROCESSORS,
+    "logits_processors": PROCESSORS,
+    "vllm_xargs": PROCESSORS,
     "custom_params": "use the named parameters",
     "lora_path": "a client cannot name files of the server",
     "use_beam_search": "beam search is not offered; use n and temperature",

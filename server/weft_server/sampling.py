@@ -8,7 +8,7 @@ from weft.errors import RequestError
 from weft.sampling.params import GuidedParams, SamplingParams
 from weft_server.wire.common import ResponseFormat, SamplingFields, StructuredOutputs
 
-__all__ = ("MAX_SEQUENCES", "to_params")
+__all__ = ("MAX_SEQUENCES", "constraint_of", "to_params")
 
 MAX_SEQUENCES = 256
 """Most sequences of one request: prompts times ``n``."""
@@ -39,7 +39,9 @@ PASSED = (
     "truncate_prompt_tokens",
     "priority",
     "cache_salt",
+    "extra",
 )
+FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 def to_params(
@@ -90,24 +92,40 @@ def check(fields: SamplingFields, given: dict[str, Any]) -> None:
 def to_guided(fields: SamplingFields) -> GuidedParams | None:
     """What the output must match, from whichever of the three spellings was used."""
     outputs = fields.structured_outputs or StructuredOutputs()
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        pattern = fields.guided_whitespace_pattern
     given = [*of_format(fields.response_format)]
-    for name in ("json", "json_object", "regex", "choice", "grammar"):
+    for name in FORMS:
         old = getattr(fields, f"guided_{name}", None)
         new = getattr(outputs, name)
         given += [(name, value) for value in (old, new) if value is not None and value is not False]
     if not given:
+        if fields.structured_outputs is not None or pattern is not None:
+            name = "guided_whitespace_pattern" if pattern is not None else "structured_outputs"
+            raise RequestError(
+                f"{name} is given without a constraint; give one of {', '.join(FORMS)}", param=name
+            )
         return None
     if len(given) > 1:
         names = " and ".join(name for name, _ in given)
         raise RequestError(
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
-    pattern = outputs.whitespace_pattern
-    if pattern is None:
-        pattern = fields.guided_whitespace_pattern
     return GuidedParams(
         **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
     )
+
+
+def constraint_of(fields: SamplingFields) -> str:
+    """The field that says what the output must match, as its client has spelled it."""
+    if getattr(fields, "tool_choice", None) not in (None, "none", "auto"):
+        return "tools"
+    if fields.response_format is not None and fields.response_format.type != "text":
+        return "response_format"
+    if fields.structured_outputs is not None:
+        return "structured_outputs"
+    return next((f"guided_{name}" for name in FORMS if getattr(fields, f"guided_{name}", None)), "")
 
 
 def of_format(form: ResponseFormat | None) -> list[tuple[str, Any]]:

@@ -1,4 +1,5 @@
-"""The demo model behind a real ``weft serve``: it calls a tool, reads the result, and thinks.
+"""The demo model behind a real ``weft serve``: it calls a tool and reads the result,
+thinks, and answers in a schema; each with the others, whole and streamed.
 
 No flag names a parser: they are found by what the model's chat template says.
 """
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 from process import Process, served
@@ -41,21 +43,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         assert "Traceback" not in log.read_text()
 
 
-def test_it_thinks_and_is_then_forced_to_call(tmp_path: Path) -> None:
-    """The grammar waits until the thought is closed; only then it holds."""
-    options = ("--reasoning-parser", "deepseek_r1")
-    with (
-        served(
-            Path("demo:weft-demo"), tmp_path / "log", *options, "--served-model-name", "demo"
-        ) as s,
-        openai.OpenAI(base_url=f"{s.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        answer = asked(client, SUM, tools=TOOLS, tool_choice="required", extra_body=THINK)
-    message = answer.choices[0].message
-    assert "42" in message.reasoning and message.content is None
-    assert [call.function.name for call in message.tool_calls] == ["get_weather"]
-
-
 @pytest.fixture
 def client(server: Process) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -63,9 +50,8 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
 
 
 def asked(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
-    return client.chat.completions.create(
-        model="demo", messages=messages, temperature=0, max_tokens=150, **options
-    )
+    options = {"temperature": 0, "max_tokens": 150, **options}
+    return client.chat.completions.create(model="demo", messages=messages, **options)
 
 
 def test_a_tool_is_called_and_its_result_is_read(client: openai.OpenAI) -> None:
@@ -101,6 +87,96 @@ def test_it_thinks_before_it_answers(client: openai.OpenAI) -> None:
         content += delta.content or ""
         thought += getattr(delta, "reasoning", None) or ""
     assert (content, thought) == (message.content, message.reasoning)
+
+
+def both(client: openai.OpenAI, messages: Any, **options: Any) -> list[dict[str, Any]]:
+    """Each choice as content, reasoning, calls and finish reason; whole and streamed the same."""
+    whole, streamed = [], {}
+    for choice in asked(client, messages, **options).choices:
+        message = choice.message
+        calls = [[c.function.name, c.function.arguments] for c in message.tool_calls or ()]
+        found = {"content": message.content or "", "calls": calls, "end": choice.finish_reason}
+        whole.append({**found, "reasoning": getattr(message, "reasoning", "")})
+    for chunk in asked(client, messages, stream=True, **options):
+        for choice in chunk.choices:
+            empty: Any = {"content": "", "calls": [], "end": None, "reasoning": ""}
+            one: Any = streamed.setdefault(choice.index, empty)
+            one["content"] += choice.delta.content or ""
+            one["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
+            one["end"] = choice.finish_reason or one["end"]
+            for call in choice.delta.tool_calls or ():
+                if call.function.name:
+                    one["calls"].append([call.function.name, ""])
+                one["calls"][call.index][1] += call.function.arguments
+    assert [streamed[i] for i in sorted(streamed)] == whole
+    return whole
+
+
+RESULT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "result", "schema": RESULT, "strict": True},
+}
+BACKENDS = ("llguidance", "outlines", "lmfe")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_answers_in_a_schema(client: openai.OpenAI, backend: str, thinking: bool) -> None:
+    """Behind its thoughts, if it thinks: they are free, and apart from the answer."""
+    body = {
+        "chat_template_kwargs": {"enable_thinking": thinking},
+        "guided_decoding_backend": backend,
+    }
+    for found in both(client, SUM, response_format=FORMAT, extra_body=body):
+        assert found["end"] == "stop"
+        jsonschema.validate(json.loads(found["content"]), RESULT)
+        assert ("42" in found["reasoning"]) == thinking == bool(found["reasoning"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_several_answers_at_temperature_2(client: openai.OpenAI, backend: str) -> None:
+    body = {**THINK, "guided_decoding_backend": backend}
+    options: Any = {"temperature": 2.0, "n": 4, "seed": 5, "response_format": FORMAT}
+    found = both(client, SUM, **options, extra_body=body)
+    assert len(found) == 4 and all(f["reasoning"] for f in found)
+    assert "stop" in {f["end"] for f in found} <= {"stop", "length"}
+    for one in found:
+        if one["end"] == "stop":
+            jsonschema.validate(json.loads(one["content"]), RESULT)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines"])
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_it_thinks_and_is_then_forced_to_call(
+    client: openai.OpenAI, choice: str, backend: str
+) -> None:
+    """The grammar waits until the thought is closed; only then it holds."""
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    wanted = named if choice == "named" else "required"
+    body = {**THINK, "guided_decoding_backend": backend}
+    (found,) = both(client, SUM, tools=TOOLS, tool_choice=wanted, extra_body=body)
+    assert "42" in found["reasoning"] and found["content"] == "" and found["end"] == "tool_calls"
+    assert [name for name, _ in found["calls"]] == ["get_weather"]
+
+
+def test_it_thinks_and_may_call(client: openai.OpenAI) -> None:
+    (found,) = both(client, WEATHER, tools=TOOLS, extra_body=THINK)
+    assert found["reasoning"] and found["end"] == "tool_calls"
+    assert [name for name, _ in found["calls"]] == ["get_weather"]
+    (found,) = both(client, WEATHER, tools=TOOLS, tool_choice="none")
+    assert not found["calls"] and found["content"] and "<" not in found["content"]
+
+
+def test_a_stop_text_ends_an_answer_in_a_schema(client: openai.OpenAI) -> None:
+    closed = {"chat_template_kwargs": {"enable_thinking": False}}
+    (found,) = both(client, SUM, response_format=FORMAT, stop=[":"], extra_body=closed)
+    assert found["content"] == '{"answer"' and found["end"] == "stop"
 
 
 def test_without_thinking_there_is_no_reasoning(client: openai.OpenAI) -> None:

@@ -56,7 +56,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         tmp_path_factory.mktemp("tiny"), tokenizer=True, max_position_embeddings=512
     )
     log = tmp_path_factory.mktemp("log") / "server.log"
-    with served(model, log, "--served-model-name", "tiny", "--tool-parser", "hermes") as process:
+    options = ("--tool-parser", "hermes", "--logits-processors", "repetition_window")
+    with served(model, log, "--served-model-name", "tiny", *options) as process:
         yield process
         process.signal(signal.SIGTERM)
         assert process.ends() == 0
@@ -133,31 +134,97 @@ def test_two_backends_at_once_streamed(client: openai.OpenAI) -> None:
             jsonschema.validate(json.loads(text), PERSON)
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"guided_regex": "("}, "cannot compile"),
-    ({"guided_json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
-    ({"guided_json": "{"}, "not JSON"),
-    ({"guided_choice": []}, "non-empty"),
-    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "llguidance"),
-    ({"guided_grammar": "root ::= ("}, "cannot"),
-    ({"guided_json": PERSON, "guided_regex": "a"}, "one constraint"),
-    (BOMB, "within 2 s of CPU"),
+def of_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}
+
+
+LOOP: dict[str, Any] = {"$ref": "#"}
+REMOTE: dict[str, Any] = {"$ref": "http://localhost/schema.json"}
+MISTYPED: dict[str, Any] = {"type": "stsring"}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": "("}, "guided_regex", "cannot compile"),
+    ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
+    ({"guided_json": "{"}, "guided_json", "not JSON"),
+    ({"guided_json": MISTYPED}, "guided_json", "stsring"),
+    ({"guided_json": LOOP}, "guided_json", "llguidance: "),
+    ({"guided_json": REMOTE}, "guided_json", "localhost"),
+    ({"guided_json": PERSON, "guided_whitespace_pattern": "("}, "guided_json", "cannot compile"),
+    ({"guided_choice": []}, "guided_choice", "non-empty"),
+    (
+        {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
+        "guided_decoding_backend",
+        "installed are llguidance, lmfe, outlines",
+    ),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "cannot"),
+    (
+        {"guided_grammar": "root ::= [a]", "guided_decoding_backend": "lmfe"},
+        "guided_grammar",
+        "lmfe: grammars of the kind ebnf are not supported",
+    ),
+    ({"guided_json": PERSON, "guided_regex": "a"}, "structured_outputs", "one constraint"),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "without a constraint"),
+    (
+        {"guided_regex": "a", "guided_whitespace_pattern": " "},
+        "guided_whitespace_pattern",
+        "belongs to json",
+    ),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "cannot compile"),
+    ({"structured_outputs": {}}, "structured_outputs", "without a constraint"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag"),
+    ({"response_format": of_schema(MISTYPED)}, "response_format", "stsring"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type", "structural_tag"),
+    (BOMB, "guided_json", "within 2 s of CPU"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), WRONG, ids=range(len(WRONG)))
+@pytest.mark.parametrize(("fields", "param", "message"), WRONG, ids=range(len(WRONG)))
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_wrong_is_a_400(
-    client: openai.OpenAI, fields: dict[str, Any], message: str, stream: bool
+    client: openai.OpenAI, fields: dict[str, Any], param: str, message: str, stream: bool
 ) -> None:
     """Also for a stream: nothing has been sent before the grammar is ready."""
     with pytest.raises(openai.BadRequestError, match=message) as error:
         client.chat.completions.create(messages=HELLO, stream=stream, n=2, **HOT, extra_body=fields)
-    assert error.value.param
-    with pytest.raises(openai.BadRequestError, match=message):
+    assert error.value.param == param
+    with pytest.raises(openai.BadRequestError, match=message) as error:
         client.completions.create(
             prompt=["a", "b"], stream=stream, **{**HOT, "max_tokens": 5}, extra_body=fields
         )
+    assert error.value.param == param
+
+
+def test_the_schema_of_a_tool_may_be_wrong(client: openai.OpenAI) -> None:
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": bad}}]
+    with pytest.raises(openai.BadRequestError, match="cannot compile") as error:
+        client.chat.completions.create(messages=HELLO, tools=tools, tool_choice="required", **HOT)
+    assert error.value.param == "tools"
+
+
+def test_arguments_of_a_logits_processor(client: openai.OpenAI) -> None:
+    """Two tokens are so likely that an output repeats one of them, unless it must not."""
+    body = {"ignore_eos": True, "logit_bias": {"70": 50.0, "72": 50.0}}
+    options: dict[str, Any] = {"model": "tiny", "prompt": [1, 2], "temperature": 0}
+    options["max_tokens"] = 30
+    body["return_token_ids"] = True
+    free: Any = client.completions.create(**options, extra_body=body).choices[0]
+    assert set(free.token_ids) <= {70, 72}
+    body["extra"] = {"repetition_window": {"ngram": 1}}
+    kept: Any = client.completions.create(**options, extra_body=body).choices[0]
+    assert len(set(kept.token_ids)) == 30
+    for extra, message in (
+        ({"repetition_window": {"size": 1}}, "unknown field `size`"),
+        ({"nosuch": {}}, "logits_processors: repetition_window"),
+        ({"repetition_window": 3}, "Expected object"),
+        ([], "Expected object"),
+    ):
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=message) as error:
+                client.completions.create(
+                    **options, stream=stream, extra_body={**body, "extra": extra}
+                )
+            assert str(error.value.param).startswith("extra")
 
 
 def test_others_go_on_while_a_bomb_is_refused(client: openai.OpenAI) -> None:

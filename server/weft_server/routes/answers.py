@@ -12,12 +12,18 @@ from litestar.exceptions import HTTPException, InternalServerException
 from weft_server.decode import Reader
 from weft_server.errors import APIError, error_of
 from weft_server.flights import ClientGone
+from weft_server.sampling import constraint_of
+from weft_server.wire.common import SamplingFields
 
 __all__ = ("handle_error", "handle_gone", "handle_http_error", "json_answer", "read")
 
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODER = msgspec.json.Encoder()
 JSON = "application/json"
+CONSTRAINTS = frozenset(
+    {"guided", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+)
+"""The engine's names of what the output must match, which a client may have given otherwise."""
 
 
 def json_answer(
@@ -45,12 +51,16 @@ async def read(request: Request[Any, Any, Any], reader: Reader[T]) -> tuple[T, d
     except InternalServerException:  # litestar's word for a client that left inside of its body
         raise ClientGone from None
     found, ignored = reader.read(body)
+    request.state.asked = found
     return found, {"x-ignored-fields": ignored} if ignored else {}
 
 
-def handle_error(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The exception handler of everything that is not litestar's own."""
-    return error_answer(error_of(error))
+    shown, asked = error_of(error), request.state.get("asked")
+    if shown.detail.param in CONSTRAINTS and isinstance(asked, SamplingFields):
+        shown.detail.param = constraint_of(asked) or shown.detail.param
+    return error_answer(shown)
 
 
 def handle_gone(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

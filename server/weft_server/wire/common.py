@@ -35,7 +35,9 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: JSONSchema | None = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True):
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An unknown field is an error here: it would be a constraint that nobody enforces."""
+
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
     regex: str | None = None
@@ -86,6 +88,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
+    extra: dict[str, dict[str, Any]] | None = None
 
     @property
     def wants_usage(self) -> bool:
