@@ -187,7 +187,8 @@ class QuantizationScheme(Protocol):
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
         """The method for the experts of one layer, or ``None``: they are left unquantized, or the
-        scheme has no such method. A layer tells these apart by asking ``linear`` for a matrix."""
+        scheme has no such method. A layer tells these apart by asking ``linear`` for a matrix, and
+        builds linear layers for each expert in the latter case."""
 
     def kv_dtype(self, layer: str) -> str | None: ...
 

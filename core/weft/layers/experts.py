@@ -1,7 +1,8 @@
 """Mixtures of experts: a router that picks a few of many gated MLPs for each token.
 
 The experts of a layer are two stacked parameters; how they are stored and multiplied is left to a
-method, as with ``Linear``. Every rank holds a share of the inner features of every expert, so that
+method, as with ``Linear``. A quantization scheme without such a method has linear layers in their
+place, two for each expert. Every rank holds a share of the inner features of every expert, so that
 ranks are equally busy whatever the router picks.
 """
 
@@ -15,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
-from weft.errors import ConfigError, UnsupportedModelError
+from weft.errors import ConfigError
 from weft.layers.collective import divide
 from weft.layers.linear import Linear
 from weft.layers.mlp import gated_activation
+from weft.layers.plain import PlainLinear
 from weft.layers.weight import Part, Slot, bind, weight
 
-__all__ = ("Experts", "MoE", "PlainExperts")
+__all__ = ("Experts", "LinearExperts", "MoE", "PlainExperts")
 
 Gated = Callable[[Tensor], Tensor]
 
@@ -36,7 +38,8 @@ class MoE(nn.Module):
     """``[tokens, hidden] -> [tokens, hidden]``: the weighted sum of ``chosen`` experts of many.
 
     Weights are the softmax over all experts; ``normalised`` makes those of the chosen ones sum
-    to one. ``names`` are the last components of the checkpoint's gate, up and down matrices.
+    to one. ``names`` are the last components of the checkpoint's gate, up and down matrices. The
+    router is never quantized: writers leave it alone, and not all of them say so.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class MoE(nn.Module):
                 f"the configuration says that each token uses {chosen} of {experts} experts; "
                 f"allowed: 1 to {experts}"
             )
-        self.gate = Linear(ctx, f"{prefix}.gate", hidden_size, experts)
+        self.gate = Linear(ctx, f"{prefix}.gate", hidden_size, experts, method=PlainLinear())
         self.experts = Experts(
             ctx,
             f"{prefix}.experts",
@@ -84,7 +87,7 @@ class Experts(nn.Module):
 
     Checkpoints hold three matrices for each expert, ``INDEX.NAME.weight`` with the ``names`` of
     gate, up and down, or all of them stacked in ``gate_up_proj`` and ``down_proj`` as transformers 5
-    keeps them in memory. Raises ``UnsupportedModelError`` for a quantization without a method.
+    keeps them in memory (not where a scheme quantizes them one by one).
     """
 
     def __init__(
@@ -113,10 +116,10 @@ class Experts(nn.Module):
             dtype=ctx.dtype,
         )
         self.op = gated_activation(activation)
-        self.method = _method(ctx, spec)
+        self.method = _method(ctx, spec, intermediate_size)
         self.method.create(self, spec)
         hidden = Part.whole(hidden_size)
-        for name, parameter in self.named_parameters():
+        for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("gate_up_"):
                 bind([parameter], (inner, inner), hidden)
             else:
@@ -125,12 +128,17 @@ class Experts(nn.Module):
     def locate(self, rest: str) -> Slot | None:
         """The slot of ``INDEX.NAME.LEAF``, or of a tensor that holds all experts."""
         if rest in ("gate_up_proj", "down_proj"):
-            return Slot(rest.replace("_proj", "_weight"))
+            whole = rest.replace("_proj", "_weight")
+            return Slot(whole) if whole in self._parameters else None
         index, _, leaf = rest.partition(".")
         name, _, leaf = leaf.rpartition(".")
         if name not in self.places or not index.isdecimal():
             return None
         matrix, part = self.places[name]
+        if index in self._modules:
+            own = f"{matrix}.{leaf}"
+            found = dict(self._modules[index].named_parameters())  # type: ignore[union-attr]
+            return Slot(f"{index}.{own}", part) if own in found else None
         parameter = self._parameters.get(f"{matrix}_{leaf}")
         if parameter is None or int(index) >= parameter.shape[0]:
             return None
@@ -180,6 +188,13 @@ class PlainExperts:
 
 def grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
     """One product for each expert that any token chose, over the tokens that chose it."""
+    return by_expert(
+        x, chosen, lambda expert, rows: F.linear(op(F.linear(rows, gate_up[expert])), down[expert])
+    )
+
+
+def by_expert(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """``run(expert, rows)`` for each expert that any token chose, on the tokens that chose it."""
     tokens, k = chosen.shape
     experts, order = chosen.reshape(-1).sort(stable=True)
     rows = x.index_select(0, order // k)
@@ -188,9 +203,17 @@ def grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated)
     start = 0
     for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
         own = slice(start, start + count)
-        y[own] = F.linear(op(F.linear(rows[own], gate_up[expert])), down[expert])
+        y[own] = run(expert, rows[own])
         start += count
-    return torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, down.shape[1])
+    return torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, x.shape[1])
+
+
+def by_all(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor], experts: int) -> Tensor:
+    """The result of ``by_expert`` without asking the device who was chosen."""
+    y = x.new_zeros(*chosen.shape, x.shape[1])
+    for expert in range(experts):
+        y = torch.where(chosen.eq(expert)[..., None], run(expert, x)[:, None], y)
+    return y
 
 
 def gathered(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
@@ -210,8 +233,57 @@ def dense(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -
     return y[chosen, torch.arange(len(x), device=x.device).unsqueeze(1)]
 
 
-def _method(ctx: ModelContext, spec: ExpertsSpec) -> ExpertsMethod:
-    """The scheme's method. Without one, the checkpoint must have left the experts unquantized."""
+class Expert(nn.Module):
+    """One gated MLP of two linear layers; ``down`` gives this rank's part of a sum."""
+
+    def __init__(self, ctx: ModelContext, prefix: str, spec: ExpertsSpec, inner: int) -> None:
+        super().__init__()
+        gate, up, down = (name.rpartition(".")[2] for name in spec.names)
+        self.gate_up = Linear(
+            ctx, f"{prefix}.gate_up", spec.hidden_size, (inner, inner), split="column",
+            names=(gate, up),
+        )  # fmt: skip
+        self.down = Linear(
+            ctx, f"{prefix}.down", inner, spec.hidden_size, split="row", names=(down,), reduce=False
+        )
+
+    def forward(self, x: Tensor, op: Gated) -> Tensor:
+        y: Tensor = self.down(op(self.gate_up(x)))
+        return y
+
+
+class LinearExperts:
+    """Experts as linear layers of the checkpoint's scheme: the ``ExpertsMethod`` of every scheme
+    that has none of its own. ``inner`` counts the inner features of all ranks."""
+
+    def __init__(self, ctx: ModelContext, inner: int) -> None:
+        self._ctx, self._inner = ctx, inner
+
+    def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
+        """Add an ``Expert`` for each index."""
+        for index in range(spec.experts):
+            expert = Expert(self._ctx, f"{spec.prefix}.{index}", spec, self._inner)
+            module.add_module(str(index), expert)
+
+    def finish(self, module: nn.Module) -> None:
+        """Nothing to do: the loader finishes the linear layers."""
+
+    def apply(self, module: Any, x: Tensor, chosen: Tensor, op: Gated) -> Tensor:
+        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: all
+        experts see them, which costs reading experts that nobody chose."""
+        experts = list(module.children())
+
+        def run(index: int, rows: Tensor) -> Tensor:
+            y: Tensor = experts[index](rows, op)
+            return y
+
+        if x.device.type != "cpu" and len(x) <= DENSE:
+            return by_all(x, chosen, run, len(experts))
+        return by_expert(x, chosen, run)
+
+
+def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
+    """The scheme's method, or its linear layers if it quantizes a matrix of the first expert."""
     scheme = ctx.quantization
     if scheme is None:
         return PlainExperts()
@@ -223,9 +295,5 @@ def _method(ctx: ModelContext, spec: ExpertsSpec) -> ExpertsMethod:
     for name, (inputs, outputs) in zip(spec.names, sizes, strict=True):
         linear = LinearSpec(name, (name,), inputs, (outputs,), bias=False, dtype=spec.dtype)
         if scheme.linear(linear) is not None:
-            raise UnsupportedModelError(
-                f"this checkpoint is quantized with {scheme.name!r}, whose plugin has no method for "
-                f"mixtures of experts ({spec.prefix}); use a checkpoint whose experts are not "
-                "quantized"
-            )
+            return LinearExperts(ctx, inner)
     return PlainExperts()

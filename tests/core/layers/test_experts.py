@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.api.models import Collective, ExpertsSpec, LinearSpec, ModelContext, ModelSpec
-from weft.errors import CheckpointError, ConfigError, UnsupportedModelError
+from weft.errors import CheckpointError, ConfigError
 from weft.layers import Experts, MoE, NullCollective, Slot, ops
-from weft.layers.experts import PlainExperts, dense, gathered, grouped
+from weft.layers.experts import LinearExperts, PlainExperts, dense, gathered, grouped
+from weft.layers.plain import PlainLinear
 from weft.loading.weights import load_weights, our_name, their_name
 from weft.testing.ranks import on_ranks
 
@@ -199,7 +200,7 @@ class Scheme:
         self.asked: list[ExpertsSpec] = []
 
     def linear(self, spec: LinearSpec) -> Any:
-        return object() if self.what in spec.names[0] else None
+        return PlainLinear() if self.what in spec.names[0] else None
 
     def experts(self, spec: ExpertsSpec) -> Any:
         self.asked.append(spec)
@@ -214,9 +215,13 @@ def experts(ctx: ModelContext) -> Experts:
 
 
 @pytest.mark.parametrize("matrix", ["w1", "w2", "w3"])
-def test_a_scheme_without_experts_is_refused(context: Context, matrix: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'half'.*no method for mixtures.*mlp\.exp"):
-        experts(context(quantization=Scheme(f"experts.0.{matrix}")))
+def test_a_scheme_without_experts_has_linear_layers(context: Context, matrix: str) -> None:
+    layer = experts(context(quantization=Scheme(f".{matrix}")))
+    assert isinstance(layer.method, LinearExperts)
+    assert layer.locate("4.w3.weight") == Slot("4.gate_up.weight", 1)
+    assert layer.locate("4.w2.weight") == Slot("4.down.weight")
+    for unknown in ("4.w2.scales", "9.w2.weight", "down_proj", "w2.weight"):
+        assert layer.locate(unknown) is None, unknown
 
 
 def test_a_scheme_that_leaves_experts_alone_is_not(context: Context) -> None:

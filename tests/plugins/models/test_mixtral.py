@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft.errors import UnsupportedModelError
 from weft.plugins import Host
 from weft.testing.checkpoints import make_checkpoint
 from weft.testing.models import TinyModel, transformers_logits
@@ -91,19 +90,6 @@ def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> Non
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
     ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
-
-
-def test_quantized_experts_are_refused_by_name(tmp_path: Path, host: Host) -> None:
-    import json
-
-    folder = make_checkpoint(tmp_path, "MixtralForCausalLM")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=r"'awq', whose plugin has no method for mix"):
-        TinyModel(folder, host)
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:

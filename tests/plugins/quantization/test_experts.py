@@ -1,0 +1,116 @@
+"""Mixtures of experts in quantized checkpoints: the logits of the dequantized model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.api.models import Collective
+from weft.errors import ConfigError
+from weft.layers import Experts
+from weft.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
+from weft.plugins import Host
+from weft.testing.checkpoints import make_checkpoint
+from weft.testing.models import TinyModel
+from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
+from weft.testing.ranks import on_ranks
+
+IDS = torch.randint(0, 256, (19,), generator=torch.Generator().manual_seed(5))
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralForCausalLM", {"intermediate_size": 128, "num_local_experts": 4}),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        {"moe_intermediate_size": 64, "num_experts": 6, "num_experts_per_tok": 3},
+    ),
+}
+FORMATS: dict[str, Format] = {
+    "awq": AwqFormat(32),
+    # Silent about the routers, as AutoGPTQ is.
+    "gptq": GptqFormat(group_size=32, extra={"dynamic": {}}),
+    "gptq, act-order": GptqFormat(group_size=32, desc_act=True, sym=False, extra={"dynamic": {}}),
+    "fp8": Fp8Format(),
+    "fp8, static": Fp8Format(static=True),
+    "fp8, outputs": Fp8Format("channel"),
+    "fp8, blocks": Fp8Format("block", block=(16, 32)),
+}
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host()
+
+
+def checkpoints(folder: Path, name: str, format: Format, *alone: str) -> tuple[Path, Path]:
+    """The model quantized, its routers and ``alone`` excepted, and the same dequantized."""
+    architecture, changes = MODELS[name]
+    source = make_checkpoint(folder / "source", architecture, num_hidden_layers=2, **changes)
+    packed, plain = folder / "packed", folder / "plain"
+    pack_checkpoint(source, packed, plain, format, (".gate", *alone))
+    return packed, plain
+
+
+def methods(model: TinyModel) -> list[type]:
+    return [type(m.method) for m in model.model.modules() if isinstance(m, Experts)]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_dequantized_model(
+    tmp_path: Path, host: Host, name: str, format: str
+) -> None:
+    packed, plain = checkpoints(tmp_path, name, FORMATS[format])
+    want = TinyModel(plain, host).logits(IDS)
+    model = TinyModel(packed, host)
+    assert methods(model) == [LinearExperts] * 2
+    assert (model.logits(IDS) - want).abs().max() < 1e-3
+
+    def work(ranks: Collective) -> Tensor:
+        return TinyModel(packed, host, ranks=ranks).logits(IDS)
+
+    for logits in on_ranks(2, work):
+        assert (logits - want).abs().max() < 1e-3
+    source = TinyModel(tmp_path / "source", host).logits(IDS)
+    assert (source - want).abs().max() > 0.05, "the checkpoint loses nothing: this shows nothing"
+
+
+def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, host: Host) -> None:
+    packed, plain = checkpoints(tmp_path, "mixtral", AwqFormat(32), ".w1", ".w2", ".w3")
+    model = TinyModel(packed, host)
+    assert methods(model) == [PlainExperts] * 2
+    assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
+
+
+def test_some_matrices_may_be_left_alone(tmp_path: Path, host: Host) -> None:
+    packed, plain = checkpoints(tmp_path, "qwen3-moe", Fp8Format(), "down_proj")
+    model = TinyModel(packed, host)
+    assert methods(model) == [LinearExperts] * 2
+    assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
+
+
+def test_a_share_that_cuts_through_words_is_refused(tmp_path: Path, host: Host) -> None:
+    sizes = {"intermediate_size": 32, "num_local_experts": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
+    source = make_checkpoint(tmp_path / "source", "MixtralForCausalLM", **sizes, **heads)
+    pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", AwqFormat(32), (".gate",))
+    with pytest.raises(ConfigError, match=r"experts\.0.*4 output features.*tensor_parallel_size"):
+        on_ranks(8, lambda ranks: TinyModel(tmp_path / "packed", host, ranks=ranks))
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_asking_every_expert_gives_the_same(tokens: int) -> None:
+    """What few tokens on a GPU do, so that the step can be captured."""
+    drawn = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 8, generator=drawn)
+    chosen = torch.stack([torch.randperm(6, generator=drawn)[:3] for _ in range(tokens)])
+    matrices = torch.randn(6, 8, 8, generator=drawn)
+
+    def run(index: int, rows: Tensor) -> Tensor:
+        return rows @ matrices[index]
+
+    want = torch.einsum("th,tkhj->tkj", x, matrices[chosen])
+    torch.testing.assert_close(by_expert(x, chosen, run), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(by_all(x, chosen, run, 6), want, atol=1e-5, rtol=1e-5)
