@@ -4,7 +4,9 @@
 
     PYTHONPATH=core:plugins/backends/attention_triton python benchmarks/attention.py [--parity | --time]
 
-First both backends against the float32 reference, on fresh random numbers, over poisoned caches and
+With xformers installed and ``plugins/backends/attention_xformers`` in the path, that backend too.
+
+First the backends against the float32 reference, on fresh random numbers, over poisoned caches and
 outputs. Then times: each row is the median over replays of a CUDA graph that holds the calls of
 several layers, each with a cache of its own, so that nothing is read from L2 that a model would read
 from memory. ``TB/s`` counts keys and values once; ``TFLOP/s`` counts the causal half only.
@@ -17,15 +19,27 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
 from weft_attention_triton.backend import TritonAttention
 
-from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest
+from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer
 from weft.api.cache import DeviceInfo, LayerCacheSpec
 from weft.attention.sdpa import SdpaAttention
 from weft.testing.attention import Case
+
+BIDS = {
+    name: import_module(module).weft_attention
+    for name, module in {
+        "triton": "weft_attention_triton",
+        "xformers": "weft_attention_xformers",
+        "sdpa": "weft.attention.plugin",
+    }.items()
+    if find_spec(module)
+}
 
 SHAPES = {"0.6B": (16, 8), "8B": (32, 8)}
 SIZE = 128
@@ -58,17 +72,21 @@ def parity() -> None:
         "size 80": {"head_size": 80, "scale": 80**-0.5},
     }
     print("relative error against float32 (worst of decode, prompts, chunks, mixed)")
-    makers: tuple[Callable[[AttentionRequest], AttentionBackend], ...]
-    makers = (TritonAttention, SdpaAttention)
     for name, changes in variants.items():
         for dtype in ("bfloat16", "float16", "float32"):
             asked = request("8B", dtype, **({"kv_dtype": dtype} | changes))
-            worst = [
-                max(error(make(asked), asked, *step) for step in steps.values()) for make in makers
-            ]
             limit = 8e-2 if "fp8" in name else {"float32": 1e-5}.get(dtype, 1e-2)
-            verdict = "ok" if max(worst) <= limit else "WRONG"
-            print(f"  {dtype:9} {name:12} triton {worst[0]:.1e}  sdpa {worst[1]:.1e}  {verdict}")
+            text, verdict = f"  {dtype:9} {name:12}", "ok"
+            for key, bid in BIDS.items():
+                offer = bid(asked, {})
+                if not isinstance(offer, Offer):
+                    text += f" {key} refuses "
+                    continue
+                worst = max(error(offer.create(), asked, *step) for step in steps.values())
+                text += f" {key} {worst:.1e} "
+                if worst > limit:
+                    verdict = "WRONG"
+            print(f"{text} {verdict}")
 
 
 def error(
@@ -265,6 +283,7 @@ def report() -> None:
     line("0.6B decode B=32 kv=1024, sdpa backend", load.layer(sdpa, graph=False), load, copy, False)
     load = Load(request("0.6B"), [2048] * 16, [2048] * 16)
     line("0.6B prefill 16 x 2048, sdpa backend", load.layer(sdpa, graph=False), load, product, True)
+    report_xformers(copy, product)
     q, k, v = (
         x.view(16, 2048, -1, SIZE).transpose(1, 2)
         for x in (load.q.contiguous(), load.k.contiguous(), load.v.contiguous())
@@ -277,6 +296,27 @@ def report() -> None:
                 lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             )
         line(f"0.6B prefill 16 x 2048, torch {kind.name}", taken, load, product, True, "no pages")
+
+
+def report_xformers(copy: float, product: float) -> None:
+    """Some of the rows above, of the xformers backend where it serves."""
+    offer = BIDS["xformers"](request("0.6B"), {}) if "xformers" in BIDS else None
+    if not isinstance(offer, Offer):
+        print(f"xformers backend: {'; '.join(offer.reasons) if offer else 'not in the path'}")
+        return
+    backend = offer.create()
+    for rows, kv in ((1, 1024), (32, 1024), (32, 4096), (256, 1024)):
+        load = Load(request("0.6B"), [1] * rows, [kv] * rows)
+        taken = load.layer(backend, write=False)
+        line(f"0.6B decode B={rows} kv={kv}, xformers backend", taken, load, copy, False)
+    print(f"Python of one decode call: {host(load, backend) * 1e6:.0f} us")
+    for name, *step in (
+        ("prefill 16 x 2048", [2048] * 16, [2048] * 16),
+        ("chunk 2048 after 6144", [2048], [8192]),
+    ):
+        load = Load(request("0.6B"), *step)
+        taken = load.layer(backend, graph=False)
+        line(f"0.6B {name}, xformers backend", taken, load, product, True)
 
 
 def host(load: Load, backend: AttentionBackend) -> float:
