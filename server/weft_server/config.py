@@ -14,6 +14,7 @@ from weft.errors import ConfigError
 __all__ = ("LOOPBACK", "ServerConfig", "server_from_options")
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+KEYS = ("api_key", "admin_api_key")
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -35,6 +36,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     api_key: Annotated[
         list[str],
         Meta(description="Key that clients must send. Repeatable. Also WEFT_API_KEY=a,b."),
+    ] = msgspec.field(default_factory=list)
+    admin_api_key: Annotated[
+        list[str],
+        Meta(
+            description="Key for POST /plugins/ID/reload, off without one. Repeatable. Also "
+            "WEFT_ADMIN_API_KEY=a,b."
+        ),
     ] = msgspec.field(default_factory=list)
     insecure: Annotated[
         bool, Meta(description="Allow an address that is not loopback without a key.")
@@ -89,6 +97,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Seconds, Meta(description="A client that reads nothing for so long is disconnected.")
     ] = 60.0
     keep_alive: Annotated[Seconds, Meta(description="Idle time before a connection closes.")] = 5.0
+    stream_keep_alive: Annotated[
+        float,
+        Meta(ge=0, description="A stream silent for so long gets a comment line; 0 sends none."),
+    ] = 15.0
     drain_timeout: Annotated[
         float,
         Meta(ge=0, description="After SIGTERM, how long running requests may take to finish."),
@@ -106,12 +118,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __repr__(self) -> str:
         shown = {f: getattr(self, f) for f in self.__struct_fields__}
-        shown["api_key"] = ["***"] * len(self.api_key)
+        for name in KEYS:
+            shown[name] = ["***"] * len(shown[name])
         return f"ServerConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def __post_init__(self) -> None:
-        if any(not key.strip() for key in self.api_key):
-            raise ValueError("api_key holds an empty key; give each key at least one character")
+        for name in KEYS:
+            if any(not key.strip() for key in getattr(self, name)):
+                raise ValueError(f"{name} holds an empty key; give each key at least one character")
+        if set(self.api_key) & set(self.admin_api_key):
+            raise ValueError(
+                "a key is both an api_key and an admin_api_key, which would let every client "
+                "administer; give administrators a key of their own"
+            )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile belong together; give both or none")
         if self.root_path and not (self.root_path.startswith("/") and self.root_path[-1] != "/"):

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from weft.api.parsers import Tool
 from weft.engine.stats import EngineStats
 from weft.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
+from weft.plugins.fingerprint import fingerprint
 from weft.sampling.params import SamplingParams
 from weft_server.config import ServerConfig
 from weft_server.engine import Engine
@@ -22,6 +25,10 @@ from weft_server.markers import Marks, Sieve
 from weft_server.matching import with_parsers
 from weft_server.metrics import Metrics
 from weft_server.parsing import Guard, Splitter
+
+if TYPE_CHECKING:
+    from weft.plugins import Host
+    from weft_server.served import Served
 
 __all__ = ("Context",)
 
@@ -38,6 +45,9 @@ class Context:
     that are used, ``None`` for none, where the user said ``auto``.
     """
 
+    served: Served
+    """The application that answers, set by ``create_app``."""
+
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
         self.config = with_parsers(config, engine.host, engine.traits)
@@ -52,11 +62,22 @@ class Context:
         self.hangs: EngineDeadError | None = None
         self.stats: EngineStats | None = None
         self.marks = Marks(self)
+        self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
+        self.reloading = asyncio.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def exchange(self, host: Host, served: Served | None) -> None:
+        """Use other plugins from now on, and another application if there is one."""
+        self.engine.host = host
+        self.marks = Marks(self)
+        self.fingerprint = system_fingerprint(self.engine)
+        if served is not None:
+            self.served, old = served, self.served
+            old.retire()
 
     def check_alive(self) -> None:
         """Raise ``EngineDeadError`` or ``APIError`` unless the engine is well. Asks nobody."""
@@ -82,6 +103,16 @@ class Context:
             f"the model {name!r} does not exist here; this server has: {served}", param="model"
         )
 
+    def granted(self, params: SamplingParams) -> SamplingParams:
+        """``params`` with no more output tokens than the checkpoint's ``max_new_tokens``.
+
+        ``ignore_eos`` lifts the limit: who measures says how long an output is.
+        """
+        limit, asked = self.engine.output_limit, params.max_tokens
+        if limit is None or asked is None or asked <= limit or params.ignore_eos:
+            return params
+        return params.replace(max_tokens=max(limit, params.min_tokens))
+
     def new_id(self, prefix: str) -> str:
         """An id that nobody can guess or repeat, whatever the client calls its request."""
         return f"{prefix}-{secrets.token_hex(16)}"
@@ -98,14 +129,14 @@ class Context:
         prompt: str,
         tools: Sequence[Tool],
         *,
+        host: Host,
         reasoning: bool,
         parallel: bool,
         hidden: Collection[int] = (),
     ) -> Splitter | None:
-        """The parsers of one output, ``None`` if no parser applies. The text of the special tokens
-        ``hidden`` is taken out."""
-        host, tokenizer, report = (
-            self.engine.host,
+        """The parsers of one output, from ``host``; ``None`` if no parser applies. The text of the
+        special tokens ``hidden`` is taken out."""
+        tokenizer, report = (
             self.engine.tokenizer,
             self.metrics.parser_failed,
         )
@@ -121,6 +152,14 @@ class Context:
             return None
         sieve = Sieve(tokenizer, hidden) if hidden else None
         return Splitter(thinking, calls, None if parallel else 1, sieve)
+
+
+def system_fingerprint(engine: Engine) -> str:
+    """Of the model, how it is run, and the plugins. The names that clients use do not count."""
+    config = engine.config
+    model = msgspec.structs.replace(config.model, served_model_name=[])
+    about = (model, config.cache, config.device, config.plugins, engine.traits.config)
+    return fingerprint(engine.host, *about)
 
 
 def knows_developer(engine: Engine) -> bool:

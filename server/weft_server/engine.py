@@ -38,6 +38,10 @@ class Engine(Protocol):
     @property
     def renderer(self) -> ChatRenderer | None: ...
     @property
+    def output_limit(self) -> int | None:
+        """The most output tokens that the checkpoint wants granted to a request."""
+
+    @property
     def alive(self) -> bool:
         """Whether the engine runs, as far as is known without asking it."""
 

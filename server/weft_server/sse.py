@@ -17,6 +17,7 @@ from weft_server.flights import ClientGone, Flight, Flights
 __all__ = ("DONE", "EventBuffer", "EventStream")
 
 DONE = b"data: [DONE]\n\n"
+ALIVE = b": keep-alive\n\n"
 ENCODER = msgspec.json.Encoder()
 
 
@@ -46,18 +47,23 @@ class EventStream(Response[bytes]):
     """An answer that streams ``events`` (bytes of whole events) and ends with ``[DONE]``.
 
     Nothing is sent before the first events are there, so that an error until then is an ordinary
-    error answer. A later one is exactly one error event, followed by ``[DONE]``.
+    error answer. A later one is exactly one error event, followed by ``[DONE]``. After ``pause``
+    seconds without an event, and then again and again, a comment is sent (0: never), so that
+    nobody on the way takes a long prefill for a dead connection.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
         flights: Flights,
+        pause: float,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(b"")
         self._events = events
         self._flights = flights
+        self._pause = pause
+        self._quiet = True
         self._head = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -75,13 +81,21 @@ class EventStream(Response[bytes]):
             await self._flights.run(receive, lambda flight: self._pump(flight, send))
 
     async def _pump(self, flight: Flight, send: Send) -> None:
+        comments = asyncio.create_task(self._comments(send)) if self._pause else None
         try:
-            async with aclosing(self._events) as events:
-                async for data in events:
-                    if not self._started:
-                        await self._start(send)
-                    if data:
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            try:
+                async with aclosing(self._events) as events:
+                    async for data in events:
+                        if not self._started:
+                            await self._start(send)
+                        if data:
+                            self._quiet = False
+                            await send(
+                                {"type": "http.response.body", "body": data, "more_body": True}
+                            )
+            finally:
+                if comments is not None:
+                    comments.cancel()
         except asyncio.CancelledError:
             if flight.reason is None:
                 raise
@@ -92,6 +106,15 @@ class EventStream(Response[bytes]):
             if not self._started:
                 await self._start(send)
             await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _comments(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            if self._quiet:
+                if not self._started:
+                    await self._start(send)
+                await send({"type": "http.response.body", "body": ALIVE, "more_body": True})
+            self._quiet = True
 
     async def _start(self, send: Send) -> None:
         self._started = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from weft.api.matching import ModelTraits
@@ -71,6 +71,7 @@ class ScriptedEngine:
         names: Sequence[str] = (),
         max_model_len: int = 1000,
         traits: ModelTraits | None = None,
+        output_limit: int | None = None,
     ) -> None:
         self.config: EngineConfig = from_options(
             model="scripted", served_model_name=list(names) or ["scripted"]
@@ -78,6 +79,7 @@ class ScriptedEngine:
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
         self.host = host or Host()
         self.traits = traits or ModelTraits()
+        self.output_limit = output_limit
         self.tokenizer, self.renderer = Characters(), Renderer()
         self.facts = EngineFacts(
             model="scripted",
@@ -95,6 +97,7 @@ class ScriptedEngine:
         self.running = self.aborted = self.finished = 0
         self.ids: list[str | None] = []
         self.params: SamplingParams | None = None
+        self.hold: Callable[[int], Awaitable[None]] | None = None
         self.healthy = asyncio.Event()
         self.healthy.set()
 
@@ -154,6 +157,8 @@ class ScriptedEngine:
         for step, piece in enumerate(pieces):
             if self.before is not None:
                 self.before(self, step)
+            if self.hold is not None:
+                await self.hold(step)
             await asyncio.sleep(self.pause)
             if self.dead is not None:
                 raise self.dead

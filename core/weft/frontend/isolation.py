@@ -1,4 +1,4 @@
-"""Runs chat templates in a process with limits (rule J1).
+"""Runs chat templates in a process with limits.
 
 The sandbox keeps a template from Python's insides, not from loops without end or texts of
 gigabytes.
@@ -89,9 +89,7 @@ def main(fd: int) -> None:
     templates: dict[str, ChatTemplate] = {}
 
     def answer(data: bytes) -> bytes:
-        limit_cpu(
-            SECONDS
-        )  # nobody is left to kill a child whose parent died while it was in a loop
+        limit_cpu(SECONDS)  # nobody is left to kill a child whose parent died meanwhile
         ask = msgspec.msgpack.decode(data, type=_Ask)
         return msgspec.msgpack.encode(_answer(templates, ask))
 

@@ -1,4 +1,4 @@
-"""Keeps special tokens out of what users wrote (rule I6: only a template inserts markers).
+"""Keeps special tokens out of what users wrote: only a template inserts markers.
 
 A chat template joins its own markers and the users' words into one text, and encoding that text
 would turn ``<|im_end|>`` in a message into the token that ends a turn. So before rendering, every

@@ -17,9 +17,7 @@ from weft_server.wire.chat import (
     ToolCallFunction,
 )
 
-__all__ = ("FINGERPRINT", "answer", "finish_reason")
-
-FINGERPRINT = "weft"
+__all__ = ("answer", "finish_reason")
 
 
 def answer(context: Context, chat: Chat, output: RequestOutput) -> tuple[ChatCompletion, list[str]]:
@@ -38,7 +36,7 @@ def answer(context: Context, chat: Chat, output: RequestOutput) -> tuple[ChatCom
         model=context.model,
         choices=choices,
         usage=usage_of([output]),
-        system_fingerprint=FINGERPRINT,
+        system_fingerprint=context.fingerprint,
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
         prompt_token_ids=output.prompt_token_ids if ids else None,
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from weft.errors import ContextLengthError, RequestError
 from weft.frontend.processor import CHARS_PER_TOKEN
+from weft.plugins import Host
 from weft.sampling.params import BOUNDS, SamplingParams
 from weft_server.chat.tools import Toolbox, toolbox
 from weft_server.context import Context
@@ -35,6 +36,8 @@ class Chat(msgspec.Struct, kw_only=True):
     params: SamplingParams
     tools: Toolbox
     top_logprobs: int
+    host: Host
+    """Whose parsers read the outputs, whatever is reloaded meanwhile."""
     hidden: frozenset[int] = frozenset()
     """Special tokens in the engine's text that are not for the client."""
 
@@ -43,6 +46,7 @@ class Chat(msgspec.Struct, kw_only=True):
         return context.splitter(
             self.text,
             self.tools.parsed,
+            host=self.host,
             reasoning=self.request.separate_reasoning is not False,
             parallel=self.request.parallel_tool_calls is not False,
             hidden=self.hidden,
@@ -52,7 +56,10 @@ class Chat(msgspec.Struct, kw_only=True):
 async def prepare(context: Context, request: ChatRequest) -> Chat:
     """Render, encode and check. Raises ``RequestError`` or ``APIError``."""
     context.check_model(request.model)
-    tools = toolbox(request, context)
+    host, tools = context.engine.host, toolbox(request, context)
+    marks = context.marks.of(
+        tools=bool(tools.parsed), reasoning=request.separate_reasoning is not False
+    )
     text, ids = await render(
         context,
         request.messages,
@@ -70,9 +77,6 @@ async def prepare(context: Context, request: ChatRequest) -> Chat:
         changes["guided"] = msgspec.structs.replace(
             tools.guided, backend=request.guided_decoding_backend
         )
-    marks = context.marks.of(
-        tools=bool(tools.parsed), reasoning=request.separate_reasoning is not False
-    )
     if marks:  # the parsers would not see them otherwise
         changes["skip_special_tokens"] = False
     top = top_logprobs(request)
@@ -85,11 +89,14 @@ async def prepare(context: Context, request: ChatRequest) -> Chat:
         text=text,
         ids=ids,
         params=behind_reasoning(
-            to_params(request, context.defaults, context.engine.facts.max_model_len, **changes),
+            context.granted(
+                to_params(request, context.defaults, context.engine.facts.max_model_len, **changes)
+            ),
             context.config.reasoning_parser,
         ),
         tools=tools,
         top_logprobs=top,
+        host=host,
         hidden=hidden(context, request, marks),
     )
 

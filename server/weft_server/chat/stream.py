@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from weft.api.parsers import Delta, ReasoningDelta, TextDelta
 from weft.outputs import CompletionOutput, RequestOutput
-from weft_server.chat.answer import FINGERPRINT, finish_reason
+from weft_server.chat.answer import finish_reason
 from weft_server.chat.prepare import Chat
 from weft_server.context import Context
 from weft_server.logprobs import chat_logprobs, prompt_logprobs
@@ -69,7 +69,7 @@ def new_chunk(context: Context, chat: Chat, choices: list[ChatChunkChoice]) -> C
         created=chat.created,
         model=context.model,
         choices=choices,
-        system_fingerprint=FINGERPRINT,
+        system_fingerprint=context.fingerprint,
     )
 
 

@@ -30,7 +30,7 @@ def answer(context: Context, job: Job, outputs: Sequence[RequestOutput]) -> Comp
         model=context.model,
         choices=choices,
         usage=silenced(usage) if job.silent else usage,
-        system_fingerprint="weft",
+        system_fingerprint=context.fingerprint,
     )
 
 

@@ -61,7 +61,7 @@ async def prepare(context: Context, request: CompletionRequest) -> Job:
         created=int(time.time()),
         request=request,
         prompts=[await encoded(context, request, text) for text in texts],
-        params=params,
+        params=context.granted(params),
         silent=silent,
     )
 

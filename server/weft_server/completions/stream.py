@@ -56,7 +56,7 @@ def new_chunk(context: Context, job: Job, choices: list[CompletionChoice]) -> Co
         created=job.created,
         model=context.model,
         choices=choices,
-        system_fingerprint="weft",
+        system_fingerprint=context.fingerprint,
     )
 
 

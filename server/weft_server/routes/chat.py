@@ -30,7 +30,9 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         wanted, headers = await read(request, reader)
         chat = await prepare(context, wanted)
         if wanted.stream:
-            return EventStream(events(context, chat), context.flights, headers)
+            return EventStream(
+                events(context, chat), context.flights, context.config.stream_keep_alive, headers
+            )
 
         async def work(_: Flight) -> tuple[ChatCompletion, list[str]]:
             return await whole(context, chat)

@@ -30,7 +30,9 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         wanted, headers = await read(request, reader)
         job = await prepare(context, wanted)
         if wanted.stream:
-            return EventStream(events(context, job), context.flights, headers)
+            return EventStream(
+                events(context, job), context.flights, context.config.stream_keep_alive, headers
+            )
 
         async def work(_: Flight) -> Completion:
             return await whole(context, job)

@@ -16,12 +16,12 @@ __all__ = ("handlers",)
 
 
 def handlers(context: Context) -> list[HTTPRouteHandler]:
-    @route(["/health", "/ping"], http_method=["GET", "POST"], status_code=200)
+    @route(["/health", "/ping"], http_method=["GET", "HEAD", "POST"], status_code=200)
     async def health() -> Response[Any]:
         context.check_alive()
         return json_answer({"status": "draining" if context.draining else "ok"})
 
-    @get("/ready")
+    @route("/ready", http_method=["GET", "HEAD"], status_code=200)
     async def ready() -> Response[Any]:
         if context.draining:
             raise APIError(503, "the server is going to stop", code="draining")
@@ -30,6 +30,6 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
 
     @get("/version")
     async def version() -> Response[Any]:
-        return json_answer({"version": weft.__version__})
+        return json_answer({"version": weft.__version__, "system_fingerprint": context.fingerprint})
 
     return [health, ready, version]

@@ -21,7 +21,13 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         # The metadata of every distribution is read: not on the event loop.
         found: list[Row] = await context.off_loop(BIG, lambda: list(rows(context.engine.host)))
         states = context.stats.plugin_states if context.stats is not None else {}
-        return json_answer({"object": "list", "data": [shown(row, states) for row in found]})
+        return json_answer(
+            {
+                "object": "list",
+                "system_fingerprint": context.fingerprint,
+                "data": [shown(row, states) for row in found],
+            }
+        )
 
     return [plugins]
 
