@@ -8,6 +8,7 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
+from weft.plugins import Host
 from weft_server.context import Context
 from weft_server.edge import Edge
 from weft_server.errors import APIError
@@ -15,12 +16,22 @@ from weft_server.flights import ClientGone
 from weft_server.hookspecs import ServerHooks
 from weft_server.routes import chat, completions, health, metrics, models
 from weft_server.routes.answers import handle_error, handle_gone, handle_http_error
+from weft_server.served import Served
 
-__all__ = ("create_app",)
+__all__ = ("build", "create_app")
 
 
 def create_app(context: Context) -> Edge:
-    """Build the ASGI application of one server. Plugins of ``weft.server`` edit it first."""
+    """Build the ASGI application of one server."""
+    context.served = build(context, context.engine.host)
+    return Edge(context)
+
+
+def build(context: Context, host: Host) -> Served:
+    """The routes, after the plugins of ``weft.server`` in ``host`` have edited them.
+
+    Called again for each host: when a plugin is reloaded, there is another one.
+    """
     config = AppConfig(
         route_handlers=[
             handler
@@ -40,10 +51,9 @@ def create_app(context: Context) -> Edge:
         state=State({"context": context}),
         debug=False,
     )
-    host = context.engine.host
     host.add_hookspecs(ServerHooks)
     host.every("server", "weft_server", app=config, engine=context.engine)
-    return Edge(Litestar.from_config(config), context)
+    return Served(Litestar.from_config(config))
 
 
 def cors(context: Context) -> CORSConfig | None:

@@ -7,22 +7,20 @@ exactly a liveness path needs a key.
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable
-from hashlib import sha256
+from traceback import format_exc
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import Litestar
-from litestar.types import Message, Receive, Scope, Send
+from litestar.types import LifeSpanSend, Message, Receive, Scope, Send
 
 from weft_server.config import LOOPBACK
 from weft_server.context import Context
 from weft_server.errors import APIError
+from weft_server.keys import Keys
 
 __all__ = ("Edge",)
 
@@ -33,13 +31,13 @@ Headers = dict[bytes, bytes]
 
 
 class Edge:
-    """An ASGI application around ``app``."""
+    """An ASGI application around the one that ``context`` serves, which may change."""
 
-    def __init__(self, app: Litestar, context: Context) -> None:
+    def __init__(self, context: Context) -> None:
         config = context.config
-        self.app = app
         self._context = context
-        self._keys = [sha256(key.encode()).digest() for key in config.api_key]
+        # Who may administer may also do everything else.
+        self._keys = Keys([*config.api_key, *config.admin_api_key] if config.api_key else ())
         self._hosts = LOOPBACK | {config.host.lower()} | {h.lower() for h in config.allowed_host}
         self._check_host = config.loopback and config.uds is None
         self._origins = frozenset(config.cors_origin)
@@ -47,8 +45,8 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind: str = scope["type"]
-        if kind not in ("http", "websocket"):
-            await self.app(scope, receive, send)
+        if kind == "lifespan":
+            await self._live(receive, cast("LifeSpanSend", send))
             return
         headers: Headers = dict(reversed(cast("Any", scope)["headers"]))
         path = scope["path"]
@@ -62,9 +60,21 @@ class Edge:
             if refusal is not None:
                 await send({"type": "websocket.close", "code": 1008, "reason": str(refusal)[:120]})
                 return
-            await self.app(scope, receive, send)
+            await self._context.served(scope, receive, send)
             return
         await self._counted(scope, receive, send, label, refusal)
+
+    async def _live(self, receive: Receive, send: LifeSpanSend) -> None:
+        await receive()
+        try:
+            await self._context.served.start()
+        except BaseException:
+            await send({"type": "lifespan.startup.failed", "message": format_exc()})
+            raise
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._context.served.stop()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _counted(
         self, scope: Scope, receive: Receive, send: Send, label: bytes, refusal: APIError | None
@@ -83,7 +93,7 @@ class Edge:
             if refusal is not None:
                 await refuse(labelled, refusal)
             else:
-                await self.app(scope, receive, labelled)
+                await self._context.served(scope, receive, labelled)
         finally:
             metrics.active -= 1
             route = cast("dict[str, Any]", scope).get("path_template") or "other"
@@ -138,19 +148,7 @@ class Edge:
 
     def _knows(self, headers: Headers) -> bool:
         """Whether one of the keys was sent. Takes equally long for every wrong one."""
-        if not self._keys:
-            return True
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = headers.get(b"x-api-key", b"")
-        return any_equal(sha256(key.strip()).digest(), self._keys)
-
-
-def any_equal(digest: bytes, known: Iterable[bytes]) -> bool:
-    found = False
-    for one in known:
-        found |= hmac.compare_digest(digest, one)
-    return found
+        return not self._keys or self._keys.sent_in(headers)
 
 
 def name_of(host: str) -> str:

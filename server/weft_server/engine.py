@@ -45,8 +45,8 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether the engine runs, as far as is known without asking it."""
 
-    @property
-    def host(self) -> Host: ...
+    host: Host
+    """Another one takes its place when a plugin is reloaded."""
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None

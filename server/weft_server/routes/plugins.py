@@ -1,21 +1,38 @@
-"""``GET /plugins``: what ``weft plugin list`` shows, as this server sees it while it runs."""
+"""``GET /plugins``: what ``weft plugin list`` shows, as this server sees it while it runs.
+
+``POST /plugins/{id}/reload`` exchanges the code of one distribution, for administrators.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import msgspec
-from litestar import Response, get
+from litestar import Request, Response, get, post
 from litestar.handlers import HTTPRouteHandler
 
+from weft.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginLoadError,
+    PluginNotFoundError,
+    PluginReloadError,
+)
 from weft.plugins.listing import Row, rows
+from weft.plugins.reload import RELOADABLE
 from weft_server.context import BIG, Context
+from weft_server.errors import APIError
+from weft_server.keys import Keys
+from weft_server.reload import reload
 from weft_server.routes.answers import json_answer
 
 __all__ = ("handlers",)
 
 
 def handlers(context: Context) -> list[HTTPRouteHandler]:
+    admins = Keys(context.config.admin_api_key)
+
     @get("/plugins")
     async def plugins() -> Response[Any]:
         # The metadata of every distribution is read: not on the event loop.
@@ -29,11 +46,45 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
             }
         )
 
-    return [plugins]
+    @post("/plugins/{id:str}/reload", status_code=200)
+    async def reload_plugin(request: Request[Any, Any, Any]) -> Response[Any]:
+        check_admin(context, admins, dict(reversed(cast("Any", request.scope)["headers"])))
+        id = request.path_params["id"]
+        try:
+            return json_answer(await reload(context, id))
+        except PluginNotFoundError as error:
+            raise APIError(404, str(error), param="id", code="plugin_not_found") from error
+        except (PluginReloadError, PluginConflictError) as error:
+            raise APIError(409, str(error), param="id", code="plugin_not_reloadable") from error
+        except (PluginLoadError, ConfigError) as error:
+            raise APIError(422, str(error), param="id", code="plugin_broken") from error
+
+    return [plugins, reload_plugin]
+
+
+def check_admin(context: Context, admins: Keys, headers: Mapping[bytes, bytes]) -> None:
+    """Raise ``APIError`` unless an administrator's key was sent."""
+    if not admins:
+        raise APIError(
+            403,
+            "this server reloads nothing, because nobody may administer it; start it with "
+            "--admin-api-key KEY (or WEFT_ADMIN_API_KEY) and send that key",
+            code="admin_disabled",
+        )
+    if admins.sent_in(headers):
+        return
+    wanted = "reloading needs an --admin-api-key; send it as Authorization: Bearer KEY"
+    if context.config.api_key:  # one of those was sent, or the edge had refused
+        raise APIError(403, f"this key may not administer: {wanted}", code="not_admin")
+    raise APIError(401, wanted, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def shown(row: Row, states: dict[str, str]) -> dict[str, str]:
-    """A row with the state in the engine, where most plugins are loaded; paths stay inside."""
+    """A row with its id, and the state in the process where such plugins live: here those that can
+    be reloaded, in the engine all others. Paths stay inside."""
     told = msgspec.structs.asdict(row)
     del told["target"]
-    return {**told, "state": states.get(f"{row.kind}:{row.key}", row.state)}
+    id, state = f"{row.kind}:{row.key}", row.state
+    if row.kind not in RELOADABLE or state == "ready":
+        state = states.get(id, state)
+    return {"id": id, **told, "state": state}
