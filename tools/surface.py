@@ -24,7 +24,16 @@ MODULES = (
     "weft.layers",
     *(f"weft.testing.{name}" for name in KIT),
 )
-CONTRACT = ("attention", "cache", "engine", "files", "guided", "models", "parsers")
+CONTRACT = (
+    "attention",
+    "cache",
+    "engine",
+    "files",
+    "guided",
+    "matching",
+    "models",
+    "parsers",
+)
 
 
 def surface() -> dict[str, dict[str, list[str]]]:

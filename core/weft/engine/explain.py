@@ -117,6 +117,8 @@ def _layers(
 ) -> Iterator[Explained]:
     """Who serves the operations of the model's layers and of the sampler."""
     attention, asked, meta = AttentionLayers(config, host, info), Asked(host), torch.device("meta")
+    ranks = NullCollective()
+    ranks.size = config.device.tensor_parallel_size  # the first one's share is asked for
     try:
         model, _, _ = empty_model(
             hf_config,
@@ -124,7 +126,7 @@ def _layers(
             meta,
             info,
             dtype,
-            NullCollective(),
+            ranks,
             attention.register,
             quantization=config.model.quantization,
             max_model_len=max_model_len(hf_config, config.model.max_model_len),
@@ -161,8 +163,13 @@ def _attention(host: Host, request: AttentionRequest, name: str, pin: str | None
     window = f", window {request.window}" if request.window else ""
     said = f"--attention-backend {pin}" if pin else f"the best bid ({offers[0].score})"
     others = _bids([o for o in offers if o.name != name], refusals)
-    choice = _owned(host, "attention", name) if name in host.keys("attention") else name
+    choice = _bidder(host, "attention", name)
     return Explained("attention-backend", choice, f"{said} for {heads}{window}", others)
+
+
+def _bidder(host: Host, kind: str, name: str) -> str:
+    """A backend may bid under another name than its key."""
+    return _owned(host, kind, name) if name in host.keys(kind) else name
 
 
 def _bids(
@@ -207,7 +214,8 @@ class Asked:
         for ops in alike.values():
             offers, refusals = self._bids[ops[0]]
             if offers:
-                name, said = offers[0].name, f"the best bid ({offers[0].score}) for"
+                name = _bidder(self._host, "kernels", offers[0].name)
+                said = f"the best bid ({offers[0].score}) for"
             else:
                 name, said = "weft's own", "nobody offers"
             yield Explained(
