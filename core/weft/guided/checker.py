@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -130,6 +131,7 @@ class _Child:
         host = Host.from_plan(hello.plan, hello.config.plugins)
         tokenizer = open_tokenizer(hello.config, host)
         self._compiler = host.grammar_compiler(hello.backend, tokenizer, hello.vocab_size)
+        gc.freeze()  # a vocabulary is large, and each measurement of a grammar would look through it
         limit_memory(MEMORY)
         return b""
 

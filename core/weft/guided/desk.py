@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,6 +68,7 @@ class GrammarDesk:
         self._mask = torch.empty((0, -(-facts.vocab_size // 32)), dtype=torch.int32)
         self._grammars: OrderedDict[tuple[str, ...], Future[Compiled]] = OrderedDict()
         self._threads: _Threads | None = None
+        self._news = threading.Event()
         for name in config.plugins.guided_backends:
             if name in host.keys("guided"):  # others are refused with each request
                 self._started().pool.submit(self._started().compilers.warm, name)
@@ -88,6 +89,7 @@ class GrammarDesk:
         compiled = self._compiled(spec, self._backends(params.backend))
         threads = self._started()
         ready: Future[Guide] = Future()
+        ready.add_done_callback(lambda _: self._news.set())
 
         def work() -> None:
             _settle(ready, lambda: Guide(compiled.result().grammar.matcher(), *gate()))
@@ -167,8 +169,10 @@ class GrammarDesk:
         return StepEdits(used, self._mask[: len(used)].numpy().tobytes())
 
     def wait(self, seconds: float) -> None:
-        """There is nothing to do but to wait for a grammar."""
-        time.sleep(seconds)
+        """There is nothing to do but to wait for a grammar: for the next that is ready or has
+        failed, or ``seconds``."""
+        self._news.wait(seconds)
+        self._news.clear()
 
     def close(self) -> None:
         """Leave what is being compiled to itself. May be called twice."""

@@ -165,6 +165,17 @@ def test_one_grammar_is_compiled_once(
     assert len(compiled) == 2
 
 
+def test_a_ready_grammar_is_not_slept_through(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engine.core.IDLE_SECONDS", 120.0)
+    driven, began = engine(), time.monotonic()
+    for name, regex in (("good", "ab"), ("known", "ab"), ("bad", "(")):
+        driven.add(name, GuidedParams(regex=regex, backend="llguidance"))
+        driven.until(name)
+    assert time.monotonic() - began < 60
+
+
 def test_grammars_are_forgotten_by_number_and_size(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
