@@ -26,6 +26,7 @@ __all__ = (
     "SchedulerConfig",
     "debug",
     "environment",
+    "forbid_multicast",
     "from_options",
     "patient_threads",
     "sections",
@@ -173,6 +174,10 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugin_options: Annotated[
         dict[str, dict[str, Any]], Meta(description='JSON: {"kind:key": {"option": value}}.')
     ] = msgspec.field(default_factory=dict)
+    plugin_time_budget: Annotated[
+        dict[str, Annotated[float, Meta(gt=0)]],
+        Meta(description='JSON: {"kind": seconds} that one call may take before it is slow.'),
+    ] = msgspec.field(default_factory=dict)
     guided_backends: Annotated[
         list[str],
         Meta(description="Guided decoding backends to try, in order (default: all). Repeatable."),
@@ -274,14 +279,26 @@ def environment() -> dict[str, Any]:
 
 
 def server_environment() -> dict[str, Any]:
-    """Options of the server that come from the environment: ``WEFT_API_KEY`` is a list of keys."""
-    keys = [k.strip() for k in os.environ.get("WEFT_API_KEY", "").split(",") if k.strip()]
-    return {"api_key": keys} if keys else {}
+    """Options of the server that come from the environment: ``WEFT_API_KEY`` and
+    ``WEFT_ADMIN_API_KEY`` are lists of keys."""
+    found: dict[str, Any] = {}
+    for option in ("api_key", "admin_api_key"):
+        given = os.environ.get(f"WEFT_{option.upper()}", "")
+        if keys := [k.strip() for k in given.split(",") if k.strip()]:
+            found[option] = keys
+    return found
 
 
 def debug() -> bool:
     """Whether the command line shows tracebacks of expected errors: ``WEFT_DEBUG=1``."""
     return os.environ.get("WEFT_DEBUG", "0") == "1"
+
+
+def forbid_multicast() -> None:
+    """Keep torch's symmetric memory from making NVLink multicast objects, which nothing here uses
+    and some hosts do not survive. Call it before the first rendezvous.
+    """
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def patient_threads() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from serving import Server, serving
 
-from weft_server import edge
+from weft_server import keys
 
 KEYS = {"api_key": ["k1", "k2-é"]}
 
 
 async def paths(server: Server) -> list[str]:
     """Every route of the application, plugins' included."""
-    return sorted({route.path for route in server.lifecycle.app.app.routes})
+    return sorted({route.path for route in server.context.served.app.routes})
 
 
 async def test_every_route_but_liveness_needs_a_key() -> None:
@@ -86,9 +86,9 @@ def test_all_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         compared.append((a, b))
         return real(a, b)
 
-    monkeypatch.setattr(edge.hmac, "compare_digest", compare)
+    monkeypatch.setattr(keys.hmac, "compare_digest", compare)
     digests = [hashlib.sha256(k).digest() for k in (b"a", b"b", b"c")]
-    assert edge.any_equal(digests[0], digests)
+    assert keys.any_equal(digests[0], digests)
     assert compared == [(digests[0], d) for d in digests]
 
 
