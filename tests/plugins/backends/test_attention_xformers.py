@@ -13,8 +13,11 @@ import torch
 import weft_attention_xformers
 from weft_attention_xformers import HEAD_SIZES, PAGE_SIZES, weft_attention
 
+from weft import LLM, SamplingParams
 from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
 from weft.api.cache import DeviceInfo
+from weft.errors import ConfigError
+from weft.plugins import Host
 from weft.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -151,6 +154,27 @@ def test_a_bid_imports_nothing() -> None:
     assert found.stdout.splitlines()[-1] == "[]"
 
 
+def answers(backend: str, **options: Any) -> list[str]:
+    """What the demo model says when an engine is pinned to ``backend``."""
+    asked = ("Hello!", "What is weft?", "Which attention backends are there?")
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    with LLM(
+        model="demo:weft-demo",
+        attention_backend=backend,
+        max_num_seqs=4,
+        page_size=64,
+        num_pages=64,
+        **options,
+    ) as llm:
+        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40))
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_a_pin_that_cannot_be_served_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"'xformers', which cannot serve .* is not CUDA"):
+        answers("xformers", device="cpu", threads=1)
+
+
 # -------------------------------------------------------------------------- the operators
 
 
@@ -173,8 +197,7 @@ def test_decode_in_the_interpreter() -> None:
 on_cuda = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:warmup, rep, and use_cuda_graph:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore"),  # xformers' own: of what torch and Triton deprecate
     needs_xformers,
 ]
 
@@ -229,6 +252,7 @@ class TestOnCuda(AttentionSuite):
             return backend.forward(q, k, v, cache, backend.plan(static.batch))
 
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # kernels are compiled before the capture
             step()
         side.synchronize()
@@ -247,3 +271,11 @@ class TestOnCuda(AttentionSuite):
             static.batch.page_table[:, : table.shape[1]] = table
             graph.replay()
             case.check(out, str(lengths))
+
+    def test_an_engine_answers_as_with_torch_alone(self) -> None:
+        """Prefill, decode in captured graphs, and both in one step, over three requests."""
+        if not {"weft-attention-xformers", "weft-demo"} <= {entry.dist for entry in Host().entries}:
+            pytest.skip("needs both plugins installed, not only importable")
+        own = answers("xformers", device="cuda", dtype="float16")
+        assert own == answers("sdpa", device="cuda", dtype="float16")
+        assert all(own)
