@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.runner.one_shot import OneShot, one_shot
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -22,7 +24,8 @@ START_TIMEOUT = timedelta(minutes=30)
 class TorchCollective:
     """See ``weft.api.models.Collective``. One per process; ``close`` it.
 
-    ``store`` is where the ranks meet. It decides who can reach them until they have.
+    ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA small
+    sums are made by ``weft.runner.one_shot`` where it works.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: Store) -> None:
@@ -40,8 +43,13 @@ class TorchCollective:
             timeout=START_TIMEOUT,
             device_id=device if cuda else None,
         )
+        self.small: OneShot | None = None
+        if cuda and size > 1:
+            self.small = one_shot(self, device, dist.group.WORLD)
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self.small is not None and self.small.fits(x):
+            return self.small(x)
         dist.all_reduce(x)
         return x
 
@@ -58,4 +66,5 @@ class TorchCollective:
         return agreed.tolist()
 
     def close(self) -> None:
+        self.small = None
         dist.destroy_process_group()
