@@ -56,7 +56,7 @@ class Context:
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
         self.flights = Flights(config.request_timeout)
-        self.metrics = Metrics(self.model)
+        self.metrics = Metrics(self.model, engine.host.tally)
         self.draining = False
         self.dead: EngineDeadError | None = None
         self.hangs: EngineDeadError | None = None

@@ -14,9 +14,11 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
+    SummaryMetricFamily,
 )
 
 from weft.engine.stats import EngineStats
+from weft.plugins.tally import Tally
 from weft_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
 
 __all__ = ("METHODS", "Metrics")
@@ -48,7 +50,8 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
 class Metrics:
     """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tally: Tally | None = None) -> None:
+        """``tally`` is of the plugins that are called in this process."""
         self.time_to_first_token = Histogram(LATENCY)
         self.inter_token = Histogram(SHORT)
         self.latency = Histogram(LATENCY)
@@ -59,6 +62,7 @@ class Metrics:
         self._http_seconds: dict[str, Histogram] = {}
         self._parser_failures: Counter[str] = Counter()
         self._stats: EngineStats | None = None
+        self._tally = tally or Tally()
         self._label = [model]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -83,6 +87,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         yield from self._engine()
+        yield from self._plugins()
         yield from self._requests()
         yield from self._server()
 
@@ -104,28 +109,43 @@ class Metrics:
             counter = CounterMetricFamily(f"weft_{name}", text, labels=names)
             counter.add_metric(label, float(getattr(stats, field)))
             yield counter
-        calls = CounterMetricFamily(
-            "weft_plugin_calls",
-            "Calls of plugins by the engine.",
-            labels=[*names, "plugin", "hook", "outcome"],
-        )
-        for plugin, hook, outcome, count in stats.plugin_calls:
-            calls.add_metric([*label, plugin, hook, outcome], float(count))
-        yield calls
-        states = GaugeMetricFamily(
-            "weft_plugin_state",
-            "1 for the state of each plugin that the engine has loaded.",
-            labels=[*names, "plugin", "state"],
-        )
-        for plugin, state in sorted(stats.plugin_states.items()):
-            states.add_metric([*label, plugin, state], 1.0)
-        yield states
         ended = CounterMetricFamily(
             "weft_sequences_finished", "Sequences by how they ended.", labels=[*names, "reason"]
         )
         for reason, count in sorted(stats.finished.items()):
             ended.add_metric([*label, reason], float(count))
         yield ended
+
+    def _plugins(self) -> Iterator[Metric]:
+        """What the engine's process and this one have called, added up."""
+        names, stats = ["model_name", "plugin"], self._stats or EngineStats()
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for plugin, hook, outcome, count in [*stats.plugin_calls, *self._tally.rows()]:
+            counts[plugin, hook, outcome] += count
+        calls = CounterMetricFamily(
+            "weft_plugin_calls", "Calls of plugins.", labels=[*names, "hook", "outcome"]
+        )
+        for (plugin, hook, outcome), count in counts.items():
+            calls.add_metric([*self._label, plugin, hook, outcome], float(count))
+        yield calls
+        times: dict[tuple[str, str], tuple[int, float]] = {}
+        for plugin, hook, count, seconds in [*stats.plugin_seconds, *self._tally.seconds()]:
+            before = times.get((plugin, hook), (0, 0.0))
+            times[plugin, hook] = before[0] + count, before[1] + seconds
+        took = SummaryMetricFamily(
+            "weft_plugin_seconds", "Time in calls of plugins.", labels=[*names, "hook"]
+        )
+        for (plugin, hook), (count, seconds) in times.items():
+            took.add_metric([*self._label, plugin, hook], count, seconds)
+        yield took
+        states = GaugeMetricFamily(
+            "weft_plugin_state",
+            "1 for the state of each plugin that the engine has loaded.",
+            labels=[*names, "state"],
+        )
+        for plugin, state in sorted(stats.plugin_states.items()):
+            states.add_metric([*self._label, plugin, state], 1.0)
+        yield states
 
     def _requests(self) -> Iterator[Metric]:
         for name, histogram, text in (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from serving import serving
 
 from weft.engine.stats import EngineStats
+from weft.plugins.tally import Tally
 from weft_server.metrics import Metrics
 
 
@@ -33,9 +36,18 @@ def test_calls_and_states_are_metrics() -> None:
             ("stat_loggers:x", "record", "error", 3),
             ("policies:fcfs", "order", "ok", 7),
         ],
+        plugin_seconds=[("policies:fcfs", "order", 7, 0.5)],
         plugin_states={"stat_loggers:x": "broken"},
     )
-    page = Metrics("m").exposition(stats).decode()
+    own = Tally()
+    own.failed("stat_loggers:x", "record", perf_counter())
+    own.done("policies:fcfs", "order", perf_counter() - 1.5)
+    page = Metrics("m", own).exposition(stats).decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
-    assert f"weft_plugin_calls_total{{{labels}}} 3.0" in page
+    assert f"weft_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
+    labels = 'hook="order",model_name="m",outcome="slow",plugin="policies:fcfs"'
+    assert f"weft_plugin_calls_total{{{labels}}} 1.0" in page
+    labels = 'hook="order",model_name="m",plugin="policies:fcfs"'
+    assert f"weft_plugin_seconds_count{{{labels}}} 8.0" in page
+    assert f"weft_plugin_seconds_sum{{{labels}}} 2.0" in page
     assert 'weft_plugin_state{model_name="m",plugin="stat_loggers:x",state="broken"} 1.0' in page

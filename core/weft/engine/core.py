@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from weft.api.engine import StatLogger
 from weft.cache import KVCache
@@ -119,7 +120,24 @@ class EngineCore:
                     f"(logits_processors: {', '.join(self._processors) or 'none'})",
                     param="extra",
                 )
+            self._check_extra(name, arguments)
+
+    def _check_extra(self, name: str, arguments: Any) -> None:
+        """A processor that cannot even look at its arguments costs the request that brought them."""
+        plugin, began = f"logits_processors:{name}", time.perf_counter()
+        try:
             self._processors[name].check(arguments)
+        except RequestError:
+            self.host.tally.done(plugin, "check", began)
+            raise
+        except Exception as error:  # a plugin may raise anything
+            self.host.tally.failed(plugin, "check", began)
+            text = f"logits processor {name!r} failed in check: {type(error).__name__}: {error}"
+            if self.host.switches.strict:
+                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+            log.warning("%s", text, exc_info=error)
+            raise RequestError(text, param="extra") from error
+        self.host.tally.done(plugin, "check", began)
 
     def _seed(self, request: EngineRequest) -> int:
         """A sequence's random numbers depend on this and the position only."""
@@ -172,6 +190,9 @@ class EngineCore:
         if result.error is not None:
             log.error("step %d failed: %s", result.id, result.error)
             self._executor.check()
+        if result.faults and self.host.switches.strict:
+            fault = next(iter(result.faults.values()))
+            raise EngineError(f"{fault} (plugin_strict makes it fatal)")
         self._steps += 1
         return self.scheduler.commit(result)
 
@@ -226,6 +247,7 @@ class EngineCore:
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
             plugin_calls=self.host.tally.rows(),
+            plugin_seconds=self.host.tally.seconds(),
             plugin_states=self.host.states(),
         )
 

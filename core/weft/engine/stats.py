@@ -25,6 +25,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     integrity_faults: int = 0
     plugin_calls: list[tuple[str, str, str, int]] = []
-    """Calls of plugins: ``kind:key``, hook or method, ``ok`` or ``error``, and how many."""
+    """Calls of plugins: ``kind:key``, hook or method, ``ok``, ``slow`` or ``error``, and how many."""
+    plugin_seconds: list[tuple[str, str, int, float]] = []
+    """The same by ``kind:key`` and hook or method: how many, and the seconds that they took."""
     plugin_states: dict[str, str] = {}
     """``loaded`` or ``broken``, by ``kind:key``."""

@@ -43,6 +43,9 @@ class Kind:
     generation: int = 1
     owner: str = "weft-core"
     """The distribution whose hook specification it is."""
+    budget: float = 10.0
+    """Seconds that one call of a method of what its hook returns may take before it counts as
+    slow; of a hook, ten if that is more. Only what serves requests has less."""
 
 
 def _kinds() -> Mapping[str, Kind]:
@@ -57,15 +60,15 @@ def _kinds() -> Mapping[str, Kind]:
         Kind("attention", "backend", "bid", "weft_attention"),
         Kind("kernels", "backend", "bid", "weft_kernel"),
         Kind("executors", "name", "one", "weft_executor"),
-        Kind("policies", "name", "one", "weft_policy"),
+        Kind("policies", "name", "one", "weft_policy", budget=0.005),
         Kind("proposers", "name", "one", "weft_proposer"),
         Kind("kv_connectors", "name", "one", "weft_kv_connector"),
-        Kind("logits_processors", "name", "many", "weft_logits_processor"),
+        Kind("logits_processors", "name", "many", "weft_logits_processor", budget=0.02),
         Kind("lora_resolvers", "name", "many", "weft_lora_resolver"),
-        Kind("stat_loggers", "name", "many", "weft_stat_logger"),
+        Kind("stat_loggers", "name", "many", "weft_stat_logger", budget=0.005),
         Kind("guided", "backend", "one", "weft_grammar_compiler"),
-        Kind("tool_parsers", "name", "one", "weft_tool_parser"),
-        Kind("reasoning", "name", "one", "weft_reasoning_parser"),
+        Kind("tool_parsers", "name", "one", "weft_tool_parser", budget=0.25),
+        Kind("reasoning", "name", "one", "weft_reasoning_parser", budget=0.25),
         Kind("extensions", "name", "always", "weft_configure"),
         Kind("server", "name", "always", "weft_server", owner="weft-server"),
         Kind("commands", "subcommand", "one", "weft_command", owner="weft-cli"),

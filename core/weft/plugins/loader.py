@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from time import perf_counter
 from typing import Any
 
 import pluggy
@@ -135,6 +136,7 @@ class Relay:
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
         def call(**arguments: Any) -> Any:
+            began = perf_counter()
             around = [p for p, breaker in self._around.items() if not breaker.open]
             while True:
                 others = self._loader.alone(self._plugin, around)
@@ -142,20 +144,20 @@ class Relay:
                 try:
                     found = caller(**arguments)
                 except WeftError:
-                    self._tally.count(self._entry.id, hook, "error")
+                    self._tally.failed(self._entry.id, hook, began)
                     raise  # said on purpose, in words meant for the user
                 except Exception as error:
                     guilty = culprit(error, self._plugin, around)
                     if guilty is not None:
-                        self._around[guilty].failed(hook, error)
+                        self._around[guilty].failed(hook, error, began)
                         around.remove(guilty)
                         continue  # once more, without the extension
                     entry = self._entry
-                    self._tally.count(entry.id, hook, "error")
+                    self._tally.failed(entry.id, hook, began)
                     raise PluginLoadError(
                         f"{entry.id} from {entry.owner} failed in {hook}: {type(error).__name__}: {error}"
                     ) from error
-                self._tally.count(self._entry.id, hook, "ok")
+                self._tally.done(self._entry.id, hook, began)
                 return found
 
         return call

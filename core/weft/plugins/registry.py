@@ -20,7 +20,7 @@ from weft.plugins.local import local_entries
 from weft.plugins.options import checked
 from weft.plugins.plan import Choice, Plan
 from weft.plugins.switches import Switches
-from weft.plugins.tally import Breaker, Tally
+from weft.plugins.tally import Breaker, Tally, budgets
 
 __all__ = ("Registry",)
 
@@ -56,7 +56,7 @@ class Registry:
         self._extensions: list[Entry] | None = None
         self._configured: list[Entry] = []
         self._breakers: dict[str, Breaker] = {}
-        self.tally = Tally()
+        self.tally = Tally(budgets(self.config.plugin_time_budget))
         """What calls of hooks, and of the methods of guarded objects, came to."""
 
     def declared(self) -> list[Entry]:

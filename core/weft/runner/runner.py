@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class ModelRunner:
         names = config.plugins.logits_processors
         made = host.logits_processors(names, self.facts.vocab_size)
         self._processors = dict(zip(names, made, strict=True))
+        self._tally = host.tally
         self._asked: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[PendingStep] = deque()
@@ -240,12 +242,18 @@ class ModelRunner:
     ) -> None:
         """Write what ``processor`` makes of the rows ``which``; nothing if it raises."""
         index = torch.tensor(which, device=self.device)
-        edited = processor.apply(
-            logits.index_select(0, index),
-            [self._asked[slots[i]][name] for i in which],
-            [self._histories[slots[i]] for i in which],
-        )
-        logits.index_copy_(0, index, edited)
+        plugin, began = f"logits_processors:{name}", perf_counter()
+        try:
+            edited = processor.apply(
+                logits.index_select(0, index),
+                [self._asked[slots[i]][name] for i in which],
+                [self._histories[slots[i]] for i in which],
+            )
+            logits.index_copy_(0, index, edited)
+        except Exception:
+            self._tally.failed(plugin, "apply", began)
+            raise
+        self._tally.done(plugin, "apply", began)
 
     def _change_slots(self, plan: StepPlan) -> None:
         if plan.closed:

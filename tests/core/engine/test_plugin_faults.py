@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from weft.errors import EngineError
+from weft.errors import EngineError, RequestError
 from weft.plugins.tally import MOST_FAILURES
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
@@ -45,7 +46,8 @@ WEFT = {"logits_processors": ["odd"]}
 
 class Odd:
     def check(self, arguments):
-        pass
+        if arguments == "odd":
+            raise LookupError("what is odd?")
 
     def apply(self, logits, arguments, tokens):
         for row, given in enumerate(arguments):
@@ -130,8 +132,12 @@ def plugin(tmp_path: Any) -> Any:
 
 
 def calls(driven: Any, plugin: str, hook: str) -> dict[str, int]:
-    rows = driven.core.stats.plugin_calls
-    return {outcome: n for p, h, outcome, n in rows if (p, h) == (plugin, hook)}
+    """By outcome; a slow call is ok, because other tests may keep the machine busy."""
+    found: Counter[str] = Counter()
+    for p, h, outcome, n in driven.core.stats.plugin_calls:
+        if (p, h) == (plugin, hook):
+            found["ok" if outcome == "slow" else outcome] += n
+    return dict(found)
 
 
 def test_a_stat_logger_that_raises_is_left_out_after_some_steps(
@@ -173,6 +179,34 @@ def test_a_logits_processor_that_raises_costs_its_request_alone(
     assert driven.tokens == {"a": [7] * 6, "b": [7, 7], "c": expected}
     assert driven.reasons == {"a": "length", "b": "error", "c": "length"}
     assert driven.errors["b"] == "logits processor 'odd' failed: ValueError: row with 2"
+
+    assert calls(driven, "logits_processors:odd", "apply") == {"ok": 2 + 1 + 3, "error": 2}
+    assert calls(driven, "logits_processors:odd", "check") == {"ok": 2}
+
+
+def test_a_logits_processor_that_cannot_check_refuses_the_request(
+    engine: Any, checkpoint: Any, plugin: Any
+) -> None:
+    options = {"plugin_file": plugin(PROCESSOR), "logits_processors": ["odd"]}
+    driven = engine(checkpoint(), **options)
+    with pytest.raises(RequestError, match=r"'odd' failed in check: LookupError: .*what is odd"):
+        driven.add("a", PROMPT, extra={"odd": "odd"})
+    driven.add("b", PROMPT, max_tokens=3, extra={"odd": 99})
+    driven.run()
+    assert driven.tokens == {"b": [7] * 3}
+    assert calls(driven, "logits_processors:odd", "check") == {"ok": 1, "error": 1}
+
+
+def test_in_strict_mode_a_logits_processor_ends_the_engine(
+    engine: Any, checkpoint: Any, plugin: Any
+) -> None:
+    options = {"plugin_file": plugin(PROCESSOR), "logits_processors": ["odd"]}
+    driven = engine(checkpoint(), **options, plugin_strict=True)
+    with pytest.raises(EngineError, match=r"failed in check: .*plugin_strict"):
+        driven.add("a", PROMPT, extra={"odd": "odd"})
+    driven.add("b", PROMPT, max_tokens=9, ignore_eos=True, extra={"odd": 2})
+    with pytest.raises(EngineError, match=r"'odd' failed: ValueError: row with 2 .*plugin_strict"):
+        driven.run()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,63 @@
+"""Calls that take longer than their kind allows are counted, and said once."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+
+import pytest
+
+from weft.config import PluginConfig, from_options
+from weft.errors import ConfigError
+from weft.plugins import Host
+from weft.plugins.kinds import KINDS
+from weft.plugins.tally import HOOK_SECONDS, Tally, budgets
+
+
+def test_a_call_is_ok_slow_or_an_error():
+    tally, now = Tally({"policies": 1.0}), perf_counter()
+    for ago in (0.0, 0.5, 1.5, 3.0):
+        tally.done("policies:x", "order", now - ago)
+    tally.failed("policies:x", "order", now - 5)
+    rows = {outcome: count for _, _, outcome, count in tally.rows()}
+    assert rows == {"ok": 2, "slow": 2, "error": 1}
+    ((_, hook, count, seconds),) = tally.seconds()
+    assert (hook, count) == ("order", 5) and seconds == pytest.approx(10, abs=0.5)
+
+
+def test_a_slow_plugin_is_said_once_in_a_while(caplog):
+    tally = Tally({"policies": 1.0})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            tally.done("policies:x", "order", perf_counter() - 2)
+            tally.done("policies:y", "order", perf_counter() - 0.1)
+        tally.done("policies:z", "order", perf_counter() - 3)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" is slow")[0] for text in said] == ["policies:x", "policies:z"]
+    assert "took 2 s, its budget is 1 s (--plugin-time-budget)" in said[0]
+
+
+def test_hooks_have_more_time_than_methods():
+    tally = Tally(budgets({"policies": 0.5, "models": 60.0}))
+    assert tally.budget("policies:x", "order") == 0.5
+    assert tally.budget("policies:x", "weft_policy") == HOOK_SECONDS
+    assert tally.budget("models:x", "weft_model") == 60.0
+    assert tally.budget("stat_loggers:x", "record") == KINDS["stat_loggers"].budget
+
+
+def test_a_budget_of_a_kind_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match=r"plugin_time_budget names 'policy'.*policies"):
+        Host(PluginConfig(plugin_time_budget={"policy": 1.0}))
+    with pytest.raises(ConfigError, match="plugin_time_budget"):
+        from_options(model="m", plugin_time_budget={"policies": 0})
+
+
+def test_a_slow_hook_is_counted(site):
+    site.scheme("acme-awq", "awq")
+    host = site.host()
+    host.tally = Tally({"quantization": 1.0})
+    host.quantization("awq", {}, None)
+    assert ("quantization:awq", "weft_quantization", "ok", 1) in host.tally.rows()
+    assert any(
+        row[:3] == ("quantization:awq", "weft_quantization", 1) for row in host.tally.seconds()
+    )
