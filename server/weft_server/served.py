@@ -67,6 +67,13 @@ class Served:
                 await self._over.wait()
         except Exception as error:  # a plugin may raise anything
             if not started.done():
-                started.set_exception(error)
+                started.set_exception(cause(error))
             else:
                 log.error("the shutdown of the application failed", exc_info=error)
+
+
+def cause(error: Exception) -> Exception:
+    """The error inside of the group that litestar's event emitter makes of it."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
