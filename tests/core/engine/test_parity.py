@@ -57,6 +57,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # No plugin of their own: the fallback runs them.
+    "phi3": ("Phi3ForCausalLM", {}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {}),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 3}),
 }
 VOCAB = 320
 NEW = 24
@@ -147,7 +151,7 @@ def test_greedy_equals_transformers(
         assert driven.core.stats.prefix_hit_tokens == 0  # all arrived at once
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3"])
 def test_one_at_a_time_hits_the_prefix_cache(
     name: str, engine: Any, checkpoint: Any, expected: Any
 ) -> None:

@@ -1,0 +1,346 @@
+"""weft-transformers: the suite of models for architectures that no other plugin has, and refusals."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from weft.config import PluginConfig, from_options
+from weft.engine.core import EngineCore
+from weft.engine.messages import EngineRequest
+from weft.errors import CheckpointError, UnsupportedModelError
+from weft.plugins import Host
+from weft.sampling.params import SamplingParams
+from weft.testing.architectures import ModelSuite
+from weft.testing.checkpoints import make_checkpoint
+from weft.testing.models import TinyModel, transformers_logits
+from weft.testing.plugin import PluginSuite
+from weft.testing.ranks import on_ranks
+
+IDS = torch.randint(0, 250, (45,), generator=torch.Generator().manual_seed(9))
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "head_dim": 8, "v_head_dim": 12, "num_key_value_heads": 4, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 8, "long_factor": [1.0 + i / 4 for i in range(8)],
+}  # fmt: skip
+
+
+class TestPhi3(PluginSuite, ModelSuite):
+    """Projections that are one matrix, whose outputs every rank needs whole."""
+
+    plugin = "models:Phi3ForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {
+        "plain": {},
+        "window": {"sliding_window": 7},
+        "part rotary": {"partial_rotary_factor": 0.5, "tie_word_embeddings": True},
+    }
+
+
+class TestGPTNeoX(ModelSuite):
+    """Parallel residuals, biases, rotation of a quarter of each head; checkpoints say embed_out."""
+
+    plugin = "models:GPTNeoXForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {"parallel": {}, "serial": {"use_parallel_residual": False}}
+
+
+class TestOlmo3(ModelSuite):
+    """Norms over all heads, so that attention is not divided; windows in some layers."""
+
+    plugin = "models:Olmo3ForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {
+        "windows": {
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        }
+    }
+
+
+class TestStarcoder2(ModelSuite):
+    plugin = "models:Starcoder2ForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {
+        "plain": {"use_bias": True},
+        "one key head": {"num_key_value_heads": 1, "sliding_window": 9},
+    }
+
+
+class TestGranite(ModelSuite):
+    """Multipliers of embeddings, attention, residuals and logits."""
+
+    plugin = "models:GraniteForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {
+        "scaled": {
+            "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.7,
+            "logits_scaling": 2.0, "attention_bias": True,
+        }
+    }  # fmt: skip
+
+
+class TestOlmoe(ModelSuite):
+    plugin = "models:OlmoeForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {"plain": EXPERTS, "normalised": {**EXPERTS, "norm_topk_prob": True}}
+
+
+class TestPhimoe(ModelSuite):
+    """Experts under the names of Mixtral's, and norms with biases."""
+
+    plugin = "models:PhimoeForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {"plain": {"num_local_experts": 4}}
+
+
+class TestDeepseekV3(ModelSuite):
+    """Values smaller than keys, one key part for all heads, buffers in the checkpoint."""
+
+    plugin = "models:DeepseekV3ForCausalLM"
+    tolerance = 5e-5
+    variants: ClassVar = {"plain": LATENT}
+
+
+class TestGPT2(ModelSuite):
+    """Learned positions; its matrices lie transposed, and nothing says how to divide them."""
+
+    plugin = "models:GPT2LMHeadModel"
+    tolerance = 5e-5
+    ranks = 1
+    variants: ClassVar = {"plain": {"n_inner": 96}}
+
+
+class TestLlamaPinned(ModelSuite):
+    """What another plugin has runs here as well, if it is asked to."""
+
+    plugin = "models:LlamaForCausalLM"
+    tolerance = 5e-5
+
+    def host(self) -> Host:
+        return Host(PluginConfig(plugin=[f"{self.plugin}=weft-transformers"]))
+
+    def test_it_equals_the_plugin_of_its_own(self, plain: Path) -> None:
+        torch.testing.assert_close(
+            self.model(plain).logits(self.ids),
+            TinyModel(plain, Host()).logits(self.ids),
+            atol=1e-5,
+            rtol=0,
+        )
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host()
+
+
+def test_it_stands_behind_all_others(host: Host) -> None:
+    assert host.choose("models", "LlamaForCausalLM").dist == "weft-llama"
+    assert host.choose("models", "Phi3ForCausalLM").dist == "weft-transformers"
+
+
+def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
+    pinned = Host(PluginConfig(plugin=["models:Gemma2ForCausalLM=weft-transformers"]))
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 7}
+    folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **caps)
+    model = TinyModel(folder, pinned)
+    assert {a.request.softcap for a in model.attentions} == {2.0}
+    torch.testing.assert_close(
+        model.logits(IDS), transformers_logits(folder, IDS), atol=2e-5, rtol=0
+    )
+
+
+@pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Olmo3ForCausalLM"])
+def test_two_and_four_ranks_equal_one(tmp_path: Path, host: Host, architecture: str) -> None:
+    folder = make_checkpoint(tmp_path, architecture)
+    alone = TinyModel(folder, host).logits(IDS)
+    for ranks in (2, 4):
+        for got in on_ranks(ranks, lambda r: TinyModel(folder, host, ranks=r).logits(IDS)):
+            torch.testing.assert_close(got, alone, atol=2e-5, rtol=0)
+
+
+def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: Host) -> None:
+    """Transformers turns all sequences of a batch by its longest; weft by what it admits."""
+    folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", rope_parameters=LONG)
+    long = TinyModel(folder, host)
+    torch.testing.assert_close(
+        long.logits(IDS), transformers_logits(folder, IDS), atol=1e-5, rtol=0
+    )
+    short = TinyModel(folder, host, longest=32)
+    torch.testing.assert_close(
+        short.logits(IDS[:20]), transformers_logits(folder, IDS[:20]), atol=1e-5, rtol=0
+    )
+    one, two = long.batch([IDS, IDS[:5]], [[45], [5]])
+    torch.testing.assert_close(two, one[:5], atol=1e-5, rtol=0)
+
+
+def test_weights_are_in_memory_once(tmp_path: Path, host: Host) -> None:
+    folder = make_checkpoint(tmp_path, "OlmoeForCausalLM", tie_word_embeddings=True, **EXPERTS)
+    model = TinyModel(folder, host).model
+    weights = {n: p for n, p in model.named_parameters() if not n.endswith("kv_scale")}
+    held = {p.data_ptr(): p.numel() for p in weights.values()}
+    stored = sum(t.numel() for t in load_file(folder / "model.safetensors").values())
+    assert sum(held.values()) == stored
+    assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
+
+
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> None:
+    folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", dtype=torch.bfloat16)
+    exact = transformers_logits(folder, IDS)
+    theirs = transformers_logits(folder, IDS, torch.bfloat16)
+    ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
+    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+
+
+def test_old_names_without_a_prefix_load(tmp_path: Path, host: Host) -> None:
+    """The first GPT-2 has ``h.0…`` and masks, where later ones have ``transformer.h.0…``."""
+    folder = make_checkpoint(tmp_path, "GPT2LMHeadModel", n_inner=96)
+    want = TinyModel(folder, host).logits(IDS)
+    file = folder / "model.safetensors"
+    old = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
+    save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file)
+    assert torch.equal(TinyModel(folder, host).logits(IDS), want)
+
+
+# ------------------------------------------------------------------------------- engines
+
+
+PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]
+
+
+def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
+    config = from_options(
+        model=str(folder), device="cpu", dtype="float32", threads=1, num_pages=64, **options
+    )
+    core = EngineCore(config, Host(config.plugins))
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1)
+        for i, prompt in enumerate(PROMPTS):
+            core.add(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
+        found: dict[str, list[tuple[int, float]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
+        while core.has_work:
+            for output in core.step():
+                for line in output.logprobs or []:
+                    found[output.id].append((line.ids[0], line.logprobs[0]))
+    finally:
+        core.close()
+    return found
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM", use_bias=True)
+    one = run(folder)
+    two = run(folder, executor="processes", tensor_parallel_size=2)
+    for name, lines in one.items():
+        assert [token for token, _ in two[name]] == [token for token, _ in lines]
+        assert [v for _, v in two[name]] == pytest.approx([v for _, v in lines], abs=1e-5)
+
+
+def test_the_python_interface_generates(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from weft import LLM
+
+    folder = make_checkpoint(tmp_path, "GPTNeoXForCausalLM", tokenizer=True)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    want = theirs.generate(
+        torch.tensor([PROMPTS[0]]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with LLM(str(folder), device="cpu", dtype="float32", threads=1, num_pages=64) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params)
+    assert output.outputs[0].token_ids == want[0, len(PROMPTS[0]) :].tolist()
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def refused(folder: Path, host: Host, architecture: str, **config: Any) -> str:
+    """The error for a configuration without weights: nothing is loaded before it comes."""
+    folder.mkdir(exist_ok=True)
+    values = {"architectures": [architecture], **config}
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file({}, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError) as caught:
+        TinyModel(folder, host, longest=64)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "reason"),
+    [
+        ("MambaForCausalLM", {"model_type": "mamba"}, "keeps a state"),
+        ("JambaForCausalLM", {"model_type": "jamba"}, "state"),
+        ("BloomForCausalLM", {"model_type": "bloom"}, "does not go through"),
+        ("GptOssForCausalLM", {"model_type": "gpt_oss", "num_hidden_layers": 2}, "s_aux"),
+        ("BertLMHeadModel", {"model_type": "bert", "num_hidden_layers": 1}, "not causal"),
+        ("Llama4ForCausalLM", {"model_type": "llama4_text"}, "layers of type chunked_attention"),
+        (
+            "Lfm2ForCausalLM",
+            {"model_type": "lfm2", "num_hidden_layers": 1, "layer_types": ["conv"]},
+            "layers of type conv",
+        ),
+        ("DogeForCausalLM", {"model_type": "doge", "num_hidden_layers": 1}, "mask of its own"),
+        ("DeepseekV32ForCausalLM", {"model_type": "deepseek_v32"}, "picks the keys"),
+        ("Gemma3nForCausalLM", {"model_type": "gemma3n_text"}, "name tensors by the pattern"),
+        ("Phi3ForCausalLM", {"model_type": "phi3", "num_kv_shared_layers": 2}, "of other layers"),
+        ("FuyuForCausalLM", {"model_type": "fuyu"}, "parts besides its language model"),
+        ("HrmTextForCausalLM", {"model_type": "hrm_text"}, "only transformers can read"),
+        ("Phi3ForCausalLM", {"model_type": "their_own"}, "never run"),
+    ],
+)
+def test_it_refuses_with_the_reason(
+    tmp_path: Path, host: Host, architecture: str, config: dict[str, Any], reason: str
+) -> None:
+    said = refused(tmp_path, host, architecture, **config)
+    assert reason in said and architecture in said and "plugin of its own" in said
+
+
+@pytest.mark.parametrize("name", ["NoSuchForCausalLM", "T5ForConditionalGeneration"])
+def test_what_it_has_never_heard_of_is_an_unknown_architecture(
+    tmp_path: Path, host: Host, name: str
+) -> None:
+    said = refused(tmp_path, host, name)
+    assert f"needs a plugin for {name}" in said and "LlamaForCausalLM" in said
+    assert "the fallback of weft-transformers" in said and "cannot serve it either" in said
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        ("GPT2LMHeadModel", {"n_inner": 96}, "no plan"),
+        ("AriaTextForCausalLM", {"moe_num_experts": 4}, "experts"),
+    ],
+)
+def test_ranks_without_a_plan_are_refused(
+    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any], reason: str
+) -> None:
+    folder = make_checkpoint(tmp_path, architecture, **changes)
+    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+        on_ranks(2, lambda ranks: TinyModel(folder, host, ranks=ranks))
+    assert "set tensor_parallel_size to 1" in str(caught.value)
+
+
+def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, host: Host) -> None:
+    folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.self_attn.qkv_proj.weight"
+    save_file({k: v for k, v in tensors.items() if k != name}, file)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        TinyModel(folder, host)
+    save_file({**tensors, name: tensors[name][:-1].clone()}, file)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        TinyModel(folder, host)
