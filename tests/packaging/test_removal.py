@@ -53,13 +53,16 @@ main(["plugin", "list", "--json"])
 """
 
 
-def without(member: Member, folder: Path) -> Path:
-    """Make a site folder that has everything but ``member``."""
+def without(member: Member, folder: Path, *more: Member) -> Path:
+    """Make a site folder that has everything but ``member`` and ``more``."""
     site = folder / "site"
     site.mkdir()
-    files = metadata.distribution(member.name).files or []
-    own = {file.parts[0] for file in files if file.parts[0] != ".."}
-    assert own, f"{member.name} is not installed; see CONTRIBUTING.md"
+    own: set[str] = set()
+    for gone in (member, *more):
+        files = metadata.distribution(gone.name).files or []
+        found = {file.parts[0] for file in files if file.parts[0] != ".."}
+        assert found, f"{gone.name} is not installed; see CONTRIBUTING.md"
+        own |= found
     here = Path(str(metadata.distribution(member.name).locate_file("")))
     for path in here.iterdir():
         if path.name not in own:
@@ -128,12 +131,23 @@ def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
+def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Generate with a Llama where ``weft-llama`` and ``more`` are not installed."""
+    named = {m.name: m for m in plugins()}
+    model = checkpoint(folder, named["weft-qwen"])
+    assert "LlamaForCausalLM" in (model / "config.json").read_text()
+    site = without(named["weft-llama"], folder, *(named[name] for name in more))
+    return run(site, GENERATE, "weft-llama", str(model))
+
+
+def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path) -> None:
+    done = removed_llama(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "4"
+
+
 def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path) -> None:
     """The absence is real, and the message names the distribution to install."""
-    (member,) = (m for m in plugins() if m.name == "weft-llama")
-    (other,) = (m for m in plugins() if m.name == "weft-qwen")
-    model = checkpoint(tmp_path, other)
-    assert "LlamaForCausalLM" in (model / "config.json").read_text()
-    done = run(without(member, tmp_path), GENERATE, member.name, str(model))
+    done = removed_llama(tmp_path, "weft-transformers")
     assert done.returncode != 0
     assert "weft-llama" in done.stderr.splitlines()[-1], done.stderr

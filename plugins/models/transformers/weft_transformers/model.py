@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.api.attention import Step
 from weft.api.models import ModelContext
+from weft.known_plugins import KNOWN
 from weft_transformers.attention import (
     IMPLEMENTATION,
     SERVED_BY,
@@ -24,6 +26,7 @@ from weft_transformers.tensors import fill_constants, fix_rotary, make_room
 
 __all__ = ("TransformersModel",)
 
+log = logging.getLogger(__name__)
 IDLE = Step(plans=())
 
 
@@ -38,6 +41,7 @@ class TransformersModel(nn.Module):
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
         architecture, model = _on_meta(ctx)
+        log.info("%s", _advice(architecture))
         decoder = model.get_decoder()
         home = next(path for path, module in model.named_modules() if module is decoder)
         if not home:
@@ -72,6 +76,13 @@ class TransformersModel(nn.Module):
         """``[rows, hidden]`` to ``[rows, vocab]``, with the model's own scalings and caps."""
         logits: Tensor = self._parts[1](inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
+
+
+def _advice(architecture: str) -> str:
+    """What a user should know about being served by the fallback."""
+    text = f"running {architecture} through transformers, slower than a plugin of its own would"
+    own = KNOWN.get(f"models:{architecture}")
+    return f"{text}; {own} has it" if own else text
 
 
 def _on_meta(ctx: ModelContext) -> tuple[str, Any]:
