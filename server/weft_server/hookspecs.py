@@ -23,5 +23,7 @@ class ServerHooks:
         """Edit the application before it is built: routes, middleware, guards, lifespan.
 
         ``app.state.context`` is the ``weft_server.context.Context`` of this server. Routes added
-        here are behind the API key like all others. Import litestar inside the body.
+        here are behind the API key like all others. Called again, beside what is served, when a
+        server plugin is reloaded: what it opens belongs into a lifespan manager. Import litestar
+        inside the body.
         """
