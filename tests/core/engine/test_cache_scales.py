@@ -55,14 +55,15 @@ def start(folder: Path, ranks: Any = None, **options: Any) -> Started:
 
 def logits(started: Started) -> torch.Tensor:
     """Of a prompt of 30 tokens, of which the last 3 come one by one."""
-    model, size = started.model, started.facts.page_size
-    ids = torch.arange(5, 35)
+    model, size, device = started.model, started.facts.page_size, started.device
+    ids = torch.arange(5, 35, device=device)
     with torch.inference_mode():
         for first, last in ((0, 27), (27, 28), (28, 29), (29, 30)):
-            batch, _ = batch_of([last - first], [last], page_size=size)
+            batch, _ = batch_of([last - first], [last], page_size=size, device=device)
             step = started.attention.plan([batch])
-            hidden = model.forward(ids[first:last], torch.arange(first, last), step)
-        return model.logits(hidden[-1:])
+            positions = torch.arange(first, last, device=device)
+            hidden = model.forward(ids[first:last], positions, step)
+        return model.logits(hidden[-1:]).cpu()
 
 
 def scales(started: Started) -> list[tuple[float, float]]:
@@ -119,6 +120,35 @@ def test_a_graph_or_kernel_is_made_after_they_are_known(tmp_path: Path) -> None:
     runner = ModelRunner(config, Host(config.plugins))
     found = [m for m in runner.model.modules() if isinstance(m, Attention)]  # type: ignore[attr-defined]
     assert all(m.scales != (1.0, 1.0) for m in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_on_a_card_the_fused_write_scales_too(dtype: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, head_dim=64)
+    want = logits(start(folder, kv_cache_dtype="auto"))
+    options = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": dtype, "num_pages": 16}
+    started = start(folder, calculate_kv_scales=True, **options)
+    if torch.cuda.get_device_capability() >= (8, 9):
+        assert any("rotary_write_fp8" in line for line in started.facts.report)
+    assert (logits(started) - want).norm() < 0.3 * want.norm()
+
+
+@pytest.mark.gpu
+def test_graphs_keep_the_scales(tmp_path: Path) -> None:
+    from weft import LLM, SamplingParams
+
+    folder = checkpoint(tmp_path, head_dim=64, tokenizer=True)
+    greedy = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    found = []
+    for eager in (True, False):
+        with LLM(
+            str(folder), device="cuda", dtype="bfloat16", kv_cache_dtype="fp8_e4m3",
+            calculate_kv_scales=True, num_pages=64, max_num_seqs=4, enforce_eager=eager,
+        ) as llm:  # fmt: skip
+            outputs = llm.generate([{"prompt_token_ids": [5, 9, 77]}], greedy, use_tqdm=False)
+            found.append(list(outputs[0].outputs[0].token_ids))
+    assert found[0] == found[1]
 
 
 def test_errors(tmp_path: Path) -> None:
