@@ -282,8 +282,9 @@ def server_environment() -> dict[str, Any]:
     """Options of the server that come from the environment: ``WEFT_API_KEY`` and
     ``WEFT_ADMIN_API_KEY`` are lists of keys."""
     found: dict[str, Any] = {}
-    for option in ("api_key", "admin_api_key"):
-        given = os.environ.get(f"WEFT_{option.upper()}", "")
+    variables = {"api_key": "WEFT_API_KEY", "admin_api_key": "WEFT_ADMIN_API_KEY"}
+    for option, variable in variables.items():
+        given = os.environ.get(variable, "")
         if keys := [k.strip() for k in given.split(",") if k.strip()]:
             found[option] = keys
     return found

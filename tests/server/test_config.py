@@ -11,15 +11,19 @@ from weft_server.listen import bind
 
 
 def test_a_key_is_never_shown() -> None:
-    shown = repr(server_from_options(api_key=["s3cret-a", "s3cret-b"]))
+    keys = {"api_key": ["s3cret-a", "s3cret-b"], "admin_api_key": ["s3cret-c"]}
+    shown = repr(server_from_options(keys))
     assert "s3cret" not in shown
-    assert "['***', '***']" in shown
+    assert "['***', '***']" in shown and "admin_api_key=['***']" in shown
 
 
 def test_keys_come_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_API_KEY", "one, two")
     assert server_from_options().api_key == ["one", "two"]
     assert server_from_options(api_key=["three"]).api_key == ["three"]
+    monkeypatch.setenv("WEFT_ADMIN_API_KEY", "boss")
+    found = server_from_options()
+    assert (found.api_key, found.admin_api_key) == (["one", "two"], ["boss"])
 
 
 def test_every_option_is_described() -> None:
@@ -34,6 +38,8 @@ def test_every_option_is_described() -> None:
         ({"host": "0.0.0.0"}, "--api-key"),
         ({"host": "::"}, "--insecure"),
         ({"api_key": ["a", " "]}, "empty key"),
+        ({"admin_api_key": [""]}, "admin_api_key holds an empty key"),
+        ({"api_key": ["a", "b"], "admin_api_key": ["b"]}, "a key of their own"),
         ({"ssl_keyfile": "k"}, "ssl_certfile"),
         ({"root_path": "llm/"}, "begin with /"),
         ({"drain_timeout": -1}, "option drain_timeout is -1"),
