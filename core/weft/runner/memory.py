@@ -140,7 +140,10 @@ def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
     """Turn torch's lack of memory into ``OutOfMemoryError`` with figures and what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        on_host = "DefaultCPUAllocator" in str(error)  # for which torch has no type of its own
+        if not on_host and not isinstance(error, torch.OutOfMemoryError):
+            raise
         state = ""
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)

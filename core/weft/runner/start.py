@@ -19,7 +19,7 @@ from weft.loading.config import eos_ids, max_model_len, resolve_dtype, text_conf
 from weft.plugins import Host
 from weft.runner.attention import AttentionLayers
 from weft.runner.device import describe, dtype_name, pick_device
-from weft.runner.memory import Usage, count_pages, explained, plain_bytes, weight_bytes
+from weft.runner.memory import GIB, Usage, count_pages, explained, plain_bytes, weight_bytes
 from weft.runner.report import Stages, memory_lines
 from weft.runner.scales import calculate_scales
 
@@ -82,12 +82,13 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     pages = _size_cache(config, model, attention, device, max_len, usage)
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
-    attention.allocate(pages, device, model)
+    usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
+    with explained(device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"):
+        attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
         calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
     kernels = install_kernels(model, host, info, dtype_name(dtype))
     groups = attention.describe(pages)
-    usage.cache = sum(g.pages * g.page_bytes for g in groups)
     stages.done("cache and kernels")
     facts = EngineFacts(
         model=config.model.model,

@@ -87,6 +87,24 @@ def test_torchs_lack_of_memory_becomes_ours() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
+def test_a_cache_that_no_machine_holds(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    config = from_options(model=str(folder), device="cpu", num_pages=10**12)
+    with pytest.raises(
+        OutOfMemoryError, match=r"allocating \d+\.\d\d GiB of KV cache; lower num_p"
+    ):
+        ModelRunner(config, Host(config.plugins))
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with (
+        pytest.raises(RuntimeError, match="a shape") as raised,
+        explained(torch.device("cpu"), "loading the weights", ""),
+    ):
+        raise RuntimeError("a shape")
+    assert type(raised.value) is RuntimeError
+
+
 def test_stages_follow_each_other() -> None:
     stages = Stages()
     stages.done("first")
