@@ -18,6 +18,7 @@ SUITES: Mapping[str, str] = {
     "model_sources": "weft.testing.sources:ModelSourceSuite",
     "models": "weft.testing.architectures:ModelSuite",
     "policies": "weft.testing.policies:PolicySuite",
+    "quantization": "weft.testing.quantization:QuantizationSuite",
     "reasoning": "weft.testing.parsers:ReasoningSuite",
     "renderers": "weft.testing.text:RendererSuite",
     "stat_loggers": "weft.testing.stats:StatLoggerSuite",
@@ -26,7 +27,7 @@ SUITES: Mapping[str, str] = {
 }
 """Kind to ``module:class``."""
 
-ALONE = frozenset(SUITES) - {"load_formats", "logits_processors", "model_sources"}
+ALONE = frozenset(SUITES) - {"load_formats", "logits_processors", "model_sources", "quantization"}
 """Kinds whose suite can run without being told anything but the key."""
 
 

@@ -1,0 +1,289 @@
+"""What guided decoding costs: a backend's own work, the wait for a grammar, and the time of a step.
+
+::
+
+    python benchmarks/guided.py                 # with the tokenizer of the demo model
+    python benchmarks/guided.py --vocab 151936  # with a synthetic vocabulary: a backend's work only
+
+1.  Each backend on its own, in one thread: CPU time until it is ready and to compile a few
+    grammars, then the time to fill the mask of a row and to accept a token, along texts that are
+    sampled from its masks.
+2.  Milliseconds until the first token of a request to an engine: without a grammar, with the first
+    one of all (the compiling process starts), with a new one, and with one that is known.
+3.  Milliseconds of CPU time of a step in which every row is inside of a JSON string, and in which
+    none is.
+
+Of 2 and 3 the best of five passes; only the first grammar comes once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.api.files import ModelFiles
+from weft.api.guided import Grammar, GrammarSpec
+from weft.api.types import Tokenizer
+from weft.config import from_options
+from weft.engine.core import EngineCore
+from weft.engine.isolated import limit_cpu, limit_memory
+from weft.engine.messages import EngineRequest
+from weft.frontend.tokenizer import AutoTokenizer
+from weft.guided.checker import CPU_SECONDS, MEMORY
+from weft.plugins import Host
+from weft.sampling.params import GuidedParams, SamplingParams
+from weft.testing.guided_vocabulary import SmallTokenizer
+
+TEXT = {"type": "string"}
+GRAMMARS: dict[str, GrammarSpec] = {
+    name: GrammarSpec("json_schema", json.dumps(schema))
+    for name, schema in {
+        "record": {
+            "type": "object",
+            "properties": {
+                **{f"field_{i}": TEXT for i in range(6)},
+                "size": {"type": "integer"},
+                "kind": {"enum": ["small", "large", "other"]},
+                "owner": {
+                    "type": "object",
+                    "properties": {"name": TEXT, "age": {"type": "integer"}},
+                    "required": ["name", "age"],
+                },
+                "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 5},
+            },
+            "required": ["field_0", "field_1", "field_2", "size", "kind", "owner", "tags"],
+        },
+        "50 properties": {"type": "object", "properties": {f"p{i}": TEXT for i in range(50)}},
+        "500 values": {"enum": [f"the value {i} of many" for i in range(500)]},
+        "maxLength 500": {"type": "object", "properties": {"a": {**TEXT, "maxLength": 500}}},
+        "maxLength 2000": {"type": "object", "properties": {"a": {**TEXT, "maxLength": 2000}}},
+        "array of anything": {"type": "array"},
+    }.items()
+}
+GRAMMARS["any object"] = GrammarSpec("json_object", "{}")
+GRAMMARS["regex"] = GrammarSpec("regex", r"[A-Z][a-z]{2,20} [0-9]{1,4}(, [A-Z]{2})?")
+
+
+class Synthetic(SmallTokenizer):
+    """All bytes, and words, spaces and signs in the proportions of a real vocabulary."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        rng = random.Random(0)
+        made = set(self._tokens)
+        letters = "etaoinshrdlcumwfgypbvkjxqz"
+        signs = ['"', '":', '",', "{", "}", "[", "]", "(", ");", "//", "\n", "\t", "  ", "=", "."]
+        while len(made) < size - 8:
+            word = "".join(rng.choices(letters, range(26, 0, -1), k=rng.randint(2, 9)))
+            kind = rng.random()
+            if kind < 0.45:
+                word = " " + word
+            elif kind < 0.55:
+                word = word.capitalize()
+            elif kind < 0.62:
+                word = rng.choice(signs) + rng.choice([word, *signs])
+            elif kind < 0.80:  # other scripts
+                first = rng.choice([0x430, 0x4E00, 0x3B1, 0xAC00, 0x5D0])
+                word = "".join(chr(first + rng.randrange(24)) for _ in range(rng.randint(1, 4)))
+            made.add(word.encode())
+        self._tokens = [*self._tokens, *sorted(made - set(self._tokens))]
+
+
+# The inside of a JSON string, where most tokens of a JSON text are; it never has to end.
+STRING = r'"([^"\\\x00-\x1f]|\\["\\/bfnrt])+'
+BATCHES = (1, 8, 32)
+STEPS, PASSES = 48, 5
+
+
+def demo() -> Tokenizer:
+    import weft_demo
+
+    return AutoTokenizer.open(ModelFiles(Path(weft_demo.__file__).parent / "model", (), {}))
+
+
+# ------------------------------------------------------------------------ a backend on its own
+
+
+def backends(host: Host, names: list[str], vocab: int | None, seconds: float) -> None:
+    tokenizer: Tokenizer = Synthetic(vocab) if vocab else demo()
+    size = vocab or tokenizer.vocab_size
+    print(f"{size} ids")
+    for name in names:
+        before, began = memory(), time.process_time()
+        compiler = host.grammar_compiler(name, tokenizer, size)
+        ready = time.process_time() - began
+        print(f"\n{name}: ready after {ready:.2f} s, {memory() - before} MiB")
+        print(f"{'':20}{'compile, ms':>12}{'fill, us':>10}{'p99':>8}{'accept':>8}{'rows/s':>10}")
+        for title, spec in GRAMMARS.items():
+            why = compiler.refuses(spec)
+            if why is not None:
+                print(f"{title:20}{why}")
+                continue
+            if not within_limits(lambda: compiler.compile(spec)):  # noqa: B023
+                print(f"{title:20}beyond the limits of {CPU_SECONDS:g} s and {MEMORY >> 20} MiB")
+                continue
+            began = time.process_time()
+            grammar = compiler.compile(spec)
+            compiled = (time.process_time() - began) * 1e3
+            fills, accepts = walks(grammar, size, seconds)
+            mean, accept = statistics.mean(fills) * 1e6, statistics.mean(accepts) * 1e6
+            worst = sorted(fills)[int(len(fills) * 0.99)] * 1e6
+            rows = 1e6 / (mean + accept)
+            print(f"{title:20}{compiled:12.1f}{mean:10.1f}{worst:8.0f}{accept:8.1f}{rows:10,.0f}")
+
+
+def within_limits(work: Callable[[], Any]) -> bool:
+    """Whether a copy of this process survives it within the limits that an engine sets."""
+    child = os.fork()
+    if child == 0:
+        limit_memory(MEMORY)
+        limit_cpu(CPU_SECONDS)
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def walks(grammar: Grammar, vocab: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Seconds of each fill and of each accept along 20 random texts, or as many as there is time."""
+    fills: list[float] = []
+    accepts: list[float] = []
+    mask = torch.zeros((1, -(-vocab // 32)), dtype=torch.int32)
+    began = time.monotonic()
+    for seed in range(20):
+        matcher, rng = grammar.matcher(), random.Random(seed)
+        for _ in range(120):
+            fills.append(timed(matcher.fill, mask, 0))
+            bits = mask[0].numpy().view("uint8")
+            allowed = [i * 8 + b for i in bits.nonzero()[0] for b in range(8) if bits[i] >> b & 1]
+            if not allowed:
+                break
+            token = int(rng.choice(allowed))
+            accepts.append(timed(matcher.accept, token))
+            if matcher.finished:
+                break
+        if time.monotonic() - began > seconds:
+            break
+    return fills, accepts
+
+
+def timed(work: Callable[..., Any], *arguments: Any) -> float:
+    began = time.perf_counter()
+    work(*arguments)
+    return time.perf_counter() - began
+
+
+def memory() -> int:
+    """Most MiB that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+# ----------------------------------------------------------------------------- inside an engine
+
+
+class Engine:
+    """The demo model, put to work without text or sockets."""
+
+    def __init__(self) -> None:
+        config = from_options(model="demo:weft-demo", device="cpu", threads=1, num_pages=1024)
+        self.core = EngineCore(config, Host(config.plugins))
+        self._count = 0
+
+    def add(self, guided: GuidedParams | None, tokens: int) -> None:
+        self._count += 1
+        params = SamplingParams(
+            temperature=1.0, seed=self._count, max_tokens=tokens, ignore_eos=True, guided=guided
+        )
+        prompt = [(self._count * 7 + i) % 4000 + 10 for i in range(16)]
+        self.core.add(EngineRequest(str(self._count), prompt, params, time.monotonic()))
+
+    def step(self) -> None:
+        for output in self.core.step():
+            if output.error is not None:
+                raise RuntimeError(output.error)
+
+    def run(self) -> None:
+        while self.core.has_work:
+            self.step()
+
+    def first_token(self, guided: GuidedParams | None) -> float:
+        """Milliseconds from a request to its only token."""
+        self.add(guided, 1)
+        return timed(self.run) * 1e3
+
+    def step_time(self, rows: int, guided: GuidedParams | None) -> float:
+        """Milliseconds of CPU time of a step with ``rows`` sequences that decode."""
+        best = float("inf")
+        for _ in range(PASSES):
+            for _ in range(rows):
+                self.add(guided, STEPS + 8)
+            while self.core.stats.waiting or self.core.stats.running < rows:
+                self.step()
+            began = time.process_time()
+            for _ in range(STEPS):
+                self.step()
+            best = min(best, (time.process_time() - began) / STEPS * 1e3)
+            self.run()
+        return best
+
+
+def engines(names: list[str]) -> None:
+    schema = json.loads(GRAMMARS["record"].source)
+    print(f"\nms to the first token\n{'':20}{'free':>10}{'first':>10}{'new':>10}{'known':>10}")
+    steps = []
+    for name in names:
+        engine = Engine()
+        try:
+            engine.first_token(None)
+            first = engine.first_token(GuidedParams(regex="[a-z]{8}", backend=name))
+            several = [
+                GuidedParams(json={**schema, "title": str(i)}, backend=name) for i in range(PASSES)
+            ]
+            free = min(engine.first_token(None) for _ in several)
+            new = min(engine.first_token(guided) for guided in several)
+            known = min(engine.first_token(guided) for guided in several)
+            print(f"{name:20}{free:10.1f}{first:10.1f}{new:10.1f}{known:10.1f}")
+            string = GuidedParams(regex=STRING, backend=name)
+            engine.first_token(string)
+            for rows in BATCHES:
+                steps.append(
+                    (name, rows, engine.step_time(rows, None), engine.step_time(rows, string))
+                )
+        finally:
+            engine.core.close()
+    print(
+        f"\nms of CPU time of a step\n{'':20}{'rows':>10}{'free':>10}{'guided':>10}{'us per row':>14}"
+    )
+    for name, rows, free, held in steps:
+        print(f"{name:20}{rows:10}{free:10.2f}{held:10.2f}{(held - free) / rows * 1e3:14.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--vocab", type=int, help="size of a synthetic vocabulary")
+    parser.add_argument("--backend", action="append", help="repeatable; default: all")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="longest walk through one grammar"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    host = Host()
+    names = options.backend or list(host.keys("guided"))
+    backends(host, names, options.vocab, options.seconds)
+    if options.vocab is None:
+        engines(names)
+
+
+if __name__ == "__main__":
+    main()
