@@ -231,6 +231,39 @@ def test_a_killed_engine_is_told_and_the_process_fails(model: Path, tmp_path: Pa
         assert server.ends() != 0
 
 
+def test_the_fallback_serves_what_no_plugin_has(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The greedy tokens are transformers' own."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from weft.testing.checkpoints import make_checkpoint
+
+    folder = make_checkpoint(
+        tmp_path_factory.mktemp("phi"), "Phi3ForCausalLM", tokenizer=True, sliding_window=8
+    )
+    prompt = [5, 9, 200, 17]
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    wanted = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None
+    )
+    with served(folder, tmp_path_factory.mktemp("log") / "server.log") as process:
+        options = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        answer = process.client.post(
+            "/v1/completions", json={**options, "logprobs": 0, "return_token_ids": True}
+        ).json()
+        assert answer["usage"]["completion_tokens"] == 16, answer
+        assert answer["choices"][0]["token_ids"] == wanted[0, len(prompt) :].tolist()
+        chat = process.client.post(
+            "/v1/chat/completions",
+            json={"messages": HELLO, "max_tokens": 8, "temperature": 0},
+        )
+        assert chat.status_code == 200 and chat.json()["usage"]["completion_tokens"] > 0
+        process.signal(signal.SIGTERM)
+        assert process.ends() == 0
+
+
 def test_a_signal_lets_streams_finish(server: Process) -> None:
     """The last test of this file: the server that the others used ends here."""
     body = {"prompt": "ab", "ignore_eos": True, "max_tokens": 500, "n": 4, "stream": True}

@@ -48,6 +48,7 @@ def configured(folder: Path, architecture: str, changes: Mapping[str, Any] | Non
         "MixtralForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
+        "Phi3ForCausalLM",
     ],
 )
 def test_every_family_is_asked_without_memory(architecture: str, tmp_path: Path) -> None:

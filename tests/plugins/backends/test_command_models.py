@@ -144,6 +144,7 @@ def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"architectures": ["OddForCausalLM"]}, "no plugin provides models:OddForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "it keeps a state for each sequence"),
         ({"architectures": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "odd"}}, "no plugin provides quantization:odd"),
         ({"quantization_config": {}}, "no plugin provides quantization:unknown"),

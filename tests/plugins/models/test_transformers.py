@@ -20,6 +20,7 @@ from weft.sampling.params import SamplingParams
 from weft.testing.architectures import ModelSuite
 from weft.testing.checkpoints import make_checkpoint
 from weft.testing.models import TinyModel, transformers_logits
+from weft.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
 from weft.testing.plugin import PluginSuite
 from weft.testing.ranks import on_ranks
 
@@ -212,6 +213,27 @@ def test_old_names_without_a_prefix_load(tmp_path: Path, host: Host) -> None:
     old = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file)
     assert torch.equal(TinyModel(folder, host).logits(IDS), want)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "format"),
+    [
+        ("Phi3ForCausalLM", {}, AwqFormat(32)),
+        ("Starcoder2ForCausalLM", {"use_bias": True}, GptqFormat(4, 32)),
+        ("OlmoeForCausalLM", EXPERTS, AwqFormat(32)),
+    ],
+)
+def test_a_quantized_model_is_its_dequantized_self(
+    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any], format: Format
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    source = make_checkpoint(tmp_path / "source", architecture, **sizes, **changes)
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    pack_checkpoint(source, packed, plain, format, ("1.self_attn.o_proj", "mlp.gate"))
+    want = TinyModel(plain, host).logits(IDS)
+    torch.testing.assert_close(TinyModel(packed, host).logits(IDS), want, atol=1e-3, rtol=0)
+    for got in on_ranks(2, lambda ranks: TinyModel(packed, host, ranks=ranks).logits(IDS)):
+        torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
 
 
 # ------------------------------------------------------------------------------- engines

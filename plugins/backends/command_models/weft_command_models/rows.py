@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import ConfigError, PluginError
+from weft.errors import ConfigError, PluginError, WeftError
 from weft.loading.config import max_model_len
 from weft.plugins import Host
+from weft.plugins.kinds import FALLBACK
 from weft_command_models.places import Found
 from weft_command_models.weights import read_weights
 
@@ -115,7 +116,18 @@ def _provider(host: Host, architecture: str | None) -> tuple[str | None, list[st
     if architecture is None:
         return None, ["its config.json names no architecture"]
     problems = _lacking(host, "models", architecture)
+    if not problems and host.choose("models", architecture).key == FALLBACK:
+        problems = _refused(host, architecture)
     return (None if problems else host.choose("models", architecture).owner), problems
+
+
+def _refused(host: Host, architecture: str) -> list[str]:
+    """Why the fallback cannot serve an architecture that no other plugin has; only it knows."""
+    try:
+        host.model(architecture, None)
+    except WeftError as error:
+        return [str(error)]
+    return []
 
 
 def _lacking(host: Host, kind: str, key: str) -> list[str]:

@@ -27,8 +27,8 @@ def make_room(ctx: ModelContext, model: Any) -> None:
         persistent = set(module._buffers) - module._non_persistent_buffers_set
         tensors = {**module._parameters, **{name: module._buffers[name] for name in persistent}}
         for name, tensor in tensors.items():
-            if tensor is None or not tensor.is_meta:
-                continue
+            if tensor is None or hasattr(tensor, "weft_layout"):
+                continue  # a layer of ours, which has made its own
             if id(tensor) not in made:
                 dtype = tensor.dtype
                 if dtype.is_floating_point and not stays_float32(model, f"{path}.{name}"):
