@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.runner import one_shot
 from weft.runner.collective import TorchCollective
 
 SIZES = [1 << n for n in range(12, 24)]  # bytes
@@ -64,8 +63,7 @@ def work(rank: int, ranks: int, meeting: str) -> None:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    one_shot.LIMIT = SIZES[-1]  # so that every size is tried
-    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks))
+    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), small=SIZES[-1])
     crossing, ahead = 0, True
     for size in SIZES:
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.runner.one_shot import OneShot, one_shot
+from weft.runner.one_shot import LIMIT, OneShot, one_shot
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -25,10 +25,12 @@ class TorchCollective:
     """See ``weft.api.models.Collective``. One per process; ``close`` it.
 
     ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA small
-    sums are made by ``weft.runner.one_shot`` where it works.
+    sums, up to ``small`` bytes, are made by ``weft.runner.one_shot`` where it works.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device, store: Store) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, store: Store, small: int = LIMIT
+    ) -> None:
         self.rank = rank
         self.size = size
         self._device = device
@@ -45,7 +47,7 @@ class TorchCollective:
         )
         self.small: OneShot | None = None
         if cuda and size > 1:
-            self.small = one_shot(self, device, dist.group.WORLD)
+            self.small = one_shot(self, device, dist.group.WORLD, small)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.small is not None and self.small.fits(x):

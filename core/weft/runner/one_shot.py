@@ -63,10 +63,12 @@ class OneShot:
         return self._sum(place, x, "sum", self._group)
 
 
-def one_shot(ranks: Collective, device: torch.device, group: Any) -> OneShot | None:
+def one_shot(
+    ranks: Collective, device: torch.device, group: Any, limit: int = LIMIT
+) -> OneShot | None:
     """Set it up on every rank of ``group`` (a process group), or on none.
 
-    ``ranks`` is how they agree; its ``smallest`` must not need what is made here. Whatever fails,
+    ``limit`` is in bytes. ``ranks`` is how the ranks agree; its ``smallest`` must not need what is made here. Whatever fails,
     one line in the log says why, and NCCL does the work.
     """
     try:
@@ -80,14 +82,14 @@ def one_shot(ranks: Collective, device: torch.device, group: Any) -> OneShot | N
         return None
     made = None
     try:
-        made = _make(ranks, device, group)
+        made = _make(ranks, device, group, limit)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if not ranks.smallest([int(made is not None)])[0]:
         _without(ranks, reason or "of another rank")
         return None
     if ranks.rank == 0:
-        log.info("all-reduce: one kernel up to %d KiB, NCCL beyond", LIMIT >> 10)
+        log.info("all-reduce: one kernel up to %d KiB, NCCL beyond", limit >> 10)
     return made
 
 
@@ -110,17 +112,17 @@ def _obstacle(device: torch.device) -> str | None:
     return None
 
 
-def _make(ranks: Collective, device: torch.device, group: Any) -> OneShot:
+def _make(ranks: Collective, device: torch.device, group: Any, limit: int) -> OneShot:
     """Raises whatever torch raises, and ``RuntimeError`` if a sum is wrong."""
     import torch.distributed._symmetric_memory as shared
 
     forbid_multicast()  # a rendezvous would make multicast objects, used or not
-    buffer = shared.empty(LIMIT, dtype=torch.uint8, device=device)
+    buffer = shared.empty(limit, dtype=torch.uint8, device=device)
     shared.rendezvous(buffer, group.group_name)
     made = OneShot(buffer, group.group_name)
     total = ranks.size * (ranks.size + 1) / 2
     for dtype in DTYPES:
-        for size in (ALIGNMENT, LIMIT // 2, LIMIT):
+        for size in (ALIGNMENT, limit // 2, limit):
             count = size // dtype.itemsize
             x = torch.full((count,), ranks.rank + 1, dtype=dtype, device=device)
             if not made.fits(x) or not bool((made(x) == total).all()):

@@ -61,10 +61,10 @@ def test_all_ranks_or_none(
 ) -> None:
     """One rank fails to set up: the others must not sum alone."""
 
-    def make(ranks: Any, device: torch.device, group: Any) -> OneShot:
+    def make(ranks: Any, device: torch.device, group: Any, limit: int) -> OneShot:
         if ranks.rank == 1:
             raise RuntimeError("no peer access")
-        return OneShot(torch.empty(LIMIT, dtype=torch.uint8), "group")
+        return OneShot(torch.empty(limit, dtype=torch.uint8), "group")
 
     monkeypatch.setattr(module, "_obstacle", lambda device: None)
     monkeypatch.setattr(module, "_make", make)
