@@ -160,6 +160,23 @@ async def test_who_has_begun_keeps_the_old_parser(fields: dict[str, Any], acme: 
     assert before != after
 
 
+async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
+    points = f"{POINTS}\n[weft.reasoning]\nacme = acme_thoughts\n"
+    thoughts = PARSER.replace("weft_tool_parser", "weft_reasoning_parser")
+    acme.install("1.0", points, acme_parser=PARSER, acme_thoughts=thoughts)
+    async with parsed(reasoning_parser="acme") as server:
+        assert await said(server) == "Hello world 1.0 1.0"
+        broken = thoughts.replace("[TextDelta(text)]", "[text]")
+        acme.install("2.0", points, acme_parser=PARSER, acme_thoughts=broken)
+        answer = await reload(server)
+        assert answer.status_code == 422 and "not a delta" in answer.text
+        assert await said(server) == "Hello world 1.0 1.0"
+        acme.install("3.0", points, acme_parser=PARSER, acme_thoughts=thoughts + "# longer\n")
+        answer = await reload(server, "reasoning:acme")
+        assert answer.json()["plugins"] == ["reasoning:acme", ID]
+        assert await said(server) == "Hello world 3.0 3.0"
+
+
 BROKEN = {
     "import": (PARSER + "1 / 0\n", "import: ZeroDivisionError"),
     "signature": (PARSER.replace("(name)", "(nme)"), "signature: "),
