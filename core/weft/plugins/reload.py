@@ -33,6 +33,9 @@ R = TypeVar("R", bound=Registry)
 RELOADABLE = frozenset({"tool_parsers", "reasoning", "server"})
 """Kinds whose plugins live in the process of the server, and are asked anew by each request."""
 
+OURS = frozenset({"weft", "weft_server", "weft_cli"})
+"""Packages that are never imported a second time."""
+
 
 class Reloaded(msgspec.Struct, frozen=True):
     """What was exchanged: ``plugins`` are the ids that were imported again."""
@@ -65,9 +68,9 @@ def reloaded(
     """
     entry = _named(host, id)
     old = [e for e in host.entries if _together(e, entry)]
-    _refuse(entry, old, in_use)
     importlib.invalidate_caches()  # something may have been installed since
     new = [e for e in host.declared() if _together(e, entry)]
+    _refuse(entry, old, new, in_use)
     fresh = host.exchanged(old, new)
     used = {e.id for e in old if e.state in ("loaded", "broken")} | {id}
     wanted = [e for e in new if e.id in used and e.kind in RELOADABLE]
@@ -124,7 +127,9 @@ def _together(one: Entry, other: Entry) -> bool:
     return normal(one.dist) == normal(other.dist) and one.file == other.file
 
 
-def _refuse(entry: Entry, old: Sequence[Entry], in_use: Collection[str]) -> None:
+def _refuse(
+    entry: Entry, old: Sequence[Entry], new: Sequence[Entry], in_use: Collection[str]
+) -> None:
     kinds = ", ".join(sorted(RELOADABLE))
     what = "install the other version and restart the server"
     if entry.kind not in RELOADABLE:
@@ -132,9 +137,12 @@ def _refuse(entry: Entry, old: Sequence[Entry], in_use: Collection[str]) -> None
             f"{entry.id} cannot be exchanged while the server runs: what {entry.kind} make is built "
             f"into the engine or the process when it starts; {what} (exchangeable: {kinds})"
         )
-    if normal(entry.dist) in ALWAYS_ALLOWED:
+    if normal(entry.dist) in ALWAYS_ALLOWED or OURS & {
+        _home(e).partition(".")[0] for e in (*old, *new)
+    }:
         raise PluginReloadError(
-            f"{entry.id} is a part of {entry.dist}, which everything else is made of; {what}"
+            f"{entry.id} of {entry.dist} is code of weft itself, which everything else is made of; "
+            f"{what}"
         )
     for other in old:
         if other.kind not in RELOADABLE and (other.state == "loaded" or other.id in in_use):

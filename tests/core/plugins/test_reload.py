@@ -174,8 +174,15 @@ def test_what_is_refused(id, acme, site):
 def test_the_parts_of_weft_itself_are_refused():
     from weft.plugins import Host
 
-    with pytest.raises(PluginReloadError, match="part of weft-server"):
+    with pytest.raises(PluginReloadError, match="server:tokenize of weft-server is code of weft"):
         tried(Host(), "server:tokenize")
+
+
+def test_an_entry_of_others_may_not_have_weft_imported_again(acme, site):
+    host = site.host()
+    acme.installs("2.0", {"weft.tool_parsers": {"mine": "weft.api.callparser"}})
+    with pytest.raises(PluginReloadError, match="tool_parsers:mine of acme is code of weft itself"):
+        tried(host, "tool_parsers:mine")
 
 
 @pytest.mark.parametrize("where", ["here", "in another process", "nowhere"])
