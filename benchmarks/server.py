@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.api.matching import ModelTraits
 from weft.config import EngineConfig, from_options
 from weft.engine.plan import EngineFacts
 from weft.engine.stats import EngineStats
@@ -68,6 +69,7 @@ class Instant:
     """
 
     tokenizer, renderer, alive = Words(), Turns(), True
+    traits, output_limit = ModelTraits(), None
 
     def __init__(self, pause: float) -> None:
         self.config: EngineConfig = from_options(model="instant")
@@ -147,6 +149,7 @@ MESSAGES = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
+TOOLS = [{"type": "function", "function": {"name": "look_up"}}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SCENARIOS = {
     "bare": Scenario("/", {}, 16, 300, 0, raw=True),
@@ -167,6 +170,21 @@ SCENARIOS = {
     "chat-stream-paced": Scenario(
         CHAT, {"messages": MESSAGES, "max_tokens": CHUNKS, "stream": True}, 64, 1, CHUNKS, 0.02
     ),
+    "tools-stream": Scenario(
+        CHAT,
+        {"messages": MESSAGES, "tools": TOOLS, "max_tokens": CHUNKS, "stream": True},
+        64,
+        3,
+        CHUNKS,
+    ),
+    "tools-stream-paced": Scenario(
+        CHAT,
+        {"messages": MESSAGES, "tools": TOOLS, "max_tokens": CHUNKS, "stream": True},
+        64,
+        1,
+        CHUNKS,
+        0.02,
+    ),
 }
 
 
@@ -176,7 +194,7 @@ def serve(port: int, pause: float) -> None:
 
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of this process
     build: Callable[[], Any] = lambda: Instant(pause)  # noqa: E731
-    serve_engine(build, server_from_options(port=port, log_level="error"))
+    serve_engine(build, server_from_options(port=port, tool_parser="hermes", log_level="error"))
 
 
 def serve_bare(port: int, pause: float) -> None:

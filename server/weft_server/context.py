@@ -24,7 +24,8 @@ from weft_server.flights import Flights
 from weft_server.markers import Marks, Sieve
 from weft_server.matching import with_parsers
 from weft_server.metrics import Metrics
-from weft_server.parsing import Guard, Splitter
+from weft_server.parsing import Guard, Splitter, WatchedSplitter
+from weft_server.watch import Watch
 
 if TYPE_CHECKING:
     from weft.plugins import Host
@@ -65,10 +66,13 @@ class Context:
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
+        kinds = ("tool_parsers", "reasoning")
+        self.watch = Watch(max(engine.host.tally.budget(f"{kind}:", "feed") for kind in kinds))
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.watch.close()
 
     def exchange(self, host: Host, served: Served | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
@@ -121,8 +125,10 @@ class Context:
         """Call ``work``, in a thread if its input is big: the event loop must not stand still."""
         if size < BIG:
             return work(*arguments)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, work, *arguments)
+        return await self.in_thread(partial(work, *arguments))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def splitter(
         self,
@@ -133,7 +139,7 @@ class Context:
         reasoning: bool,
         parallel: bool,
         hidden: Collection[int] = (),
-    ) -> Splitter | None:
+    ) -> WatchedSplitter | None:
         """The parsers of one output, from ``host``; ``None`` if no parser applies. The text of the
         special tokens ``hidden`` is taken out."""
         tokenizer, report = (
@@ -143,15 +149,15 @@ class Context:
         thinking = calls = None
         if reasoning and (name := self.config.reasoning_parser) is not None:
             build = partial(host.reasoning_parser, name, tokenizer, prompt)
-            thinking = Guard(f"reasoning_parser={name}", build, report)
+            thinking = Guard(f"reasoning_parser={name}", build, report, host.tally)
         if tools and (name := self.config.tool_parser) is not None:
-            calls = Guard(
-                f"tool_parser={name}", partial(host.tool_parser, name, tokenizer, tools), report
-            )
+            build_tools = partial(host.tool_parser, name, tokenizer, tools)
+            calls = Guard(f"tool_parser={name}", build_tools, report, host.tally)
         if thinking is None and calls is None:
             return None
         sieve = Sieve(tokenizer, hidden) if hidden else None
-        return Splitter(thinking, calls, None if parallel else 1, sieve)
+        splitter = Splitter(thinking, calls, None if parallel else 1, sieve)
+        return WatchedSplitter(splitter, self.watch)
 
 
 def system_fingerprint(engine: Engine) -> str:

@@ -31,23 +31,22 @@ class Marks:
         self._context = context
         self._known: dict[str, frozenset[int]] = {}
 
-    def of(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
+    async def of(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
         """What the parsers of one request need."""
         config, engine = self._context.config, self._context.engine
         found: frozenset[int] = frozenset()
         if tools and (name := config.tool_parser) is not None:
             build = partial(engine.host.tool_parser, name, engine.tokenizer, ())
-            found |= self._named(f"tool_parser={name}", build)
+            found |= await self._named(f"tool_parser={name}", build)
         if reasoning and (name := config.reasoning_parser) is not None:
             think = partial(engine.host.reasoning_parser, name, engine.tokenizer, "")
-            found |= self._named(f"reasoning_parser={name}", think)
+            found |= await self._named(f"reasoning_parser={name}", think)
         return found
 
-    def _named(self, label: str, build: Callable[[], Any]) -> frozenset[int]:
+    async def _named(self, label: str, build: Callable[[], Any]) -> frozenset[int]:
         if label not in self._known:
             try:
-                parser = build()
-                tags = set(parser.tags) if isinstance(parser, Tagged) else set()
+                tags = await self._context.watch.run(partial(tags_of, build))
             except Exception as error:  # a plugin may raise anything; each answer will tell
                 log.warning("%s does not say which tags it reads", label, exc_info=error)
                 tags = set()
@@ -55,6 +54,11 @@ class Marks:
             ids = tokenizer.special_ids if tags else ()
             self._known[label] = frozenset(i for i in ids if tokenizer.token(i) in tags)
         return self._known[label]
+
+
+def tags_of(build: Callable[[], Any]) -> set[str]:
+    parser = build()
+    return set(parser.tags) if isinstance(parser, Tagged) else set()
 
 
 class Sieve:
@@ -69,19 +73,19 @@ class Sieve:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._owed: list[str] = []
-        self._carry = ""
+        self.carry = ""
 
     def feed(self, text: str, ids: Sequence[int]) -> str:
         self._owed += [self._tokenizer.token(i) for i in ids if i in self._hidden]
-        if not self._owed and not self._carry:
+        if not self._owed and not self.carry:
             return text
-        text, self._carry = self._carry + text, ""
+        text, self.carry = self.carry + text, ""
         kept = []
         while self._owed:
             before, mark, behind = text.partition(self._owed[0])
             if not mark:
                 at = len(text) - held(text, self._owed[:1])
-                text, self._carry = text[:at], text[at:]
+                text, self.carry = text[:at], text[at:]
                 break
             kept.append(before)
             text = behind
@@ -89,5 +93,5 @@ class Sieve:
         return "".join(kept) + text
 
     def finish(self) -> str:
-        carry, self._carry = self._carry, ""
+        carry, self.carry = self.carry, ""
         return carry

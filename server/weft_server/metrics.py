@@ -58,6 +58,7 @@ class Metrics:
         self.prompt_lengths = Histogram(LENGTHS)
         self.output_lengths = Histogram(LENGTHS)
         self.active = 0
+        self.stuck_threads = 0
         self._http: Counter[tuple[str, str, int]] = Counter()
         self._http_seconds: dict[str, Histogram] = {}
         self._parser_failures: Counter[str] = Counter()
@@ -185,3 +186,8 @@ class Metrics:
         for parser, count in self._parser_failures.items():
             failures.add_metric([parser], float(count))
         yield failures
+        stuck = GaugeMetricFamily(
+            "weft_parser_threads_stuck", "Threads that output parsers do not give back."
+        )
+        stuck.add_metric([], float(self.stuck_threads))
+        yield stuck

@@ -1,4 +1,4 @@
-"""Output parsers, guarded: a parser that raises costs its own work, never the answer.
+"""Output parsers, guarded: a parser that raises or hangs costs its own work, never the answer.
 
 One ``Splitter`` stands between the text of one output and the wire. It feeds the reasoning parser,
 what that leaves to the tool parser, and returns deltas. Streamed or not is the same code: the whole
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 from weft.api.parsers import (
     CallIds,
@@ -19,9 +20,12 @@ from weft.api.parsers import (
     TextDelta,
     ToolCallDelta,
 )
+from weft.plugins.tally import Tally
 from weft_server.markers import Sieve
+from weft_server.matching import PARSERS
+from weft_server.watch import Watch
 
-__all__ = ("Guard", "Splitter")
+__all__ = ("Guard", "Splitter", "WatchedSplitter")
 
 log = logging.getLogger("weft.server")
 
@@ -31,58 +35,97 @@ Report = Callable[[str], None]
 class Guard:
     """One parser and the text that it has not answered for yet.
 
-    ``build`` makes the parser; it may raise like the parser itself. After the first exception the parser is not called again, and everything that it had taken
-    without saying anything about it comes out as text.
+    ``build`` makes the parser when there is something to feed it; it may raise like the parser
+    itself. After the first exception the parser is not called again, and everything that it had
+    taken without saying anything about it comes out as text. Calls are counted in ``tally``.
     """
 
-    def __init__(self, name: str, build: Callable[[], StreamParser], report: Report) -> None:
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], StreamParser],
+        report: Report,
+        tally: Tally | None = None,
+    ) -> None:
         self.name = name
         self.broken = False
-        self._report = report
-        self._pending = ""
-        try:
-            self._parser = build()
-        except Exception as error:  # a plugin may raise anything
-            self._break(error)
+        self.pending = ""
+        option, _, key = name.partition("=")
+        self._plugin = f"{PARSERS.get(option, option)}:{key}"
+        self._build, self._report, self._tally = build, report, tally or Tally()
+        self._parser: StreamParser | None = None
+        self._calling: tuple[str, float] | None = None
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self.broken:
             return [TextDelta(text)] if text else []
-        self._pending += text
-        return self._guarded(lambda: self._parser.feed(text, ids))
+        self.pending += text
+        return self._guarded("feed", lambda: self._opened().feed(text, ids))
 
     def finish(self) -> list[Delta]:
-        return [] if self.broken else self._guarded(self._parser.finish)
+        if self.broken:
+            return []
+        return self._guarded("finish", lambda: self._opened().finish())
 
     def call_id(self) -> str | None:
         """An id of the parser's own making, if its format asks for one."""
-        if self.broken or not isinstance(self._parser, CallIds):
+        parser: object = self._parser
+        if self.broken or not isinstance(parser, CallIds):
             return None
+        began = perf_counter()
+        self._calling = "call_id", began
         try:
-            made = self._parser.call_id()
+            made = parser.call_id()
             if 0 < len(made) <= 64 and made.isprintable():
+                self._tally.done(self._plugin, "call_id", began)
                 return made
             raise ValueError(f"a parser made the id {made!r:.80}")
-        except Exception as error:  # a plugin may raise anything
+        except BaseException as error:  # a plugin may raise anything, a panic too
             log.warning("%s cannot make ids", self.name, exc_info=error)
+            self._tally.failed(self._plugin, "call_id", began)
             return None
+        finally:
+            self._calling = None
 
-    def _guarded(self, call: Callable[[], list[Delta]]) -> list[Delta]:
+    @property
+    def called(self) -> bool:
+        """Whether it is inside a call now."""
+        return self._calling is not None
+
+    def give_up(self) -> None:
+        """It does not come back from a call, or is not called because others do not."""
+        if (calling := self._calling) is not None:
+            self._tally.failed(self._plugin, *calling)
+            log.warning("%s does not come back; its output is delivered as text", self.name)
+        if not self.broken:
+            self.broken = True
+            self._report(self.name)
+
+    def _opened(self) -> StreamParser:
+        if self._parser is None:
+            self._parser = self._build()
+        return self._parser
+
+    def _guarded(self, method: str, call: Callable[[], list[Delta]]) -> list[Delta]:
+        began = perf_counter()
+        self._calling = method, began
         try:
             deltas = list(call())
             for delta in deltas:
                 if not isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta):
                     raise TypeError(f"a parser returned {type(delta).__name__}, not a delta")
-        except Exception as error:  # a plugin may raise anything
-            self._break(error)
-            return [TextDelta(self._pending)] if self._pending else []
+        except BaseException as error:  # a plugin may raise anything, a panic too
+            self._tally.failed(self._plugin, method, began)
+            log.warning("%s failed; its output is delivered as text", self.name, exc_info=error)
+            if not self.broken:  # nor given up meanwhile
+                self.broken = True
+                self._report(self.name)
+            return [TextDelta(self.pending)] if self.pending else []
+        finally:
+            self._calling = None
+        self._tally.done(self._plugin, method, began)
         self._keep(deltas)
         return deltas
-
-    def _break(self, error: Exception) -> None:
-        log.warning("%s failed; its output is delivered as text", self.name, exc_info=error)
-        self.broken = True
-        self._report(self.name)
 
     def _keep(self, deltas: list[Delta]) -> None:
         """Forget the pending text that ``deltas`` answer for."""
@@ -90,10 +133,10 @@ class Guard:
             return
         if all(isinstance(d, TextDelta) for d in deltas):
             said = "".join(d.text for d in deltas if isinstance(d, TextDelta))
-            if self._pending.startswith(said):
-                self._pending = self._pending[len(said) :]
+            if self.pending.startswith(said):
+                self.pending = self.pending[len(said) :]
                 return
-        self._pending = ""
+        self.pending = ""
 
 
 class Splitter:
@@ -113,15 +156,27 @@ class Splitter:
         self._reasoning = reasoning
         self._tools = tools
         self._most = most_calls
-        self.called = False
+        self.ids: dict[int, str] = {}
+        """The id of each call, by its index."""
+
+    @property
+    def pending(self) -> str:
+        """What went in and has not come out in any form."""
+        guards = (g.pending for g in (self._tools, self._reasoning) if g is not None)
+        return "".join(guards) + (self._sieve.carry if self._sieve is not None else "")
 
     @property
     def failed(self) -> list[str]:
         """The parsers that have raised, as ``kind=name``."""
         return [g.name for g in (self._reasoning, self._tools) if g is not None and g.broken]
 
-    def call_id(self) -> str:
-        """An id for a call."""
+    def give_up(self) -> None:
+        """The parser that is being called does not come back; with none, none is called."""
+        guards = [g for g in (self._reasoning, self._tools) if g is not None]
+        for guard in [g for g in guards if g.called] or guards:
+            guard.give_up()
+
+    def _call_id(self) -> str:
         made = None if self._tools is None else self._tools.call_id()
         return made or f"call_{secrets.token_hex(12)}"
 
@@ -140,6 +195,11 @@ class Splitter:
         if self._tools is not None:
             found += self._tools.finish()
         return self._filter(found)
+
+    def take(self, text: str, ids: Sequence[int], last: bool) -> list[Delta]:
+        """``feed``, and ``finish`` after the last piece."""
+        deltas = self.feed(text, ids)
+        return deltas + self.finish() if last else deltas
 
     def _through(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self._reasoning is None:
@@ -163,8 +223,41 @@ class Splitter:
             if isinstance(delta, ToolCallDelta):
                 if self._most is not None and delta.index >= self._most:
                     continue
-                self.called = True
+                if delta.index not in self.ids:
+                    self.ids[delta.index] = self._call_id()
                 kept.append(delta)
             elif delta.text:
                 kept.append(delta)
         return kept
+
+
+class WatchedSplitter:
+    """A splitter in a thread of ``watch``. After a call that does not come back, text is text."""
+
+    def __init__(self, splitter: Splitter, watch: Watch) -> None:
+        self._splitter, self._watch = splitter, watch
+        self._given_up = False
+        self.ids = splitter.ids
+        """The id of each call, by its index."""
+
+    @property
+    def failed(self) -> list[str]:
+        """The parsers that have raised or hang, as ``kind=name``."""
+        return self._splitter.failed
+
+    @property
+    def called(self) -> bool:
+        return bool(self.ids)
+
+    async def split(self, text: str, ids: Sequence[int], *, last: bool) -> list[Delta]:
+        """What a piece of the output says; the ``last`` one, with all that was held back."""
+        splitter = self._splitter
+        raw = text if self._given_up else splitter.pending + text
+        if not self._given_up:
+            try:
+                return await self._watch.run(lambda: splitter.take(text, ids, last))
+            except TimeoutError:
+                self._given_up = True
+                self.ids = dict(self.ids)  # the thread may still come back
+                splitter.give_up()
+        return [TextDelta(raw)] if raw else []

@@ -8,7 +8,7 @@ from weft_server.chat.prepare import Chat
 from weft_server.context import Context
 from weft_server.logprobs import chat_logprobs, prompt_logprobs
 from weft_server.pace import usage_of
-from weft_server.parsing import Splitter
+from weft_server.parsing import WatchedSplitter
 from weft_server.wire.chat import (
     ChatChoice,
     ChatCompletion,
@@ -20,12 +20,14 @@ from weft_server.wire.chat import (
 __all__ = ("answer", "finish_reason")
 
 
-def answer(context: Context, chat: Chat, output: RequestOutput) -> tuple[ChatCompletion, list[str]]:
+async def answer(
+    context: Context, chat: Chat, output: RequestOutput
+) -> tuple[ChatCompletion, list[str]]:
     """The answer, and the names of parsers that failed on it."""
     choices, failed = [], []
     for one in sorted(output.outputs, key=lambda o: o.index):
         splitter = chat.splitter(context)
-        choices.append(choice(context, chat, one, splitter))
+        choices.append(await choice(context, chat, one, splitter))
         if splitter is not None:
             failed += splitter.failed
     ids = chat.request.return_token_ids
@@ -43,8 +45,8 @@ def answer(context: Context, chat: Chat, output: RequestOutput) -> tuple[ChatCom
     return completion, failed
 
 
-def choice(
-    context: Context, chat: Chat, one: CompletionOutput, splitter: Splitter | None
+async def choice(
+    context: Context, chat: Chat, one: CompletionOutput, splitter: WatchedSplitter | None
 ) -> ChatChoice:
     logprobs = None
     if chat.request.logprobs and one.logprobs is not None:
@@ -53,7 +55,7 @@ def choice(
         )
     return ChatChoice(
         index=one.index,
-        message=message(chat, one, splitter),
+        message=await message(chat, one, splitter),
         logprobs=logprobs,
         finish_reason=finish_reason(one.finish_reason, splitter),
         stop_reason=one.stop_reason,
@@ -61,13 +63,15 @@ def choice(
     )
 
 
-def message(chat: Chat, one: CompletionOutput, splitter: Splitter | None) -> ChatMessage:
+async def message(
+    chat: Chat, one: CompletionOutput, splitter: WatchedSplitter | None
+) -> ChatMessage:
     if splitter is None:
         return ChatMessage(role="assistant", content=one.text, refusal=None)
     said: list[str] = []
     thought: list[str] = []
     calls: dict[int, ToolCallChunk] = {}
-    for delta in [*splitter.feed(one.text, one.token_ids), *splitter.finish()]:
+    for delta in await splitter.split(one.text, one.token_ids, last=True):
         if isinstance(delta, TextDelta):
             said.append(delta.text)
         elif isinstance(delta, ReasoningDelta):
@@ -77,7 +81,7 @@ def message(chat: Chat, one: CompletionOutput, splitter: Splitter | None) -> Cha
             if call is None:
                 function = ToolCallFunction(name=delta.name or "", arguments="")
                 call = calls[delta.index] = ToolCallChunk(
-                    id=splitter.call_id(), type="function", function=function
+                    id=splitter.ids[delta.index], type="function", function=function
                 )
             call.function.arguments += delta.arguments
     content: str | None = "".join(said)
@@ -95,6 +99,6 @@ def message(chat: Chat, one: CompletionOutput, splitter: Splitter | None) -> Cha
     )
 
 
-def finish_reason(reason: str | None, splitter: Splitter | None) -> str | None:
+def finish_reason(reason: str | None, splitter: WatchedSplitter | None) -> str | None:
     called = splitter is not None and splitter.called
     return "tool_calls" if called and reason == "stop" else reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from weft.sampling.params import BOUNDS, SamplingParams
 from weft_server.chat.tools import Toolbox, toolbox
 from weft_server.context import Context
 from weft_server.messages import template_arguments, to_messages
-from weft_server.parsing import Splitter
+from weft_server.parsing import WatchedSplitter
 from weft_server.sampling import to_params
 from weft_server.wire.chat import ChatRequest
 from weft_server.wire.messages import Message
@@ -41,7 +41,7 @@ class Chat(msgspec.Struct, kw_only=True):
     hidden: frozenset[int] = frozenset()
     """Special tokens in the engine's text that are not for the client."""
 
-    def splitter(self, context: Context) -> Splitter | None:
+    def splitter(self, context: Context) -> WatchedSplitter | None:
         """Fresh parsers for one of the outputs."""
         return context.splitter(
             self.text,
@@ -56,8 +56,8 @@ class Chat(msgspec.Struct, kw_only=True):
 async def prepare(context: Context, request: ChatRequest) -> Chat:
     """Render, encode and check. Raises ``RequestError`` or ``APIError``."""
     context.check_model(request.model)
-    host, tools = context.engine.host, toolbox(request, context)
-    marks = context.marks.of(
+    host, tools = context.engine.host, await toolbox(request, context)
+    marks = await context.marks.of(
         tools=bool(tools.parsed), reasoning=request.separate_reasoning is not False
     )
     text, ids = await render(
@@ -163,18 +163,7 @@ async def render(
             )
         return text, renderer.encode(text)
 
-    return await context.off_loop(size_of(plain) + (len(str(tools)) if tools else 0), work)
-
-
-def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Characters of a conversation, roughly."""
-    return sum(
-        len(part) if isinstance(part, str) else len(part["text"])
-        for message in messages
-        for part in (
-            [message["content"]] if isinstance(message["content"], str) else message["content"]
-        )
-    )
+    return await context.in_thread(work)  # the renderer is a plugin, and waits for its process
 
 
 def most_tokens(request: ChatRequest, defaults: SamplingParams) -> int | None:

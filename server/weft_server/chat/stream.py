@@ -52,7 +52,7 @@ async def events(context: Context, chat: Chat) -> AsyncGenerator[bytes, None]:
                         choice.open(output if first else None)
                         first = False
                     choice.chunk.usage = usage
-                    choice.take(one)
+                    await choice.take(one)
             yield buffer.take()
     if request.wants_usage:
         last = new_chunk(context, chat, [])
@@ -107,7 +107,7 @@ class ChoiceStream:
         self._choice.delta = self._delta
         self.chunk.prompt_logprobs = self.chunk.prompt_token_ids = None
 
-    def take(self, one: CompletionOutput) -> None:
+    async def take(self, one: CompletionOutput) -> None:
         """Send what is new. Raises if the engine has failed on this output."""
         if one.finish_reason is not None:
             check(one)
@@ -117,18 +117,18 @@ class ChoiceStream:
                 self._buffer.add(self.chunk)
         else:
             self._collect(one)
-            self._send(self._split(one))
+            self._send(await self._split(one))
         if one.finish_reason is not None:
             self._close(one)
 
-    def _split(self, one: CompletionOutput) -> list[Delta]:
+    async def _split(self, one: CompletionOutput) -> list[Delta]:
         if self._splitter is None:
             # Logprobs and ids of held-back text still go out with the token they belong to.
             wanted = one.text or self._logprobs is not None or self._ids
             return [TextDelta(one.text)] if wanted else []
-        deltas = self._splitter.feed(one.text, one.token_ids)
-        if one.finish_reason is not None:
-            deltas = deltas + self._splitter.finish()
+        deltas = await self._splitter.split(
+            one.text, one.token_ids, last=one.finish_reason is not None
+        )
         failed = self._splitter.failed
         if len(failed) > self._failures:
             self._failures = len(failed)
@@ -160,7 +160,7 @@ class ChoiceStream:
             self._calls.add(delta.index)
             piece = ToolCallChunk(
                 index=delta.index,
-                id=self._splitter.call_id() if self._splitter is not None else None,
+                id=self._splitter.ids[delta.index] if self._splitter is not None else None,
                 type="function",
                 function=ToolCallFunction(name=delta.name or "", arguments=delta.arguments),
             )

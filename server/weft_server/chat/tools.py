@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +30,7 @@ class Toolbox(msgspec.Struct, kw_only=True):
     guided: GuidedParams | None = None
 
 
-def toolbox(request: ChatRequest, context: Context) -> Toolbox:
+async def toolbox(request: ChatRequest, context: Context) -> Toolbox:
     """Check the tools of a request. Raises ``RequestError``."""
     rendered, choice = to_tools(request.tools), request.tool_choice
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
@@ -65,7 +66,7 @@ def toolbox(request: ChatRequest, context: Context) -> Toolbox:
     if choice in (None, "auto"):
         return Toolbox(rendered=rendered, parsed=parsed)
     wanted = named(choice, parsed) if isinstance(choice, NamedChoice) else "required"
-    return Toolbox(rendered=rendered, parsed=parsed, guided=forced(context, parsed, wanted))
+    return Toolbox(rendered=rendered, parsed=parsed, guided=await forced(context, parsed, wanted))
 
 
 def named(choice: NamedChoice, tools: Sequence[Tool]) -> Mapping[str, Any]:
@@ -79,14 +80,13 @@ def named(choice: NamedChoice, tools: Sequence[Tool]) -> Mapping[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def forced(
+async def forced(
     context: Context, tools: Sequence[Tool], choice: str | Mapping[str, Any]
 ) -> GuidedParams:
     """The constraint that makes the model call. The engine refuses it if it cannot enforce it."""
     name, guided = context.config.tool_parser or "", None
     try:
-        parser = context.engine.host.tool_parser(name, context.engine.tokenizer, tools)
-        spec = parser.grammar(choice)
+        spec = await context.watch.run(partial(grammar_of, context, name, tools, choice))
         guided = None if spec is None else to_guided(spec)
     except Exception as error:  # a plugin may raise anything
         log.warning("tool_parser=%s cannot force a call", name, exc_info=error)
@@ -97,6 +97,12 @@ def forced(
             param="tool_choice",
         )
     return guided
+
+
+def grammar_of(
+    context: Context, name: str, tools: Sequence[Tool], choice: str | Mapping[str, Any]
+) -> GrammarSpec | None:
+    return context.engine.host.tool_parser(name, context.engine.tokenizer, tools).grammar(choice)
 
 
 def to_guided(spec: GrammarSpec) -> GuidedParams | None:

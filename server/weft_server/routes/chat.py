@@ -49,6 +49,6 @@ async def whole(context: Context, chat: Chat) -> tuple[ChatCompletion, list[str]
     pace = Pace(context.metrics if context.config.enable_request_metrics else None)
     prompt = {"prompt_token_ids": chat.ids}
     output = await final(context.engine, prompt, chat.params, chat.id)
-    found = answer(context, chat, output)
+    found = await answer(context, chat, output)
     pace.end(found[0].usage, [output])
     return found

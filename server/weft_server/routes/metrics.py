@@ -26,6 +26,7 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
             async with asyncio.timeout(PATIENCE):  # a long step: the numbers before it will do
                 context.stats = await context.engine.stats(PATIENCE)
         stats = context.stats if context.engine.alive else None
+        context.metrics.stuck_threads = context.watch.stuck
         return Response(
             context.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST, status_code=200
         )

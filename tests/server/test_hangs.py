@@ -1,0 +1,186 @@
+"""A parser that does not come back costs its own work: not the answer, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from scripted import ScriptedEngine
+from serving import Server, events, serving, until
+
+from weft.config import PluginConfig
+from weft.plugins import Host
+from weft_server.watch import MOST_STUCK, PATIENCE, Watch
+
+PLUGIN = """
+import threading
+from weft.api.hookspecs import impl
+from weft.api.parsers import TextDelta
+
+WEFT = {"tool_parsers": ["build", "feed", "finish", "grammar", "good", "tags"], "reasoning": ["feed"]}
+released = threading.Event()
+
+
+class Parser:
+    open = False
+
+    def __init__(self, where):
+        self.where = where
+        self.hang("build")
+
+    def hang(self, where):
+        if where == self.where:
+            released.wait()
+
+    @property
+    def tags(self):
+        self.hang("tags")
+        return ()
+
+    def feed(self, text, ids):
+        if "!" in text:
+            self.hang("feed")
+        return [TextDelta(text)]
+
+    def finish(self):
+        self.hang("finish")
+        return []
+
+    def grammar(self, choice):
+        self.hang("grammar")
+
+
+@impl
+def weft_tool_parser(name):
+    return Parser(name)
+
+
+@impl
+def weft_reasoning_parser(name):
+    return Parser(name)
+
+
+@impl
+def weft_report():
+    released.set()
+"""
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+BUDGETS = {"tool_parsers": 0.05, "reasoning": 0.05}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    file = tmp_path / f"hangs_{uuid4().hex}.py"  # a module of this test's own
+    file.write_text(PLUGIN)
+    host = Host(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
+    yield host
+    host.report()  # lets the threads go
+
+
+async def healthy(server: Server) -> float:
+    began = monotonic()
+    assert (await server.client.get("/health")).status_code == 200
+    return monotonic() - began
+
+
+@pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser"])
+async def test_others_are_served_while_a_parser_hangs(host: Host, kind: str) -> None:
+    engine = ScriptedEngine(["ab", "c!", "d"], host=host)
+    fields: dict[str, Any] = {"tools": TOOLS} if kind == "tool_parser" else {}
+    async with serving(engine, **{kind: "feed"}) as server:
+        hanging = asyncio.create_task(server.chat(stream=True, **fields))
+        await until(lambda: engine.running)
+        while not hanging.done():
+            assert await healthy(server) < 1
+            assert (await server.complete()).status_code == 200
+        engine.text = ["fine"]
+        assert "x-weft-parser-error" not in (await server.chat(**fields)).headers
+        page = (await server.client.get("/metrics")).text
+    *chunks, done = events(hanging.result().text)
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "abc!d"
+    assert done == "[DONE]" and f": parser-error {kind}=feed" in hanging.result().text
+    assert f'weft_parser_failures_total{{parser="{kind}=feed"}} 1.0' in page
+    assert "weft_parser_threads_stuck 1.0" in page
+    plugin = "tool_parsers:feed" if kind == "tool_parser" else "reasoning:feed"
+    labels = f'hook="feed",model_name="scripted",outcome="error",plugin="{plugin}"'
+    assert f"weft_plugin_calls_total{{{labels}}} 1.0" in page
+
+
+@pytest.mark.parametrize("where", ["build", "feed", "finish"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_text_is_delivered_wherever_it_hangs(
+    host: Host, where: str, stream: bool
+) -> None:
+    async with serving(ScriptedEngine(["a", "b!", "c"], host=host), tool_parser=where) as server:
+        response = await server.chat(tools=TOOLS, stream=stream)
+    if stream:
+        *chunks, _ = events(response.text)
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+        assert f": parser-error tool_parser={where}" in response.text
+    else:
+        text = response.json()["choices"][0]["message"]["content"]
+        assert response.headers["x-weft-parser-error"] == f"tool_parser={where}"
+    assert text == "ab!c"
+
+
+@pytest.mark.parametrize("name", ["grammar", "tags"])
+async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: Host, name: str) -> None:
+    choice = "required" if name == "grammar" else "auto"
+    async with serving(ScriptedEngine(host=host), tool_parser=name) as server:
+        asked = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
+        while not asked.done():
+            assert await healthy(server) < 1
+        assert asked.result().status_code == (400 if name == "grammar" else 200)
+        assert (await server.chat(tools=TOOLS)).status_code == 200
+
+
+async def test_threads_that_are_lost_are_bounded(host: Host) -> None:
+    """From some on the parser is not called, until one comes back."""
+    engine = ScriptedEngine(["!"], host=host)
+    async with serving(engine, tool_parser="feed") as server:
+        before = threading.active_count()
+        for _ in range(MOST_STUCK + 3):
+            response = await server.chat(tools=TOOLS)
+            assert response.json()["choices"][0]["message"]["content"] == "!"
+            assert response.headers["x-weft-parser-error"] == "tool_parser=feed"
+        assert server.context.watch.stuck == MOST_STUCK
+        assert threading.active_count() <= before + MOST_STUCK + 3  # one to go on, two for text
+        host.report()
+        await until(lambda: server.context.watch.stuck == 0)
+        assert "x-weft-parser-error" not in (await server.chat(tools=TOOLS)).headers
+
+
+async def test_calls_behind_a_slow_one_go_on_in_another_thread() -> None:
+    watch, gate = Watch(0.05), threading.Event()
+    first = watch.run(lambda: gate.wait(30))
+    others = [watch.run(lambda i=i: (i, threading.get_ident())) for i in range(50)]
+    found: Any = await asyncio.gather(*others)
+    assert [i for i, _ in found] == list(range(50)) and not first.done()
+    gate.set()
+    assert await first is True, "slow, but in time"
+    assert watch.stuck == 0
+    watch.close()
+
+
+async def test_a_call_is_given_up_after_some_budgets_and_errors_pass() -> None:
+    watch, gate = Watch(0.02), threading.Event()
+    began = monotonic()
+    with pytest.raises(TimeoutError):
+        await watch.run(lambda: gate.wait(30))
+    assert monotonic() - began >= PATIENCE * 0.02 and watch.stuck == 1
+    for error in (KeyError("k"), StopIteration(), SystemExit(3)):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(KeyError if isinstance(error, KeyError) else RuntimeError):
+            await watch.run(fail)
+    gate.set()
+    await until(lambda: watch.stuck == 0)
+    watch.close()
