@@ -355,6 +355,14 @@ def test_ranks_without_a_plan_are_refused(
     assert "set tensor_parallel_size to 1" in str(caught.value)
 
 
+def test_a_configuration_that_transformers_cannot_build(tmp_path: Path, host: Host) -> None:
+    folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "no_such"}))
+    with pytest.raises(CheckpointError, match=r"cannot build Phi3ForCausalLM .*no_such"):
+        TinyModel(folder, host)
+
+
 def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, host: Host) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
     file = folder / "model.safetensors"

@@ -132,8 +132,8 @@ def observe(model: Any, decoder: nn.Module, architecture: str) -> dict[str, Call
     Raises ``UnsupportedModelError`` when the model asks for what paged attention cannot do.
     """
     recorder = Recorder(architecture, {id(m): name for name, m in model.named_modules()})
-    ids = torch.zeros(1, TOKENS, dtype=torch.int64, device="meta")
-    with _served_by(model, recorder), torch.no_grad():
+    with _served_by(model, recorder), torch.no_grad(), torch.device("meta"):
+        ids = torch.zeros(1, TOKENS, dtype=torch.int64)
         try:
             decoder(input_ids=ids, position_ids=ids, use_cache=False)
         except WeftError:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.api.attention import Step
 from weft.api.models import ModelContext
+from weft.errors import CheckpointError
 from weft.known_plugins import KNOWN
 from weft_transformers.attention import (
     IMPLEMENTATION,
@@ -57,6 +58,8 @@ class TransformersModel(nn.Module):
             model.get_submodule(path).add_module(SERVED_BY, served)
         for name, child in model.named_children():
             self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
         # Kept from nn.Module: both are made of the modules above.
         self._parts = (decoder, _without(model, home))
 
@@ -99,12 +102,18 @@ def _on_meta(ctx: ModelContext) -> tuple[str, Any]:
     register()
     config.use_cache = False
     config._attn_implementation = IMPLEMENTATION
-    with torch.device("meta"):
-        model = family(config)
+    try:
+        with torch.device("meta"):
+            model = family(config)
+    except Exception as error:  # each family checks its configuration in its own way
+        raise CheckpointError(
+            f"transformers cannot build {architecture} from this configuration "
+            f"({type(error).__name__}: {error}); correct it with hf_overrides"
+        ) from error
     model.tie_weights()
-    config.pad_token_id = (
-        None  # some models look for padding in every batch, and wait for the device
-    )
+    # Some models look for padding in every batch, and wait for the device to do so. Set past the
+    # checks of the configuration, which want a number.
+    object.__setattr__(config, "pad_token_id", None)
     if any(isinstance(m, nn.Conv1d) for m in model.modules()):
         raise refusal(
             architecture, "it has convolutions over tokens, whose state weft does not keep"
