@@ -79,6 +79,7 @@ class Context:
         self.engine.host = host
         self.marks = Marks(self)
         self.fingerprint = system_fingerprint(self.engine)
+        self.watch.forget()
         if served is not None:
             self.served, old = served, self.served
             old.retire()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from weft.api.parsers import ReasoningDelta, StreamParser, TextDelta, ToolCallDelta
 from weft.errors import PluginLoadError, WeftError
@@ -18,12 +19,15 @@ from weft_server.app import build
 from weft_server.context import Context
 from weft_server.matching import PARSERS
 from weft_server.served import Served
+from weft_server.watch import PATIENCE, Watch
 
 __all__ = ("reload",)
 
 log = logging.getLogger("weft.server")
 
 SPECS = ("weft_server.hookspecs:ServerHooks",)
+LONGEST = 90.0
+"""Seconds that the new code gets for everything; the doctor alone may take 30 of them."""
 STARTUP = 30.0
 """Seconds that the startup hooks of an application may take."""
 
@@ -34,12 +38,17 @@ async def reload(context: Context, id: str) -> Reloaded:
     Raises the errors of ``weft.plugins.reload.reloaded``; the old code is then in use as before.
     """
     async with context.reloading:
-        loop = asyncio.get_running_loop()
+        watch = Watch(LONGEST / PATIENCE)
         try:
-            host, served, done = await asyncio.to_thread(renewed, context, id, loop)
-        except WeftError as error:
+            work = partial(renewed, context, id, asyncio.get_running_loop())
+            host, served, done = await watch.run(work)
+        except (WeftError, TimeoutError) as error:
             log.warning("%s was not reloaded: %s", id, error)
-            raise
+            if isinstance(error, WeftError):
+                raise
+            raise PluginLoadError(f"{id} does not come back: {error}; the old stays") from error
+        finally:
+            watch.close()
         context.exchange(host, served)
     log.info(
         "reloaded %s of %s: %s, before %s",

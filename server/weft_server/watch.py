@@ -120,6 +120,10 @@ class Watch:
             self._timer = loop.call_later(self.budget, self._look)
         return future
 
+    def forget(self) -> None:
+        """The code that is stuck is out of use: its threads do not count any more."""
+        self._slow = [w for w in self._slow if (job := w.current) is None or not job.given_up]
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -14,6 +14,8 @@ import pytest
 from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
+from weft_server import reload as reloading
+
 ADMIN = {"authorization": "Bearer boss"}
 ID = "tool_parsers:acme"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -208,6 +210,23 @@ async def test_broken_code_changes_nothing(
     assert words in error["message"] and "1.0 stays" in error["message"]
     assert (shown["version"], shown["state"]) == ("1.0", "loaded")
     assert f"{ID} was not reloaded" in caplog.text
+
+
+async def test_code_that_hangs_is_given_up(acme: Acme, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reloading, "LONGEST", 1.0)
+    hanging = PARSER.replace(
+        "    return Parser()", "    import threading\n    threading.Event().wait()"
+    )
+    async with parsed() as server:
+        assert await said(server) == "Hello world 1.0"
+        acme.install("2.0", acme_parser=hanging)
+        answer = await reload(server)
+        assert answer.status_code == 422 and "does not come back" in answer.text
+        assert await said(server) == "Hello world 1.0"
+        monkeypatch.setattr(reloading, "LONGEST", 60.0)
+        acme.install("3.0", acme_parser=PARSER + "# whole again\n")
+        assert (await reload(server)).status_code == 200
+        assert await said(server) == "Hello world 3.0"
 
 
 REFUSED = [
