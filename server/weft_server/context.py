@@ -147,13 +147,13 @@ class Context:
             self.engine.tokenizer,
             self.metrics.parser_failed,
         )
-        thinking = calls = None
+        thinking, calls, strict = None, None, host.switches.strict
         if reasoning and (name := self.config.reasoning_parser) is not None:
             build = partial(host.reasoning_parser, name, tokenizer, prompt)
-            thinking = Guard(f"reasoning_parser={name}", build, report, host.tally)
+            thinking = Guard(f"reasoning_parser={name}", build, report, host.tally, strict=strict)
         if tools and (name := self.config.tool_parser) is not None:
             build_tools = partial(host.tool_parser, name, tokenizer, tools)
-            calls = Guard(f"tool_parser={name}", build_tools, report, host.tally)
+            calls = Guard(f"tool_parser={name}", build_tools, report, host.tally, strict=strict)
         if thinking is None and calls is None:
             return None
         sieve = Sieve(tokenizer, hidden) if hidden else None

@@ -20,6 +20,7 @@ from weft.api.parsers import (
     TextDelta,
     ToolCallDelta,
 )
+from weft.errors import EngineError
 from weft.plugins.tally import Tally
 from weft_server.markers import Sieve
 from weft_server.matching import PARSERS
@@ -37,7 +38,8 @@ class Guard:
 
     ``build`` makes the parser when there is something to feed it; it may raise like the parser
     itself. After the first exception the parser is not called again, and everything that it had
-    taken without saying anything about it comes out as text. Calls are counted in ``tally``.
+    taken without saying anything about it comes out as text. Calls are counted in ``tally``. With
+    ``strict`` a failure is an ``EngineError``, which ends the request.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Guard:
         build: Callable[[], StreamParser],
         report: Report,
         tally: Tally | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
         self.name = name
         self.broken = False
@@ -53,6 +57,7 @@ class Guard:
         option, _, key = name.partition("=")
         self._plugin = f"{PARSERS.get(option, option)}:{key}"
         self._build, self._report, self._tally = build, report, tally or Tally()
+        self._strict = strict
         self._parser: StreamParser | None = None
         self._calling: tuple[str, float] | None = None
 
@@ -100,6 +105,8 @@ class Guard:
         if not self.broken:
             self.broken = True
             self._report(self.name)
+        if self._strict:
+            raise EngineError(f"{self.name} does not come back (plugin_strict makes it fatal)")
 
     def _opened(self) -> StreamParser:
         if self._parser is None:
@@ -120,6 +127,9 @@ class Guard:
             if not self.broken:  # nor given up meanwhile
                 self.broken = True
                 self._report(self.name)
+            if self._strict:
+                text = f"{self.name} failed: {type(error).__name__}: {error}"
+                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
             return [TextDelta(self.pending)] if self.pending else []
         finally:
             self._calling = None

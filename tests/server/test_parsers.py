@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
@@ -227,6 +228,19 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
     if options != {"tool_parser": "late"}:  # that one needs more than one feed to fail
         assert whole.headers["x-weft-parser-error"] == label
     assert f'weft_parser_failures_total{{parser="{label}"}}' in metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
+    host: Host, stream: bool
+) -> None:
+    strict = Host(msgspec.structs.replace(host.config, plugin_strict=True))
+    async with serving(ScriptedEngine(host=strict), tool_parser="bad") as server:
+        response = await server.chat(tools=TOOLS, stream=stream)
+        assert (await server.chat()).status_code == 200
+    error = response.json()["error"]
+    assert response.status_code == 500 and error["code"] == "request_failed"
+    assert "tool_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
 
 
 def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:

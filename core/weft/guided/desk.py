@@ -92,7 +92,11 @@ class GrammarDesk:
         ready.add_done_callback(lambda _: self._news.set())
 
         def work() -> None:
-            _settle(ready, lambda: Guide(compiled.result().grammar.matcher(), *gate()))
+            strict = self._host.switches.strict
+            _settle(
+                ready,
+                lambda: Guide(compiled.result().grammar.matcher(), *gate(), strict=strict),
+            )
 
         def gate() -> tuple[Callable[[int], bool] | None, int | None]:
             if params.reasoning is None:
@@ -100,10 +104,13 @@ class GrammarDesk:
             tokenizer = threads.compilers.tokenizer
             return reasoning_gate(self._host, params.reasoning, tokenizer, request.prompt_ids)
 
+        # A future keeps what it has called, and a grammar that is kept must not keep the request.
+        once = [work]
+
         # In a thread of its own: the prompt may be long, and both others busy with bad grammars.
         def follow(_: Future[Compiled]) -> None:
             with contextlib.suppress(RuntimeError):  # the desk was closed meanwhile
-                threads.short.submit(work)
+                threads.short.submit(once.pop())
 
         compiled.add_done_callback(follow)
         return Ticket(ready)

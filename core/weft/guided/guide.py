@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.api.guided import Matcher
+from weft.errors import EngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ class Guide:
     ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
     the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
     token is this one, or one of the grammar. Once ``error`` says what went wrong in the matcher,
-    the sequence cannot go on.
+    the sequence cannot go on; with ``strict`` a matcher that raises is an ``EngineError``.
     """
 
     def __init__(
@@ -34,10 +35,13 @@ class Guide:
         matcher: Matcher,
         reasoning: Callable[[int], bool] | None = None,
         opener: int | None = None,
+        *,
+        strict: bool = False,
     ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
         self._opener = opener
+        self._strict = strict
         self.error: str | None = None
 
     def fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
@@ -50,7 +54,7 @@ class Guide:
         except BaseException as error:
             if isinstance(error, PASSED):
                 raise
-            self.error = _said(error)
+            self.error = self._said(error)
         if self.error is not None:
             bitmask[row].zero_()
 
@@ -89,12 +93,14 @@ class Guide:
         except BaseException as error:
             if isinstance(error, PASSED):
                 raise
-            self.error = _said(error)
+            self.error = self._said(error)
             return True
 
-
-def _said(error: BaseException) -> str:
-    return f"the grammar failed: {type(error).__name__}: {error}"
+    def _said(self, error: BaseException) -> str:
+        text = f"the grammar failed: {type(error).__name__}: {error}"
+        if self._strict:
+            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+        return text
 
 
 DEAD_END = (

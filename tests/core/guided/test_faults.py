@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.errors import EngineError
 from weft.guided import Guide, Ticket
 from weft.sampling.params import GuidedParams
 
@@ -84,6 +85,24 @@ def test_a_fault_ends_its_sequence_only(engine: Callable[..., Any], how: str) ->
         assert len(driven.tokens[name]) == at
     assert driven.tokens["free"] == alone.tokens["free"]
     assert not driven.core.has_work and driven.core.stats.pages_used == 0
+
+
+@pytest.mark.parametrize("how", ["fill", "accept", "panic in fill", "panic in accept"])
+def test_in_strict_mode_a_fault_is_the_engines(how: str) -> None:
+    guide = Guide(Scripted(how, 0), strict=True)
+    with pytest.raises(EngineError, match=r"the grammar failed: .*oh.*plugin_strict"):
+        if "fill" in how:
+            guide.fill(torch.zeros(1, 10, dtype=torch.int32), 0, ())
+        else:
+            guide.advance(1)
+
+
+@pytest.mark.parametrize("how", ["refuse", "empty"])
+def test_a_grammar_without_a_way_on_is_no_fault(how: str) -> None:
+    guide = Guide(Scripted(how, 0), strict=True)
+    guide.fill(torch.zeros(1, 10, dtype=torch.int32), 0, ())
+    assert how == "empty" or guide.advance(1)
+    assert guide.error is not None
 
 
 def test_signals_are_not_swallowed() -> None:
