@@ -125,7 +125,7 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
             decode_kernel,
             tiles.decode_tile(group, size, itemsize),
         )
-        constants |= {"ROWS": tile.rows, "SPLITS": splits, "QUERIES": 1}
+        constants |= {"ROWS": tile.rows, "SPLITS": splits, "QUERIES": 1, "EARLY": True}
         if splits == 1:  # as the backend passes them
             constants |= dict.fromkeys(("parts", "weights"))
     else:
@@ -180,6 +180,7 @@ def test_kernels_compile_for_hopper_and_fit(name: str) -> None:
     kernel = compiled(request, queries)
     assert kernel.metadata.shared <= 227 * 1024
     code = kernel.asm["ptx"]
+    assert ("griddepcontrol.wait" in code) == (queries == 1), "only decode starts early"
     if request.dtype != "float32":
         # Keys and values arrive asynchronously, 16 bytes a thread; products are on tensor cores.
         assert "cp.async.cg" in code

@@ -92,7 +92,7 @@ def test_a_kernel_is_taken_where_it_fits() -> None:
         assert find(DeviceInfo("cuda", (7, 5))) is None
     awq, gptq = find_awq(DeviceInfo("cuda", (9, 0))), find_gptq(DeviceInfo("cuda", (8, 0)))
     assert awq is not None and gptq is not None
-    few, many = torch.empty(3, 128).half(), torch.empty(65, 128).half()
+    few, many = torch.empty(3, 128).half(), torch.empty(257, 128).half()
     assert awq.fits(few, 32) and awq.fits(few[None], 128)
     assert not awq.fits(many, 32), "so many rows are faster dequantized"
     assert not awq.fits(few, 16), "a tile would cross groups"

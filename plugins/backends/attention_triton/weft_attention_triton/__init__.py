@@ -31,7 +31,8 @@ def weft_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Off
     def create() -> AttentionBackend:
         from weft_attention_triton.backend import TritonAttention
 
-        return TritonAttention(request)
+        early = (request.device.capability or (0, 0)) >= (9, 0)
+        return TritonAttention(request, early=early)
 
     return Offer("triton", 80, create, page_sizes=PAGE_SIZES, graph_safe=True)
 

@@ -49,10 +49,13 @@ class TritonAttention:
     A plan of decode rows only is graph-safe: ``forward`` reads lengths, page tables and slots on
     the device, its grid depends on the number of rows and on ``max_kv_len`` alone, and a row of
     length 0 (padding) yields zeros. Lengths may change between replays up to ``max_kv_len``; beyond
-    it the result is right too, only less evenly split.
+    it the result is right too, only less evenly split. ``early``, from Hopper on: decode kernels
+    start before the kernel ahead of them has ended.
     """
 
-    def __init__(self, request: AttentionRequest, processors: int | None = None) -> None:
+    def __init__(
+        self, request: AttentionRequest, processors: int | None = None, *, early: bool = False
+    ) -> None:
         self.heads, self.kv_heads = request.heads, request.kv_heads
         self.group = request.heads // request.kv_heads
         self.size = request.head_size
@@ -67,6 +70,7 @@ class TritonAttention:
         if processors is None:
             processors = torch.cuda.get_device_properties("cuda").multi_processor_count
         self.processors = processors
+        self.early = early
 
     def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
         return (2, pages, page_size, spec.kv_heads, spec.head_size)
@@ -181,14 +185,14 @@ class TritonAttention:
             SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
             SPLITS=items.splits, WINDOW=self.window, CAUSAL=self.causal,
             CAPPED=self.cap > 0, NARROW=self.limit > 0, PRECISION=self.precision,
-            num_warps=tile.warps, num_stages=tile.stages,
+            EARLY=self.early, num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.early,
         )  # fmt: skip
         if items.splits > 1:
             join_kernel[(items.count * items.queries * self.heads,)](
                 out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
                 HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
                 BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
-                WINDOW=self.window, num_warps=4,
+                WINDOW=self.window, EARLY=self.early, num_warps=4, launch_pdl=self.early,
             )  # fmt: skip
 
     def _prefill(

@@ -5,12 +5,16 @@ and a second kernel joins the shares by their log-sum-exp. (Letting the last pro
 them was measured: no faster for groups of 2, 20 % slower for groups of 4, for it joins one head after
 the other.) The query heads of a group, and the tokens of a draft, are the rows of one product, so
 that keys and values are read once for all of them.
+
+With ``EARLY`` (programmatic dependent launch) a kernel starts while the one before it still runs, reads
+what the step's plan has fixed, and waits before it reads what that one may have written.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft_attention_triton.softmax import accumulate, capped, for_products
 
@@ -81,11 +85,14 @@ def decode_kernel(
     CAPPED: tl.constexpr,
     NARROW: tl.constexpr,  # the cache is fp8
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (item, split, kv head). Heads run fastest: neighbours read the same pages.
 
     The grid is flat, because its other dimensions end at 65,535.
     """
+    if EARLY:
+        gdc_launch_dependents()
     program = tl.program_id(0)
     head = program % KV_HEADS
     split = program // KV_HEADS % SPLITS
@@ -93,6 +100,8 @@ def decode_kernel(
     row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
     lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
+    if EARLY:
+        gdc_wait()
     if (lo < hi) | (split == 0):
         m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
         token = m // GROUP
@@ -181,14 +190,19 @@ def join_kernel(
     SPLITS: tl.constexpr,
     ROOM: tl.constexpr,  # SPLITS, padded to a power of two
     WINDOW: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (item, token of the item, head) joins the shares of one query and head."""
+    if EARLY:
+        gdc_launch_dependents()
     program = tl.program_id(0)
     head = program % HEADS
     token = program // HEADS % QUERIES
     item = (program // (HEADS * QUERIES)).to(tl.int64)
     _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
+    if EARLY:
+        gdc_wait()
     if (used > 1) & (token < count):
         s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
         share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s

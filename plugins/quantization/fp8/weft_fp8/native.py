@@ -1,16 +1,18 @@
 """Products in FP8, where the device has them and torch offers them.
 
 Which forms work depends on the device, torch and cuBLAS, and torch says so only by an exception (or,
-for a layout that it misreads, by wrong numbers). So each form is tried once, on small matrices with
-different scales, and used only if its result is right.
+for a layout that it misreads, by wrong numbers). So each form is tried once for each shape of weight,
+with different scales and numbers of rows, and used only if its results are right.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.api.cache import DeviceInfo
@@ -23,6 +25,8 @@ FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """The largest number of float8_e4m3fn."""
 BLOCK = 128
+ROWS = 8
+"""What the rows of activations with scales by block are padded to: cuBLAS refuses a single row."""
 
 
 class Native:
@@ -30,7 +34,7 @@ class Native:
 
     def __init__(self, device: DeviceInfo) -> None:
         self._possible = device.kind == "cuda" and (device.capability or (0, 0)) >= (8, 9)
-        self._found: dict[tuple[str, torch.dtype], bool] = {}
+        self._found: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
 
     # -- a scale for each row of both --------------------------------------------------
 
@@ -85,6 +89,8 @@ class Native:
     def blocks(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``."""
         flat = x.reshape(-1, x.shape[-1])
+        rows = len(flat)
+        flat = F.pad(flat, (0, 0, 0, -rows % ROWS))
         pieces = flat.unflatten(1, (-1, BLOCK))
         own = (pieces.abs().amax(dim=2).float() / LARGEST).clamp_min(1e-12)
         rounded = _rounded(pieces, own[..., None]).flatten(1)
@@ -94,7 +100,7 @@ class Native:
             scale_a=own.t().contiguous().t(),  # the scales of one column lie side by side
             scale_b=scale.t(),
             out_dtype=x.dtype,
-        )
+        )[:rows]
         y = y.view(*x.shape[:-1], y.shape[-1])
         return y if bias is None else y + bias
 
@@ -105,7 +111,7 @@ class Native:
     ) -> bool:
         if not self._possible or dtype is torch.float32 or any(n % multiple for n in weight.shape):
             return False
-        key = (form, dtype)
+        key = (form, dtype, weight.shape)
         if key not in self._found:
             try:
                 self._found[key] = test()
@@ -122,28 +128,37 @@ def _rounded(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8)
 
 
-def _sample(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Activations and an FP8 weight, small and the same on every device."""
-    made = torch.Generator().manual_seed(0)
-    x = torch.randn(24, 4 * BLOCK, generator=made) * torch.logspace(-1, 1, 4 * BLOCK)
-    weight = torch.randn(3 * BLOCK, 4 * BLOCK, generator=made)
-    return x.to(device, dtype), weight.to(device, FP8)
+def _sample(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Activations for a weight, and another FP8 weight of its shape."""
+    made = torch.Generator(like.device).manual_seed(0)
+    outputs, inputs = like.shape
+    kwargs: dict[str, Any] = {"generator": made, "device": like.device, "dtype": torch.float16}
+    x = torch.randn(24, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=like.device)
+    return x.to(dtype), torch.randn(outputs, inputs, **kwargs).to(FP8)
 
 
 def _try_rows(native: Native, like: Tensor, dtype: torch.dtype) -> bool:
-    x, weight = _sample(like.device, dtype)
+    x, weight = _sample(like, dtype)
     scale = torch.linspace(0.5, 2.0, len(weight), device=like.device)
-    return _close(native.rows(x, weight, scale, None), x, weight.float() * scale[:, None])
+    dense = weight[:BLOCK].float() * scale[:BLOCK, None]
+    return all(_close(native.rows(part, weight, scale, None), part, dense) for part in _parts(x))
 
 
 def _try_blocks(native: Native, like: Tensor, dtype: torch.dtype) -> bool:
-    x, weight = _sample(like.device, dtype)
-    scale = native.laid_out(torch.linspace(0.5, 2.0, 12, device=like.device).view(3, 4))
-    dense = weight.float() * scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    return _close(native.blocks(x, weight, scale, None), x, dense)
+    x, weight = _sample(like, dtype)
+    shape = weight.shape[0] // BLOCK, weight.shape[1] // BLOCK
+    scale = torch.linspace(0.5, 2.0, shape[0] * shape[1], device=like.device)
+    scale = native.laid_out(scale.view(shape))
+    dense = weight[:BLOCK].float() * scale[0].repeat_interleave(BLOCK)
+    return all(_close(native.blocks(part, weight, scale, None), part, dense) for part in _parts(x))
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """One row, an odd number, many: whether a form works may depend on it."""
+    return x[:1], x[:5], x
 
 
 def _close(found: Tensor, x: Tensor, dense: Tensor) -> bool:
-    """Within what rounding the activations to FP8 costs."""
+    """Within what rounding the activations to FP8 costs; ``dense`` are the first outputs' weights."""
     wanted = x.float() @ dense.t()
-    return bool((found.float() - wanted).norm() < 0.05 * wanted.norm())
+    return bool((found[:, : len(dense)].float() - wanted).norm() < 0.05 * wanted.norm())
