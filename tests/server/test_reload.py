@@ -14,7 +14,10 @@ import pytest
 from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
+from weft.config import PluginConfig
+from weft.plugins import Host
 from weft_server import reload as reloading
+from weft_server.watch import MOST_STUCK
 
 ADMIN = {"authorization": "Bearer boss"}
 ID = "tool_parsers:acme"
@@ -227,6 +230,20 @@ async def test_code_that_hangs_is_given_up(acme: Acme, monkeypatch: pytest.Monke
         acme.install("3.0", acme_parser=PARSER + "# whole again\n")
         assert (await reload(server)).status_code == 200
         assert await said(server) == "Hello world 3.0"
+
+
+async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
+    """Its threads never come back; the new parser gets others."""
+    wait = "__import__('threading').Event().wait()"
+    acme.install("1.0", acme_parser=PARSER.replace("[TextDelta(text)]", wait))
+    budgets = {"tool_parsers": 0.02, "reasoning": 0.02}
+    engine = Held(host=Host(PluginConfig(plugin_time_budget=budgets)))
+    async with parsed(engine) as server:
+        assert {await said(server) for _ in range(MOST_STUCK + 1)} == {"Hello world"}
+        assert server.context.watch.stuck == MOST_STUCK
+        acme.install("2.0", acme_parser=PARSER)
+        assert (await reload(server)).status_code == 200
+        assert await said(server) == "Hello world 2.0"
 
 
 REFUSED = [

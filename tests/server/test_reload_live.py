@@ -18,7 +18,7 @@ from process import Process, served
 
 KEY = "boss"
 CLIENTS = 3
-LONG = 300
+LONG = 450
 """Tokens of a request that outlives the exchange."""
 MODULE = '''
 """The tool calls of the demo model, by somebody in a hurry."""
