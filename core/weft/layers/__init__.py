@@ -12,7 +12,7 @@ from weft.layers.norm import LayerNorm, RMSNorm
 from weft.layers.plain import PlainLinear
 from weft.layers.rope import rope_parameters
 from weft.layers.rotary import Angles, RotaryEmbedding
-from weft.layers.self_attention import SelfAttention
+from weft.layers.self_attention import SelfAttention, cache_scale
 from weft.layers.weight import (
     Finishing,
     Layout,
@@ -51,6 +51,7 @@ __all__ = (
     "SelfAttention",
     "Slot",
     "bind",
+    "cache_scale",
     "device_info",
     "divide",
     "divide_heads",

@@ -14,13 +14,25 @@ from weft.layers.linear import Linear, QKVLinear
 from weft.layers.rotary import Angles, RotaryEmbedding
 from weft.layers.weight import Slot
 
-__all__ = ("SelfAttention",)
+__all__ = ("SelfAttention", "cache_scale")
 
 # Writers of checkpoints name the scales of an fp8 cache after the block, after the projection that
 # makes what is cached, or after its output; one ``kv_scale`` is meant for both.
 CACHE_SCALE = re.compile(
     r"(?:(?:attn|k_proj|v_proj|qkv_proj)\.)?(?P<kind>k|v|kv)_scale|(?P<output>k|v)_proj\.output_scale"
 )
+
+
+def cache_scale(rest: str, parameter: str) -> Slot | None:
+    """The slot in ``parameter``, the ``kv_scale`` of an ``Attention``, of a checkpoint's scale.
+
+    ``rest`` is the tensor's name below the attention block; ``None`` for what is no scale.
+    """
+    found = CACHE_SCALE.fullmatch(rest)
+    if found is None:
+        return None
+    kind = found["kind"] or found["output"]
+    return Slot(parameter, {"k": 0, "v": 1, "kv": None}[kind])
 
 
 class SelfAttention(nn.Module):
@@ -74,11 +86,7 @@ class SelfAttention(nn.Module):
 
     def locate(self, rest: str) -> Slot | None:
         """The slot of a scale of the cache, under any name that checkpoints give it."""
-        found = CACHE_SCALE.fullmatch(rest)
-        if found is None:
-            return None
-        kind = found["kind"] or found["output"]
-        return Slot("attn.kv_scale", {"k": 0, "v": 1, "kv": None}[kind])
+        return cache_scale(rest, "attn.kv_scale")
 
     def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
         if self.fused is not None:

@@ -236,6 +236,16 @@ def test_a_quantized_model_is_its_dequantized_self(
         torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
 
 
+def test_scales_of_the_cache_are_found(tmp_path: Path, host: Host) -> None:
+    folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM")
+    file = folder / "model.safetensors"
+    block = "model.layers.1.self_attn"
+    scales = {f"{block}.k_proj.k_scale": torch.tensor(2.0), f"{block}.v_scale": torch.tensor(0.5)}
+    save_file({**load_file(file), **scales}, file)
+    found = [attention.scales for attention in TinyModel(folder, host).attentions]
+    assert found == [(1.0, 1.0), (2.0, 0.5), (1.0, 1.0)]
+
+
 # ------------------------------------------------------------------------------- engines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from weft.api.attention import Step
 from weft.api.models import ModelContext
 from weft.errors import CheckpointError
 from weft.known_plugins import KNOWN
+from weft.layers import cache_scale
 from weft_transformers.attention import (
     IMPLEMENTATION,
     SERVED_BY,
@@ -55,7 +57,10 @@ class TransformersModel(nn.Module):
         self.steps = Steps(IDLE)
         for path, call in calls.items():
             served = PagedAttention(contexts[path], path, call, self.steps)
-            model.get_submodule(path).add_module(SERVED_BY, served)
+            block: Any = model.get_submodule(path)
+            block.add_module(SERVED_BY, served)
+            # The loader asks the module that the names of such scales begin with.
+            block.locate = partial(cache_scale, parameter=f"{SERVED_BY}.attn.kv_scale")
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
