@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from weft.engine.messages import EngineRequest
 from weft.errors import RequestError
 from weft.guided import desk
 from weft.sampling.params import GuidedParams
@@ -174,6 +176,18 @@ def test_a_ready_grammar_is_not_slept_through(
         driven.add(name, GuidedParams(regex=regex, backend="llguidance"))
         driven.until(name)
     assert time.monotonic() - began < 60
+
+
+def test_a_grammar_that_is_kept_keeps_no_request(engine: Callable[..., Any]) -> None:
+    """Its prompt may be long, and there are 256 grammars."""
+    driven = engine()
+    driven.add("forgotten", GuidedParams(regex="ab", backend="llguidance"))
+    driven.until("forgotten")
+    driven.add("after", max_tokens=2)
+    driven.until("after")
+    gc.collect()
+    held = [o for o in gc.get_objects() if type(o) is EngineRequest and o.id == "forgotten"]
+    assert held == []
 
 
 def test_grammars_are_forgotten_by_number_and_size(
