@@ -22,6 +22,20 @@ __all__ = ("decode_kernel", "join_kernel")
 
 
 @triton.jit
+def start_next(EARLY: tl.constexpr):
+    """The next kernel may start as soon as all programs of this one got here."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_previous(EARLY: tl.constexpr):
+    """Wait until what the kernel before this one wrote can be read."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
 def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
     """Keys ``[lo, hi)`` of a split of ``[first, length)``, and how many splits have any.
 
@@ -91,8 +105,7 @@ def decode_kernel(
 
     The grid is flat, because its other dimensions end at 65,535.
     """
-    if EARLY:
-        gdc_launch_dependents()
+    start_next(EARLY)
     program = tl.program_id(0)
     head = program % KV_HEADS
     split = program // KV_HEADS % SPLITS
@@ -100,8 +113,7 @@ def decode_kernel(
     row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
     lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
-    if EARLY:
-        gdc_wait()
+    await_previous(EARLY)
     if (lo < hi) | (split == 0):
         m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
         token = m // GROUP
@@ -193,16 +205,14 @@ def join_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (item, token of the item, head) joins the shares of one query and head."""
-    if EARLY:
-        gdc_launch_dependents()
+    start_next(EARLY)
     program = tl.program_id(0)
     head = program % HEADS
     token = program // HEADS % QUERIES
     item = (program // (HEADS * QUERIES)).to(tl.int64)
     _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
-    if EARLY:
-        gdc_wait()
+    await_previous(EARLY)
     if (used > 1) & (token < count):
         s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
         share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s
