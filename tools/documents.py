@@ -97,10 +97,17 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def kinds() -> str:
     """One row for each kind of plugin."""
     rows = (
-        (f"`weft.{k.name}`", k.key, k.mode, f"[`{k.hook}`](#{k.hook})", f"`{k.owner}`")
+        (
+            f"`weft.{k.name}`",
+            k.key,
+            k.mode,
+            f"[`{k.hook}`](#{k.hook})",
+            f"`{k.owner}`",
+            f"{k.budget:g} s",
+        )
         for k in KINDS.values()
     )
-    return table(("Entry-point group", "Key", "Mode", "Hook", "Called by"), rows)
+    return table(("Entry-point group", "Key", "Mode", "Hook", "Called by", "Budget"), rows)
 
 
 def hook_reference() -> str:
