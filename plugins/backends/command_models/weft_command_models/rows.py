@@ -13,7 +13,6 @@ import msgspec
 from weft.errors import ConfigError, PluginError, WeftError
 from weft.loading.config import max_model_len
 from weft.plugins import Host
-from weft.plugins.kinds import FALLBACK
 from weft_command_models.places import Found
 from weft_command_models.weights import read_weights
 
@@ -116,7 +115,7 @@ def _provider(host: Host, architecture: str | None) -> tuple[str | None, list[st
     if architecture is None:
         return None, ["its config.json names no architecture"]
     problems = _lacking(host, "models", architecture)
-    if not problems and host.choose("models", architecture).key == FALLBACK:
+    if not problems and host.choose("models", architecture).key == "*":
         problems = _refused(host, architecture)
     return (None if problems else host.choose("models", architecture).owner), problems
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from weft.api.attention import Step
 from weft.api.models import ModelContext
 from weft.errors import CheckpointError
-from weft.known_plugins import KNOWN
 from weft.layers import cache_scale
 from weft_transformers.attention import (
     IMPLEMENTATION,
@@ -44,7 +43,9 @@ class TransformersModel(nn.Module):
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
         architecture, model = _on_meta(ctx)
-        log.info("%s", _advice(architecture))
+        log.info(
+            "running %s through transformers, slower than a plugin of its own would", architecture
+        )
         decoder = model.get_decoder()
         home = next(path for path, module in model.named_modules() if module is decoder)
         if not home:
@@ -84,13 +85,6 @@ class TransformersModel(nn.Module):
         """``[rows, hidden]`` to ``[rows, vocab]``, with the model's own scalings and caps."""
         logits: Tensor = self._parts[1](inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits
-
-
-def _advice(architecture: str) -> str:
-    """What a user should know about being served by the fallback."""
-    text = f"running {architecture} through transformers, slower than a plugin of its own would"
-    own = KNOWN.get(f"models:{architecture}")
-    return f"{text}; {own} has it" if own else text
 
 
 def _on_meta(ctx: ModelContext) -> tuple[str, Any]:
