@@ -76,6 +76,22 @@ async def test_an_output_that_the_engine_gave_up_is_an_error() -> None:
     assert error["error"]["code"] == "request_failed" and done == "[DONE]"
 
 
+@pytest.mark.parametrize("method", ["render", "encode"])
+async def test_a_renderer_that_raises_costs_its_request_alone(method: str) -> None:
+    engine = ScriptedEngine()
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("/secret 0x7f")
+
+    async with serving(engine) as server:
+        setattr(engine.renderer, method, fail)
+        response = await server.chat()
+        assert response.status_code == 500 and "secret" not in response.text
+        assert response.json()["error"]["code"] == "internal_error"
+        assert (await server.complete()).status_code == 200
+        assert engine.running == 0
+
+
 async def test_one_failing_prompt_ends_its_siblings() -> None:
     engine = ScriptedEngine(pause=0.01)
 

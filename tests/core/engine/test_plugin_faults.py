@@ -96,13 +96,20 @@ WEFT = {"attention": ["odd"]}
 class Odd:
     def __init__(self, inner):
         self.inner = inner
-        self.cache_shape, self.plan = inner.cache_shape, inner.plan
-        self.calls = 0
+        self.cache_shape = inner.cache_shape
+        self.calls = {"plan": 0, "forward": 0}
+
+    def count(self, method):
+        self.calls[method] += 1
+        if WHERE == method and self.calls[method] == WHEN:
+            raise RuntimeError("bad kernel")
+
+    def plan(self, *rest):
+        self.count("plan")
+        return self.inner.plan(*rest)
 
     def forward(self, q, *rest):
-        self.calls += 1
-        if self.calls == 7:
-            raise RuntimeError("bad kernel")
+        self.count("forward")
         return self.inner.forward(q, *rest)
 
 
@@ -239,10 +246,12 @@ def test_a_policy_without_a_victim_leaves_the_choice_to_us(
     assert calls(driven, "policies:odd", "victim") == {"error": driven.core.stats.preemptions}
 
 
+@pytest.mark.parametrize(("where", "when"), [("forward", 7), ("plan", 3)])
 def test_a_step_that_attention_fails_in_fails_its_requests_and_no_others(
-    engine: Any, checkpoint: Any, plugin: Any
+    engine: Any, checkpoint: Any, plugin: Any, where: str, when: int
 ) -> None:
-    driven = engine(checkpoint(), plugin_file=plugin(ATTENTION), attention_backend="odd")
+    text = ATTENTION + f"\n\nWHERE, WHEN = {where!r}, {when}\n"
+    driven = engine(checkpoint(), plugin_file=plugin(text), attention_backend="odd")
     driven.add("a", PROMPT, max_tokens=9, ignore_eos=True)
     driven.add("b", PROMPT, max_tokens=9, ignore_eos=True)
     driven.run()
@@ -251,6 +260,48 @@ def test_a_step_that_attention_fails_in_fails_its_requests_and_no_others(
     driven.add("c", PROMPT, max_tokens=9, ignore_eos=True)
     driven.run()
     assert driven.reasons["c"] == "length" and len(driven.tokens["c"]) == 9
+
+
+MODEL = """
+from weft.api import impl
+
+
+@impl(wrapper=True)
+def weft_model(architecture):
+    import dataclasses
+    from importlib import import_module
+
+    spec = yield
+    built = []
+
+    def build(*arguments):
+        model = spec.build(*arguments)
+        inner, calls = getattr(model, METHOD), []
+
+        def odd(*rest):
+            calls.append(1)
+            if len(calls) == 3:
+                raise RuntimeError("bad layer")
+            return inner(*rest)
+
+        setattr(model, METHOD, odd)
+        return model
+
+    return dataclasses.replace(spec, build=build)
+"""
+
+
+@pytest.mark.parametrize("method", ["forward", "logits"])
+def test_a_step_that_the_model_fails_in_fails_its_requests_and_no_others(
+    engine: Any, checkpoint: Any, plugin: Any, method: str
+) -> None:
+    files = plugin(MODEL + f"\n\nMETHOD = {method!r}\n")
+    driven = engine(checkpoint(), plugin_file=files)
+    for name, reason in (("a", "error"), ("b", "length")):
+        driven.add(name, PROMPT, max_tokens=9, ignore_eos=True)
+        driven.run()
+        assert driven.reasons[name] == reason
+    assert "RuntimeError: bad layer" in driven.errors["a"] and len(driven.tokens["b"]) == 9
 
 
 def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plugin: Any) -> None:
