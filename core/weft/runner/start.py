@@ -83,7 +83,9 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
-    with explained(device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"):
+    with explained(
+        device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
+    ):
         attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
         calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
