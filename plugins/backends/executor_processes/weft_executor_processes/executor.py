@@ -6,6 +6,7 @@ import contextlib
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,6 +35,7 @@ from weft.runner.orders import (
 __all__ = ("ProcessesExecutor",)
 
 STOP_SECONDS = 5.0
+REASON_SECONDS = 0.5
 
 
 class ProcessesExecutor:
@@ -112,12 +114,23 @@ class ProcessesExecutor:
         except (EOFError, OSError):
             self._lost(rank)
         if isinstance(answer, Failed):
-            # A killed rank makes the others fail too; it is the reason, and they are not.
-            killed = (r for r, worker in enumerate(self._workers) if worker.poll())
-            if (reason := next(killed, None)) is not None:
+            if (reason := self._killed()) is not None:
                 self._lost(reason)
             raise answer.error(rank, serving=self._serving)
         return answer
+
+    def _killed(self) -> int | None:
+        """The rank that made another one fail by its end.
+
+        Its sockets are closed before it counts as ended, so the other may be heard first.
+        """
+        until = time.monotonic() + REASON_SECONDS
+        while time.monotonic() < until:
+            for rank, worker in enumerate(self._workers):
+                if worker.poll():
+                    return rank
+            time.sleep(0.01)
+        return None
 
     def _lost(self, rank: int) -> NoReturn:
         """A worker has closed its end without a word."""
