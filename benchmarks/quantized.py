@@ -1,4 +1,4 @@
-"""Products with 4-bit weights on one CUDA device: the kernel, unpacking first, and bfloat16.
+"""Products with 4-bit weights on one CUDA device: the kernel, a kernel that unpacks first, bfloat16.
 
 ::
 
@@ -15,10 +15,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from weft_awq import packing as awq
-from weft_awq.kernel import awq_gemm
-from weft_gptq import packing as gptq
-from weft_gptq.kernel import gptq_gemm
+from weft_awq.kernel import awq_gemm, awq_unpack
+from weft_gptq.kernel import gptq_gemm, gptq_unpack
 
 SHAPES = ((4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256)
@@ -61,9 +59,9 @@ def row(rows: int, depth: int, columns: int) -> list[float]:
         a = (words(depth, columns // 8), scales, zeros, GROUP)
         g = (words(depth // 8, columns), scales, zeros, 4, GROUP, None)
         made[0].append(lambda a=a: awq_gemm(x, *a))
-        made[1].append(lambda a=a: x @ awq.dequantize(*a, x.dtype))
+        made[1].append(lambda a=a: x @ awq_unpack(*a, x.dtype))
         made[2].append(lambda g=g: gptq_gemm(x, *g))
-        made[3].append(lambda g=g: x @ gptq.dequantize(*g, x.dtype))
+        made[3].append(lambda g=g: x @ gptq_unpack(*g, x.dtype))
     for _ in range(max(2, COLD // (2 * depth * columns))):
         dense = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
         made[4].append(lambda w=dense: torch.nn.functional.linear(x, w))

@@ -18,7 +18,7 @@ from weft.api.cache import DeviceInfo
 CHECKS = {
     "awq": """
         from weft_awq.gemm import Gemm
-        from weft_awq.kernel import awq_gemm
+        from weft_awq.kernel import awq_gemm, awq_unpack
         from weft_awq.packing import dequantize
         for rows, depth, columns, group in (
             (1, 128, 64, 32), (5, 256, 136, 64), (17, 1024, 256, 128), (40, 96, 8, 96),
@@ -27,15 +27,16 @@ CHECKS = {
             scales = torch.rand(depth // group, columns)
             zeros = torch.randint(0, 16, scales.shape).float()
             x = torch.randn(rows, depth)
-            got = awq_gemm(x, qweight, scales, zeros, group)
-            close(got, x @ dequantize(qweight, scales, zeros, group, x.dtype))
-        x = torch.randn(2, 3, 96).half()
+            weight = dequantize(qweight, scales, zeros, group, x.dtype)
+            close(awq_gemm(x, qweight, scales, zeros, group), x @ weight)
+            close(awq_unpack(qweight, scales, zeros, group, x.dtype), weight)
         args = words(96, 1), torch.rand(3, 8).half(), torch.rand(3, 8).half(), 32
-        close(Gemm(awq_gemm)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
+        for x in torch.randn(2, 3, 96).half(), torch.randn(2, 20, 96).half():
+            close(Gemm(awq_gemm, awq_unpack)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
     """,
     "gptq": """
         from weft_gptq.gemm import Gemm
-        from weft_gptq.kernel import gptq_gemm
+        from weft_gptq.kernel import gptq_gemm, gptq_unpack
         from weft_gptq.packing import dequantize
         for rows, depth, columns, group, bits, gather in (
             (1, 128, 64, 32, 4, False), (5, 256, 72, 64, 4, False), (17, 2048, 64, 128, 4, False),
@@ -48,10 +49,12 @@ CHECKS = {
             index = torch.randint(0, len(scales), (depth,)) if gather else None
             args = qweight, scales, zeros, bits, group, index
             x = torch.randn(rows, depth)
-            close(gptq_gemm(x, *args), x @ dequantize(*args, x.dtype))
-        x = torch.randn(2, 3, 64).half()
+            weight = dequantize(*args, x.dtype)
+            close(gptq_gemm(x, *args), x @ weight)
+            close(gptq_unpack(*args, x.dtype), weight)
         args = words(8, 8), torch.rand(2, 8).half(), torch.rand(2, 8).half(), 4, 32, None
-        close(Gemm(gptq_gemm)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
+        for x in torch.randn(2, 3, 64).half(), torch.randn(2, 20, 64).half():
+            close(Gemm(gptq_gemm, gptq_unpack)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
     """,
 }
 PROLOGUE = """
@@ -92,10 +95,9 @@ def test_a_kernel_is_taken_where_it_fits() -> None:
         assert find(DeviceInfo("cuda", (7, 5))) is None
     awq, gptq = find_awq(DeviceInfo("cuda", (9, 0))), find_gptq(DeviceInfo("cuda", (8, 0)))
     assert awq is not None and gptq is not None
-    few, many = torch.empty(3, 128).half(), torch.empty(257, 128).half()
+    few = torch.empty(3, 128).half()
     assert awq.fits(few, 32) and awq.fits(few[None], 128)
-    assert not awq.fits(many, 32), "so many rows are faster dequantized"
     assert not awq.fits(few, 16), "a tile would cross groups"
     assert not awq.fits(few.float(), 32) and not awq.fits(few[:0], 32)
     assert gptq.fits(few, 4, 8, None) and not gptq.fits(few, 4, 4, None)
-    assert gptq.fits(few, 4, 4, torch.zeros(128)) and not gptq.fits(many, 4, 128, None)
+    assert gptq.fits(few, 4, 4, torch.zeros(128)) and not gptq.fits(few[:0], 4, 128, None)

@@ -1,4 +1,4 @@
-"""When the Triton kernel is used: on CUDA devices, for few rows."""
+"""When the Triton kernels are used: on CUDA devices, for 16-bit activations."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ from weft.api.cache import DeviceInfo
 __all__ = ("Gemm", "find_gemm")
 
 # Beyond, every tile of rows would unpack the weight again, and to unpack it once and multiply by the
-# vendor's GEMM is faster: on an H200 the kernel took half as long for 256 rows of Qwen3-8B's shapes,
-# at twice the time for each doubling (benchmarks/quantized.py).
-MOST_ROWS = 256
-# The kernel's tiles are that deep, and a tile has one scale for each column.
+# vendor's GEMM should be faster: on an H200 (benchmarks/quantized.py, Qwen3-8B's shapes) the kernel
+# takes 55 to 118 us for 32 rows and 98 to 148 us for 64; reading the codes, writing the weight and
+# multiplying are worth 67 to 130 us.
+MOST_ROWS = 32
+# The kernels' tiles are that deep, and a tile has one scale for each column.
 TILE = 32
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+Unpack = Callable[[Tensor, Tensor, Tensor, int, torch.dtype], Tensor]
 
 
 class Gemm:
-    """The kernel, and which products it takes."""
+    """The kernels, and which products they take."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, product: Product, unpack: Unpack) -> None:
+        self._product, self._unpack = product, unpack
 
     def fits(self, x: Tensor, group: int) -> bool:
-        rows = x.numel() // x.shape[-1]
         half = x.dtype in (torch.float16, torch.bfloat16)
-        return half and 0 < rows <= MOST_ROWS and group % TILE == 0
+        return half and x.numel() > 0 and group % TILE == 0
 
     def __call__(
         self, x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int
     ) -> Tensor:
         """``x`` ``[..., in]`` to ``[..., out]``; the others are those of ``packing.dequantize``."""
-        y = self._kernel(x.reshape(-1, x.shape[-1]), qweight, scales, zeros, group)
+        rows = x.reshape(-1, x.shape[-1])
+        if len(rows) > MOST_ROWS:
+            return x @ self._unpack(qweight, scales, zeros, group, x.dtype)
+        y = self._product(rows, qweight, scales, zeros, group)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def find_gemm(device: DeviceInfo) -> Gemm | None:
-    """The kernel on CUDA devices from Ampere on, where Triton is installed."""
+    """The kernels on CUDA devices from Ampere on, where Triton is installed."""
     if device.kind != "cuda" or (device.capability or (0, 0)) < (8, 0):
         return None
     if find_spec("triton") is None:
         return None
-    from weft_awq.kernel import awq_gemm
+    from weft_awq.kernel import awq_gemm, awq_unpack
 
-    return Gemm(awq_gemm)
+    return Gemm(awq_gemm, awq_unpack)

@@ -1,4 +1,5 @@
-"""``x @ W`` for few rows of ``x``: the weight is unpacked in registers, in AutoAWQ's own packing."""
+"""Kernels of AutoAWQ's own packing: ``x @ W`` for few rows of ``x``, where the weight is unpacked in
+registers, and the unpacked weight for the vendor's product of many."""
 
 # Kernels are compiled from their source: their arguments are pointers and constants without types.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -9,9 +10,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ("awq_gemm", "awq_gemm_kernel")
+__all__ = ("awq_gemm", "awq_gemm_kernel", "awq_unpack", "awq_unpack_kernel")
 
 COLUMNS = 128
+
+
+@triton.jit
+def weights_at(
+    qweight, scales, zeros, first, columns,
+    GROUP: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """float32 ``[DEPTH, COLUMNS]`` of the weight, from input ``first`` on; DEPTH divides GROUP."""
+    word = tl.program_id(0) * (COLUMNS // 8) + tl.arange(0, COLUMNS // 8)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    shift = (((column % 8) >> 1) + (column & 1) * 4) * 4
+    at = first + tl.arange(0, DEPTH)
+    packed = tl.load(
+        qweight + at[:, None] * (columns // 8) + word[None, :],
+        mask=word[None, :] * 8 < columns, other=0,
+    )  # fmt: skip
+    packed = tl.interleave(packed, packed)
+    packed = tl.interleave(packed, packed)
+    packed = tl.interleave(packed, packed)
+    code = (packed >> shift[None, :]) & 15
+    home = (first // GROUP) * columns + column
+    scale = tl.load(scales + home, mask=column < columns, other=0.0).to(tl.float32)
+    zero = tl.load(zeros + home, mask=column < columns, other=0.0).to(tl.float32)
+    return (code.to(tl.float32) - zero[None, :]) * scale[None, :]
 
 
 @triton.jit
@@ -25,27 +50,14 @@ def awq_gemm_kernel(
     ``[depth / GROUP, columns]``, out ``[splits, rows, columns]``. DEPTH divides GROUP and share.
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    word = tl.program_id(0) * (COLUMNS // 8) + tl.arange(0, COLUMNS // 8)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    shift = (((column % 8) >> 1) + (column & 1) * 4) * 4
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, depth)
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(begin, end, DEPTH):
         at = first + tl.arange(0, DEPTH)
         left = tl.load(x + row[:, None] * depth + at[None, :], mask=row[:, None] < rows, other=0.0)
-        packed = tl.load(
-            qweight + at[:, None] * (columns // 8) + word[None, :],
-            mask=word[None, :] * 8 < columns, other=0,
-        )  # fmt: skip
-        packed = tl.interleave(packed, packed)
-        packed = tl.interleave(packed, packed)
-        packed = tl.interleave(packed, packed)
-        code = (packed >> shift[None, :]) & 15
-        home = (first // GROUP) * columns + column
-        scale = tl.load(scales + home, mask=column < columns, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + home, mask=column < columns, other=0.0).to(tl.float32)
-        right = (code.to(tl.float32) - zero[None, :]) * scale[None, :]
+        right = weights_at(qweight, scales, zeros, first, columns, GROUP, COLUMNS, DEPTH)
         total = tl.dot(left, right.to(left.dtype), total)
     at = out + (tl.program_id(2) * rows + row[:, None]) * columns + column[None, :]
     tl.store(
@@ -72,3 +84,29 @@ def awq_gemm(x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: i
         GROUP=group, ROWS=height, COLUMNS=COLUMNS, DEPTH=step, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out[0] if splits == 1 else out.sum(dim=0).to(x.dtype)
+
+
+@triton.jit
+def awq_unpack_kernel(
+    qweight, scales, zeros, out, columns,
+    GROUP: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """One program writes ``[DEPTH, COLUMNS]`` of ``out``, the weight ``[inputs, columns]``."""
+    first = tl.program_id(1) * DEPTH
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tile = weights_at(qweight, scales, zeros, first, columns, GROUP, COLUMNS, DEPTH)
+    at = (first + tl.arange(0, DEPTH)).to(tl.int64)
+    target = out + at[:, None] * columns + column[None, :]
+    tl.store(target, tile.to(out.dtype.element_ty), mask=column[None, :] < columns)
+
+
+def awq_unpack(
+    qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype
+) -> Tensor:
+    """``packing.dequantize`` in one kernel. ``group`` is a multiple of 32."""
+    depth, columns = qweight.shape[0], qweight.shape[1] * 8
+    out = torch.empty((depth, columns), dtype=dtype, device=qweight.device)
+    awq_unpack_kernel[(triton.cdiv(columns, COLUMNS), depth // 32)](
+        qweight, scales, zeros, out, columns, GROUP=group, COLUMNS=COLUMNS, DEPTH=32, num_warps=4
+    )
+    return out

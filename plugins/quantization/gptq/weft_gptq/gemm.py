@@ -1,4 +1,4 @@
-"""When the Triton kernel is used: on CUDA devices, for few rows."""
+"""When the Triton kernels are used: on CUDA devices, for 16-bit activations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from weft.api.cache import DeviceInfo
 __all__ = ("Gemm", "find_gemm")
 
 # Beyond, every tile of rows would unpack the weight again, and to unpack it once and multiply by the
-# vendor's GEMM is faster: on an H200 the kernel took 0.75 of that for 128 rows of Qwen3-8B's shapes,
-# 1.5 times as long for 256 (benchmarks/quantized.py).
-MOST_ROWS = 128
+# vendor's GEMM should be faster: on an H200 (benchmarks/quantized.py, Qwen3-8B's shapes) the kernel
+# takes 50 to 92 us for 16 rows and 144 to 268 us for 32; reading the codes, writing the weight and
+# multiplying are worth 67 to 130 us.
+MOST_ROWS = 16
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int, "Tensor | None"], Tensor]
+Product = Callable[[Tensor, Tensor, Tensor, Tensor, int, int, "Tensor | None"], Tensor]
+Unpack = Callable[[Tensor, Tensor, Tensor, int, int, "Tensor | None", torch.dtype], Tensor]
 
 
 class Gemm:
-    """The kernel, and which products it takes."""
+    """The kernels, and which products they take."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, product: Product, unpack: Unpack) -> None:
+        self._product, self._unpack = product, unpack
 
     def fits(self, x: Tensor, bits: int, group: int, index: Tensor | None) -> bool:
-        rows = x.numel() // x.shape[-1]
         half = x.dtype in (torch.float16, torch.bfloat16)
         # All codes of one word must be of one group, unless each has its own index.
         whole = index is not None or group % (32 // bits) == 0
-        return half and 0 < rows <= MOST_ROWS and whole
+        return half and x.numel() > 0 and whole
 
     def __call__(
         self,
@@ -45,16 +46,19 @@ class Gemm:
     ) -> Tensor:
         """``x`` ``[..., in]`` to ``[..., out]``; the others are those of ``packing.dequantize``."""
         rows = x.reshape(-1, x.shape[-1])
-        y = self._kernel(rows, qweight, scales, zeros, bits, group, index)
+        stored = (qweight, scales, zeros, bits, group, index)
+        if len(rows) > MOST_ROWS:
+            return x @ self._unpack(*stored, x.dtype)
+        y = self._product(rows, *stored)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def find_gemm(device: DeviceInfo) -> Gemm | None:
-    """The kernel on CUDA devices from Ampere on, where Triton is installed."""
+    """The kernels on CUDA devices from Ampere on, where Triton is installed."""
     if device.kind != "cuda" or (device.capability or (0, 0)) < (8, 0):
         return None
     if find_spec("triton") is None:
         return None
-    from weft_gptq.kernel import gptq_gemm
+    from weft_gptq.kernel import gptq_gemm, gptq_unpack
 
-    return Gemm(gptq_gemm)
+    return Gemm(gptq_gemm, gptq_unpack)

@@ -1,4 +1,5 @@
-"""``x @ W`` for few rows of ``x``: the weight is unpacked in registers, in GPTQ's own packing."""
+"""Kernels of GPTQ's own packing: ``x @ W`` for few rows of ``x``, where the weight is unpacked in
+registers, and the unpacked weight for the vendor's product of many."""
 
 # Kernels are compiled from their source: their arguments are pointers and constants without types.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ("gptq_gemm", "gptq_gemm_kernel")
+__all__ = ("gptq_gemm", "gptq_gemm_kernel", "gptq_unpack", "gptq_unpack_kernel")
 
 COLUMNS = 64
 WORDS = 16
@@ -94,3 +95,53 @@ def gptq_gemm(
         ROWS=height, COLUMNS=COLUMNS, WORDS=WORDS, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out[0] if splits == 1 else out.sum(dim=0).to(x.dtype)
+
+
+@triton.jit
+def gptq_unpack_kernel(
+    qweight, scales, zeros, index, out, columns, words,
+    GROUP: tl.constexpr, BITS: tl.constexpr, GATHER: tl.constexpr,
+    COLUMNS: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """One program writes the inputs of ``WORDS`` words, ``COLUMNS`` wide, of ``out``, the weight
+    ``[words · 32 / BITS, columns]``. The others are those of ``gptq_gemm_kernel``."""
+    EACH: tl.constexpr = 32 // BITS
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    here = word < words
+    mask = here[:, None] & (column < columns)[None, :]
+    packed = tl.load(qweight + word[:, None] * columns + column[None, :], mask=mask, other=0)
+    if not GATHER:
+        home = (word * EACH // GROUP)[:, None] * columns + column[None, :]
+        scale = tl.load(scales + home, mask=mask, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + home, mask=mask, other=0.0).to(tl.float32)
+    for place in tl.static_range(EACH):
+        at = word * EACH + place
+        if GATHER:
+            home = tl.load(index + at, mask=here, other=0)[:, None] * columns + column[None, :]
+            scale = tl.load(scales + home, mask=mask, other=0.0).to(tl.float32)
+            zero = tl.load(zeros + home, mask=mask, other=0.0).to(tl.float32)
+        code = (packed >> (place * BITS)) & ((1 << BITS) - 1)
+        value = (code.to(tl.float32) - zero) * scale
+        target = out + at.to(tl.int64)[:, None] * columns + column[None, :]
+        tl.store(target, value.to(out.dtype.element_ty), mask=mask)
+
+
+def gptq_unpack(
+    qweight: Tensor,
+    scales: Tensor,
+    zeros: Tensor,
+    bits: int,
+    group: int,
+    index: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``packing.dequantize`` in one kernel, within the limits of ``gptq_gemm``."""
+    words, columns = qweight.shape
+    out = torch.empty((words * 32 // bits, columns), dtype=dtype, device=qweight.device)
+    grid = triton.cdiv(columns, 2 * COLUMNS), triton.cdiv(words, 4)
+    gptq_unpack_kernel[grid](
+        qweight, scales, zeros, scales if index is None else index, out, columns, words,
+        GROUP=group, BITS=bits, GATHER=index is not None, COLUMNS=2 * COLUMNS, WORDS=4, num_warps=4,
+    )  # fmt: skip
+    return out
