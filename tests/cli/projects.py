@@ -6,9 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from collections.abc import Iterable
 from pathlib import Path
+
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null")
+PYTEST += ("-o", "asyncio_default_fixture_loop_scope=function", "--import-mode=importlib")
 
 
 def install(project: Path, site: Path) -> None:
@@ -34,10 +39,8 @@ def environment(site: Path) -> dict[str, str]:
 
 def run_tests(tests: Iterable[Path], site: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """pytest on the tests of projects, with ``site`` beside this environment."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"]
-    command += ["-o", "asyncio_default_fixture_loop_scope=function", "--import-mode=importlib"]
     return subprocess.run(
-        [*command, *options, *map(str, tests)],
+        [sys.executable, *PYTEST, *options, *map(str, tests)],
         env=environment(site),
         cwd=site,
         capture_output=True,
@@ -45,3 +48,28 @@ def run_tests(tests: Iterable[Path], site: Path, *options: str) -> subprocess.Co
         timeout=300,
         check=False,
     )
+
+
+def scratch(folder: Path) -> str:
+    """The Python of a new virtual environment that sees this one's packages, editable ones too."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    site = next(folder.glob("lib/python*/site-packages"))
+    outer = sysconfig.get_path("purelib")
+    (site / "outer.pth").write_text(f"import site; site.addsitedir({outer!r})\n")
+    return str(folder / "bin/python")
+
+
+def call(python: str, *arguments: str) -> str:
+    """What a command of ``python`` prints; its failure is the test's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "PYTEST_", "PYTHON"))}
+    done = subprocess.run(
+        [python, *arguments],
+        env=kept,
+        cwd=Path(python).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
