@@ -1,0 +1,230 @@
+"""Every hook, and every method of what hooks return, has a test in which it fails.
+
+Such a test carries the mark ``fault`` with the kind and the methods that it makes fail, which may
+stand anywhere in the tests::
+
+    @pytest.mark.fault("policies", "order", "victim")
+    def test_…
+
+``hook`` is the hook of the kind itself. Methods are found as the plugin's author finds them, from
+what the hook returns: methods and properties of protocols, callables in data, and what these return
+in turn (compiler, grammar, matcher).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import typing
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import pytest
+import torch
+import typer
+from litestar.config.app import AppConfig
+from typing_extensions import get_protocol_members, is_protocol
+from weft_cli.hookspecs import CommandHooks
+from weft_server.engine import Engine
+from weft_server.hookspecs import ServerHooks
+
+from weft.api import attention, cache as caches, engine, files, guided, models, parsers, types
+from weft.api.hookspecs import Every, First
+from weft.config import EngineConfig
+from weft.engine import plan, stats
+from weft.plugins import KINDS
+from weft.plugins.matching import FLAGS
+
+TESTS = Path(__file__).parents[1]
+
+UNCALLED = {
+    "multimodal": "no model of this version takes images, audio or video",
+    "proposers": "this version does not speculate",
+    "kv_connectors": "pages do not leave this version's engine",
+    "lora_resolvers": "this version has no adapters",
+}
+"""Kinds whose hook nothing calls, and why."""
+
+ABILITIES = {
+    "attention": (types.PagedWriter,),
+    "load_formats": (types.TensorFiles,),
+    "quantization": (types.TensorNames,),
+    "reasoning": (types.Opens, types.Tagged),
+    "tool_parsers": (types.CallIds, types.Tagged),
+}
+"""Protocols that the core asks for with ``isinstance``: no annotation leads to them."""
+
+FREE = frozenset({"commands", "extensions", "server"})
+"""Kinds that return an object of another library, or nothing: a mark may name any part of it."""
+
+MORE_HOOKS: dict[str, tuple[str, ...]] = {
+    **{kind: ("weft_match",) for kind in FLAGS},
+    "extensions": ("weft_unconfigure", "weft_report", "wrapper"),
+}
+"""What is called beside the hook that a kind is named for; a ``wrapper`` is around any other."""
+
+# Where the names in annotations of the contract are found at run time.
+NAMES: dict[str, Any] = {
+    **{
+        name: value
+        for module in (attention, caches, engine, files, guided, models, parsers, plan, stats)
+        for name, value in vars(module).items()
+    },
+    "torch": torch,
+    "Tensor": torch.Tensor,
+    "nn": torch.nn,
+    "typer": typer,
+    "AppConfig": AppConfig,
+    "Engine": Engine,
+    "EngineConfig": EngineConfig,
+    "t": types,
+}
+
+
+def returned(function: Callable[..., Any]) -> Any:
+    own = vars(sys.modules[function.__module__])
+    return typing.get_type_hints(function, {**own, **NAMES}).get("return")
+
+
+def is_ours(found: Any) -> bool:
+    return inspect.isclass(found) and found.__module__.startswith("weft.")
+
+
+def classes(annotation: Any) -> Iterator[Any]:
+    """The classes that an annotation speaks of, looked for in unions, tuples, iterators …"""
+    if typing.get_origin(annotation) is None:
+        if annotation is not NoneType and inspect.isclass(annotation):
+            yield annotation
+        return
+    for part in typing.get_args(annotation):
+        yield from classes(part)
+
+
+def methods(found: Any) -> Iterator[tuple[str, Any]]:
+    """``(name, what it returns)`` of everything that can be called on an object of ours."""
+    if is_protocol(found):
+        for name in sorted(get_protocol_members(found)):
+            member = inspect.getattr_static(found, name, None)
+            if isinstance(member, property):
+                yield name, returned(member.fget)
+            elif inspect.isfunction(member):
+                yield name, returned(member)
+    elif is_dataclass(found):
+        hints = typing.get_type_hints(found, NAMES)
+        for field in fields(found):
+            if typing.get_origin(hints[field.name]) is Callable:
+                yield field.name, typing.get_args(hints[field.name])[1]
+
+
+def reachable(annotation: Any, seen: set[Any] | None = None) -> set[str]:
+    """The names of all methods of what a hook returns, and of what these return."""
+    seen = set() if seen is None else seen
+    names: set[str] = set()
+    if typing.get_origin(annotation) is Callable:  # a kernel: what is loaded is called
+        return {"call"}
+    for found in classes(annotation):
+        if found in seen or not is_ours(found):
+            continue
+        seen.add(found)
+        for name, result in methods(found):
+            names |= {name} | reachable(result, seen)
+    return names
+
+
+def hook_of(kind: str) -> Callable[..., Any]:
+    name = KINDS[kind].hook
+    return next(
+        getattr(specs, name)
+        for specs in (First, Every, ServerHooks, CommandHooks)
+        if hasattr(specs, name)
+    )
+
+
+def needed(kind: str) -> set[str]:
+    """Everything of a kind that may fail."""
+    names = {"hook", *MORE_HOOKS.get(kind, ())} | reachable(returned(hook_of(kind)))
+    for ability in ABILITIES.get(kind, ()):
+        names |= reachable(ability)
+    return names
+
+
+@cache
+def marks() -> list[tuple[str, str, str]]:
+    """``(kind, method, where)`` of every mark ``fault`` in the tests, read from their source."""
+    found = []
+    for file in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(file.read_bytes(), filename=str(file))):
+            if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("mark.fault"):
+                continue
+            where = f"{file.relative_to(TESTS)}:{node.lineno}"
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            assert len(texts) == len(node.args) >= 2, f"{where}: write the kind and the methods"
+            found += [(texts[0], method, where) for method in texts[1:]]
+    return found
+
+
+PENDING = frozenset(KINDS) - frozenset(UNCALLED)  # shrinks to nothing, then goes
+
+
+def called_kinds() -> Iterator[Any]:
+    for kind in KINDS:
+        if kind not in UNCALLED:
+            pending = pytest.mark.xfail(kind in PENDING, reason="being written", strict=True)
+            yield pytest.param(kind, marks=pending)
+
+
+@pytest.mark.parametrize("kind", called_kinds())
+def test_every_method_fails_in_some_test(kind: str) -> None:
+    covered = {method for k, method, _ in marks() if k == kind}
+    missing = sorted(needed(kind) - covered)
+    assert not missing, f"no test carries fault({kind!r}, …) for {', '.join(missing)}"
+
+
+def test_marks_name_what_there_is() -> None:
+    wrong = [
+        f"{where}: {kind}.{method}"
+        for kind, method, where in marks()
+        if kind not in KINDS or kind not in FREE and method not in needed(kind)
+    ]
+    assert wrong == []
+
+
+def test_kinds_that_nobody_calls_are_not_called() -> None:
+    """An exception ends when the engine begins to call the kind."""
+    methods_of_host = {"multimodal", "proposer", "kv_connector", "lora_resolvers"}
+    sources = [*TESTS.parent.glob("core/weft/**/*.py"), *TESTS.parent.glob("server/**/*.py")]
+    called = {
+        f"{file.name}:{node.lineno}"
+        for file in sources
+        if file.name != "host.py"
+        for node in ast.walk(ast.parse(file.read_bytes()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in methods_of_host
+    }
+    assert called == set()
+
+
+def test_optional_protocols_are_listed() -> None:
+    optional = {
+        found
+        for found in vars(types).values()
+        if is_ours(found) and is_protocol(found) and getattr(found, "_is_runtime_protocol", 0)
+    }
+    assert optional == {ability for listed in ABILITIES.values() for ability in listed}
+
+
+def test_methods_are_found_through_what_is_returned() -> None:
+    """The search sees through unions, data, iterators and inherited protocols."""
+    assert {"compile", "refuses", "matcher", "fill", "accept", "complete"} <= needed("guided")
+    assert {"create", "cache_shape", "plan", "forward", "slots"} <= needed("attention")
+    assert {"linear", "experts", "apply", "finish", "rename"} <= needed("quantization")
+    assert {"step", "finish", "encode", "eos_id"} <= needed("tokenizers")
+    assert {"feed", "finish", "grammar", "call_id"} <= needed("tool_parsers")
+    assert needed("kernels") == {"hook", "load", "call"}
