@@ -17,7 +17,6 @@ import ast
 import inspect
 import sys
 import typing
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -30,16 +29,17 @@ import torch
 import typer
 from litestar.config.app import AppConfig
 from typing_extensions import get_protocol_members, is_protocol
-from weft_cli.hookspecs import CommandHooks
-from weft_server.engine import Engine
-from weft_server.hookspecs import ServerHooks
 
-from weft.api import attention, cache as caches, engine, files, guided, models, parsers, types
+from weft.api import attention, engine, files, guided, models, parsers, types
+from weft.api import cache as caches
 from weft.api.hookspecs import Every, First
 from weft.config import EngineConfig
 from weft.engine import plan, stats
 from weft.plugins import KINDS
 from weft.plugins.matching import FLAGS
+from weft_cli.hookspecs import CommandHooks
+from weft_server.engine import Engine
+from weft_server.hookspecs import ServerHooks
 
 TESTS = Path(__file__).parents[1]
 
@@ -179,7 +179,7 @@ def called_kinds() -> Iterator[Any]:
             yield pytest.param(kind, marks=pending)
 
 
-@pytest.mark.parametrize("kind", called_kinds())
+@pytest.mark.parametrize("kind", list(called_kinds()))
 def test_every_method_fails_in_some_test(kind: str) -> None:
     covered = {method for k, method, _ in marks() if k == kind}
     missing = sorted(needed(kind) - covered)
@@ -190,7 +190,7 @@ def test_marks_name_what_there_is() -> None:
     wrong = [
         f"{where}: {kind}.{method}"
         for kind, method, where in marks()
-        if kind not in KINDS or kind not in FREE and method not in needed(kind)
+        if kind not in KINDS or (kind not in FREE and method not in needed(kind))
     ]
     assert wrong == []
 
