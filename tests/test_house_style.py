@@ -60,6 +60,7 @@ HEAVY = (
     "lmformatenforcer",
     "ray",
     "xformers",
+    "flashinfer",
 )
 
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 __all__ = ("DISTRIBUTIONS", "KNOWN")
 
 KNOWN: Mapping[str, str] = {
+    "attention:flashinfer": "weft-attention-flashinfer",
     "attention:sdpa": "weft-core",
     "attention:triton": "weft-attention-triton",
     "attention:xformers": "weft-attention-xformers",
@@ -70,6 +71,7 @@ KNOWN: Mapping[str, str] = {
 
 DISTRIBUTIONS: frozenset[str] = frozenset(
     {
+        "weft-attention-flashinfer",
         "weft-attention-triton",
         "weft-attention-xformers",
         "weft-awq",

@@ -87,7 +87,7 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch,
         "reasoning-parser": "qwen3",
     }
     words = " ".join(done.out.split())
-    assert "not triton, xformers: device 'cpu' is not CUDA" in words
+    assert "not flashinfer, triton, xformers: device 'cpu' is not CUDA" in words
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
     off = weft("serve", str(folder), "--explain", "--tool-parser", "none").out
     assert "tool-parser        none: --tool-parser none" in off

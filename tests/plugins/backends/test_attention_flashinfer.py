@@ -1,0 +1,394 @@
+"""The FlashInfer backend without a GPU: its bid, and what it plans, over kernels in plain torch."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import weft_attention_flashinfer
+from weft_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, weft_attention
+from weft_attention_flashinfer.pages import pages_of, visible
+
+from weft import LLM, SamplingParams
+from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.cache import DeviceInfo
+from weft.errors import ConfigError
+from weft.plugins import Host
+from weft.testing.attention import AttentionSuite, Case, requests, steps
+from weft.testing.attention_reference import batch_of
+
+HOPPER = DeviceInfo("cuda", (9, 0))
+QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
+INSTALL = "pip install flashinfer-python"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the bid finds installed, distributions and programs; what is not in it is not there."""
+    found = {"flashinfer-python": "0.7.2", "nvcc": "/bin/nvcc", "ninja": "/bin/ninja"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise weft_attention_flashinfer.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(weft_attention_flashinfer.metadata, "version", version)
+    monkeypatch.setattr(weft_attention_flashinfer, "which", found.get)
+    monkeypatch.setattr(weft_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
+    return found
+
+
+def refusal(**changes: Any) -> tuple[str, ...]:
+    bid = weft_attention(replace(QWEN, **changes), {})
+    assert isinstance(bid, Refusal) and bid.name == "flashinfer"
+    return bid.reasons
+
+
+def offered(**changes: Any) -> Offer:
+    bid = weft_attention(replace(QWEN, **changes), {})
+    assert isinstance(bid, Offer), bid
+    return bid
+
+
+# ------------------------------------------------------------------------------- the bid
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3), (12, 0)])
+def test_it_offers_captured_decode_where_xqa_runs(capability: tuple[int, int]) -> None:
+    bid = offered(device=DeviceInfo("cuda", capability))
+    assert 40 < bid.score < 80, "xformers bids 40, the Triton kernels 80"
+    assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": DeviceInfo("cuda", (8, 0))},
+        {"device": DeviceInfo("cuda", (8, 9))},
+        {"device": DeviceInfo("cuda", (11, 0))},
+        {"softcap": 50.0},
+        {"kv_dtype": "fp8_e5m2"},
+        {"heads": 64, "kv_heads": 1},
+    ],
+)
+def test_it_bids_less_where_steps_are_planned_on_the_host(changes: dict[str, Any]) -> None:
+    bid = offered(**changes)
+    assert 10 < bid.score < 40 and not bid.graph_safe
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_it_serves() -> None:
+    served: list[dict[str, Any]] = [
+        {"dtype": "float16", "kv_dtype": "float16"},
+        {"kv_dtype": "auto"},
+        {"kv_dtype": "fp8_e4m3"},
+        {"mask": MaskKind.BIDIRECTIONAL},
+        {"mask": MaskKind.SLIDING, "window": 4096},
+        {"heads": 7, "kv_heads": 1},
+        *({"head_size": size} for size in HEAD_SIZES),
+        *({"page_size": size} for size in PAGE_SIZES),
+    ]
+    for changes in served:
+        assert offered(**changes).graph_safe, changes
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": DeviceInfo("cpu")}, "device 'cpu' is not CUDA"),
+        ({"device": DeviceInfo("cuda", (7, 5))}, "capability 7.5 is below 8.0"),
+        ({"dtype": "float32", "kv_dtype": "float32"}, "dtype float32"),
+        ({"kv_dtype": "float16"}, "kv_dtype float16 is neither bfloat16 nor fp8"),
+        (
+            {"kv_dtype": "fp8_e4m3", "device": DeviceInfo("cuda", (8, 6))},
+            "fp8_e4m3 needs capability 8.9, this is 8.6",
+        ),
+        ({"head_size": 80}, "head size 80"),
+        ({"head_size": 512}, "head size 512"),
+        ({"heads": 7}, "7 query heads cannot share 8"),
+        ({"kv_heads": 0}, "cannot share 0"),
+        ({"page_size": 8}, "page size 8"),
+        ({"page_size": 256}, "page size 256"),
+        ({"mask": MaskKind.SLIDING}, "needs a window"),
+        ({"mask": MaskKind.BIDIRECTIONAL, "window": 4}, "a window on a bidirectional mask"),
+        ({"window": 0}, "window 0 is not positive"),
+        ({"mask": MaskKind.TREE}, "mask tree"),
+        ({"mask": MaskKind.PREFIX}, "mask prefix"),
+        ({"sinks": True}, "sinks"),
+        ({"latent": True}, "latent"),
+    ],
+)
+def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    (found,) = refusal(**changes)
+    assert reason in found
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_says_every_reason() -> None:
+    assert len(refusal(head_size=100, heads=7, page_size=48, sinks=True, window=0)) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"flashinfer-python": None}, INSTALL),
+        ({"flashinfer-python": "0.6.4"}, "0.6.4 is not 0.7 from 0.7.2 on"),
+        ({"flashinfer-python": "0.7.1.post2"}, "0.7.1 is not 0.7"),
+        ({"flashinfer-python": "0.8.0"}, "'flashinfer-python>=0.7.2,<0.8'"),
+        ({"nvcc": None}, "nvcc, which is neither in PATH nor /nowhere/nvcc"),
+        ({"ninja": None}, "pip install ninja"),
+    ],
+)
+def test_what_must_be_installed(
+    installed: dict[str, str], changes: dict[str, str | None], reason: str
+) -> None:
+    for name, text in changes.items():
+        if text is None:
+            del installed[name]
+        else:
+            installed[name] = text
+    (found,) = refusal()
+    assert reason in found
+
+
+def test_what_may_be_installed(installed: dict[str, str]) -> None:
+    installed["flashinfer-python"] = "0.7.9.post1"
+    assert offered()
+    del installed["nvcc"], installed["ninja"]
+    installed["flashinfer-jit-cache"] = "0.7.9+cu130"
+    assert offered(), "kernels that are compiled already need no compiler"
+
+
+def test_a_bid_imports_nothing() -> None:
+    """FlashInfer is imported when the backend is made: asking costs an unpinned start nothing."""
+    code = f"""if True:
+        import sys
+        from weft_attention_flashinfer import weft_attention
+        from weft.api.types import AttentionRequest, DeviceInfo, MaskKind
+        print(weft_attention({QWEN!r}, dict()))
+        print(sorted({{"torch", "flashinfer"}} & set(sys.modules)))
+    """
+    code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+def answers(backend: str, **options: Any) -> list[str]:
+    """What the demo model says when an engine is pinned to ``backend``."""
+    asked = ("Hello!", "What is weft?", "Which attention backends are there?")
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    with LLM(
+        model="demo:weft-demo",
+        attention_backend=backend,
+        max_num_seqs=4,
+        page_size=64,
+        num_pages=64,
+        **options,
+    ) as llm:
+        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40))
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_a_pin_that_cannot_be_served_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"'flashinfer', which cannot serve .* is not CUDA"):
+        answers("flashinfer", device="cpu", threads=1)
+
+
+# -------------------------------------------------------------------------------- the pages
+
+WINDOWS = [None, 1, 5, 16, 17, 40, 1000]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("step", list(steps))
+def test_the_pages_of_a_step(step: str, window: int | None) -> None:
+    """Each row gets the pages that hold what its new tokens see, in order, and their tokens."""
+    query_lens, kv_lens = steps[step]
+    batch, _ = batch_of(query_lens, kv_lens, page_size=16, shuffle=3, spare_columns=2)
+    table = batch.page_table
+    pages = pages_of(query_lens, kv_lens, 16, table.shape[1], window)
+    numbers = table.reshape(-1)[pages.entries].tolist()
+    starts = pages.starts.tolist()
+    assert len(numbers) == starts[-1]
+    assert pages.queries.tolist() == batch.query_start.tolist()
+    for r, (new, total) in enumerate(zip(query_lens, kv_lens, strict=True)):
+        first = 0 if window is None else max(0, total - new - window + 1)  # the first token seen
+        seen = [table[r, position // 16].item() for position in range(first, total)]
+        assert numbers[starts[r] : starts[r + 1]] == list(dict.fromkeys(seen))
+        assert pages.last[r] == total - (total - 1) // 16 * 16
+        assert pages.lengths[r] == total - first // 16 * 16
+
+
+@pytest.mark.parametrize("window", WINDOWS[1:])
+def test_a_window_leaves_the_same_pages_on_the_device(window: int) -> None:
+    lengths = [1, 15, 16, 17, 32, 33, 70]
+    batch, _ = batch_of([1] * 7, lengths, page_size=16, shuffle=3, spare_columns=2)
+    pages = pages_of([1] * 7, lengths, 16, batch.page_table.shape[1], window)
+    table, left = visible(batch.page_table, batch.kv_lens, 16, window)
+    assert table.dtype == left.dtype == torch.int32
+    assert left.tolist() == pages.lengths.tolist()
+    assert table.shape[1] <= (window + 14) // 16 + 1
+    rows = [table[r, : -(-n // 16)] for r, n in enumerate(left.tolist())]
+    assert torch.equal(torch.cat(rows), batch.page_table.reshape(-1)[pages.entries])
+
+
+# ----------------------------------------------------------------------------- every request
+
+
+@contextmanager
+def plain_flashinfer() -> Iterator[Any]:
+    """The backend's class over kernels in plain torch, which need no GPU."""
+
+    class Event:
+        def record(self) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+    path = Path(__file__).with_name("plain_flashinfer.py")
+    spec = importlib.util.spec_from_file_location("plain_flashinfer", path)
+    assert spec is not None and spec.loader is not None
+    plain = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    name = "weft_attention_flashinfer.backend"
+    with pytest.MonkeyPatch.context() as patch:
+        for module, stand_in in plain.modules().items():
+            patch.setitem(sys.modules, module, stand_in)
+        patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(torch.cuda, "Event", Event)
+        try:
+            yield import_module(name).FlashInferAttention
+        finally:
+            del sys.modules[name]
+
+
+class InSixteenBits(AttentionSuite):
+    """What the suite asks for in float32, which stands for any type there, is asked in float16."""
+
+    key = "flashinfer"
+
+    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+        request = replace(requests[name], device=self.device)
+        if request.dtype == request.kv_dtype == "float32":
+            request = replace(request, dtype="float16", kv_dtype="float16")
+        bid = self.bid(request)
+        if isinstance(bid, Refusal):
+            pytest.skip("; ".join(bid.reasons))
+        return request, bid
+
+
+@pytest.mark.usefixtures("installed")
+class TestInPlainTorch(InSixteenBits):
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        bid = weft_attention(replace(request, device=HOPPER), {})
+        if isinstance(bid, Refusal):
+            return bid
+
+        def create() -> AttentionBackend:
+            with plain_flashinfer() as backend:
+                made: AttentionBackend = backend(request, xqa=bid.graph_safe)
+            return made
+
+        return replace(bid, create=create)
+
+
+@pytest.mark.usefixtures("installed")
+class TestInPlainTorchWithoutXqa(TestInPlainTorch):
+    """As on devices of capability 8, where the wrapper serves every row."""
+
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        bid = super().bid(request)
+        return replace(bid, graph_safe=False) if isinstance(bid, Offer) else bid
+
+
+# -------------------------------------------------------------------------------- a card
+
+on_cuda = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(find_spec("flashinfer") is None, reason="needs flashinfer"),
+    pytest.mark.filterwarnings("ignore"),  # FlashInfer's own
+]
+
+
+def card() -> DeviceInfo:
+    return DeviceInfo("cuda", torch.cuda.get_device_capability())
+
+
+class TestOnCuda(InSixteenBits):
+    pytestmark = on_cuda
+    device = card() if torch.cuda.is_available() else HOPPER
+
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        return weft_attention(request, {})
+
+    @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
+    def test_long_rows(self, kv_dtype: str) -> None:
+        """Of many pages, so that decode is split and joined, at the size of Qwen3-8B."""
+        request = replace(QWEN, device=self.device, kv_dtype=kv_dtype, heads=32)
+        bid = self.bid(request)
+        assert isinstance(bid, Offer)
+        backend = bid.create()
+        case = Case(
+            request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
+        )
+        cache = case.cache(backend)
+        nobody = cache.float() == 7.0
+        cache.masked_fill_(nobody, float("nan")) if kv_dtype == "bfloat16" else cache.view(
+            torch.uint8
+        ).masked_fill_(nobody, 0x7F)  # what nobody has written
+        case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
+
+    @pytest.mark.parametrize("window", [None, 200])
+    def test_a_captured_step_replays_with_other_lengths(self, window: int | None) -> None:
+        """As the runner captures: the plan inside."""
+        request = replace(QWEN, device=self.device, window=window)
+        if not has_xqa(request):
+            pytest.skip("decode steps are not captured on this device")
+        bid = self.bid(request)
+        assert isinstance(bid, Offer)
+        backend = bid.create()
+        static = Case(request, [1] * 3, [900, 5, 64], 64, device="cuda")
+        cache, q, k, v = static.cache(backend), static.q, static.k, static.v
+
+        def step() -> torch.Tensor:
+            return backend.forward(q, k, v, cache, backend.plan(static.batch))
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # kernels are compiled before the capture
+            step()
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        for seed, lengths in enumerate(([900, 5, 64], [1, 400, 333], [12, 12, 895])):
+            case = Case(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
+            for old, new in ((q, case.q), (k, case.k), (v, case.v)):
+                old.copy_(new)
+            before, table = case.cache(backend), case.batch.page_table
+            cache[:, : before.shape[1]] = before
+            static.batch.kv_lens.copy_(case.batch.kv_lens)
+            static.batch.slot_mapping.copy_(case.batch.slot_mapping)
+            static.batch.page_table.zero_()
+            static.batch.page_table[:, : table.shape[1]] = table
+            graph.replay()
+            case.check(out, str(lengths))
+
+    def test_an_engine_answers_as_with_torch_alone(self) -> None:
+        """Prefill, decode in captured graphs, and both in one step, over three requests."""
+        if not {"weft-attention-flashinfer", "weft-demo"} <= {e.dist for e in Host().entries}:
+            pytest.skip("needs both plugins installed, not only importable")
+        own = answers("flashinfer", device="cuda", dtype="float16")
+        assert own == answers("sdpa", device="cuda", dtype="float16")
+        assert all(own)
