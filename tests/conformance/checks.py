@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 
-def failing(suite: type, folder: Path) -> set[str]:
-    """The names of the checks that fail. Fixtures are ``tmp_path`` and those of the suite."""
+def failing(
+    suite: type, folder: Path, only: Mapping[str, Collection[Any]] | None = None
+) -> set[str]:
+    """The names of the checks that fail. Fixtures are ``tmp_path`` and those of the suite.
+
+    ``only`` are the values of a parametrized check's argument that are tried.
+    """
     failed = set()
-    for number, (name, values) in enumerate(cases(suite)):
+    for number, (name, values) in enumerate(cases(suite, only or {})):
         instance = suite()
         scratch = folder / f"check{number}"
         scratch.mkdir()
@@ -29,12 +34,12 @@ def failing(suite: type, folder: Path) -> set[str]:
     return failed
 
 
-def cases(suite: type) -> Iterator[tuple[str, dict[str, Any]]]:
+def cases(suite: type, only: Mapping[str, Collection[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, check in inspect.getmembers(suite, inspect.isfunction):
         if not name.startswith("test_"):
             continue
         axes = [
-            [(mark.args[0], value) for value in mark.args[1]]
+            [(mark.args[0], v) for v in mark.args[1] if v in only.get(mark.args[0], mark.args[1])]
             for mark in getattr(check, "pytestmark", [])
             if mark.name == "parametrize"
         ]

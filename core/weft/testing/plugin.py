@@ -40,7 +40,7 @@ class Subject:
 
     plugin: ClassVar[str]
     """``kind:key``."""
-    options: ClassVar[Mapping[str, Any]] = {}
+    options: Mapping[str, Any] = {}
 
     def host(self) -> Host:
         """A host of its own for each test, so that no test meets what another has built."""
@@ -60,7 +60,7 @@ class Subject:
         return self.host().choose(self.kind, self.key)
 
 
-_EXAMINED: dict[tuple[str, str], list[Finding]] = {}
+_EXAMINED: dict[tuple[str, type], list[Finding]] = {}
 
 
 class PluginSuite(Subject):
@@ -72,7 +72,7 @@ class PluginSuite(Subject):
         from weft.plugins.plan import Choice
 
         entry = self.entry
-        name = (str(Choice.of(entry, self.kind, self.key)), str(id(type(self))))
+        name = (str(Choice.of(entry, self.kind, self.key)), type(self))
         if name not in _EXAMINED:
             found = examine(self.host(), only=entry.id).plugins
             mine = [c for c in found if c.distribution == entry.dist]

@@ -1,0 +1,76 @@
+"""A loader of safetensors, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mutants.specimen import Mutant, Specimen
+from weft.testing.sources import LoadFormatSuite
+
+SOURCE = """
+from weft.api import impl
+from weft.errors import CheckpointError
+from weft.loading.formats import SafetensorsLoader
+
+WEFT = {"load_formats": ["mine"]}
+
+
+class Mine:
+    def __init__(self, files):
+        self.inner = SafetensorsLoader(files)
+        self.left = 9
+
+    def tensors(self, wanted):
+        self.left -= 1
+        for name, tensor in self.inner.tensors(wanted):
+            yield name, tensor
+
+    def where(self, name):
+        return self.inner.where(name)
+
+
+@impl
+def weft_load_format(format, files):
+    return Mine(files) if format == "mine" else None
+"""
+
+
+class Format(LoadFormatSuite):
+    def write(self, folder: Path, tensors: Any) -> None:
+        from safetensors.torch import save_file
+
+        save_file(dict(tensors), folder / "model.safetensors")
+
+
+SPECIMENS = (
+    Specimen(
+        suite=Format,
+        plugin="load_formats:mine",
+        source=SOURCE,
+        mutants=(
+            Mutant(
+                "test_every_tensor_comes_as_it_was_stored",
+                {"yield name, tensor": "yield name, tensor.float()"},
+            ),
+            Mutant(
+                "test_what_is_not_wanted_does_not_come",
+                {"tensors(wanted):": "tensors(lambda n: True):"},
+            ),
+            Mutant(
+                "test_a_loader_may_be_read_twice",
+                {"self.left -= 1": "self.left -= 8", "yield name": "if self.left > 0: yield name"},
+            ),
+            Mutant(
+                "test_a_file_can_be_named_for_a_tensor",
+                {"return self.inner.where(name)": 'return "elsewhere"'},
+            ),
+            Mutant(
+                "test_a_damaged_file_is_a_checkpoint_error",
+                {
+                    "        for name, tensor in": "        try:\n            list(self.inner.tensors(wanted))\n        except CheckpointError:\n            raise ValueError from None\n        for name, tensor in"
+                },
+            ),
+        ),
+    ),
+)

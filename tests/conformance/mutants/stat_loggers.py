@@ -1,0 +1,41 @@
+"""A stat logger that keeps a number, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from mutants.specimen import SHARED, Mutant, Specimen
+from weft.testing.stats import StatLoggerSuite
+
+SOURCE = """
+import time
+from weft.api import impl
+
+WEFT = {"stat_loggers": ["mine"]}
+
+
+class Mine:
+    def record(self, stats):
+        self.last = stats.steps
+
+
+@impl
+def weft_stat_logger(name):
+    return Mine() if name == "mine" else None
+"""
+
+SPECIMENS = (
+    Specimen(
+        suite=StatLoggerSuite,
+        plugin="stat_loggers:mine",
+        source=SOURCE,
+        mutants=(
+            Mutant("test_two_builds_are_two_objects", SHARED),
+            Mutant("test_an_engine_that_has_done_nothing", {"= stats.steps": "= 1 / stats.steps"}),
+            Mutant("test_a_run", {"= stats.steps": "= 1 / (stats.waiting - 2)"}),
+            Mutant(
+                "test_an_engine_without_pages_or_time",
+                {"= stats.steps": "= stats.steps and stats.steps / stats.step_seconds"},
+            ),
+            Mutant("test_it_is_quick", {"self.last": "time.sleep(0.002)\n        self.last"}),
+        ),
+    ),
+)
