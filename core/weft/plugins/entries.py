@@ -52,6 +52,10 @@ class Entry:
         """Whether it takes part in choosing; a broken plugin does, so that its error is seen."""
         return self.state not in ("disabled", "incompatible")
 
+    def failure(self, method: str, error: BaseException) -> str:
+        """The words of every message about a call that failed: who, where, and with what."""
+        return f"{self.id} from {self.owner} failed in {method}: {type(error).__name__}: {error}"
+
     def close(self, state: State, why: str) -> None:
         """Take the entry out of use, unless it is already, and say why."""
         if self.usable:

@@ -22,7 +22,7 @@ from weft.plugins.entries import Entry
 from weft.plugins.kinds import KINDS
 from weft.plugins.local import import_file
 from weft.plugins.options import declared_options
-from weft.plugins.tally import Breaker, Tally
+from weft.plugins.tally import PASSED, Breaker, Tally
 
 __all__ = ("Loader", "Relay")
 
@@ -143,10 +143,12 @@ class Relay:
                 caller = self._loader.pm.subset_hook_caller(hook, others)
                 try:
                     found = caller(**arguments)
+                except PASSED:
+                    raise
                 except WeftError:
                     self._tally.failed(self._entry.id, hook, began)
                     raise  # said on purpose, in words meant for the user
-                except Exception as error:
+                except BaseException as error:
                     guilty = culprit(error, self._plugin, around)
                     if guilty is not None:
                         self._around[guilty].failed(hook, error, began)
@@ -154,9 +156,7 @@ class Relay:
                         continue  # once more, without the extension
                     entry = self._entry
                     self._tally.failed(entry.id, hook, began)
-                    raise PluginLoadError(
-                        f"{entry.id} from {entry.owner} failed in {hook}: {type(error).__name__}: {error}"
-                    ) from error
+                    raise PluginLoadError(entry.failure(hook, error)) from error
                 self._tally.done(self._entry.id, hook, began)
                 return found
 

@@ -11,9 +11,16 @@ from typing import Any, Self, TypeVar, cast
 
 from weft.api.hookspecs import First, Options
 from weft.config import PluginConfig
-from weft.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+from weft.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginLoadError,
+    PluginNotFoundError,
+    WeftError,
+)
 from weft.plugins import choice, lock
 from weft.plugins.entries import Entry, normal, scan
+from weft.plugins.guard import Guard
 from weft.plugins.kinds import FALLBACK, KINDS
 from weft.plugins.loader import Loader, Relay
 from weft.plugins.local import local_entries
@@ -198,6 +205,10 @@ class Registry:
             f"{kind}:{key} is declared by {entry.owner}, but its {KINDS[kind].hook} returned None; "
             "report this to its authors"
         )
+
+    def guard(self, kind: str, key: str, error: type[WeftError] = PluginLoadError) -> Guard:
+        """What calls the objects that the plugin of a key has built; it raises ``error``."""
+        return Guard(self.choose(kind, key), self.tally, error)
 
     def _relay(self, entry: Entry) -> Relay:
         around = {self._loader.load(e): self._breaker(e) for e in self._start() if e is not entry}

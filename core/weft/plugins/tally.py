@@ -19,12 +19,16 @@ from weft.errors import ConfigError, EngineError
 from weft.plugins.entries import Entry
 from weft.plugins.kinds import KINDS
 
-__all__ = ("MOST_FAILURES", "Breaker", "GuardedPolicy", "Tally", "budgets")
+__all__ = ("MOST_FAILURES", "PASSED", "Breaker", "Calls", "GuardedPolicy", "Tally", "budgets")
 
 log = logging.getLogger("weft.plugins")
 
 MOST_FAILURES = 3
 """Failures in a row after which a plugin is not called any more."""
+
+PASSED = (KeyboardInterrupt, SystemExit)
+"""What is meant for the process, even if a plugin is running when it is raised. All else is the
+plugin's: a panic of a Rust library too, which is no ``Exception``."""
 
 HOOK_SECONDS = 10.0
 """What a hook, which may read files and import, may take at least."""
@@ -46,15 +50,42 @@ def budgets(changed: Mapping[str, float] | None = None) -> dict[str, float]:
 
 
 class Calls:
-    """Of one hook or method of one plugin."""
+    """Of one hook or method of one plugin. Not safe in threads by itself."""
 
-    __slots__ = ("budget", "error", "ok", "seconds", "slow", "warn_at")
+    __slots__ = ("_warn_at", "budget", "error", "hook", "ok", "plugin", "seconds", "slow")
 
-    def __init__(self, budget: float) -> None:
-        self.budget = budget
+    def __init__(self, plugin: str, hook: str, budget: float) -> None:
+        self.plugin, self.hook, self.budget = plugin, hook, budget
         self.ok = self.slow = self.error = 0
         self.seconds = 0.0
-        self.warn_at = 0.0
+        self._warn_at = 0.0
+
+    def done(self, taken: float) -> None:
+        """Count a call that returned after ``taken`` seconds."""
+        self.seconds += taken
+        if taken <= self.budget:
+            self.ok += 1
+        else:
+            self.slow += 1
+            self._warn(taken)
+
+    def failed(self, taken: float) -> None:
+        """Count a call that raised, or that nobody waits for any more."""
+        self.seconds += taken
+        self.error += 1
+
+    def _warn(self, taken: float) -> None:
+        now = perf_counter()
+        if now < self._warn_at:
+            return
+        self._warn_at = now + WARN_AGAIN
+        log.warning(
+            "%s is slow: %s took %.3g s, its budget is %g s (--plugin-time-budget)",
+            self.plugin,
+            self.hook,
+            taken,
+            self.budget,
+        )
 
 
 class Tally:
@@ -76,33 +107,20 @@ class Tally:
 
     def done(self, plugin: str, hook: str, began: float) -> None:
         """Count a call that returned. ``began`` is what ``perf_counter`` said before it."""
-        now = perf_counter()
-        taken = now - began
+        taken = perf_counter() - began
         with self._lock:
-            calls = self._of(plugin, hook)
-            calls.seconds += taken
-            if taken <= calls.budget:
-                calls.ok += 1
-                return
-            calls.slow += 1
-            if now < calls.warn_at:
-                return
-            calls.warn_at = now + WARN_AGAIN
-        log.warning(
-            "%s is slow: %s took %.3g s, its budget is %g s (--plugin-time-budget)",
-            plugin,
-            hook,
-            taken,
-            calls.budget,
-        )
+            self._of(plugin, hook).done(taken)
 
     def failed(self, plugin: str, hook: str, began: float) -> None:
         """Count a call that raised, or that nobody waits for any more."""
         taken = perf_counter() - began
         with self._lock:
-            calls = self._of(plugin, hook)
-            calls.seconds += taken
-            calls.error += 1
+            self._of(plugin, hook).failed(taken)
+
+    def calls(self, plugin: str, hook: str) -> Calls:
+        """The counter itself, for a hook that is called by one thread and too often for a lock."""
+        with self._lock:
+            return self._of(plugin, hook)
 
     def rows(self) -> list[tuple[str, str, str, int]]:
         """Plugin, hook or method, outcome, and how often it was that."""
@@ -118,14 +136,16 @@ class Tally:
         """Plugin, hook or method, how often it was called, and what that took together."""
         with self._lock:
             return [
-                (plugin, hook, calls.ok + calls.slow + calls.error, calls.seconds)
+                (plugin, hook, count, calls.seconds)
                 for (plugin, hook), calls in self._calls.items()
+                if (count := calls.ok + calls.slow + calls.error)
             ]
 
     def _of(self, plugin: str, hook: str) -> Calls:
         calls = self._calls.get((plugin, hook))
         if calls is None:
-            calls = self._calls[plugin, hook] = Calls(self.budget(plugin, hook))
+            calls = Calls(plugin, hook, self.budget(plugin, hook))
+            self._calls[plugin, hook] = calls
         return calls
 
 
@@ -150,17 +170,19 @@ class Breaker:
         began = perf_counter()
         try:
             function(*arguments)
-        except Exception as error:  # a plugin may raise anything
+        except PASSED:
+            raise
+        except BaseException as error:  # a plugin may raise anything
             self.failed(method, error, began)
         else:
             self._failures = 0
             self._tally.done(self._entry.id, method, began)
 
-    def failed(self, method: str, error: Exception, began: float) -> None:
+    def failed(self, method: str, error: BaseException, began: float) -> None:
         """Take note of a failure of a call that began when ``perf_counter`` said ``began``."""
         entry = self._entry
         self._tally.failed(entry.id, method, began)
-        text = f"{entry.id} from {entry.owner} failed in {method}: {type(error).__name__}: {error}"
+        text = entry.failure(method, error)
         if self._strict:
             raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
         self._failures += 1
@@ -194,9 +216,11 @@ class GuardedPolicy:
                 raise ValueError(f"{order!r} is no order; a tuple of finite numbers is")
             if len(order) != (self._length or len(order)):
                 raise ValueError(f"{order!r} has not {self._length} numbers as before")
-        except Exception as error:
+        except PASSED:
+            raise
+        except BaseException as error:
             self._tally.failed(self._entry.id, "order", began)
-            raise EngineError(self._text("order", error)) from error
+            raise EngineError(self._entry.failure("order", error)) from error
         self._length = len(order)
         self._tally.done(self._entry.id, "order", began)
         return order
@@ -207,15 +231,14 @@ class GuardedPolicy:
             index = int(self._policy.victim(running))
             if not 0 <= index < len(running):
                 raise IndexError(f"victim {index} is none of {len(running)} requests")
-        except Exception as error:
+        except PASSED:
+            raise
+        except BaseException as error:
             self._tally.failed(self._entry.id, "victim", began)
+            text = self._entry.failure("victim", error)
             if self._strict:
-                raise EngineError(self._text("victim", error)) from error
-            log.warning("%s; the latest arrival makes room", self._text("victim", error))
+                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+            log.warning("%s; the latest arrival makes room", text)
             return max(range(len(running)), key=lambda i: running[i].arrival)
         self._tally.done(self._entry.id, "victim", began)
         return index
-
-    def _text(self, method: str, error: Exception) -> str:
-        entry = self._entry
-        return f"{entry.id} from {entry.owner} failed in {method}: {type(error).__name__}: {error}"

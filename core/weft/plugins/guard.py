@@ -1,0 +1,85 @@
+"""Around calls of what one plugin has built: whoever fails is named, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from weft.errors import PluginError, PluginLoadError, WeftError
+from weft.plugins.entries import Entry
+from weft.plugins.tally import PASSED, Calls, Tally
+
+__all__ = ("Guard",)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Guard:
+    """Calls methods of the objects of one plugin.
+
+    What they raise becomes an ``error`` that names plugin, method and cause, which is chained. Three
+    things pass as they are: what another guard has named already, what is meant for the process
+    (``PASSED``), and, but for steps, every ``WeftError``: it was said on purpose.
+    """
+
+    def __init__(
+        self, entry: Entry, tally: Tally, error: type[WeftError] = PluginLoadError
+    ) -> None:
+        self.entry = entry
+        self._tally = tally
+        self._error = error
+
+    @contextmanager
+    def watching(self, method: str, *, step: bool = False) -> Iterator[None]:
+        """The block is one call of ``method``. In a ``step`` no ``WeftError`` is meant for users."""
+        began = perf_counter()
+        try:
+            yield
+        except PASSED:
+            raise
+        except BaseException as error:
+            if not isinstance(error, PluginError):
+                self._tally.failed(self.entry.id, method, began)
+            if isinstance(error, PluginError) or (isinstance(error, WeftError) and not step):
+                raise
+            raise self._error(self.entry.failure(method, error)) from error
+        self._tally.done(self.entry.id, method, began)
+
+    def call(self, target: Any, method: str, /, *arguments: Any, **more: Any) -> Any:
+        """``target.method(…)``. A ``target`` without that method is the plugin's failure too."""
+        with self.watching(method):
+            return getattr(target, method)(*arguments, **more)
+
+    def around(self, method: str, function: Callable[P, T]) -> Callable[P, T]:
+        """``function`` for the inside of a step, where calls are too many to be counted: only what
+        it raises is."""
+
+        def guarded(*arguments: P.args, **more: P.kwargs) -> T:
+            try:
+                return function(*arguments, **more)
+            except PASSED:
+                raise
+            except BaseException as error:
+                self.fail(method, error)
+
+        return guarded
+
+    def fail(self, method: str, error: BaseException) -> NoReturn:
+        """Count and raise what ``method`` has raised inside of a step."""
+        if isinstance(error, PluginError):
+            raise error
+        self._tally.failed(self.entry.id, method, perf_counter())
+        raise self._error(self.entry.failure(method, error)) from error
+
+    def wrong(self, method: str, found: object, wanted: str) -> NoReturn:
+        """``method`` has returned ``found``, which is not what it must."""
+        shape = getattr(found, "shape", None)
+        said = f"a tensor {list(shape)}" if shape is not None else f"{found!r:.80}"
+        self.fail(method, TypeError(f"it returned {said}; {wanted} is wanted"))
+
+    def calls(self, method: str) -> Calls:
+        """The counter of a method for its only caller, who may count many at a time."""
+        return self._tally.calls(self.entry.id, method)
