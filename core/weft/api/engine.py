@@ -99,20 +99,36 @@ class LogitsProcessor(Protocol):
 
 
 class Proposer(Protocol):
-    """Drafts tokens for speculative decoding."""
+    """Drafts tokens for speculative decoding. Not called by this version."""
 
     lookahead: int
+    """Tokens drafted for each row and step, at least 1; constant."""
 
-    def propose(self, batch: Any) -> Tensor: ...
-    def accepted(self, counts: Sequence[int]) -> None: ...
+    def propose(self, batch: Sequence[Sequence[int]]) -> Tensor:
+        """Return int64 ``[rows, lookahead]``: what may follow ``batch[r]``, row ``r``'s ids so far,
+        the prompt's first. -1 is no draft; nothing follows it in its row. Equal calls since the
+        proposer was built give equal drafts, and ``batch`` is left as it is."""
+
+    def accepted(self, counts: Sequence[int]) -> None:
+        """Called after each ``propose``: how many drafts of each row the model agreed with."""
 
 
 class KVConnector(Protocol):
-    """Moves pages in and out of this engine."""
+    """Moves pages in and out of this engine. Not called by this version.
 
-    def lookup(self, request: Any) -> int: ...
-    def load(self, request: Any, pages: Sequence[int]) -> None: ...
-    def save(self, request: Any, pages: Sequence[int]) -> None: ...
+    A ``request`` has an ``id``, and ``tokens``, the ids of its prompt. ``pages`` are indices below
+    ``CacheLayout.pages``; ``pages[i]`` is for the ``i``-th ``page_size`` tokens.
+    """
+
+    def lookup(self, request: Any) -> int:
+        """How many tokens, from the first one on, ``load`` can bring: whole pages, of this very
+        beginning and of this layout. 0 if there are none."""
+
+    def load(self, request: Any, pages: Sequence[int]) -> None:
+        """Fill ``pages``, at most as many as ``lookup`` found, and no other."""
+
+    def save(self, request: Any, pages: Sequence[int]) -> None:
+        """Keep what ``pages`` hold: they are used for something else afterwards."""
 
 
 class StatLogger(Protocol):
@@ -123,15 +139,31 @@ class StatLogger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
+    """An adapter in the local folder ``path``; ``rank`` is that of its matrices."""
+
     name: str
     path: Path
     rank: int
 
 
 class LoRAResolver(Protocol):
-    def resolve(self, name: str, base_model: str) -> LoRA | None: ...
+    """Finds adapters that were not named at start-up. Not called by this version."""
+
+    def resolve(self, name: str, base_model: str) -> LoRA | None:
+        """The adapter called ``name`` for ``base_model``, or ``None`` if there is none now.
+
+        ``name`` is what a client sent: it may be anything, and must not lead out of the place where
+        adapters are. Raises ``CheckpointError`` for one that is damaged.
+        """
 
 
 class MultimodalProcessor(Protocol):
-    def process(self, items: Sequence[Any]) -> Any: ...
-    def placeholder_tokens(self, item: Any) -> int: ...
+    """Prepares images, audio or video for one architecture. Not called by this version."""
+
+    def process(self, items: Sequence[Any]) -> Sequence[Any]:
+        """What the model takes, one value for each item, in their order. An item gives the same
+        value whenever and beside whatever it comes. Raises ``RequestError`` for a bad item."""
+
+    def placeholder_tokens(self, item: Any) -> int:
+        """Positions of the prompt that the item fills, at least 1: as many as ``process`` makes
+        features of it. Raises ``RequestError`` for a bad item."""

@@ -13,17 +13,22 @@
 import sys
 
 SUITES = (
+    "adapters",
     "architectures",
     "attention",
+    "connectors",
     "executors",
     "extensions",
     "grammars",
     "guided",
     "kernels",
     "logits",
+    "matching",
+    "multimodal",
     "parsers",
     "plugin",
     "policies",
+    "proposers",
     "quantization",
     "sources",
     "stats",

@@ -13,11 +13,15 @@ SUITES: Mapping[str, str] = {
     "extensions": "weft.testing.extensions:ExtensionSuite",
     "guided": "weft.testing.guided:GuidedSuite",
     "kernels": "weft.testing.kernels:KernelSuite",
+    "kv_connectors": "weft.testing.connectors:KVConnectorSuite",
     "load_formats": "weft.testing.sources:LoadFormatSuite",
     "logits_processors": "weft.testing.logits:LogitsProcessorSuite",
+    "lora_resolvers": "weft.testing.adapters:LoRAResolverSuite",
     "model_sources": "weft.testing.sources:ModelSourceSuite",
     "models": "weft.testing.architectures:ModelSuite",
+    "multimodal": "weft.testing.multimodal:MultimodalSuite",
     "policies": "weft.testing.policies:PolicySuite",
+    "proposers": "weft.testing.proposers:ProposerSuite",
     "quantization": "weft.testing.quantization:QuantizationSuite",
     "reasoning": "weft.testing.parsers:ReasoningSuite",
     "renderers": "weft.testing.text:RendererSuite",
@@ -27,7 +31,15 @@ SUITES: Mapping[str, str] = {
 }
 """Kind to ``module:class``."""
 
-ALONE = frozenset(SUITES) - {"load_formats", "logits_processors", "model_sources", "quantization"}
+TOLD = {
+    "load_formats",
+    "logits_processors",
+    "lora_resolvers",
+    "model_sources",
+    "multimodal",
+    "quantization",
+}
+ALONE = frozenset(SUITES) - TOLD
 """Kinds whose suite can run without being told anything but the key."""
 
 
