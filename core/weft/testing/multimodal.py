@@ -65,7 +65,8 @@ class MultimodalSuite(Subject):
     def test_two_processors_agree(self, tmp_path: Path) -> None:
         """What one has made is used again where another would have made it."""
         first, second = self.open(tmp_path), self.open(tmp_path)
-        assert equal(list(first.process(self.items)), list(second.process(self.items)))
+        made = [list(processor.process(list(self.items))) for processor in (first, second)]
+        assert equal(*made)
 
     def test_items_are_left_as_they_are(self, tmp_path: Path) -> None:
         items = list(self.items)

@@ -98,8 +98,10 @@ class ProposerSuite(Subject):
         done: list[list[int]] = []
         while waiting or rows:
             rows += [waiting.pop()] if waiting else []
-            counts = []
-            for row, drafts in zip(rows, proposer.propose(rows).tolist(), strict=True):
+            counts, before = [], [list(row) for row in rows]
+            drafted = proposer.propose(rows).tolist()
+            assert rows == before, "it has changed the batch"
+            for row, drafts in zip(rows, drafted, strict=True):
                 counts.append(self.agreed(row, drafts))
                 row[:] = self.continued(row, len(row) + counts[-1] + 1)
             proposer.accepted(counts)
