@@ -13,12 +13,12 @@ import pytest
 
 def failing(
     suite: type, folder: Path, only: Mapping[str, Collection[Any]] | None = None
-) -> set[str]:
-    """The names of the checks that fail. Fixtures are ``tmp_path`` and those of the suite.
+) -> dict[str, str]:
+    """The checks that fail, and what each says. Fixtures are ``tmp_path`` and those of the suite.
 
     ``only`` are the values of a parametrized check's argument that are tried.
     """
-    failed = set()
+    failed: dict[str, str] = {}
     for number, (name, values) in enumerate(cases(suite, only or {})):
         instance = suite()
         scratch = folder / f"check{number}"
@@ -29,8 +29,8 @@ def failing(
             check(**values, **{p: fixture(instance, p, scratch) for p in wanted})
         except pytest.skip.Exception:
             continue
-        except (Exception, pytest.fail.Exception):
-            failed.add(name)
+        except (Exception, pytest.fail.Exception) as error:
+            failed[name] = f"{type(error).__name__}: {error}"
     return failed
 
 

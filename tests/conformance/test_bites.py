@@ -72,7 +72,7 @@ def mine() -> list[object]:
 @pytest.mark.parametrize("name", SPECIMENS)
 def test_a_sound_plugin_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specimen = SPECIMENS[name]
-    assert failing(subject(specimen, tmp_path, monkeypatch), tmp_path, specimen.only) == set()
+    assert failing(subject(specimen, tmp_path, monkeypatch), tmp_path, specimen.only) == {}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -81,7 +81,8 @@ def test_a_mutant_fails_its_check_and_no_other(
 ) -> None:
     specimen, mutant = MUTANTS[name]
     broken = subject(specimen.mutated(mutant), tmp_path, monkeypatch)
-    assert failing(broken, tmp_path, specimen.only) == {mutant.fails, *mutant.also}
+    found = failing(broken, tmp_path, specimen.only)
+    assert set(found) == {mutant.fails, *mutant.also}, found
 
 
 def suites() -> Iterator[type]:
@@ -113,8 +114,6 @@ PENDING = {
     "ModelSuite",
     "QuantizationSuite",
     "ReasoningSuite",
-    "RendererSuite",
-    "TokenizerSuite",
     "ToolParserSuite",
 }
 

@@ -51,8 +51,7 @@ def failing(text: str, folder: Path) -> set[str]:
         def host(self) -> Host:
             return Host(PluginConfig(plugin_file=[str(file)]))
 
-    found: set[str] = checks.failing(Mine, folder)
-    return found
+    return set(checks.failing(Mine, folder))
 
 
 def test_a_sound_plugin_passes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Both run on a byte-level tokenizer with a chat template, unless ``files`` says o
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,6 +63,28 @@ class TokenizerSuite(Subject):
         assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.special_ids)
         assert tokenizer.eos_id is None or tokenizer.eos_id < tokenizer.vocab_size
 
+    def test_every_id_has_bytes_and_a_text(self, tokenizer: Tokenizer) -> None:
+        """Grammars are compiled for all of them, and logprobs may show any."""
+        for token in range(tokenizer.vocab_size):
+            text: Any = tokenizer.token(token)
+            stands_for: Any = tokenizer.token_bytes(token)
+            assert isinstance(text, str) and isinstance(stands_for, bytes), f"of the id {token}"
+
+    def test_special_tokens_are_added_only_when_asked(self, tokenizer: Tokenizer) -> None:
+        for text in self.texts:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert tokenizer.special_ids.isdisjoint(ids), f"{text!r} became {ids}"
+            whole = tokenizer.encode(text)
+            assert [i for i in whole if i not in tokenizer.special_ids] == ids
+
+    def test_a_marker_becomes_its_token(self, tokenizer: Tokenizer) -> None:
+        """A prompt is all of one author, who may write them."""
+        for special in sorted(tokenizer.special_ids):
+            marker = tokenizer.decode([special], skip_special_tokens=False)
+            before = tokenizer.encode("a", add_special_tokens=False)
+            ids = tokenizer.encode(f"a{marker}b", add_special_tokens=False)
+            assert not marker or special in ids[len(before) :], f"{marker!r} became {ids}"
+
     def test_a_stream_says_what_decoding_says(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)
@@ -77,6 +100,15 @@ class TokenizerSuite(Subject):
         grown = "".join(stream.step(token) for token in ids) + stream.finish()
         assert tokenizer.decode(prompt) + grown == tokenizer.decode([*prompt, *ids])
 
+    def test_two_streams_share_nothing(self, tokenizer: Tokenizer) -> None:
+        """Each sequence has its own, and they grow at the same time."""
+        ids = tokenizer.encode(self.texts[2], add_special_tokens=False)
+        alone, first, second = (tokenizer.stream() for _ in range(3))
+        want = "".join(alone.step(token) for token in ids) + alone.finish()
+        pairs = [(first.step(token), second.step(token)) for token in ids]
+        for place, stream in enumerate((first, second)):
+            assert "".join(pair[place] for pair in pairs) + stream.finish() == want
+
     def test_an_unfinished_character_becomes_a_mark_at_the_end(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("世", add_special_tokens=False)
         if len(ids) < 2:
@@ -90,6 +122,15 @@ class TokenizerSuite(Subject):
             ids = [*tokenizer.encode("a", add_special_tokens=False), special]
             assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
             assert len(tokenizer.decode(ids, skip_special_tokens=False)) > 1
+
+    def test_a_stream_leaves_out_what_decoding_leaves_out(self, tokenizer: Tokenizer) -> None:
+        words = [tokenizer.encode(text, add_special_tokens=False) for text in ("one", " two")]
+        for special in sorted(tokenizer.special_ids):
+            ids = [*words[0], special, *words[1]]
+            for skip in (True, False):
+                stream = tokenizer.stream(skip_special_tokens=skip)
+                told = "".join(stream.step(token) for token in ids) + stream.finish()
+                assert told == tokenizer.decode(ids, skip_special_tokens=skip)
 
     def test_bytes_of_tokens_add_up_to_the_text(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
@@ -149,6 +190,37 @@ class RendererSuite(Subject):
         renderer, _ = parts
         once, again = renderer.render(self.messages), renderer.render(self.messages)
         assert once == again and renderer.encode(once) == renderer.encode(again)
+
+    def test_messages_are_left_as_they_are(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
+        said = [{"role": "user", "content": "What is weft?"}]
+        before = copy.deepcopy(said)
+        parts[0].render(said)
+        assert said == before
+
+    def test_it_takes_tools_and_arguments(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
+        """What it has no use for, it leaves alone."""
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+        tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+        prompt = parts[0].render(
+            self.messages, tools=[tool], template_arguments={"enable_thinking": False}
+        )
+        assert all(message["content"] in prompt for message in self.messages)
+
+    def test_encoding_loses_nothing(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
+        renderer, tokenizer = parts
+        prompt = renderer.render(self.messages)
+        assert prompt in tokenizer.decode(renderer.encode(prompt), skip_special_tokens=False)
+
+    def test_prompts_do_not_meet(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
+        """Others are rendered, and encoded, between a prompt's rendering and its encoding."""
+        renderer, tokenizer = parts
+        marks = [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids]
+        said = [[{"role": "user", "content": text}] for text in ("one", "".join(marks), "two")]
+        prompts, soon = [], []
+        for messages in said:
+            prompts.append(renderer.render(messages))
+            soon.append(renderer.encode(prompts[-1]))
+        assert [renderer.encode(prompt) for prompt in prompts] == soon
 
     def test_a_marker_in_a_message_stays_text(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
         """Otherwise a user could write the system's message."""
