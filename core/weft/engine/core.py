@@ -12,13 +12,13 @@ from weft.api.engine import StatLogger
 from weft.cache import KVCache
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.plan import EngineFacts, StepEdits
+from weft.engine.plan import EngineFacts, StepEdits, StepResult
 from weft.engine.request import Sequence, check_request
 from weft.engine.stats import EngineStats
-from weft.errors import EngineError, QueueFullError, RequestError
+from weft.errors import EngineDeadError, EngineError, QueueFullError, RequestError, WeftError
 from weft.guided import GrammarDesk, Ticket
 from weft.plugins import Host
-from weft.plugins.tally import Breaker, GuardedPolicy
+from weft.plugins.tally import PASSED, Breaker, GuardedPolicy
 from weft.scheduler import Scheduler
 
 __all__ = ("EngineCore",)
@@ -40,9 +40,26 @@ class EngineCore:
         self.config = config
         self.host = host
         host.configure(config)
-        self._executor = host.executor(config.device.executor, config)
         try:
-            self.facts: EngineFacts = self._executor.start()
+            self._start()
+        except BaseException:
+            host.unconfigure()
+            raise
+        self._guided = GrammarDesk(config, host, self.facts)
+        self._compiling: dict[str, tuple[Sequence, Ticket]] = {}
+        self._seeds = random.Random(config.model.seed)
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._integrity_faults = 0
+        self._closed = False
+
+    def _start(self) -> None:
+        config, host = self.config, self.host
+        name = config.device.executor
+        self._executor = host.executor(name, config)
+        self._running = host.guard("executors", name, EngineDeadError)
+        try:
+            self.facts: EngineFacts = self._started()
             self._cache = KVCache(
                 self.facts.groups,
                 self.facts.page_size,
@@ -55,16 +72,23 @@ class EngineCore:
             made = host.logits_processors(names, self.facts.vocab_size)
             self._processors = dict(zip(names, made, strict=True))
         except BaseException:
-            self._executor.stop()
+            self._stop()
             raise
         self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
-        self._guided = GrammarDesk(config, host, self.facts)
-        self._compiling: dict[str, tuple[Sequence, Ticket]] = {}
-        self._seeds = random.Random(config.model.seed)
-        self._steps = 0
-        self._step_seconds = 0.0
-        self._integrity_faults = 0
-        self._closed = False
+
+    def _started(self) -> EngineFacts:
+        guard = self.host.guard("executors", self.config.device.executor)
+        facts = guard.call(self._executor, "start")
+        if not isinstance(facts, EngineFacts):
+            guard.wrong("start", facts, "EngineFacts")
+        return facts
+
+    def _stop(self) -> None:
+        """Stop the executor. If that fails, the plugins must be released nevertheless."""
+        try:
+            self._running.call(self._executor, "stop")
+        except WeftError as error:
+            log.error("%s", error, exc_info=error)
 
     # ----------------------------------------------------------------------------- requests
 
@@ -130,9 +154,11 @@ class EngineCore:
         except RequestError:
             self.host.tally.done(plugin, "check", began)
             raise
-        except Exception as error:  # a plugin may raise anything
+        except PASSED:
+            raise
+        except BaseException as error:  # a plugin may raise anything
             self.host.tally.failed(plugin, "check", began)
-            text = f"logits processor {name!r} failed in check: {type(error).__name__}: {error}"
+            text = self.host.choose("logits_processors", name).failure("check", error)
             if self.host.switches.strict:
                 raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
             log.warning("%s", text, exc_info=error)
@@ -170,12 +196,12 @@ class EngineCore:
             outputs += self.scheduler.outbox
             self.scheduler.outbox = []
         if plan is not None:
-            self._executor.launch(plan)
+            self._running.call(self._executor, "launch", plan)
         if plan is not None and plan.held:
             # The step before must be known for this one's masks: its device work overlaps.
             if self.scheduler.in_flight > 1:
                 outputs += self._collect()
-            self._executor.sample(self._edits())
+            self._running.call(self._executor, "sample", self._edits())
             if not self.facts.depth:
                 outputs += self._collect()
         elif self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
@@ -186,12 +212,14 @@ class EngineCore:
         return outputs
 
     def _collect(self) -> list[TokenOutput]:
-        result = self._executor.collect()
+        result: StepResult = self._running.call(self._executor, "collect")
+        if not isinstance(result, StepResult):
+            self._running.wrong("collect", result, "a StepResult")
         if result.error is not None:
             log.error("step %d failed: %s", result.id, result.error)
-            self._executor.check()
-        if result.faults and self.host.switches.strict:
-            fault = next(iter(result.faults.values()))
+            self._running.call(self._executor, "check")
+        fault = result.error or next(iter(result.faults.values()), None)
+        if fault is not None and self.host.switches.strict:
             raise EngineError(f"{fault} (plugin_strict makes it fatal)")
         self._steps += 1
         return self.scheduler.commit(result)
@@ -223,7 +251,7 @@ class EngineCore:
     def check(self) -> None:
         """Called when idle. Raises ``EngineDeadError`` if the executor is lost; counts and logs
         violated invariants, which are never a reason to stop."""
-        self._executor.check()
+        self._running.call(self._executor, "check")
         faults = self.scheduler.check_integrity()
         self._integrity_faults += len(faults)
         for fault in faults:
@@ -256,5 +284,5 @@ class EngineCore:
         if not self._closed:
             self._closed = True
             self._guided.close()
-            self._executor.stop()
+            self._stop()
             self.host.unconfigure()

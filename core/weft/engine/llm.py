@@ -224,8 +224,9 @@ class LLM:
         """Register requests and yield what is to be fed to the core; on the way out, abort what is
         not finished."""
         self._check_alive()
-        for request in prepared:
-            self._core.validate(request.sequences[0])
+        with self._core_alive():
+            for request in prepared:
+                self._core.validate(request.sequences[0])
 
         def sink(output: RequestOutput) -> None:
             for receive in sinks:
@@ -240,10 +241,11 @@ class LLM:
                 self._refused.pop(request.id, None)
             ids = [i for request in prepared for i in self._outputs.drop(request.id)]
             if ids and self._failure is None and self._close.alive:
-                self._core.abort(ids)
-                # Nobody else would take the steps that let the aborted ones go.
-                while not len(self._outputs) and self._core.has_work:
-                    self._core.step()
+                with self._core_alive():
+                    self._core.abort(ids)
+                    # Nobody else would take the steps that let the aborted ones go.
+                    while not len(self._outputs) and self._core.has_work:
+                        self._core.step()
 
     def _pump(self, prepared: list[PreparedRequest], feed: deque[EngineRequest]) -> None:
         """Give the core what it has room for, take one step and deliver it.
@@ -253,12 +255,9 @@ class LLM:
         """
         self._check_alive()
         with _whole_step():
-            self._feed(feed)
-            try:
+            with self._core_alive():
+                self._feed(feed)
                 outputs = self._core.step()
-            except EngineError as error:
-                self._failure = error
-                raise
             for output in outputs:
                 label = self._outputs.request_of(output.id)
                 if label is not None and (refused := refusal(output)) is not None:
@@ -270,6 +269,21 @@ class LLM:
             for request in prepared:
                 if request.id in self._refused:
                     raise self._refused[request.id]
+
+    @contextmanager
+    def _core_alive(self) -> Iterator[None]:
+        """Whatever leaves the core, but for a refusal, is its end."""
+        try:
+            yield
+        except (RequestError, QueueFullError):
+            raise
+        except EngineError as error:
+            self._failure = error
+            raise
+        except BaseException as error:  # half a step: nothing of it can be trusted
+            text = f"a step was left in the middle by {type(error).__name__}: {error}"
+            self._failure = EngineError(text)
+            raise
 
     def _feed(self, feed: deque[EngineRequest]) -> None:
         while feed:

@@ -177,7 +177,7 @@ def serve(channel: Channel, make: Callable[[EngineConfig], Core]) -> int:
         _loop(channel, core, parent)
     except Closed:
         return 0
-    except Exception as error:  # whatever it is, the parent must hear of it
+    except BaseException as error:  # whatever it is, the parent must hear of it
         if not isinstance(error, WeftError):
             log.exception("the engine failed")
         _last_words(channel, Dead(Failure.of(error)))
@@ -229,9 +229,12 @@ def _obey(channel: Channel, core: Core, command: Command) -> None:
 
 
 def _add(channel: Channel, core: Core, request: EngineRequest) -> None:
-    """A request that cannot be taken is its sender's problem alone."""
+    """A request that cannot be taken is its sender's problem alone, unless the engine says that it
+    is its own."""
     try:
         core.add(request)
+    except EngineError:
+        raise
     except WeftError as error:
         channel.send(Refused(request.id, Failure.of(error)))
     except Exception:

@@ -101,4 +101,5 @@ def _ask(registry: Registry, kind: str, key: str, hook: str, **arguments: Any) -
             raise PluginLoadError(
                 f"{kind}:{key} answered {hook} with {answer!r}; an offer or a Refusal is wanted"
             )
+        registry.bidders[kind, answer.name] = registry.choose(kind, key)
     return list(answers)

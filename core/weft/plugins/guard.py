@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 from weft.errors import PluginError, PluginLoadError, WeftError
 from weft.plugins.entries import Entry
 from weft.plugins.tally import PASSED, Calls, Tally
 
 __all__ = ("Guard",)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Guard:
@@ -53,26 +50,16 @@ class Guard:
         with self.watching(method):
             return getattr(target, method)(*arguments, **more)
 
-    def around(self, method: str, function: Callable[P, T]) -> Callable[P, T]:
-        """``function`` for the inside of a step, where calls are too many to be counted: only what
-        it raises is."""
-
-        def guarded(*arguments: P.args, **more: P.kwargs) -> T:
-            try:
-                return function(*arguments, **more)
-            except PASSED:
-                raise
-            except BaseException as error:
-                self.fail(method, error)
-
-        return guarded
-
     def fail(self, method: str, error: BaseException) -> NoReturn:
-        """Count and raise what ``method`` has raised inside of a step."""
+        """Count and raise what ``method`` has raised, where calls are too many to count each."""
         if isinstance(error, PluginError):
             raise error
-        self._tally.failed(self.entry.id, method, perf_counter())
+        self.failed(method)
         raise self._error(self.entry.failure(method, error)) from error
+
+    def failed(self, method: str) -> None:
+        """Count a failure without a time of its own."""
+        self._tally.failed(self.entry.id, method, perf_counter())
 
     def wrong(self, method: str, found: object, wanted: str) -> NoReturn:
         """``method`` has returned ``found``, which is not what it must."""

@@ -63,6 +63,8 @@ class Registry:
         self._extensions: list[Entry] | None = None
         self._configured: list[Entry] = []
         self._breakers: dict[str, Breaker] = {}
+        self.bidders: dict[tuple[str, str], Entry] = {}
+        """By kind and name, who bids under a name, which need not be its key."""
         self.tally = Tally(budgets(self.config.plugin_time_budget))
         """What calls of hooks, and of the methods of guarded objects, came to."""
 
@@ -207,8 +209,10 @@ class Registry:
         )
 
     def guard(self, kind: str, key: str, error: type[WeftError] = PluginLoadError) -> Guard:
-        """What calls the objects that the plugin of a key has built; it raises ``error``."""
-        return Guard(self.choose(kind, key), self.tally, error)
+        """What calls the objects that the plugin of a key, or the bidder of that name, has built;
+        it raises ``error``."""
+        entry = self.bidders.get((kind, key)) or self.choose(kind, key)
+        return Guard(entry, self.tally, error)
 
     def _relay(self, entry: Entry) -> Relay:
         around = {self._loader.load(e): self._breaker(e) for e in self._start() if e is not entry}

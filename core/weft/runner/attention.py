@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Step
+from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer, Step
 from weft.api.cache import DeviceInfo, LayerCacheSpec
 from weft.config import EngineConfig
 from weft.engine.plan import CacheGroup
 from weft.errors import ConfigError
-from weft.plugins import Host
 from weft.runner.device import torch_dtype
 
 __all__ = ("AttentionLayers",)
+
+
+class Bids(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def attention(self, request: AttentionRequest, pin: str | None = None) -> Offer: ...
 
 
 @dataclass(slots=True)
@@ -37,7 +43,7 @@ class AttentionLayers:
     one shape share a backend (a *plan group*).
     """
 
-    def __init__(self, config: EngineConfig, host: Host, device: DeviceInfo) -> None:
+    def __init__(self, config: EngineConfig, host: Bids, device: DeviceInfo) -> None:
         self.page_size = config.cache.page_size
         self.plan_groups: list[PlanGroup] = []
         self.cache_groups: list[tuple[str, int | None]] = []
@@ -139,6 +145,7 @@ class AttentionLayers:
                 module.cache = self.caches[module.spec.layer]
                 module.group = groups[module.spec.layer]
 
-    def plan(self, batches: list[AttentionBatch]) -> Step:
+    def plan(self, batches: list[AttentionBatch], wanted: Tensor | None = None) -> Step:
         """Let each backend prepare a step; ``batches`` are by cache group."""
-        return Step([g.backend.plan(batches[g.cache_group]) for g in self.plan_groups])
+        plans = [g.backend.plan(batches[g.cache_group]) for g in self.plan_groups]
+        return Step(plans, wanted)

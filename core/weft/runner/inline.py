@@ -6,8 +6,9 @@ import torch
 
 from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
-from weft.errors import ConfigError, EngineDeadError
+from weft.errors import ConfigError, EngineDeadError, PluginLoadError
 from weft.plugins import Host
+from weft.runner.memory import lacks_memory
 from weft.runner.runner import ModelRunner
 
 __all__ = ("InlineExecutor",)
@@ -66,11 +67,12 @@ class InlineExecutor:
 
     def _explain(self, error: Exception) -> str:
         """Text for the client; a CUDA error other than a lack of memory ends the device."""
-        if isinstance(error, torch.OutOfMemoryError):
+        if lacks_memory(error):
             torch.cuda.empty_cache()
             return "the device ran out of memory in this step; lower max_num_batched_tokens or memory_fraction"
-        text = f"the step failed: {type(error).__name__}: {error}"
-        if isinstance(error, torch.AcceleratorError):
+        named = isinstance(error, PluginLoadError)
+        text = f"the step failed: {error if named else f'{type(error).__name__}: {error}'}"
+        if isinstance(error.__cause__ if named else error, torch.AcceleratorError):
             self._dead = text
         return text
 

@@ -14,35 +14,49 @@ from weft.engine.plan import PageWrite, StepPlan
 __all__ = ("Packer", "PageTables", "StepInputs", "build_inputs")
 
 
+class Pinned:
+    """A host buffer that the device copies from, and the end of the last copy."""
+
+    def __init__(self) -> None:
+        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.copied = torch.cuda.Event()
+
+
 class Packer:
     """Collects small arrays and moves them to the device in one copy.
 
-    On CUDA the copy is asynchronous from pinned memory; a few buffers take turns, because the
-    device may still read the one of the step before.
+    On CUDA the copy is asynchronous, from pinned memory that takes turns, on a stream of its own: it
+    is over before the step ahead of it ends, where in the order of steps a graph would wait for it
+    (25 us on an H200).
     """
 
     ALIGN = 16
 
     def __init__(self, device: torch.device, turns: int = 4) -> None:
         self._device = device
-        self._cuda = device.type == "cuda"
-        self._buffers: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * turns
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._buffers = [Pinned() for _ in range(turns)] if self._stream else []
         self._turn = 0
 
     def upload(self, *arrays: np.ndarray) -> list[Tensor]:
         """Device tensors with the shapes and types of ``arrays``."""
-        if not self._cuda:
+        if self._stream is None:
             return [torch.from_numpy(array) for array in arrays]
         offsets, size = [], 0
         for array in arrays:
             offsets.append(size)
             size += -(-array.nbytes // self.ALIGN) * self.ALIGN
-        host = self._buffer(size)
-        view = host.numpy()
+        pinned = self._pinned(size)
+        view = pinned.bytes.numpy()
         for array, offset in zip(arrays, offsets, strict=True):
             flat = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
             view[offset : offset + array.nbytes] = flat
-        packed = host[:size].to(self._device, non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            packed = pinned.bytes[:size].to(self._device, non_blocking=True)
+            pinned.copied.record()
+        step = torch.cuda.current_stream(self._device)
+        step.wait_event(pinned.copied)
+        packed.record_stream(step)
         return [
             packed[offset : offset + array.nbytes]
             .view(torch.from_numpy(array[:0]).dtype)
@@ -52,16 +66,16 @@ class Packer:
 
     def copy_to(self, target: Tensor, array: np.ndarray) -> None:
         """Overwrite a device tensor, at its address, with an array of its shape and type."""
-        host = self._buffer(array.nbytes)[: array.nbytes]
-        host.numpy()[:] = array.view(np.uint8).reshape(-1)
-        target.copy_(host.view(target.dtype).view(target.shape), non_blocking=True)
+        target.copy_(self.upload(array)[0])
 
-    def _buffer(self, size: int) -> Tensor:
+    def _pinned(self, size: int) -> Pinned:
         self._turn = (self._turn + 1) % len(self._buffers)
-        if self._buffers[self._turn].numel() < size:
+        pinned = self._buffers[self._turn]
+        pinned.copied.synchronize()
+        if pinned.bytes.numel() < size:
             room = max(4096, 1 << (size - 1).bit_length())
-            self._buffers[self._turn] = torch.empty(room, dtype=torch.uint8, pin_memory=True)
-        return self._buffers[self._turn]
+            pinned.bytes = torch.empty(room, dtype=torch.uint8, pin_memory=True)
+        return pinned
 
 
 class PageTables:
@@ -105,7 +119,7 @@ class StepInputs:
     input_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     batches: list[AttentionBatch]
-    sample_tokens: Tensor | None  # int64 [sampled], index of the row's last token; None: all rows
+    wanted: Tensor | None  # int64 [sampled], index of the row's last token; None: all tokens
     sample_slots: Tensor  # int64 [sampled]
     sample_positions: Tensor  # int64 [sampled], index of the token that is sampled
     sampled: list[int]  # slots of the sampled rows
@@ -134,6 +148,8 @@ def build_inputs(
     ]
     chosen = np.asarray(plan.samples, dtype=bool)
     ends = query_start[1:][chosen].astype(np.int64) - 1
+    if not len(ends):  # one all the same: a kernel cannot run over none
+        ends = query_start[1:2].astype(np.int64) - 1
     sampled_slots = slots[chosen]
     sampled_at = kv_lens[chosen].astype(np.int64)
     ids = np.asarray(plan.tokens, dtype=np.int64)
@@ -167,7 +183,7 @@ def build_inputs(
         input_ids=d_ids,
         positions=d_pos,
         batches=batches,
-        sample_tokens=None if len(ends) == len(positions) else d_ends,
+        wanted=None if len(ends) == len(positions) else d_ends,
         sample_slots=d_sampled,
         sample_positions=d_at,
         sampled=sampled_slots.tolist(),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.config import EngineConfig
-from weft.errors import OutOfMemoryError
+from weft.errors import OutOfMemoryError, PluginLoadError
 from weft.layers import Linear, LMHead
 from weft.layers.plain import PlainLinear
 
@@ -20,6 +20,7 @@ __all__ = (
     "count_pages",
     "explained",
     "held_pages",
+    "lacks_memory",
     "plain_bytes",
     "savings",
     "weight_bytes",
@@ -135,14 +136,20 @@ def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
     return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Whether torch found no room, in a plugin or elsewhere: that is nobody's mistake."""
+    root = error.__cause__ if isinstance(error, PluginLoadError) else error
+    # On a host, torch has no type of its own for it.
+    return isinstance(root, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(root)
+
+
 @contextmanager
 def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
     """Turn torch's lack of memory into ``OutOfMemoryError`` with figures and what to do."""
     try:
         yield
-    except RuntimeError as error:
-        on_host = "DefaultCPUAllocator" in str(error)  # for which torch has no type of its own
-        if not on_host and not isinstance(error, torch.OutOfMemoryError):
+    except (RuntimeError, PluginLoadError) as error:
+        if not lacks_memory(error):
             raise
         state = ""
         if device.type == "cuda":

@@ -12,10 +12,14 @@ __all__ = ("PendingStep",)
 
 
 class PendingStep:
-    """One launched step: its copies to the host are enqueued, ``result`` waits for them."""
+    """One launched step: its copies to the host are enqueued, ``result`` waits for them.
 
-    def __init__(self, step_id: int, device: torch.device) -> None:
+    On CUDA they are made on ``copies``, a stream of their own, so that the next step need not wait.
+    """
+
+    def __init__(self, step_id: int, copies: torch.cuda.Stream | None) -> None:
         self._id = step_id
+        self._copies = copies
         self.slots: list[int] = []
         self._rows: list[int] = []
         self._tokens: Tensor | None = None
@@ -24,7 +28,11 @@ class PendingStep:
         self._prompts: list[tuple[int, Logprobs]] = []
         self.faults: dict[int, str] = {}
         """By index into the tokens: rows that a logits processor failed on."""
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self.edited: dict[int, list[str]] = {}
+        """By index into the tokens: the logits processors that a row has gone through."""
+        self._event = torch.cuda.Event() if copies is not None else None
+        self._sources: list[Tensor] = []
+        """What is being copied: its memory must not be given to others before that is done."""
 
     def sampled(
         self,
@@ -35,11 +43,14 @@ class PendingStep:
         logprobs: Logprobs | None = None,
     ) -> None:
         """``tokens[i]`` belongs to row ``rows[i]`` of the plan, in slot ``slots[i]``."""
-        # A copy that need not wait goes to pinned memory (torch sees to that).
         self._rows = rows
         self.slots = slots
-        self._tokens = tokens.to("cpu", non_blocking=True)
-        self._bad = bad.to("cpu", non_blocking=True)
+        self._sources += (tokens, bad)
+        self._after_the_step()
+        with torch.cuda.stream(self._copies):
+            # A copy that need not wait goes to pinned memory (torch sees to that).
+            self._tokens = tokens.to("cpu", non_blocking=True)
+            self._bad = bad.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()
 
     def prompt(self, row: int, logprobs: Logprobs) -> None:
@@ -47,8 +58,18 @@ class PendingStep:
 
     def record(self) -> None:
         """Everything of this step is enqueued."""
+        self._after_the_step()
         if self._event is not None:
-            self._event.record()
+            self._event.record(self._copies)
+
+    def _after_the_step(self) -> None:
+        if self._copies is not None:
+            self._copies.wait_stream(torch.cuda.current_stream(self._copies.device))
+
+    def keep(self) -> None:
+        """What is enqueued from here on may overwrite the step's results: let it wait for the copies."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
 
     def result(self) -> StepResult:
         if self._event is not None:

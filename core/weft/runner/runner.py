@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from weft.api.attention import Step
 from weft.api.engine import LogitsProcessor
 from weft.api.models import Collective
 from weft.config import EngineConfig
 from weft.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
+from weft.errors import PluginLoadError
 from weft.plugins import Host
+from weft.plugins.guarded import Guarded
 from weft.runner.device import describe
 from weft.runner.graphs import DecodeGraphs, bucket_sizes
 from weft.runner.inputs import Packer, PageTables, build_inputs
@@ -70,7 +72,7 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(slots, self.facts.vocab_size, self.device)
         kernels = install_sampler_kernels(
-            self._sampler, host, describe(self.device), self.facts.dtype
+            self._sampler, Guarded(host), describe(self.device), self.facts.dtype
         )
         if kernels:
             self.facts.report.append(
@@ -80,10 +82,11 @@ class ModelRunner:
         names = config.plugins.logits_processors
         made = host.logits_processors(names, self.facts.vocab_size)
         self._processors = dict(zip(names, made, strict=True))
-        self._tally = host.tally
+        self._guards = {name: host.guard("logits_processors", name) for name in names}
         self._asked: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[PendingStep] = deque()
+        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._held: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cuda" and not config.device.enforce_eager:
@@ -128,7 +131,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step; one that is held, only up to its logits."""
-        pending = PendingStep(plan.id, self.device)
+        pending = PendingStep(plan.id, self._copies)
         self._pending.append(pending)
         self._change_slots(plan)
         captured = None
@@ -141,6 +144,8 @@ class ModelRunner:
             features = None if plan.held else self._sampler.features(plan.slots)
             which = list(range(plan.decodes))
             if features is not None:
+                if len(self._pending) > 1:  # whose tokens lie where this step's will
+                    self._pending[-2].keep()
                 sampled = self._graphs.sample(captured, plan.decodes, features)
                 pending.sampled(which, plan.slots, *sampled)
                 rows = None
@@ -170,21 +175,40 @@ class ModelRunner:
         inputs = build_inputs(
             plan, self._tables, self._last_tokens, self.facts.page_size, self._packer
         )
-        step = self._started.attention.plan(inputs.batches)
+        asked = any(slot in self._prompts for slot in plan.slots)
+        step = self._started.attention.plan(inputs.batches, None if asked else inputs.wanted)
         hidden = self.model.forward(inputs.input_ids, inputs.positions, step)
-        self._prompt_logprobs(plan, hidden, pending)
+        if asked:
+            self._prompt_logprobs(plan, hidden, pending)
         if not inputs.sampled:
             return None
-        if inputs.sample_tokens is not None:
-            hidden = hidden.index_select(0, inputs.sample_tokens)
+        if inputs.wanted is not None and len(hidden) != len(inputs.wanted):
+            hidden = hidden.index_select(0, inputs.wanted)
         which = [row for row, samples in enumerate(plan.samples) if samples]
         return SampleRows(
             which,
             inputs.sampled,
-            self.model.logits(hidden),
+            self._logits(hidden),
             inputs.sample_slots,
             inputs.sample_positions,
         )
+
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        guard = self._started.guard
+        with guard.watching("forward", step=True):
+            hidden = self.model.forward(ids, positions, step)
+            shape: tuple[int, ...] = getattr(hidden, "shape", ())
+            if len(shape) != 2 or shape[0] != len(ids):
+                guard.wrong("forward", hidden, f"a tensor [{len(ids)}, hidden]")
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        guard, wanted = self._started.guard, (len(hidden), self.facts.vocab_size)
+        with guard.watching("logits", step=True):
+            logits = self.model.logits(hidden)
+            if getattr(logits, "shape", ()) != wanted:
+                guard.wrong("logits", logits, f"a tensor {list(wanted)}")
+        return logits
 
     def _sample(
         self, pending: PendingStep, rows: SampleRows, edits: StepEdits | None = None
@@ -220,16 +244,17 @@ class ModelRunner:
                 continue
             if logits is rows.logits:
                 logits = logits.float().clone()
+            for i in asked:
+                pending.edited.setdefault(i, []).append(name)
             try:
                 self._edit(name, processor, logits, asked, rows.host_slots)
-            except Exception:  # a plugin may raise anything
+            except PluginLoadError:
                 for i in asked:
                     try:
                         self._edit(name, processor, logits, [i], rows.host_slots)
-                    except Exception as error:
-                        text = f"logits processor {name!r} failed: {type(error).__name__}: {error}"
-                        log.warning("%s", text, exc_info=error)
-                        pending.faults[i] = text
+                    except PluginLoadError as error:
+                        log.warning("%s", error, exc_info=error)
+                        pending.faults[i] = str(error)
         return rows if logits is rows.logits else replace(rows, logits=logits, raw=rows.logits)
 
     def _edit(
@@ -240,20 +265,16 @@ class ModelRunner:
         which: list[int],
         slots: list[int],
     ) -> None:
-        """Write what ``processor`` makes of the rows ``which``; nothing if it raises."""
+        """Write what ``processor`` makes of the rows ``which``; nothing if it fails, which is a
+        ``PluginLoadError``."""
         index = torch.tensor(which, device=self.device)
-        plugin, began = f"logits_processors:{name}", perf_counter()
-        try:
+        with self._guards[name].watching("apply", step=True):
             edited = processor.apply(
                 logits.index_select(0, index),
                 [self._asked[slots[i]][name] for i in which],
                 [self._histories[slots[i]] for i in which],
             )
             logits.index_copy_(0, index, edited)
-        except Exception:
-            self._tally.failed(plugin, "apply", began)
-            raise
-        self._tally.done(plugin, "apply", began)
 
     def _change_slots(self, plan: StepPlan) -> None:
         if plan.closed:
@@ -276,8 +297,6 @@ class ModelRunner:
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor, pending: PendingStep) -> None:
         """Logprobs of prompt tokens whose predecessors this step computes, for rows that asked."""
-        if not self._prompts:
-            return
         first = 0
         rows = zip(plan.slots, plan.starts, plan.counts, strict=True)
         for row, (slot, start, count) in enumerate(rows):
@@ -286,7 +305,7 @@ class ModelRunner:
                 last = min(start + count, len(prompt) - 1)
                 if last > start:
                     targets = torch.tensor(prompt[start + 1 : last + 1], device=self.device)
-                    logits = self.model.logits(hidden[first : first + last - start])
+                    logits = self._logits(hidden[first : first + last - start])
                     pending.prompt(row, prompt_logprobs(logits, targets, top))
             first += count
 
@@ -299,6 +318,12 @@ class ModelRunner:
         """Wait for the oldest launched step."""
         pending = self._pending.popleft()
         result = pending.result()
+        for i in pending.edited.keys() & set(result.bad) - result.faults.keys():
+            guards = [self._guards[name] for name in pending.edited[i]]
+            for guard in guards:
+                guard.failed("apply")
+            ids = ", ".join(guard.entry.id for guard in guards)
+            result.faults[i] = f"{ids} left no token to choose (NaN, or everything is masked)"
         if self._histories:
             for slot, token in zip(pending.slots, result.tokens, strict=True):
                 if slot in self._histories:

@@ -17,6 +17,8 @@ from weft.layers.kernels import install_kernels
 from weft.loading import build_model, fetch, parse_ref, read_config
 from weft.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from weft.plugins import Host
+from weft.plugins.guard import Guard
+from weft.plugins.guarded import Guarded
 from weft.runner.attention import AttentionLayers
 from weft.runner.device import describe, dtype_name, pick_device
 from weft.runner.memory import GIB, Usage, count_pages, explained, plain_bytes, weight_bytes
@@ -37,6 +39,8 @@ class Started:
     facts: EngineFacts
     usage: Usage
     stages: Stages
+    guard: Guard
+    """Watches the calls of ``model``."""
 
 
 def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> Started:
@@ -50,13 +54,14 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         torch.set_num_threads(config.device.threads)
     options = config.model
     ref = parse_ref(options.model, options.revision, options.download_dir)
-    files = fetch(host, ref, options.load_format)
+    plugins = Guarded(host)
+    files = fetch(plugins, ref, options.load_format)
     _, hf_config = read_config(files, options.hf_overrides)
     info = describe(device)
     dtype = resolve_dtype(options.dtype, hf_config, info)
     max_len = max_model_len(hf_config, options.max_model_len)
     vocab_size: int = text_config(hf_config).vocab_size
-    attention = AttentionLayers(config, host, info)
+    attention = AttentionLayers(config, plugins, info)
     usage = Usage(total=info.memory or 0)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     stages.done("configuration")
@@ -65,7 +70,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         model, spec = build_model(
             files,
             hf_config,
-            host,
+            plugins,
             device,
             dtype,
             ranks,
@@ -76,10 +81,11 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
             seed=options.seed,
         )
     stages.done("weights")
+    guard = host.guard("models", spec.architecture)
     usage.weights, usage.plain = weight_bytes(model), plain_bytes(model)
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
-    pages = _size_cache(config, model, attention, device, max_len, usage)
+    pages = _size_cache(config, model, attention, device, max_len, usage, guard)
     pages = ranks.smallest(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
@@ -88,8 +94,9 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     ):
         attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
-        calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    kernels = install_kernels(model, host, info, dtype_name(dtype))
+        with guard.watching("forward"):
+            calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
+    kernels = install_kernels(model, plugins, info, dtype_name(dtype))
     groups = attention.describe(pages)
     stages.done("cache and kernels")
     facts = EngineFacts(
@@ -113,7 +120,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         facts.report.append(
             "kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
         )
-    return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages)
+    return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard)
 
 
 def _size_cache(
@@ -123,6 +130,7 @@ def _size_cache(
     device: torch.device,
     max_len: int,
     usage: Usage,
+    guard: Guard,
 ) -> list[int]:
     """Pages of each group. Measures ``usage.activations``, what a full step takes."""
     if device.type == "cuda":
@@ -130,7 +138,7 @@ def _size_cache(
         with explained(
             device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
         ):
-            usage.activations = _measure_activations(config, model, attention, device)
+            usage.activations = _measure_activations(config, model, attention, device, guard)
     return count_pages(
         config,
         attention.page_bytes(),
@@ -148,6 +156,7 @@ def _measure_activations(
     model: Any,
     attention: AttentionLayers,
     device: torch.device,
+    guard: Guard,
 ) -> int:
     """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
     tokens = config.scheduler.max_num_batched_tokens
@@ -171,9 +180,12 @@ def _measure_activations(
         kv_lens_host=[1] * tokens,
     )
     step = attention.plan([batch] * len(attention.cache_groups))
-    hidden = model.forward(zeros, zeros, step)
+    with guard.watching("forward"):
+        hidden = model.forward(zeros, zeros, step)
+    with guard.watching("logits"):
+        logits = model.logits(hidden[:rows])
     # The sampler works on a few float32 copies of the logits.
-    logits = model.logits(hidden[:rows]).float()
+    logits = logits.float()
     scratch = [logits.clone() for _ in range(3)]
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

@@ -11,6 +11,7 @@ from weft.config import SchedulerConfig
 from weft.engine.messages import TokenOutput
 from weft.engine.plan import StepPlan, StepResult, TokenLogprobs
 from weft.engine.request import Sequence
+from weft.errors import EngineDeadError
 from weft.scheduler.counters import Counters
 from weft.scheduler.queue import WaitingQueue
 from weft.scheduler.step import PlannedStep
@@ -216,12 +217,20 @@ class Scheduler:
     # --------------------------------------------------------------------------- collecting
 
     def commit(self, result: StepResult) -> list[TokenOutput]:
-        """Take the results of the oldest planned step; return what its sequences gained."""
+        """Take the results of the oldest planned step; return what its sequences gained.
+
+        Raises ``EngineDeadError`` for the results of another step: the executor has lost count.
+        """
         step = self._in_flight.popleft()
         if step.id != result.id:
-            raise ValueError(f"step {step.id} was expected, the result is of step {result.id}")
+            raise EngineDeadError(f"the executor was to collect step {step.id}, not {result.id}")
         if result.error is not None:
             return self._fail(step, result.error)
+        if len(result.tokens) != sum(step.samples):
+            raise EngineDeadError(
+                f"the executor has sampled {len(result.tokens)} tokens in step {step.id}, which "
+                f"samples {sum(step.samples)}"
+            )
         outputs = []
         sampled = iter(result.tokens)
         bad = set(result.bad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -185,7 +186,8 @@ def test_a_logits_processor_that_raises_costs_its_request_alone(
     driven.run()
     assert driven.tokens == {"a": [7] * 6, "b": [7, 7], "c": expected}
     assert driven.reasons == {"a": "length", "b": "error", "c": "length"}
-    assert driven.errors["b"] == "logits processor 'odd' failed: ValueError: row with 2"
+    said = r"logits_processors:odd from odd.py \w+ failed in apply: ValueError: row with 2"
+    assert re.fullmatch(said, driven.errors["b"])
 
     assert calls(driven, "logits_processors:odd", "apply") == {"ok": 2 + 1 + 3, "error": 2}
     assert calls(driven, "logits_processors:odd", "check") == {"ok": 2}
@@ -196,7 +198,7 @@ def test_a_logits_processor_that_cannot_check_refuses_the_request(
 ) -> None:
     options = {"plugin_file": plugin(PROCESSOR), "logits_processors": ["odd"]}
     driven = engine(checkpoint(), **options)
-    with pytest.raises(RequestError, match=r"'odd' failed in check: LookupError: .*what is odd"):
+    with pytest.raises(RequestError, match=r"logits_processors:odd from .* failed in check: LookupError: .*what is odd"):
         driven.add("a", PROMPT, extra={"odd": "odd"})
     driven.add("b", PROMPT, max_tokens=3, extra={"odd": 99})
     driven.run()
@@ -212,7 +214,9 @@ def test_in_strict_mode_a_logits_processor_ends_the_engine(
     with pytest.raises(EngineError, match=r"failed in check: .*plugin_strict"):
         driven.add("a", PROMPT, extra={"odd": "odd"})
     driven.add("b", PROMPT, max_tokens=9, ignore_eos=True, extra={"odd": 2})
-    with pytest.raises(EngineError, match=r"'odd' failed: ValueError: row with 2 .*plugin_strict"):
+    with pytest.raises(
+        EngineError, match=r"failed in apply: ValueError: row with 2 .*plugin_strict"
+    ):
         driven.run()
 
 
