@@ -13,6 +13,7 @@ from repository import ROOT, hooks
 
 from weft.config import EngineConfig, sections
 from weft.sampling.params import GuidedParams, SamplingParams
+from weft.testing.catalog import SUITES
 
 __all__ = ("surface",)
 
@@ -23,6 +24,7 @@ MODULES = (
     "weft.errors",
     "weft.layers",
     *(f"weft.testing.{name}" for name in KIT),
+    *sorted({suite.partition(":")[0] for suite in SUITES.values() if suite[:5] != "weft."}),
 )
 CONTRACT = (
     "attention",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from weft.config import PluginConfig
 from weft.errors import ConfigError
+from weft.plugins import KINDS
 from weft.testing.catalog import ALONE, SUITES
 
 __all__ = ("run", "source")
@@ -50,10 +51,17 @@ BID = (
 
 
 def run(id: str, config: PluginConfig) -> int:
-    """Run the suites; return pytest's exit code. Raises ``ConfigError`` without pytest."""
+    """Run the suites; return pytest's exit code.
+
+    Raises ``ConfigError`` without pytest, and without the distribution that the suite is in.
+    """
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError("weft plugin test needs pytest; pip install pytest")
     kind = id.partition(":")[0]
+    home = SUITES.get(kind, "").partition(".")[0]
+    if home and importlib.util.find_spec(home) is None:
+        owner = KINDS[kind].owner
+        raise ConfigError(f"the suite of {kind} is in {owner}; pip install {owner}")
     if kind in SUITES and kind not in ALONE:
         _, _, name = SUITES[kind].partition(":")
         print(f"{name} must be told what to try: subclass it in a test; here runs PluginSuite")

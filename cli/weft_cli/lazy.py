@@ -16,7 +16,7 @@ from weft.errors import PluginConflictError, PluginNotFoundError
 if TYPE_CHECKING:
     from weft.plugins import Host
 
-__all__ = ("HELP", "Commands")
+__all__ = ("HELP", "Commands", "with_hooks")
 
 KIND = "commands"
 HELP = {
@@ -36,11 +36,8 @@ class Commands(TyperGroup):
     @cached_property
     def host(self) -> Host:
         from weft.plugins import Host
-        from weft_cli.hookspecs import CommandHooks
 
-        host = Host()
-        host.add_hookspecs(CommandHooks)
-        return host
+        return with_hooks(Host())
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = self.host.keys(KIND)
@@ -69,3 +66,11 @@ class Commands(TyperGroup):
         return (
             known if known and entry.dist == "weft-cli" else f"{known} (from {entry.owner})".strip()
         )
+
+
+def with_hooks(host: Host) -> Host:
+    """``host``, which can be asked for commands now."""
+    from weft_cli.hookspecs import CommandHooks
+
+    host.add_hookspecs(CommandHooks)
+    return host

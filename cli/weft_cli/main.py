@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 import weft
 from weft.config import debug
 from weft.errors import ConfigError, RequestError, WeftError
-from weft_cli.lazy import Commands
+from weft_cli.lazy import Commands, with_hooks
 from weft_cli.rewrite import plugin_flags
+
+if TYPE_CHECKING:
+    from weft.plugins import Host
 
 __all__ = ("app", "main")
 
@@ -46,15 +49,18 @@ def root(
     """An LLM inference engine assembled from plugins."""
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit.
+def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> NoReturn:
+    """Run the command line and exit. ``host`` has the subcommands, by default all installed ones.
 
     The exit code is 0, 2 for a wrong option or value, 1 for every other error of weft, and 130
     after Ctrl-C. ``WEFT_DEBUG=1`` shows the traceback of an error of weft.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    commands: Any = typer.main.get_command(app)
+    if host is not None:
+        commands.host = with_hooks(host)
     try:
-        typer.main.get_command(app)(args=plugin_flags(given), prog_name="weft")
+        commands(args=plugin_flags(given), prog_name="weft")
     except WeftError as error:
         if debug():
             raise

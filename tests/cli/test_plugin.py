@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from weft_cli import conformance
+
 FILE = """
 from typing import Annotated, Literal
 import msgspec
@@ -147,6 +149,13 @@ def weft_tests(weft, tmp_path):
 
 def test_test_of_something_missing(weft):
     assert weft("plugin", "test", "policies:nope").code == 1
+
+
+def test_test_without_the_distribution_of_the_suite(weft, monkeypatch):
+    monkeypatch.setitem(conformance.SUITES, "policies", "weft_absent.testing:PolicySuite")
+    done = weft("plugin", "test", "policies:fcfs")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "weft: the suite of policies is in weft-core; pip install weft-core\n"
 
 
 def test_lock_and_locked(weft, tmp_path):

@@ -76,9 +76,21 @@ ABOUT: dict[str, type] = {
     "logits_processors:repetition_window": RepetitionWindow,
 }
 
-MODELS: dict[str, dict[str, Any]] = {
-    "MistralForCausalLM": {"plain": {"sliding_window": 12}},
+GIVEN: dict[str, dict[str, Any]] = {
+    "commands:bench": {"refused": [["latency", "/nowhere"]]},
+    "commands:chat": {"refused": [["/nowhere"], ["--top-p", "2", "/nowhere"]]},
+    "commands:doctor": {"refused": [["--only", "nothing"]]},
+    "commands:generate": {"refused": [["/nowhere"], ["--max-tokens", "x"]]},
+    "commands:models": {"accepted": [["--json"]], "refused": [["/nowhere"]]},
+    "commands:plugin": {
+        "accepted": [["list", "--json"], ["show", "policies:fcfs"]],
+        "refused": [["show", "policies:nothing"], ["new", "nothing", "x"], ["lock", "/nowhere/x"]],
+    },
+    "commands:serve": {"refused": [["/nowhere"], ["--port", "-1"]]},
+    "models:MistralForCausalLM": {"variants": {"plain": {"sliding_window": 12}}},
+    "stat_loggers:jsonl": {"options": {"path": "/dev/null", "seconds": 0}},
 }
+"""What the suites are told of some plugins."""
 
 
 def installed() -> Iterator[tuple[Entry, type]]:
@@ -91,13 +103,9 @@ def installed() -> Iterator[tuple[Entry, type]]:
 def suite(entry: Entry, kind: type) -> type:
     """The test class of one entry."""
     parts = (PluginSuite,) if kind is object else (PluginSuite, kind)
-    about: dict[str, Any] = {"plugin": entry.id}
+    about: dict[str, Any] = {"plugin": entry.id, **GIVEN.get(entry.id, {})}
     if entry.kind == "attention":
         about["key"] = entry.key
-    if entry.kind == "models" and entry.key in MODELS:
-        about["variants"] = MODELS[entry.key]
-    if entry.id == "stat_loggers:jsonl":
-        about["options"] = {"path": "/dev/null", "seconds": 0}
     name = "".join(c if c.isalnum() else "_" for c in f"Test_{entry.id}")
     return type(name, parts, about)
 
@@ -134,12 +142,7 @@ def test_our_kinds_have_suites() -> None:
 # attention, guided, parsers and quantization: their own suites, in tests/plugins and tests/core.
 ELSEWHERE = {
     "attention",
-    "commands",
     "guided",
-    "kv_connectors",
-    "lora_resolvers",
-    "multimodal",
-    "proposers",
     "quantization",
     "reasoning",
     "server",

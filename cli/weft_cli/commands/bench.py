@@ -77,6 +77,8 @@ def _print(result: Result | Startup | HostCost) -> None:
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
+    if name != "bench":
+        return None
     app = application("Measure throughput, latency, start-up and the host's share of a step.")
     app.command("throughput", cls=SectionedCommand)(throughput)
     app.command("latency", cls=SectionedCommand)(latency)

@@ -138,4 +138,4 @@ def typed_lines(screen: Screen) -> Iterator[str]:
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
-    return single(name, chat)
+    return single(name, chat) if name == "chat" else None

@@ -107,4 +107,4 @@ def _print_json(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
-    return single(name, generate)
+    return single(name, generate) if name == "generate" else None

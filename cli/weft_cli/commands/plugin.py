@@ -147,6 +147,8 @@ def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
+    if name != "plugin":
+        return None
     app = application("List, make, test and lock plugins.")
     app.command("list", cls=SectionedCommand)(show_list)
     app.command("show", cls=SectionedCommand)(show_one)

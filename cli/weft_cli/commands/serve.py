@@ -20,6 +20,8 @@ __all__ = ("weft_command",)
 
 @impl
 def weft_command(name: str) -> typer.Typer | None:
+    if name != "serve":
+        return None
     if importlib.util.find_spec("weft_server") is None:
         raise PluginNotFoundError("weft serve needs the server; install weft-server")
     server = server_group()

@@ -9,6 +9,7 @@ __all__ = ("ALONE", "SUITES", "suite_of")
 
 SUITES: Mapping[str, str] = {
     "attention": "weft.testing.attention:AttentionSuite",
+    "commands": "weft_cli.testing.commands:CommandSuite",
     "executors": "weft.testing.executors:ExecutorSuite",
     "extensions": "weft.testing.extensions:ExtensionSuite",
     "guided": "weft.testing.guided:GuidedSuite",
@@ -29,7 +30,7 @@ SUITES: Mapping[str, str] = {
     "tokenizers": "weft.testing.text:TokenizerSuite",
     "tool_parsers": "weft.testing.parsers:ToolParserSuite",
 }
-"""Kind to ``module:class``."""
+"""Kind to ``module:class``: in the distribution whose hook it is."""
 
 TOLD = {
     "load_formats",
