@@ -86,6 +86,9 @@ class Step:
     """What a model hands to its attention layers: one backend plan for each group of layers."""
 
     plans: Sequence[Any]
+    wanted: Tensor | None = None
+    """int64 ``[rows]``: the tokens whose hidden states are asked for; ``None``: all of them. A model
+    may return these rows only, for no other token needs what follows the last attention."""
 
 
 class AttentionBackend(Protocol):

@@ -82,7 +82,8 @@ class CausalModel(Protocol):
     def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` for ``[tokens]`` ids of several sequences.
 
-        ``step`` is handed on to the attention layers and means nothing to a model.
+        ``step`` is handed on to the attention layers. Where ``step.wanted`` names tokens, a model may
+        return the states of those only, ``[len(step.wanted), hidden]``.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -54,15 +54,30 @@ class DecoderLayer(nn.Module):
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(ctx, size, eps, offset=offset)
         self.mlp = mlp
+        self.last = False
+        """Set by the ``Decoder`` on its last layer."""
 
-    def forward(
+    def attended(
         self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
     ) -> tuple[Tensor, Tensor]:
+        """What attention adds, and the sum it is added to.
+
+        Of the last layer only the tokens that are asked for: a prompt's others have done their part
+        once their keys and values are stored.
+        """
         if residual is None:
             x, residual = self.input_layernorm(x), x
         else:
             x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, angles, step)
+        if self.last and step.wanted is not None:
+            return x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+        return x, residual
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attended(x, residual, angles, step)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -92,6 +107,8 @@ class Decoder(nn.Module):
             layer(ctx, f"{prefix}.layers.{index}", index, self.rotaries[turned])
             for index, turned in enumerate(self.turned)
         )
+        if isinstance(self.layers[-1], DecoderLayer):
+            self.layers[-1].last = True
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -99,7 +116,7 @@ class Decoder(nn.Module):
         return x
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """``[tokens]`` ids and positions to ``[tokens, hidden]``."""
+        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``step.wanted`` names."""
         x, residual = self.embed(input_ids), None
         angles = [rotary.angles(positions) for rotary in self.rotaries]
         for layer, turned in zip(self.layers, self.turned, strict=True):
@@ -131,7 +148,7 @@ class CausalDecoder(nn.Module):
         )
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """``[tokens]`` ids and positions to hidden states ``[tokens, hidden]``."""
+        """As ``CausalModel.forward``."""
         hidden: Tensor = self.model(input_ids, positions, step)
         return hidden
 

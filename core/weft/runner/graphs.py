@@ -13,6 +13,7 @@ from weft.api.attention import AttentionBatch
 from weft.api.models import CausalModel
 from weft.runner.attention import AttentionLayers
 from weft.runner.inputs import Packer, PageTables
+from weft.runner.outputs import marked
 from weft.sampling.features import Features
 from weft.sampling.sampler import Sampler
 
@@ -42,8 +43,7 @@ class Sampling:
     """The sampling that follows a captured forward pass, for one set of features."""
 
     graph: torch.cuda.CUDAGraph
-    tokens: Tensor  # int64 [rows]
-    bad: Tensor  # bool [rows]
+    tokens: Tensor  # int64 [rows], as from ``marked``; not the graphs' memory
 
 
 class DecodeGraphs:
@@ -130,20 +130,22 @@ class DecodeGraphs:
         return self._model.logits(self._model.forward(ids, positions, step))
 
     def _capture_sampling(self, captured: Captured, features: Features) -> Sampling:
-        self._sample(captured, features)
+        # Read while the next step runs, whose graph may write to all memory that graphs share.
+        found = torch.empty(captured.rows, dtype=torch.int64, device=self._device)
+        self._sample(captured, features, found)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            tokens, bad = self._sample(captured, features)
-        return Sampling(graph, tokens, bad)
+            self._sample(captured, features, found)
+        return Sampling(graph, found)
 
-    def _sample(self, captured: Captured, features: Features) -> tuple[Tensor, Tensor]:
+    def _sample(self, captured: Captured, features: Features, out: Tensor) -> None:
         slots, positions = captured.inputs[0], captured.inputs[1]
         tokens, bad = self._sampler.sample_graphable(
             captured.logits, slots, positions + 1, features
         )
         self._last_tokens.index_copy_(0, slots, tokens)
-        return tokens, bad
+        marked(tokens, bad, out)
 
     # ------------------------------------------------------------------------------ replay
 
@@ -166,12 +168,12 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.logits[:rows]
 
-    def sample(self, captured: Captured, rows: int, features: Features) -> tuple[Tensor, Tensor]:
-        """Replay the sampling that follows ``forward``: tokens and bad rows, ``[rows]`` each."""
+    def sample(self, captured: Captured, rows: int, features: Features) -> Tensor:
+        """Replay the sampling that follows ``forward``: tokens ``[rows]``, as from ``marked``."""
         key = (captured.rows, features)
         if key not in self._sampling:
             self._sampling[key] = self._capture_sampling(captured, features)
             # The capture ran the sampling once, which is harmless: the replay writes the same.
         sampling = self._sampling[key]
         sampling.graph.replay()
-        return sampling.tokens[:rows], sampling.bad[:rows]
+        return sampling.tokens[:rows]

@@ -8,7 +8,12 @@ from torch import Tensor
 from weft.engine.plan import StepResult, TokenLogprobs
 from weft.sampling.logprobs import Logprobs
 
-__all__ = ("PendingStep",)
+__all__ = ("PendingStep", "marked")
+
+
+def marked(tokens: Tensor, bad: Tensor, out: Tensor | None = None) -> Tensor:
+    """``tokens``, negative where ``bad``: one tensor to copy, made by one kernel."""
+    return torch.add(tokens, bad, alpha=-(1 << 40), out=out)
 
 
 class PendingStep:
@@ -23,7 +28,6 @@ class PendingStep:
         self.slots: list[int] = []
         self._rows: list[int] = []
         self._tokens: Tensor | None = None
-        self._bad: Tensor | None = None
         self._logprobs: Logprobs | None = None
         self._prompts: list[tuple[int, Logprobs]] = []
         self.faults: dict[int, str] = {}
@@ -31,7 +35,7 @@ class PendingStep:
         self.edited: dict[int, list[str]] = {}
         """By index into the tokens: the logits processors that a row has gone through."""
         self._event = torch.cuda.Event() if copies is not None else None
-        self._sources: list[Tensor] = []
+        self._source: Tensor | None = None
         """What is being copied: its memory must not be given to others before that is done."""
 
     def sampled(
@@ -39,18 +43,16 @@ class PendingStep:
         rows: list[int],
         slots: list[int],
         tokens: Tensor,
-        bad: Tensor,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """``tokens[i]`` belongs to row ``rows[i]`` of the plan, in slot ``slots[i]``."""
+        """``tokens[i]``, as from ``marked``, is of row ``rows[i]`` of the plan, in ``slots[i]``."""
         self._rows = rows
         self.slots = slots
-        self._sources += (tokens, bad)
+        self._source = tokens
         self._after_the_step()
         with torch.cuda.stream(self._copies):
             # A copy that need not wait goes to pinned memory (torch sees to that).
             self._tokens = tokens.to("cpu", non_blocking=True)
-            self._bad = bad.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()
 
     def prompt(self, row: int, logprobs: Logprobs) -> None:
@@ -78,12 +80,11 @@ class PendingStep:
         if self._logprobs is not None:
             rows = (self._rows[i] for i in self._logprobs.rows)
             logprobs = dict(zip(rows, self._logprobs.to_host(), strict=True))
-        bad: list[int] = []
-        if self._bad is not None and self._bad.any():
-            bad = self._bad.nonzero().flatten().tolist()
+        tokens: list[int] = self._tokens.tolist() if self._tokens is not None else []
+        bad = [i for i, token in enumerate(tokens) if token < 0]
         return StepResult(
             id=self._id,
-            tokens=self._tokens.tolist() if self._tokens is not None else [],
+            tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs={row: values.to_host() for row, values in self._prompts},
             bad=sorted({*bad, *self.faults}),

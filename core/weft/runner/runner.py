@@ -25,7 +25,7 @@ from weft.runner.device import describe
 from weft.runner.graphs import DecodeGraphs, bucket_sizes
 from weft.runner.inputs import Packer, PageTables, build_inputs
 from weft.runner.memory import GIB, explained
-from weft.runner.outputs import PendingStep
+from weft.runner.outputs import PendingStep, marked
 from weft.runner.report import option_line, stage_line
 from weft.runner.start import Started, start_model
 from weft.sampling.kernels import install_sampler_kernels
@@ -147,7 +147,7 @@ class ModelRunner:
                 if len(self._pending) > 1:  # whose tokens lie where this step's will
                     self._pending[-2].keep()
                 sampled = self._graphs.sample(captured, plan.decodes, features)
-                pending.sampled(which, plan.slots, *sampled)
+                pending.sampled(which, plan.slots, sampled)
                 rows = None
             else:
                 slots, positions = (
@@ -229,7 +229,8 @@ class ModelRunner:
             raw=rows.raw,
         )
         self._last_tokens.index_copy_(0, rows.slots, output.tokens)
-        pending.sampled(rows.rows, rows.host_slots, output.tokens, output.bad, output.logprobs)
+        tokens = marked(output.tokens, output.bad)
+        pending.sampled(rows.rows, rows.host_slots, tokens, output.logprobs)
 
     def _processed(self, rows: SampleRows, pending: PendingStep) -> SampleRows:
         """The rows after the logits processors that their requests name.

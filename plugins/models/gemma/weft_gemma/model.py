@@ -119,11 +119,8 @@ class Gemma2Layer(GemmaLayer):
     def forward(
         self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm(x, residual)
-        x = self.post_attention_layernorm(self.self_attn(x, angles, step))
+        x, residual = self.attended(x, residual, angles, step)
+        x = self.post_attention_layernorm(x)
         x, residual = self.pre_feedforward_layernorm(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 

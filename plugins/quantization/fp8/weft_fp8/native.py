@@ -90,7 +90,9 @@ class Native:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``."""
         flat = x.reshape(-1, x.shape[-1])
         rows = len(flat)
-        flat = F.pad(flat, (0, 0, 0, -rows % ROWS))
+        flat = F.pad(
+            flat, (0, 0, 0, -rows % ROWS if rows else ROWS)
+        )  # nor is none a number of rows
         pieces = flat.unflatten(1, (-1, BLOCK))
         own = (pieces.abs().amax(dim=2).float() / LARGEST).clamp_min(1e-12)
         rounded = _rounded(pieces, own[..., None]).flatten(1)
