@@ -28,7 +28,7 @@ from weft.plugins.entries import normal
 if TYPE_CHECKING:
     from weft.plugins.health import Finding
 
-__all__ = ("FOREIGN", "PluginSuite", "Subject")
+__all__ = ("FOREIGN", "PluginSuite", "Subject", "hook_arguments")
 
 FOREIGN = "a-key-that-nobody-has"
 LIGHT = ("cuda", "heavy", "slow")
@@ -116,7 +116,7 @@ class PluginSuite(Subject):
         host = self.host()
         host.load(self.kind, self.key)
         relay = host.only(self.kind, self.key)
-        found = getattr(relay, kind.hook)(**_arguments(kind.hook, host))
+        found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, host))
         assert not found, f"{kind.hook} answered {found!r} for {FOREIGN!r}"
 
     def test_its_annotations_agree_with_the_hooks(self) -> None:
@@ -144,12 +144,13 @@ class PluginSuite(Subject):
         assert silent == [], "give them msgspec.Meta(description=…)"
 
 
-def _arguments(hook: str, host: Host) -> dict[str, Any]:
+def hook_arguments(hook: str, host: Host) -> dict[str, Any]:
     """Arguments for a hook whose key is foreign: it must not look at the others."""
-    from weft.api.attention import KernelRequest
+    from weft.api.attention import AttentionRequest, KernelRequest
     from weft.api.hookspecs import Plugin
 
     cpu = DeviceInfo("cpu")
+    attention = AttentionRequest(cpu, "float32", "float32", 64, 4, 2, 0.125)
     values: dict[str, Any] = {
         "files": ModelFiles(Path("nowhere"), (), {}),
         "tokenizer": None,
@@ -163,7 +164,7 @@ def _arguments(hook: str, host: Host) -> dict[str, Any]:
         "prompt": "",
         "role": ConnectorRole.WORKER,
         "layout": CacheLayout(16, 8, ()),
-        "request": KernelRequest(cpu, "float32", {}),
+        "request": KernelRequest(cpu, "float32", {}) if hook == "weft_kernel" else attention,
         "options": {},
     }
     names = [n for n in inspect.signature(getattr(Plugin, hook)).parameters if n != "self"]
