@@ -15,7 +15,14 @@ from weft.engine.messages import EngineRequest, TokenOutput
 from weft.engine.plan import EngineFacts, StepEdits, StepResult
 from weft.engine.request import Sequence, check_request
 from weft.engine.stats import EngineStats
-from weft.errors import EngineDeadError, EngineError, QueueFullError, RequestError, WeftError
+from weft.errors import (
+    EngineDeadError,
+    EngineError,
+    PluginLoadError,
+    QueueFullError,
+    RequestError,
+    WeftError,
+)
 from weft.guided import GrammarDesk, Ticket
 from weft.plugins import Host
 from weft.plugins.tally import PASSED, Breaker, GuardedPolicy
@@ -117,7 +124,7 @@ class EngineCore:
             self.scheduler.add(sequence)
         except EngineError as error:
             if self.host.switches.strict:
-                raise
+                raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
             log.error("request %s: %s", sequence.id, error)
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
             self.scheduler.outbox.append(failed)
@@ -240,6 +247,11 @@ class EngineCore:
             except RequestError as error:
                 message = TokenOutput(name, [], "error", error=str(error), param=error.param)
                 outputs.append(message)
+            except PluginLoadError as error:
+                if self.host.switches.strict:
+                    raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
+                log.error("request %s: %s", name, error)
+                outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
                 if guide is None:
                     continue

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.api.guided import Grammar, GrammarCompiler, GrammarSpec
+from weft.api.guided import Grammar, GrammarCompiler, GrammarSpec, Matcher
 from weft.config import EngineConfig
 from weft.errors import RequestError
 from weft.guided.checker import GrammarChecker
 from weft.guided.guide import Guide
 from weft.plugins import Host
+from weft.plugins.guard import Guard
 
 if TYPE_CHECKING:
     from weft.api.files import Tokenizer
@@ -22,10 +23,17 @@ __all__ = ("Compiled", "Compilers", "open_tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A grammar, and what it keeps of memory as far as that could be measured."""
+    """A grammar, what it keeps of memory as far as that could be measured, and its plugin's guard."""
 
     grammar: Grammar
     size: int
+    guard: Guard | None = None
+
+    def matcher(self) -> Matcher:
+        if self.guard is None:
+            return self.grammar.matcher()
+        found: Matcher = self.guard.call(self.grammar, "matcher")
+        return found
 
 
 class Compilers:
@@ -47,26 +55,32 @@ class Compilers:
             return self._open_tokenizer()
 
     def compile(self, spec: GrammarSpec, backends: Sequence[str]) -> Compiled:
-        """Compile with the first backend that does not refuse. Raises ``RequestError``."""
+        """Compile with the first backend that does not refuse. Raises ``RequestError``, and
+        ``PluginLoadError`` for what goes wrong here though it went well in the other process."""
         refusals = []
         for backend in backends:
-            compiler = self._open(backend)
-            verdict = self._checker.check(backend, spec)
+            compiler, guard = self._open(backend), self._host.guard("guided", backend)
+            try:
+                verdict = self._checker.check(backend, spec)
+            except RequestError:
+                guard.failed("compile")
+                raise
             if verdict.refusal is None:
-                grammar = compiler.compile(spec)
-                self._begin(backend, grammar)
-                return Compiled(grammar, verdict.size)
+                grammar = guard.call(compiler, "compile", spec)
+                compiled = Compiled(grammar, verdict.size, guard)
+                self._begin(backend, compiled)
+                return compiled
             refusals.append(f"{backend}: {verdict.refusal}")
         raise RequestError(
             "no guided decoding backend can enforce this: " + "; ".join(refusals), param="guided"
         )
 
-    def _begin(self, backend: str, grammar: Grammar) -> None:
+    def _begin(self, backend: str, compiled: Compiled) -> None:
         """Raise ``RequestError`` for a grammar without a first token; some libraries notice only
         when they are asked for it."""
         import torch  # not above: processes that compile grammars come by here without it
 
-        guide = Guide(grammar.matcher())
+        guide = Guide(compiled.matcher())
         guide.fill(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
         if guide.error is not None:
             raise RequestError(f"{backend}: {guide.error}", param="guided")

@@ -13,7 +13,7 @@ from weft.api.guided import GrammarSpec
 from weft.config import EngineConfig
 from weft.engine.messages import EngineRequest
 from weft.engine.plan import EngineFacts, StepEdits
-from weft.errors import PluginError, RequestError, WeftError
+from weft.errors import PluginLoadError, RequestError, WeftError
 from weft.guided.compilers import Compiled, Compilers
 from weft.guided.gate import reasoning_gate
 from weft.guided.guide import Guide
@@ -48,7 +48,8 @@ class Ticket:
         self._ready = ready
 
     def guide(self) -> Guide | None:
-        """The guide once it is ready, ``None`` until then. Raises ``RequestError``."""
+        """The guide once it is ready, ``None`` until then. Raises ``RequestError``, and
+        ``PluginLoadError`` for what is not the client's fault."""
         return self._ready.result() if self._ready.done() else None
 
 
@@ -92,11 +93,12 @@ class GrammarDesk:
         ready.add_done_callback(lambda _: self._news.set())
 
         def work() -> None:
+            _settle(ready, guide)
+
+        def guide() -> Guide:
+            made = compiled.result()
             strict = self._host.switches.strict
-            _settle(
-                ready,
-                lambda: Guide(compiled.result().grammar.matcher(), *gate(), strict=strict),
-            )
+            return Guide(made.matcher(), *gate(), guard=made.guard, strict=strict)
 
         def gate() -> tuple[Callable[[int], bool] | None, int | None]:
             if params.reasoning is None:
@@ -202,8 +204,10 @@ def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
     """Complete ``ready`` whatever happens: a sequence waits for it."""
     try:
         ready.set_result(make())
+    except (RequestError, PluginLoadError) as error:
+        ready.set_exception(error)
     except WeftError as error:
-        ready.set_exception(_as_request_error(error))
+        ready.set_exception(RequestError(f"the grammar failed: {error}", param="guided"))
     except BaseException as error:  # a panic of a Rust library is no Exception
         text = f"the grammar failed: {type(error).__name__}: {error}"
         ready.set_exception(RequestError(text, param="guided"))
@@ -220,11 +224,3 @@ def _bad_luck(kept: Future[Compiled]) -> bool:
         return False
     error = kept.exception()
     return error is not None and isinstance(error.__cause__, TimeoutError)
-
-
-def _as_request_error(error: WeftError) -> RequestError:
-    """A failed grammar fails its request and nothing else, whoever is at fault."""
-    if isinstance(error, RequestError):
-        return error
-    kind = "a plugin failed" if isinstance(error, PluginError) else "the grammar failed"
-    return RequestError(f"{kind}: {error}", param="guided")

@@ -20,11 +20,12 @@ def reasoning_gate(
     """What ``Guide`` takes: a function that takes each token and tells whether the reasoning goes
     on after it, and the token that opens the reasoning if the prompt has left that to the model.
 
-    Nothing if there will be no reasoning: the grammar then holds from the first token. That is so
+    The function raises ``PluginLoadError`` where the parser raises. Nothing if there will be no reasoning: the grammar then holds from the first token. That is so
     too if the text that opens it is more than one token.
     """
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     reasoning = host.reasoning_parser(parser, tokenizer, prompt)
+    guard = host.guard("reasoning", parser)
     opener: int | None = None
     if not reasoning.open:
         tag = reasoning.opener if isinstance(reasoning, Opens) else None
@@ -35,7 +36,9 @@ def reasoning_gate(
     stream = tokenizer.stream(prompt_ids, skip_special_tokens=False)
 
     def goes_on(token: int) -> bool:
-        reasoning.feed(stream.step(token), [token])
-        return reasoning.open
+        text = stream.step(token)
+        with guard.watching("feed", step=True):
+            reasoning.feed(text, [token])
+            return reasoning.open
 
     return goes_on, opener
