@@ -14,7 +14,15 @@ import msgspec
 
 from weft.api.parsers import Tool
 from weft.engine.stats import EngineStats
-from weft.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
+from weft.errors import (
+    CheckpointError,
+    EngineDeadError,
+    EngineError,
+    ModelNotFoundError,
+    PluginLoadError,
+    RequestError,
+    WeftError,
+)
 from weft.plugins.fingerprint import fingerprint
 from weft.sampling.params import SamplingParams
 from weft_server.config import ServerConfig
@@ -130,6 +138,33 @@ class Context:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def asked(self, kind: str, name: str, method: str, work: Callable[[], T]) -> T:
+        """What a parser says outside of an answer: counted, and in a thread that can be given up.
+
+        Raises ``PluginLoadError``, in strict mode ``EngineError``, whatever the plugin raises; but
+        a ``RequestError`` is the client's.
+        """
+        host, began = self.engine.host, time.perf_counter()
+        guard = host.guard(kind, name)
+
+        def call() -> T:
+            with guard.watching(method):
+                return work()
+
+        try:
+            return await self.watch.run(call)
+        except RequestError:
+            raise
+        except Exception as error:
+            if isinstance(error, TimeoutError):
+                host.tally.failed(f"{kind}:{name}", method, began)
+            text = (
+                str(error) if isinstance(error, WeftError) else guard.entry.failure(method, error)
+            )
+            if host.switches.strict:
+                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+            raise PluginLoadError(text) from error
 
     def splitter(
         self,

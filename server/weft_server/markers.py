@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weft.api.callparser import held
 from weft.api.files import Tokenizer
 from weft.api.parsers import Tagged
+from weft.errors import PluginLoadError
 
 if TYPE_CHECKING:
     from weft_server.context import Context
@@ -37,27 +38,27 @@ class Marks:
         found: frozenset[int] = frozenset()
         if tools and (name := config.tool_parser) is not None:
             build = partial(engine.host.tool_parser, name, engine.tokenizer, ())
-            found |= await self._named(f"tool_parser={name}", build)
+            found |= await self._named("tool_parsers", name, build)
         if reasoning and (name := config.reasoning_parser) is not None:
             think = partial(engine.host.reasoning_parser, name, engine.tokenizer, "")
-            found |= await self._named(f"reasoning_parser={name}", think)
+            found |= await self._named("reasoning", name, think)
         return found
 
-    async def _named(self, label: str, build: Callable[[], Any]) -> frozenset[int]:
+    async def _named(self, kind: str, name: str, build: Callable[[], Any]) -> frozenset[int]:
+        label, context = f"{kind}:{name}", self._context
         if label not in self._known:
             try:
-                tags = await self._context.watch.run(partial(tags_of, build))
-            except Exception as error:  # a plugin may raise anything; each answer will tell
-                log.warning("%s does not say which tags it reads", label, exc_info=error)
+                tags = await context.asked(kind, name, "tags", lambda: tags_of(build()))
+            except PluginLoadError as error:  # each answer will tell
+                log.warning("it is not known which tags %s reads: %s", label, error, exc_info=error)
                 tags = set()
-            tokenizer = self._context.engine.tokenizer
+            tokenizer = context.engine.tokenizer
             ids = tokenizer.special_ids if tags else ()
             self._known[label] = frozenset(i for i in ids if tokenizer.token(i) in tags)
         return self._known[label]
 
 
-def tags_of(build: Callable[[], Any]) -> set[str]:
-    parser = build()
+def tags_of(parser: object) -> set[str]:
     return set(parser.tags) if isinstance(parser, Tagged) else set()
 
 

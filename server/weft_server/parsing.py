@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
+from typing import Any
 
 from weft.api.parsers import (
     CallIds,
@@ -26,11 +27,27 @@ from weft_server.markers import Sieve
 from weft_server.matching import PARSERS
 from weft_server.watch import Watch
 
-__all__ = ("Guard", "Splitter", "WatchedSplitter")
+__all__ = ("Guard", "Splitter", "WatchedSplitter", "checked")
 
 log = logging.getLogger("weft.server")
 
 Report = Callable[[str], None]
+
+
+def checked(found: Iterable[Any]) -> list[Delta]:
+    """What a parser returned, as a list. Raises ``TypeError`` or ``ValueError`` if it cannot be
+    sent, which includes half a surrogate pair."""
+    deltas = list(found)
+    for delta in deltas:
+        match delta:
+            case TextDelta(str(text)) | ReasoningDelta(str(text)):
+                text.encode()
+            case ToolCallDelta(int(index), str() | None as name, str(text)) if index >= 0:
+                text.encode()
+                (name or "").encode()
+            case _:
+                raise TypeError(f"a parser returned {delta!r:.80}, not a delta that can be sent")
+    return deltas
 
 
 class Guard:
@@ -74,20 +91,23 @@ class Guard:
 
     def call_id(self) -> str | None:
         """An id of the parser's own making, if its format asks for one."""
-        parser: object = self._parser
-        if self.broken or not isinstance(parser, CallIds):
+        if self.broken:
             return None
+        parser: object = self._parser
         began = perf_counter()
         self._calling = "call_id", began
         try:
+            if not isinstance(parser, CallIds):
+                return None
             made = parser.call_id()
             if 0 < len(made) <= 64 and made.isprintable():
                 self._tally.done(self._plugin, "call_id", began)
                 return made
             raise ValueError(f"a parser made the id {made!r:.80}")
         except BaseException as error:  # a plugin may raise anything, a panic too
-            log.warning("%s cannot make ids", self.name, exc_info=error)
             self._tally.failed(self._plugin, "call_id", began)
+            log.warning("%s cannot make ids", self.name, exc_info=error)
+            self._end(error)
             return None
         finally:
             self._calling = None
@@ -117,25 +137,26 @@ class Guard:
         began = perf_counter()
         self._calling = method, began
         try:
-            deltas = list(call())
-            for delta in deltas:
-                if not isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta):
-                    raise TypeError(f"a parser returned {type(delta).__name__}, not a delta")
+            deltas = checked(call())
         except BaseException as error:  # a plugin may raise anything, a panic too
             self._tally.failed(self._plugin, method, began)
             log.warning("%s failed; its output is delivered as text", self.name, exc_info=error)
             if not self.broken:  # nor given up meanwhile
                 self.broken = True
                 self._report(self.name)
-            if self._strict:
-                text = f"{self.name} failed: {type(error).__name__}: {error}"
-                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+            self._end(error)
             return [TextDelta(self.pending)] if self.pending else []
         finally:
             self._calling = None
         self._tally.done(self._plugin, method, began)
         self._keep(deltas)
         return deltas
+
+    def _end(self, error: BaseException) -> None:
+        """In strict mode, the end of the request."""
+        if self._strict:
+            text = f"{self.name} failed: {type(error).__name__}: {error}"
+            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
 
     def _keep(self, deltas: list[Delta]) -> None:
         """Forget the pending text that ``deltas`` answer for."""

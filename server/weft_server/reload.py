@@ -10,7 +10,7 @@ import asyncio
 import logging
 from functools import partial
 
-from weft.api.parsers import ReasoningDelta, StreamParser, TextDelta, ToolCallDelta
+from weft.api.parsers import StreamParser
 from weft.errors import PluginLoadError, WeftError
 from weft.plugins import Host
 from weft.plugins.kinds import FALLBACK
@@ -18,6 +18,7 @@ from weft.plugins.reload import Reloaded, reloaded
 from weft_server.app import build
 from weft_server.context import Context
 from weft_server.matching import PARSERS
+from weft_server.parsing import checked
 from weft_server.served import Served
 from weft_server.watch import PATIENCE, Watch
 
@@ -103,6 +104,4 @@ def try_parsers(context: Context, host: Host, done: Reloaded) -> None:
                 if kind == "tool_parsers"
                 else host.reasoning_parser(name, tokenizer, "")
             )
-            for delta in [*parser.feed("weft", ()), *parser.finish()]:
-                if not isinstance(delta, TextDelta | ReasoningDelta | ToolCallDelta):
-                    raise TypeError(f"{kind}:{name} returned {type(delta).__name__}, not a delta")
+            checked([*parser.feed("weft", ()), *parser.finish()])

@@ -169,7 +169,8 @@ def marks() -> list[tuple[str, str, str]]:
     return found
 
 
-PENDING = frozenset(KINDS) - frozenset(UNCALLED)  # shrinks to nothing, then goes
+DONE = frozenset({"tool_parsers"})
+PENDING = frozenset(KINDS) - frozenset(UNCALLED) - DONE  # shrinks to nothing, then goes
 
 
 def called_kinds() -> Iterator[Any]:
@@ -202,7 +203,7 @@ def test_kinds_that_nobody_calls_are_not_called() -> None:
     called = {
         f"{file.name}:{node.lineno}"
         for file in sources
-        if file.name != "host.py"
+        if file.name != "host.py" and "testing" not in file.parts
         for node in ast.walk(ast.parse(file.read_bytes()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -129,6 +129,7 @@ async def test_the_text_is_delivered_wherever_it_hangs(
     assert text == "ab!c"
 
 
+@pytest.mark.fault("tool_parsers", "grammar", "tags")
 @pytest.mark.parametrize("name", ["grammar", "tags"])
 async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: Host, name: str) -> None:
     choice = "required" if name == "grammar" else "auto"

@@ -188,7 +188,7 @@ BROKEN = {
     "build": (PARSER.replace("return Parser()", "raise KeyError('x')"), "KeyError: 'x'"),
     "nothing": (PARSER.replace("return Parser()", "return None"), "returned None"),
     "use": (PARSER.replace("return [TextDelta(text)]", "return text[100]"), "IndexError"),
-    "deltas": (PARSER.replace("[TextDelta(text)]", "[text]"), "str, not a delta"),
+    "deltas": (PARSER.replace("[TextDelta(text)]", "[text]"), "not a delta"),
 }
 
 

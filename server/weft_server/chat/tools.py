@@ -11,7 +11,7 @@ import msgspec
 
 from weft.api.guided import GrammarSpec
 from weft.api.parsers import Tool
-from weft.errors import RequestError
+from weft.errors import PluginLoadError, RequestError
 from weft.sampling.params import GuidedParams
 from weft_server.context import Context
 from weft_server.messages import to_tools
@@ -85,11 +85,11 @@ async def forced(
 ) -> GuidedParams:
     """The constraint that makes the model call. The engine refuses it if it cannot enforce it."""
     name, guided = context.config.tool_parser or "", None
+    work = partial(forcing, context, name, tools, choice)
     try:
-        spec = await context.watch.run(partial(grammar_of, context, name, tools, choice))
-        guided = None if spec is None else to_guided(spec)
-    except Exception as error:  # a plugin may raise anything
-        log.warning("tool_parser=%s cannot force a call", name, exc_info=error)
+        guided = await context.asked("tool_parsers", name, "grammar", work)
+    except PluginLoadError as error:
+        log.warning("tool_parser=%s cannot force a call: %s", name, error, exc_info=error)
         context.metrics.parser_failed(f"tool_parser={name}")
     if guided is None:
         raise RequestError(
@@ -99,13 +99,18 @@ async def forced(
     return guided
 
 
-def grammar_of(
+def forcing(
     context: Context, name: str, tools: Sequence[Tool], choice: str | Mapping[str, Any]
-) -> GrammarSpec | None:
-    return context.engine.host.tool_parser(name, context.engine.tokenizer, tools).grammar(choice)
+) -> GuidedParams | None:
+    parser = context.engine.host.tool_parser(name, context.engine.tokenizer, tools)
+    spec = parser.grammar(choice)
+    return None if spec is None else to_guided(spec)
 
 
 def to_guided(spec: GrammarSpec) -> GuidedParams | None:
+    """``None`` for a kind of grammar that requests cannot ask for. Raises for what is no grammar."""
+    if not isinstance(spec.source, str):
+        raise TypeError(f"the source of a grammar is {spec.source!r:.80}; a text is wanted")
     match spec.kind:
         case "json_schema":
             return GuidedParams(json=spec.source)

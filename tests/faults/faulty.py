@@ -1,0 +1,31 @@
+"""A host with one plugin of a test's own, and what its calls came to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from weft.config import PluginConfig
+from weft.plugins import Host
+
+__all__ = ("errors", "hosting")
+
+
+def hosting(folder: Path, source: str, **config: Any) -> Host:
+    """A host with the plugins of ``source``, in a module that no other test has imported."""
+    file = folder / f"faulty_{uuid4().hex}.py"
+    file.write_text(source)
+    return Host(PluginConfig(plugin_file=[str(file)], **config))
+
+
+def errors(page: str, plugin: str) -> dict[str, float]:
+    """Failed calls of a plugin by hook or method, as the page ``/metrics`` tells."""
+    found = {}
+    for line in page.splitlines():
+        labels, _, count = line.rpartition(" ")
+        if labels.startswith("weft_plugin_calls_total{") and f'plugin="{plugin}"' in labels:
+            hook = labels.partition('hook="')[2].partition('"')[0]
+            if 'outcome="error"' in labels:
+                found[hook] = float(count)
+    return found

@@ -1,0 +1,299 @@
+"""Parsers that raise or answer nonsense: the text is delivered, and only they are to blame."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from faulty import errors, hosting
+from scripted import ScriptedEngine
+from serving import Server, events, serving
+
+from weft.api.matching import ModelTraits
+from weft.errors import PluginLoadError
+from weft.plugins import Host
+from weft_server.config import server_from_options
+from weft_server.run import serve_engine
+
+PLUGIN = '''
+from weft.api import impl
+from weft.api.guided import GrammarSpec
+from weft.api.matching import Match
+from weft.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
+from weft.errors import RequestError
+
+WEFT = {"tool_parsers": ["faulty"], "reasoning": ["faulty"]}
+
+
+class Panic(BaseException):
+    """Like a panic of a Rust library."""
+
+
+NONSENSE = {
+    "none": None,
+    "number": 5,
+    "items": ["text"],
+    "text": [TextDelta(None)],
+    "surrogate": [ReasoningDelta(chr(0xD800))],
+    "index": [ToolCallDelta(-1, "f", "{}")],
+    "arguments": [ToolCallDelta(0, "f", None)],
+    "empty": "",
+    "source": GrammarSpec("regex", None),
+    "kind": GrammarSpec("json_schema", 5),
+}
+
+
+def said(method, options, good):
+    if options["where"] != method:
+        return good
+    match options["how"]:
+        case "raise":
+            raise KeyError("/secret")
+        case "panic":
+            raise Panic("/secret")
+        case "refuse":
+            raise RequestError("these tools cannot be forced", param="tools")
+        case how:
+            return NONSENSE[how]
+
+
+class Parser:
+    """Holds the last character of each piece back; "!" is a call."""
+
+    open = False
+
+    def __init__(self, options):
+        self.options, self.held, self.calls = options, "", 0
+
+    @property
+    def tags(self):
+        return said("tags", self.options, ())
+
+    def feed(self, text, ids):
+        text, self.held = (self.held + text)[:-1], text[-1:]
+        return said("feed", self.options, [TextDelta(text)])
+
+    def finish(self):
+        good = [ToolCallDelta(0, "f", "{}")] if self.held == "!" else [TextDelta(self.held)]
+        return said("finish", self.options, good)
+
+    def grammar(self, choice):
+        return said("grammar", self.options, GrammarSpec("regex", "x"))
+
+    def call_id(self):
+        return said("call_id", self.options, "mine")
+
+
+@impl
+def weft_tool_parser(name, options):
+    return said("hook", options, Parser(options))
+
+
+@impl
+def weft_reasoning_parser(name, options):
+    return said("hook", options, Parser(options))
+
+
+@impl
+def weft_match(kind, key, model, options):
+    return said("match", options, Match(1, "a weak sign")) if options else None
+'''
+PIECES = ["one ", "two ", "three"]
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+OPTIONS = {"tool_parsers": "tool_parser", "reasoning": "reasoning_parser"}
+
+
+def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> Host:
+    options = {f"{kind}:faulty": {"where": where, "how": how}}
+    return hosting(folder, PLUGIN, plugin_options=options, **config)
+
+
+async def with_others(server: Server, **fields: Any) -> list[httpx.Response]:
+    """The answer whole and streamed, while others are answered who notice nothing."""
+    whole, streamed, *others = await asyncio.gather(
+        server.chat(**fields),
+        server.chat(stream=True, **fields),
+        server.complete(),
+        server.complete(stream=True),
+        server.client.get("/health"),
+    )
+    assert [other.status_code for other in others] == [200] * 3
+    assert not any("parser-error" in other.text for other in others)
+    assert others[0].json()["choices"][0]["text"] == "".join(server.context.engine.text)  # type: ignore[attr-defined]
+    return [whole, streamed]
+
+
+def content(answer: httpx.Response) -> str:
+    if answer.headers["content-type"].startswith("application/json"):
+        return str(answer.json()["choices"][0]["message"]["content"])
+    chunks = events(answer.text)
+    assert chunks.pop() == "[DONE]"
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+
+
+LISTS = ["none", "number", "items", "text", "surrogate", "index", "arguments"]
+FAULTS = [
+    *[(where, how) for where in ("hook", "feed", "finish") for how in ("raise", "panic")],
+    *[("hook", how) for how in ("none", "number")],
+    *[("feed", how) for how in LISTS],
+    *[("finish", how) for how in ("none", "items", "text")],
+]
+
+
+@pytest.mark.fault("tool_parsers", "hook", "feed", "finish")
+@pytest.mark.fault("reasoning", "hook", "feed", "finish")
+@pytest.mark.parametrize(("where", "how"), FAULTS)
+@pytest.mark.parametrize("kind", OPTIONS)
+async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine(PIECES, host=faulty(tmp_path, kind, where, how))
+    fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
+    option = OPTIONS[kind]
+    async with serving(engine, **{option: "faulty"}) as server:
+        whole, streamed = await with_others(server, **fields)
+        page = (await server.client.get("/metrics")).text
+        if fields:
+            assert "x-weft-parser-error" not in (await server.chat()).headers
+    for answer in (whole, streamed):
+        assert answer.status_code == 200 and content(answer) == "".join(PIECES)
+        assert "secret" not in answer.text
+    assert whole.headers["x-weft-parser-error"] == f"{option}=faulty"
+    assert f": parser-error {option}=faulty" in streamed.text
+    assert f'weft_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
+    method = "finish" if where == "finish" else "feed"
+    assert errors(page, f"{kind}:faulty")[method] == 2
+
+
+@pytest.mark.parametrize("where", ["hook", "feed", "finish"])
+@pytest.mark.parametrize("kind", OPTIONS)
+async def test_in_strict_mode_it_is_the_end_of_the_request(
+    kind: str, where: str, tmp_path: Path
+) -> None:
+    host = faulty(tmp_path, kind, where, "raise", plugin_strict=True)
+    fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
+    async with serving(ScriptedEngine(PIECES, host=host), **{OPTIONS[kind]: "faulty"}) as server:
+        if fields:
+            whole, streamed = await with_others(server, **fields)
+        else:
+            whole, streamed = await asyncio.gather(server.chat(), server.chat(stream=True))
+        assert (await server.complete()).status_code == 200
+    last = events(streamed.text)[-2] if streamed.status_code == 200 else streamed.json()
+    for error in (whole.json()["error"], last["error"]):
+        assert (
+            error["code"] == "request_failed" and "plugin_strict makes it fatal" in error["message"]
+        )
+
+
+@pytest.mark.fault("tool_parsers", "hook")
+@pytest.mark.fault("reasoning", "hook")
+@pytest.mark.parametrize("how", ["raise", "none"])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: Path) -> None:
+    host = faulty(tmp_path, kind, "hook", how)
+    words = "KeyError: '/secret'" if how == "raise" else "returned None"
+    options: Any = {"port": 0, "log_level": "error", OPTIONS[kind]: "faulty"}
+    with pytest.raises(PluginLoadError, match=f"{kind}:faulty .*{words}"):
+        serve_engine(lambda: ScriptedEngine(host=host), server_from_options(options))
+
+
+@pytest.mark.fault("tool_parsers", "tags")
+@pytest.mark.fault("reasoning", "tags")
+@pytest.mark.parametrize("how", ["raise", "panic", "none", "number"])
+@pytest.mark.parametrize("kind", OPTIONS)
+async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: Path) -> None:
+    fields = {"tools": TOOLS}
+    for strict in (False, True):
+        host = faulty(tmp_path, kind, "tags", how, plugin_strict=strict)
+        async with serving(
+            ScriptedEngine(host=host), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
+        ) as server:
+            answers = [await server.chat(**fields), await server.chat(stream=True, **fields)]
+            page = (await server.client.get("/metrics")).text
+            assert (await server.complete()).status_code == 200
+        if strict:
+            assert [answer.json()["error"]["code"] for answer in answers] == ["request_failed"] * 2
+            assert errors(page, f"{kind}:faulty") == {"tags": 2}
+        else:
+            assert [content(answer) for answer in answers] == ["Hello world"] * 2
+            assert "x-weft-parser-error" not in answers[0].headers
+            assert errors(page, f"{kind}:faulty") == {"tags": 1}, "it is asked once"
+
+
+OTHER: dict[str, dict[str, str]] = {
+    "tool_parsers": {},
+    "reasoning": {"tool_parser": "hermes"},
+}
+
+
+@pytest.mark.fault("tool_parsers", "call_id")
+@pytest.mark.parametrize("how", ["raise", "panic", "none", "number", "empty"])
+async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path) -> None:
+    for strict in (False, True):
+        host = faulty(tmp_path, "tool_parsers", "call_id", how, plugin_strict=strict)
+        async with serving(ScriptedEngine(["!"], host=host), tool_parser="faulty") as server:
+            whole, streamed = (
+                await server.chat(tools=TOOLS),
+                await server.chat(tools=TOOLS, stream=True),
+            )
+            page = (await server.client.get("/metrics")).text
+        assert errors(page, "tool_parsers:faulty") == {"call_id": 2}
+        if strict:
+            assert "plugin_strict" in whole.json()["error"]["message"]
+            assert "plugin_strict" in streamed.text
+        else:
+            (call,) = whole.json()["choices"][0]["message"]["tool_calls"]
+            assert call["id"].startswith("call_") and '"id":"call_' in streamed.text
+
+
+@pytest.mark.fault("tool_parsers", "grammar")
+@pytest.mark.parametrize("how", ["raise", "panic", "number", "items", "source", "kind"])
+async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path) -> None:
+    for strict in (False, True):
+        host = faulty(tmp_path, "tool_parsers", "grammar", how, plugin_strict=strict)
+        engine = ScriptedEngine(host=host)
+        async with serving(engine, tool_parser="faulty") as server:
+            answers = await with_others(server, tools=TOOLS, tool_choice="required")
+            page = (await server.client.get("/metrics")).text
+            assert (await server.chat(tools=TOOLS)).status_code == 200
+        assert errors(page, "tool_parsers:faulty") == {"grammar": 2}
+        for answer in answers:
+            error = answer.json()["error"]
+            if strict:
+                assert (answer.status_code, error["code"]) == (500, "request_failed")
+            else:
+                assert (answer.status_code, error["param"]) == (400, "tool_choice")
+                assert "send tool_choice auto" in error["message"] and "secret" not in answer.text
+
+
+async def test_a_refusal_of_the_parsers_own_reaches_the_client(tmp_path: Path) -> None:
+    host = faulty(tmp_path, "tool_parsers", "grammar", "refuse")
+    async with serving(ScriptedEngine(host=host), tool_parser="faulty") as server:
+        answer = await server.chat(tools=TOOLS, tool_choice="required")
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == ("tools", "these tools cannot be forced")
+
+
+QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think>"'})
+CHOSEN = {"tool_parsers": "hermes", "reasoning": "qwen3"}
+
+
+@pytest.mark.fault("tool_parsers", "weft_match")
+@pytest.mark.fault("reasoning", "weft_match")
+@pytest.mark.parametrize("how", ["raise", "panic", "number"])
+@pytest.mark.parametrize("kind", OPTIONS)
+async def test_who_cannot_say_what_it_matches_is_not_chosen(
+    kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = faulty(tmp_path, kind, "match", how)
+    async with serving(ScriptedEngine(host=host, traits=QWEN3)) as server:
+        assert getattr(server.context.config, OPTIONS[kind]) == CHOSEN[kind]
+        page = (await server.client.get("/metrics")).text
+    assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
+    if how != "number":
+        assert errors(page, f"{kind}:faulty") == {"weft_match": 1}
+    strict = faulty(tmp_path, kind, "match", how, plugin_strict=True)
+    with pytest.raises(PluginLoadError, match=f"{kind}:faulty"):
+        async with serving(ScriptedEngine(host=strict, traits=QWEN3)):
+            pass
