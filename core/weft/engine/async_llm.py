@@ -93,7 +93,7 @@ class AsyncLLM:
             await self._client.stop(seconds=0.0)
             raise
         self._opened, self._facts = opened, facts
-        outputs = OutputProcessor(opened.tokenizer, facts.eos_ids)
+        outputs = OutputProcessor(opened.watched, facts.eos_ids)
         self._ready = (opened.processor(facts), outputs)
 
     async def shutdown(self) -> None:

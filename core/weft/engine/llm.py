@@ -68,7 +68,7 @@ class LLM:
             log.info("%s", line)
         self._opened = opened
         self._processor = opened.processor(self._core.facts)
-        self._outputs = OutputProcessor(opened.tokenizer, self._core.facts.eos_ids)
+        self._outputs = OutputProcessor(opened.watched, self._core.facts.eos_ids)
         self._failure: EngineError | None = None
         self._refused: dict[str, RequestError] = {}
 

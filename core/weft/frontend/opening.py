@@ -22,6 +22,7 @@ from weft.frontend.renderer import template_text
 from weft.frontend.settings import has_tokenizer
 from weft.loading.download import fetch
 from weft.loading.sources import parse_ref
+from weft.plugins.guarded import Guarded
 from weft.plugins.matching import AUTO, Decision, decide
 from weft.sampling.params import SamplingParams
 
@@ -44,10 +45,12 @@ class Opened:
     priorities: bool = True
     traits: ModelTraits = field(default_factory=ModelTraits)
     """What plugins may know of the model to say whether they are made for it."""
+    watched: Tokenizer | None = None
+    """``tokenizer`` for the texts of requests: what it raises says whose it is."""
 
     def processor(self, facts: EngineFacts) -> Processor:
         return Processor(
-            facts, self.tokenizer, self.renderer, self.defaults, self.output_limit, self.priorities
+            facts, self.watched, self.renderer, self.defaults, self.output_limit, self.priorities
         )
 
     def need_tokenizer(self) -> Tokenizer:
@@ -83,16 +86,18 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
     """
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
-    files = fetch(host, ref, weights=False)
+    plugins = Guarded(host)
+    files = fetch(plugins, ref, weights=False)
     traits = ModelTraits(config={**files.config, **model.hf_overrides})
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
-        files = fetch(host, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
+        files = fetch(plugins, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
     elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
         return Opened(None, None, defaults, limit, priorities, traits)
     tokenizer = host.tokenizer(model.tokenizer_mode, files)
-    traits = _with_text(traits, tokenizer, template_text(model.chat_template))
+    watched = plugins.tokenizer(model.tokenizer_mode, tokenizer)
+    traits = _with_text(traits, tokenizer, watched, template_text(model.chat_template))
     chosen = choose_renderer(config, host, traits)
     if chosen.key is None:
         known = ", ".join(host.keys("renderers")) or "none installed"
@@ -100,7 +105,7 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
             f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
         )
     renderer = host.renderer(chosen.key, files, tokenizer)
-    return Opened(tokenizer, renderer, defaults, limit, priorities, traits)
+    return Opened(tokenizer, renderer, defaults, limit, priorities, traits, watched)
 
 
 def choose_renderer(config: EngineConfig, host: Host, traits: ModelTraits) -> Decision:
@@ -117,13 +122,15 @@ def _renderer_option(config: EngineConfig) -> str:
     return JINJA if given and config.model.renderer == AUTO else config.model.renderer
 
 
-def _with_text(traits: ModelTraits, tokenizer: Tokenizer, override: str | None) -> ModelTraits:
+def _with_text(
+    traits: ModelTraits, tokenizer: Tokenizer, watched: Tokenizer, override: str | None
+) -> ModelTraits:
     """``traits`` with what is known of the tokenizer; ``override`` replaces all templates."""
     templates: Mapping[str, str] = getattr(tokenizer, "chat_templates", {})
     if override is not None:
         templates = {"default": override}
-    elif not templates and tokenizer.chat_template is not None:
-        templates = {"default": tokenizer.chat_template}
+    elif not templates and (template := watched.chat_template) is not None:
+        templates = {"default": template}
     added = getattr(tokenizer, "added_tokens", ())
-    special = (tokenizer.token(i) for i in tokenizer.special_ids)
+    special = (watched.token(i) for i in watched.special_ids)
     return replace(traits, templates=dict(templates), tokens=frozenset((*added, *special)))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from weft.engine.messages import EngineRequest, TokenOutput
-from weft.errors import RequestError
+from weft.errors import PluginLoadError, RequestError
 from weft.frontend.completion import Completion
 from weft.frontend.logprobs import LogprobText, positions
 from weft.frontend.stops import StopStrings
@@ -141,9 +141,8 @@ class OutputProcessor:
             live, completion = found
             try:
                 self._push(live, completion, out, now)
-            except Exception:  # a tokenizer plugin may raise anything; it is this request's affair
-                log.exception("detokenising request %s failed", live.request.id)
-                completion.fail("the text of this output could not be made")
+            except Exception as error:  # of a tokenizer: it is this request's affair
+                _fail(live, completion, error)
             if completion.stopped:
                 aborts.append(completion.id)
             if completion.finish_reason is not None:
@@ -168,7 +167,10 @@ class OutputProcessor:
             return []
         changed = [c for c in live.completions if c.finish_reason is None]
         for completion in changed:
-            completion.end(reason, error)
+            try:
+                completion.end(reason, error)
+            except Exception as failure:
+                _fail(live, completion, failure)
             self._forget(live, completion)
         live.emit(changed)
         return [completion.id for completion in changed]
@@ -204,6 +206,12 @@ class OutputProcessor:
             live.left -= 1
             if live.left == 0:
                 del self._requests[live.request.id]
+
+
+def _fail(live: _Live, completion: Completion, error: Exception) -> None:
+    log.error("detokenising request %s failed", live.request.id, exc_info=error)
+    said = error if isinstance(error, PluginLoadError) else f"{type(error).__name__}: {error}"
+    completion.fail(f"the text of this output could not be made: {said}")
 
 
 def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:

@@ -40,6 +40,11 @@ class Guarded:
         loader, guard = self._host.load_format(format, files), self._guard("load_formats", format)
         return (_NamingLoader if isinstance(loader, TensorFiles) else _Loader)(loader, guard)
 
+    def tokenizer(self, mode: str, tokenizer: t.Tokenizer) -> t.Tokenizer:
+        """``tokenizer``, which ``mode`` has opened, for texts of requests. Other plugins get the
+        tokenizer itself, which may be able to do more than the protocol says."""
+        return _Tokenizer(tokenizer, self._guard("tokenizers", mode))
+
     def model(self, architecture: str, hf_config: Any) -> ModelSpec:
         spec, guard = self._host.model(architecture, hf_config), self._guard("models", architecture)
         if not isinstance(spec, ModelSpec):
@@ -147,6 +152,100 @@ class _NamingLoader(_Loader):
             return str(self._guard.call(self._loader, "where", name))
         except WeftError as error:
             return f"a file whose name is not known ({error})"
+
+
+class _Tokenizer:
+    def __init__(self, tokenizer: t.Tokenizer, guard: Guard) -> None:
+        self._tokenizer, self._guard = tokenizer, guard
+
+    @property
+    def vocab_size(self) -> int:
+        with self._guard.watching("vocab_size"):
+            return self._tokenizer.vocab_size
+
+    @property
+    def eos_id(self) -> int | None:
+        with self._guard.watching("eos_id"):
+            return self._tokenizer.eos_id
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        with self._guard.watching("special_ids"):
+            return frozenset(self._tokenizer.special_ids)
+
+    @property
+    def chat_template(self) -> str | None:
+        with self._guard.watching("chat_template"):
+            found = self._tokenizer.chat_template
+            if found is not None and not isinstance(found, str):
+                self._guard.wrong("chat_template", found, "a template, or None,")
+            return found
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = self._guard.call(
+            self._tokenizer, "encode", text, add_special_tokens=add_special_tokens
+        )
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+            self._guard.wrong("encode", ids, "a list of ints")
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        found = self._guard.call(
+            self._tokenizer, "decode", ids, skip_special_tokens=skip_special_tokens
+        )
+        return str(found)
+
+    def token(self, token: int) -> str:
+        return str(self._guard.call(self._tokenizer, "token", token))
+
+    def token_bytes(self, token: int) -> bytes:
+        try:
+            found = self._tokenizer.token_bytes(token)
+        except PASSED:
+            raise
+        except BaseException as error:
+            self._guard.fail("token_bytes", error)
+        if type(found) is not bytes:
+            self._guard.wrong("token_bytes", found, "bytes")
+        return found
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> t.TextStream:
+        stream = self._guard.call(
+            self._tokenizer,
+            "stream",
+            prompt_ids,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
+        )
+        return _Stream(stream, self._guard)
+
+
+class _Stream:
+    def __init__(self, stream: t.TextStream, guard: Guard) -> None:
+        self._stream, self._guard = stream, guard
+
+    def step(self, token: int) -> str:
+        try:
+            text = self._stream.step(token)
+        except PASSED:
+            raise
+        except BaseException as error:
+            self._guard.fail("step", error)
+        if type(text) is not str:
+            self._guard.wrong("step", text, "a text")
+        return text
+
+    def finish(self) -> str:
+        text = self._guard.call(self._stream, "finish")
+        if not isinstance(text, str):
+            self._guard.wrong("finish", text, "a text")
+        return text
 
 
 class _Scheme:
