@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +21,10 @@ from weft.errors import WeftError
 from weft.testing.plugin import Subject
 
 if TYPE_CHECKING:
+    from weft.api.engine import Executor
+    from weft.config import EngineConfig
     from weft.engine.core import EngineCore
+    from weft.engine.plan import EngineFacts, StepPlan
 
 __all__ = ("ExecutorSuite",)
 
@@ -36,12 +40,37 @@ class ExecutorSuite(Subject):
 
         return make_checkpoint(tmp_path / "tiny")
 
-    def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
+    def config(self, model: Path, executor: str, **options: Any) -> EngineConfig:
         from weft.config import from_options
-        from weft.engine.core import EngineCore
 
         given = {"device": "cpu", "dtype": "float32", "threads": 1, "num_pages": 64, **options}
-        return EngineCore(from_options(model=str(model), executor=executor, **given), self.host())
+        return from_options(model=str(model), executor=executor, **given)
+
+    def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
+        from weft.engine.core import EngineCore
+
+        return EngineCore(self.config(model, executor, **options), self.host())
+
+    @contextmanager
+    def started(self, model: Path) -> Iterator[tuple[Executor, EngineFacts]]:
+        """The executor alone, for steps that are planned here."""
+        executor = self.host().executor(self.key, self.config(model, self.key, **self.engine))
+        try:
+            yield executor, executor.start()
+        finally:
+            executor.stop()
+
+    def prompt(self, number: int, facts: EngineFacts, *, held: bool = False) -> StepPlan:
+        """A step of one prompt, whose sequence has the slot and the first page ``number``."""
+        from weft.engine.plan import PageWrite, SlotStart, StepPlan
+        from weft.sampling.params import SamplingParams
+
+        ids = [number, 9, 200, 17]
+        begins = SlotStart(number, SamplingParams(temperature=0.0), len(ids), ids, 0, [], [])
+        pages = [PageWrite(group, number, 0, [number]) for group in range(len(facts.groups))]
+        return StepPlan(
+            number, [number], [0], [len(ids)], 0, ids, [True], [begins], [], pages, held
+        )
 
     def tokens(self, core: EngineCore) -> dict[str, list[int]]:
         """Three requests, the last of which comes while the others run."""
@@ -80,12 +109,79 @@ class ExecutorSuite(Subject):
             assert self.tokens(core) == expected, "a second round differs"
         assert facts.vocab_size and facts.page_size and facts.groups and facts.max_model_len
 
+    def test_results_come_in_the_order_of_launches(self, checkpoint: Path) -> None:
+        with self.started(checkpoint) as (executor, facts):
+            plans = [self.prompt(number, facts) for number in (3, 1, 2)]
+            for plan in plans:
+                executor.launch(plan)
+            assert [executor.collect().id for _ in plans] == [3, 1, 2]
+
+    def test_a_held_step_is_completed_by_sample(self, checkpoint: Path) -> None:
+        """A grammar leaves one token only, or the step was held for a logits processor."""
+        from weft.engine.plan import StepEdits
+
+        with self.started(checkpoint) as (executor, facts):
+            executor.launch(self.prompt(1, facts))
+            free = executor.collect().tokens
+            executor.launch(self.prompt(2, facts, held=True))
+            executor.sample(None)
+            assert len(executor.collect().tokens) == 1
+            for only in (7, facts.vocab_size - 1):
+                assert only not in free
+                mask = bytearray(-(-facts.vocab_size // 32) * 4)
+                mask[only // 8] = 1 << only % 8
+                executor.launch(self.prompt(1, facts, held=True))
+                executor.sample(StepEdits([0], bytes(mask)))
+                assert executor.collect().tokens == [only]
+
+    def test_a_step_that_fails_is_said_so(self, checkpoint: Path) -> None:
+        """In its result, and the next step runs; or by an error of weft: the executor is lost."""
+        import msgspec
+
+        with self.started(checkpoint) as (executor, facts):
+            wrong = msgspec.structs.replace(self.prompt(1, facts), slots=[10**6])
+            try:
+                executor.launch(wrong)
+                failed = executor.collect()
+            except WeftError:
+                return
+            assert failed.id == wrong.id and failed.error and not failed.tokens
+            executor.launch(self.prompt(2, facts))
+            right = executor.collect()
+            assert right.id == 2 and right.error is None and len(right.tokens) == 1
+
+    def test_two_executors_share_nothing(self, checkpoint: Path) -> None:
+        with self.started(checkpoint) as (first, facts):
+            first.launch(self.prompt(1, facts))
+            want = first.collect().tokens
+            with self.started(checkpoint) as (second, _):
+                first.launch(self.prompt(2, facts))
+                second.launch(self.prompt(1, facts))
+                assert second.collect().tokens == want
+                assert first.collect().id == 2
+            first.check()
+            first.launch(self.prompt(1, facts))
+            assert first.collect().tokens == want, "the end of another one is seen"
+
+    def test_it_leaves_nothing_behind(self, checkpoint: Path) -> None:
+        before = {*threading.enumerate()}, _children()
+        with closing(self.core(checkpoint, self.key, **self.engine)):
+            pass
+        left = [thread for thread in threading.enumerate() if thread not in before[0]]
+        assert not left, "threads run on"
+        assert not _children() - before[1], "processes run on"
+
     def test_a_failed_start_is_an_error_of_weft(self, tmp_path: Path) -> None:
-        with pytest.raises(WeftError):
-            self.core(tmp_path, self.key, **self.engine)
+        with pytest.raises(WeftError), self.started(tmp_path):
+            pass
 
     def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
-        from weft.config import from_options
-
-        config = from_options(model=str(checkpoint), executor=self.key, device="cpu", **self.engine)
+        config = self.config(checkpoint, self.key, **self.engine)
         self.host().executor(self.key, config).stop()
+
+
+def _children() -> set[str]:
+    """The processes that this one has started, where the system tells."""
+    threads = Path("/proc/self/task")
+    files = threads.glob("*/children") if threads.is_dir() else ()
+    return {pid for file in files for pid in file.read_text().split()}
