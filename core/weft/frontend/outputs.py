@@ -210,8 +210,8 @@ class OutputProcessor:
 
 def _fail(live: _Live, completion: Completion, error: Exception) -> None:
     log.error("detokenising request %s failed", live.request.id, exc_info=error)
-    said = error if isinstance(error, PluginLoadError) else f"{type(error).__name__}: {error}"
-    completion.fail(f"the text of this output could not be made: {said}")
+    said = f": {error}" if isinstance(error, PluginLoadError) else ""
+    completion.fail(f"the text of this output could not be made{said}")
 
 
 def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
