@@ -8,17 +8,19 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
+from weft.errors import PluginLoadError
 from weft.plugins import Host
 from weft_server.context import Context
 from weft_server.edge import Edge
 from weft_server.errors import APIError
 from weft_server.flights import ClientGone
 from weft_server.hookspecs import ServerHooks
+from weft_server.owners import Owners
 from weft_server.routes import chat, completions, health, metrics, models
 from weft_server.routes.answers import handle_error, handle_gone, handle_http_error
 from weft_server.served import Served
 
-__all__ = ("build", "create_app")
+__all__ = ("build", "create_app", "unedited")
 
 
 def create_app(context: Context) -> Edge:
@@ -32,7 +34,23 @@ def build(context: Context, host: Host) -> Served:
 
     Called again for each host: when a plugin is reloaded, there is another one.
     """
-    config = AppConfig(
+    config = unedited(context)
+    host.add_hookspecs(ServerHooks)
+    host.every("server", "weft_server", app=config, engine=context.engine)
+    owners = Owners(host)
+    try:
+        app = Litestar.from_config(config)
+    except Exception as error:  # of what a plugin has put into it
+        raise PluginLoadError(
+            f"the application cannot be built as the server plugins have edited it ({owners}): "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return Served(app, owners)
+
+
+def unedited(context: Context) -> AppConfig:
+    """The application as plugins find it."""
+    return AppConfig(
         route_handlers=[
             handler
             for module in (chat, completions, models, health, metrics)
@@ -51,9 +69,6 @@ def build(context: Context, host: Host) -> Served:
         state=State({"context": context}),
         debug=False,
     )
-    host.add_hookspecs(ServerHooks)
-    host.every("server", "weft_server", app=config, engine=context.engine)
-    return Served(Litestar.from_config(config))
 
 
 def cors(context: Context) -> CORSConfig | None:

@@ -145,7 +145,6 @@ ELSEWHERE = {
     "guided",
     "quantization",
     "reasoning",
-    "server",
     "tool_parsers",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from weft.api.matching import ModelTraits
@@ -14,43 +14,9 @@ from weft.errors import EngineDeadError, RequestError
 from weft.outputs import CompletionOutput, Logprob, RequestOutput
 from weft.plugins import Host
 from weft.sampling.params import SamplingParams
+from weft_server.testing.engine import Characters, Lines
 
 Before = Callable[["ScriptedEngine", int], None]
-
-
-class Characters:
-    """One id for each character: its code point."""
-
-    vocab_size = 0x110000
-    eos_id = 0
-    special_ids: frozenset[int] = frozenset({0})
-    chat_template = "scripted"
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [ord(c) for c in text]
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(map(chr, ids))
-
-    def token(self, token: int) -> str:
-        return chr(token)
-
-    def token_bytes(self, token: int) -> bytes:
-        return chr(token).encode()
-
-
-class Renderer:
-    """``role:content|`` for each message."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, Any] = {}
-
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        self.seen = {"messages": messages, **options}
-        return "".join(f"{m['role']}:{m['content']}|" for m in messages)
-
-    def encode(self, prompt: str) -> list[int]:
-        return [ord(c) for c in prompt]
 
 
 class ScriptedEngine:
@@ -80,7 +46,7 @@ class ScriptedEngine:
         self.host = host or Host()
         self.traits = traits or ModelTraits()
         self.output_limit = output_limit
-        self.tokenizer, self.renderer = Characters(), Renderer()
+        self.tokenizer, self.renderer = Characters(), Lines()
         self.facts = EngineFacts(
             model="scripted",
             architecture="Scripted",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted import Characters, ScriptedEngine
+from scripted import ScriptedEngine
 from serving import events, serving
 
 from weft.outputs import CompletionOutput
 from weft.sampling.params import SamplingParams
 from weft_server.markers import Sieve
+from weft_server.testing.engine import Characters
 
 SPECIAL = {"\ue000": "[TOOL_CALLS]", "\ue001": "[ARGS]", "\ue002": "<think>", "\ue003": "</think>"}
 SPECIAL |= {"\ue004": "<|turn|>"}

@@ -26,6 +26,7 @@ SUITES: Mapping[str, str] = {
     "quantization": "weft.testing.quantization:QuantizationSuite",
     "reasoning": "weft.testing.parsers:ReasoningSuite",
     "renderers": "weft.testing.text:RendererSuite",
+    "server": "weft_server.testing.plugins:ServerSuite",
     "stat_loggers": "weft.testing.stats:StatLoggerSuite",
     "tokenizers": "weft.testing.text:TokenizerSuite",
     "tool_parsers": "weft.testing.parsers:ToolParserSuite",
