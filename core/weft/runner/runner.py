@@ -177,7 +177,7 @@ class ModelRunner:
         )
         asked = any(slot in self._prompts for slot in plan.slots)
         step = self._started.attention.plan(inputs.batches, None if asked else inputs.wanted)
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, step)
+        hidden = self._forward(inputs.input_ids, inputs.positions, step)
         if asked:
             self._prompt_logprobs(plan, hidden, pending)
         if not inputs.sampled:
@@ -198,7 +198,8 @@ class ModelRunner:
         with guard.watching("forward", step=True):
             hidden = self.model.forward(ids, positions, step)
             shape: tuple[int, ...] = getattr(hidden, "shape", ())
-            if len(shape) != 2 or shape[0] != len(ids):
+            few = ids if step.wanted is None else step.wanted
+            if len(shape) != 2 or shape[0] not in (len(ids), len(few)):
                 guard.wrong("forward", hidden, f"a tensor [{len(ids)}, hidden]")
         return hidden
 
