@@ -103,7 +103,6 @@ WHOLE = {suite.__name__: suite for suite in (PluginSuite, *map(of_kind, SUITES.v
 PENDING = {
     "AttentionSuite",
     "GuidedSuite",
-    "ModelSuite",
     "QuantizationSuite",
     "ReasoningSuite",
     "ToolParserSuite",

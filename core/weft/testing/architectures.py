@@ -48,10 +48,10 @@ class ModelSuite(Subject):
             pytest.skip("the configuration has parts; override checkpoint and make them tiny")
         return make_checkpoint(folder, self.key, **changes)
 
-    def model(self, folder: Path, ranks: Collective | None = None) -> TinyModel:
+    def model(self, folder: Path, ranks: Collective | None = None, **options: Any) -> TinyModel:
         from weft.testing.models import TinyModel
 
-        return TinyModel(folder, self.host(), ranks=ranks)
+        return TinyModel(folder, self.host(), ranks=ranks, **options)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -88,9 +88,39 @@ class ModelSuite(Subject):
     def test_sequences_in_one_batch_do_not_meet(self, plain: Path) -> None:
         model = self.model(plain)
         parts = [self.ids[:9], self.ids[9:30], self.ids[30:]]
-        together = model.batch(parts, [[len(p) - 1, 1] for p in parts])
-        for part, got in zip(parts, together, strict=True):
-            self.close(got, model.logits(part))
+        chunks = [[len(part) - 1, 1] for part in parts]
+        together = model.batch(parts, chunks)
+        for part, alone, got in zip(parts, chunks, together, strict=True):
+            self.close(got, model.logits(part, alone))
+
+    def test_tokens_that_are_not_wanted_may_be_left_out(self, plain: Path) -> None:
+        """``step.wanted`` names those that are; a model may as well return all of them."""
+        import torch
+
+        model = self.model(plain)
+        want = model.logits(self.ids)
+        for wanted in ([LENGTH - 1], [3, 20, 21], list(range(LENGTH))):
+            got = model.logits(self.ids, wanted=torch.tensor(wanted))
+            self.close(got, want[wanted] if len(got) == len(wanted) else want)
+
+    def test_it_runs_in_bfloat16(self, plain: Path) -> None:
+        """Whatever a layer makes for itself has the dtype that it was built for."""
+        import torch
+
+        want = self.model(plain).logits(self.ids)
+        got = self.model(plain, dtype=torch.bfloat16).logits(self.ids)
+        # The median: rounding sends some tokens of a mixture to other experts.
+        assert ((got - want).norm(dim=1) / want.norm(dim=1)).median() < 0.1
+
+    def test_two_models_share_nothing(self, plain: Path) -> None:
+        import torch
+
+        first, second = self.model(plain), self.model(plain)
+        want = first.logits(self.ids)
+        with torch.no_grad():
+            for parameter in second.model.parameters():
+                parameter.zero_()
+        self.close(first.logits(self.ids), want)
 
     def test_every_layer_has_a_cache_of_its_own(self, plain: Path) -> None:
         model = self.model(plain)

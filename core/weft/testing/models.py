@@ -54,16 +54,23 @@ class TinyModel:
         )
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
 
-    def logits(self, ids: Tensor, chunks: Sequence[int] = ()) -> Tensor:
-        """``[tokens, vocab]`` logits of one sequence, in steps of ``chunks`` tokens (or in one)."""
+    def logits(
+        self, ids: Tensor, chunks: Sequence[int] = (), *, wanted: Tensor | None = None
+    ) -> Tensor:
+        """``[tokens, vocab]`` logits of one sequence, in steps of ``chunks`` tokens (or in one).
+
+        With ``wanted``, indices of tokens, in one step, and what the model returns then.
+        """
+        if wanted is not None:
+            self._clear([len(ids)])
+            with torch.inference_mode():
+                return self.step([ids], [0], [len(ids)], [len(ids)], wanted)
         return self.batch([ids], [list(chunks) or [len(ids)]])[0]
 
     def batch(self, sequences: Sequence[Tensor], chunks: Sequence[Sequence[int]]) -> list[Tensor]:
         """The logits of several sequences that run together; each brings its own chunks."""
         totals = [len(ids) for ids in sequences]
-        _, pages = batch_of(totals, totals, page_size=PAGE)
-        for layer in self.attentions:
-            layer.cache = torch.zeros(layer.backend.cache_shape(pages, PAGE, layer.spec))
+        self._clear(totals)
         outputs: list[list[Tensor]] = [[] for _ in sequences]
         done = [0] * len(sequences)
         with torch.inference_mode():
@@ -76,12 +83,18 @@ class TinyModel:
                     rows = rows[count:]
         return [torch.cat(parts) for parts in outputs]
 
+    def _clear(self, totals: Sequence[int]) -> None:
+        _, pages = batch_of(totals, totals, page_size=PAGE)
+        for layer in self.attentions:
+            layer.cache = torch.zeros(layer.backend.cache_shape(pages, PAGE, layer.spec))
+
     def step(
         self,
         sequences: Sequence[Tensor],
         done: Sequence[int],
         counts: Sequence[int],
         totals: Sequence[int],
+        wanted: Tensor | None = None,
     ) -> Tensor:
         whole, _ = batch_of(totals, totals, page_size=PAGE)
         lengths = [d + n for d, n in zip(done, counts, strict=True)]
@@ -94,7 +107,7 @@ class TinyModel:
         )
         ids = torch.cat([q[d:e] for q, (d, e) in zip(sequences, spans, strict=True)])
         positions = torch.cat([torch.arange(d, e) for d, e in spans])
-        hidden = self.model(ids, positions, Step(plans=[batch]))
+        hidden = self.model(ids, positions, Step(plans=[batch], wanted=wanted))
         result: Tensor = self.model.logits(hidden)
         return result.float()
 
