@@ -97,7 +97,12 @@ class OutOfMemoryError(EngineError):
 
 
 class PluginError(WeftError):
-    """A plugin is missing, ambiguous or broken."""
+    """A plugin is missing, ambiguous or broken.
+
+    ``plugin`` is the id, ``kind:key``, of the one whose code failed in a call.
+    """
+
+    plugin: str | None = None
 
 
 class PluginNotFoundError(PluginError, LookupError):

@@ -7,6 +7,7 @@ exactly a liveness path needs a key.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -79,21 +80,40 @@ class Edge:
     async def _counted(
         self, scope: Scope, receive: Receive, send: Send, label: bytes, refusal: APIError | None
     ) -> None:
-        metrics, began, status = self._context.metrics, time.monotonic(), 0
+        metrics, began, status, ended = self._context.metrics, time.monotonic(), 0, False
 
         async def labelled(message: Message) -> None:
-            nonlocal status
+            nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", label)]
+            elif message["type"] == "http.response.body":
+                ended = not message.get("more_body", False)
             await send(message)
 
+        async def heard() -> Any:
+            nonlocal ended
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                ended = True  # nobody waits for the rest
+            return message
+
         metrics.active += 1
+        served = self._context.served
         try:
             if refusal is not None:
                 await refuse(labelled, refusal)
             else:
-                await self._context.served(scope, receive, labelled)
+                await served(scope, heard, labelled)
+                if not ended:
+                    raise RuntimeError("its answer has no end")
+        except BaseException as error:  # what plugins have put around the handlers may raise it
+            if is_cancelled():
+                raise
+            failure = served.owners.answer(error, scope)
+            if not status:
+                await refuse(labelled, failure)
+            # Half an answer is cut off: the server closes a connection whose answer has no end.
         finally:
             metrics.active -= 1
             route = cast("dict[str, Any]", scope).get("path_template") or "other"
@@ -149,6 +169,12 @@ class Edge:
     def _knows(self, headers: Headers) -> bool:
         """Whether one of the keys was sent. Takes equally long for every wrong one."""
         return not self._keys or self._keys.sent_in(headers)
+
+
+def is_cancelled() -> bool:
+    """Whether the server ends this request; a plugin that raises the same error means itself."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def name_of(host: str) -> str:

@@ -16,11 +16,12 @@ from weft.errors import (
     EngineError,
     ModelNotFoundError,
     OutOfMemoryError,
+    PluginError,
     QueueFullError,
     RequestError,
 )
 
-__all__ = ("APIError", "ErrorBody", "ErrorDetail", "error_of")
+__all__ = ("APIError", "ErrorBody", "ErrorDetail", "error_of", "known", "plugin_failed")
 
 log = logging.getLogger("weft.server")
 
@@ -82,6 +83,23 @@ def fallback(status: int) -> str:
 
 def error_of(error: BaseException) -> APIError:
     """The answer for an exception. What is not known is logged and becomes a plain 500."""
+    if (found := known(error)) is not None:
+        return found
+    log.error("a request failed unexpectedly", exc_info=error)
+    return APIError(
+        500, "the server failed on this request; its log has the details", code="internal_error"
+    )
+
+
+def plugin_failed(id: str) -> APIError:
+    """The answer where the code of a plugin failed on a request."""
+    return APIError(
+        500, f"{id} failed on this request; the server's log has the details", code="plugin_failed"
+    )
+
+
+def known(error: BaseException) -> APIError | None:
+    """The answer for what weft raises on purpose."""
     match error:
         case APIError():
             return error
@@ -104,10 +122,8 @@ def error_of(error: BaseException) -> APIError:
         case EngineError():
             log.error("a request failed in the engine", exc_info=error)
             return APIError(500, str(error), code="request_failed")
+        case PluginError(plugin=str(id)):
+            log.error("a request failed in a plugin", exc_info=error)
+            return plugin_failed(id)
         case _:
-            log.error("a request failed unexpectedly", exc_info=error)
-            return APIError(
-                500,
-                "the server failed on this request; its log has the details",
-                code="internal_error",
-            )
+            return None

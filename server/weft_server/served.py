@@ -8,6 +8,8 @@ import logging
 from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 
+from weft_server.owners import Owners, cause
+
 __all__ = ("Served",)
 
 log = logging.getLogger("weft.server")
@@ -20,8 +22,8 @@ class Served:
     the task that opened it.
     """
 
-    def __init__(self, app: Litestar) -> None:
-        self.app = app
+    def __init__(self, app: Litestar, owners: Owners) -> None:
+        self.app, self.owners = app, owners
         self._running = 0
         self._retired = False
         self._over = asyncio.Event()
@@ -70,10 +72,3 @@ class Served:
                 started.set_exception(cause(error))
             else:
                 log.error("the shutdown of the application failed", exc_info=error)
-
-
-def cause(error: Exception) -> Exception:
-    """The error inside of the group that litestar's event emitter makes of it."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

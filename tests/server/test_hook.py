@@ -51,7 +51,7 @@ async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
         boom = await server.client.get("/boom", headers=key)
     assert hello.json() == {"model": "scripted", "served": "scripted"}
     assert boom.status_code == 500 and "secret" not in boom.text
-    assert boom.json()["error"]["code"] == "internal_error"
+    assert boom.json()["error"]["code"] == "plugin_failed"
 
 
 async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:

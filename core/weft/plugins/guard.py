@@ -42,7 +42,7 @@ class Guard:
                 self._tally.failed(self.entry.id, method, began)
             if isinstance(error, PluginError) or (isinstance(error, WeftError) and not step):
                 raise
-            raise self._error(self.entry.failure(method, error)) from error
+            raise self._named(method, error) from error
         self._tally.done(self.entry.id, method, began)
 
     def call(self, target: Any, method: str, /, *arguments: Any, **more: Any) -> Any:
@@ -55,7 +55,13 @@ class Guard:
         if isinstance(error, PluginError):
             raise error
         self.failed(method)
-        raise self._error(self.entry.failure(method, error)) from error
+        raise self._named(method, error) from error
+
+    def _named(self, method: str, error: BaseException) -> WeftError:
+        named = self._error(self.entry.failure(method, error))
+        if isinstance(named, PluginError):
+            named.plugin = self.entry.id
+        return named
 
     def failed(self, method: str) -> None:
         """Count a failure without a time of its own."""

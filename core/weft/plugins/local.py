@@ -22,7 +22,7 @@ from weft.errors import ConfigError
 from weft.plugins.entries import Entry
 from weft.plugins.kinds import KINDS
 
-__all__ = ("import_file", "local_entries", "module_name")
+__all__ = ("home", "import_file", "local_entries", "module_name")
 
 
 def local_entries(name: str) -> Iterator[Entry]:
@@ -77,6 +77,20 @@ def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
 def module_name(entry: Entry) -> str:
     """What the module of a local entry is called in ``sys.modules``."""
     return f"weft_local_{entry.target}_{entry.version}"
+
+
+def home(entry: Entry) -> str:
+    """The package or module that belongs to an entry's distribution alone: a namespace package
+    around it is also that of others."""
+    if entry.file is not None:
+        return module_name(entry)
+    name = ""
+    for part in entry.target.partition(":")[0].split("."):
+        name = f"{name}.{part}" if name else part
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "__file__", None):
+            break
+    return name
 
 
 def import_file(entry: Entry) -> ModuleType:

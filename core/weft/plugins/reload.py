@@ -22,7 +22,7 @@ from weft.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
 from weft.plugins import choice, doctor
 from weft.plugins.entries import Entry, normal
 from weft.plugins.kinds import KINDS
-from weft.plugins.local import module_name
+from weft.plugins.local import home
 from weft.plugins.registry import Registry
 from weft.plugins.switches import ALWAYS_ALLOWED
 
@@ -79,7 +79,7 @@ def reloaded(
             f"{id} is not declared by {entry.dist} any more; {entry.owner} stays in use"
         )
     _examine(fresh, entry, wanted, specs, seconds)
-    with anew({_home(e) for e in (*old, *new)}):
+    with anew({home(e) for e in (*old, *new)}):
         for each in wanted:
             fresh.load(each.kind, each.key)
         owner = wanted[0]
@@ -138,7 +138,7 @@ def _refuse(
             f"into the engine or the process when it starts; {what} (exchangeable: {kinds})"
         )
     if normal(entry.dist) in ALWAYS_ALLOWED or OURS & {
-        _home(e).partition(".")[0] for e in (*old, *new)
+        home(e).partition(".")[0] for e in (*old, *new)
     }:
         raise PluginReloadError(
             f"{entry.id} of {entry.dist} is code of weft itself, which everything else is made of; "
@@ -165,17 +165,3 @@ def _examine(
     if found:
         said = "\n  ".join(found)
         raise PluginLoadError(f"{wanted[0].owner} cannot be used, {entry.owner} stays:\n  {said}")
-
-
-def _home(entry: Entry) -> str:
-    """The package or module that belongs to an entry's distribution alone: a namespace package
-    around it is also that of others."""
-    if entry.file is not None:
-        return module_name(entry)
-    name = ""
-    for part in entry.target.partition(":")[0].split("."):
-        name = f"{name}.{part}" if name else part
-        module = sys.modules.get(name)
-        if module is None or getattr(module, "__file__", None):
-            break
-    return name

@@ -10,7 +10,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, InternalServerException
 
 from weft_server.decode import Reader
-from weft_server.errors import APIError, error_of
+from weft_server.errors import APIError
 from weft_server.flights import ClientGone
 from weft_server.sampling import constraint_of
 from weft_server.wire.common import SamplingFields
@@ -57,7 +57,8 @@ async def read(request: Request[Any, Any, Any], reader: Reader[T]) -> tuple[T, d
 
 def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The exception handler of everything that is not litestar's own."""
-    shown, asked = error_of(error), request.state.get("asked")
+    owners = request.app.state.context.served.owners
+    shown, asked = owners.answer(error, request.scope), request.state.get("asked")
     if shown.detail.param in CONSTRAINTS and isinstance(asked, SamplingFields):
         shown.detail.param = constraint_of(asked) or shown.detail.param
     return error_answer(shown)
@@ -87,7 +88,7 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
                 413, "the body is too large; see --max-body-bytes", code="body_too_large"
             )
         case _ if status >= 500:
-            found = error_of(error)
+            found = request.app.state.context.served.owners.answer(error, request.scope)
         case _:
             found = APIError(status, error.detail)
     found.headers = headers

@@ -1,0 +1,86 @@
+"""Whose code failed: the plugins that have edited one application."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from time import perf_counter
+from typing import Any, cast
+
+from litestar.exceptions import LitestarException
+from litestar.types import Scope
+
+from weft.plugins import Host
+from weft.plugins.entries import Entry, normal
+from weft.plugins.local import home
+from weft.plugins.switches import ALWAYS_ALLOWED
+from weft_server.errors import APIError, error_of, known, plugin_failed
+
+__all__ = ("Owners", "cause")
+
+log = logging.getLogger("weft.server")
+
+OURS = "weft_server.routes."
+"""Where handlers begin that are no plugin's, though a plugin's middleware may be around them."""
+
+
+class Owners:
+    """The plugins of ``weft.server`` in a host that are not weft's own."""
+
+    def __init__(self, host: Host) -> None:
+        self._tally = host.tally
+        self._homes = {
+            home(entry): entry
+            for entry in host.entries
+            if entry.kind == "server"
+            and entry.state == "loaded"
+            and normal(entry.dist) not in ALWAYS_ALLOWED
+        }
+
+    def __str__(self) -> str:
+        return ", ".join(f"{e.id} from {e.owner}" for e in self._homes.values())
+
+    def answer(self, error: BaseException, scope: Scope) -> APIError:
+        """What the client of a request gets that failed. A plugin's failure is logged and counted
+        as one."""
+        if (found := known(error)) is not None:
+            return found
+        root = cause(error)
+        entry = self._of(root) or self._of_route(scope)
+        if entry is None:
+            return error_of(root)
+        asked = cast("dict[str, Any]", scope)
+        where = f"{asked.get('method')} {asked.get('path_template') or asked.get('path')}"
+        log.error("%s", entry.failure(where, root), exc_info=root)
+        self._tally.failed(entry.id, "request", perf_counter())
+        return plugin_failed(entry.id)
+
+    def _of(self, error: BaseException) -> Entry | None:
+        found = None
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            name = frame.f_globals.get("__name__", "")
+            found = None if name.startswith(OURS) else self._at(name) or found
+        return found
+
+    def _of_route(self, scope: Scope) -> Entry | None:
+        """What a handler returns may fail after it has returned."""
+        handler: Any = scope.get("route_handler")
+        return self._at(getattr(getattr(handler, "fn", None), "__module__", ""))
+
+    def _at(self, module: str) -> Entry | None:
+        while module:
+            if module in self._homes:
+                return self._homes[module]
+            module = module.rpartition(".")[0]
+        return None
+
+
+def cause(error: BaseException) -> BaseException:
+    """The error itself, inside of what litestar and task groups make of it."""
+    while True:
+        if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        elif type(error) is LitestarException and error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error
