@@ -104,8 +104,6 @@ PENDING = {
     "AttentionSuite",
     "GuidedSuite",
     "QuantizationSuite",
-    "ReasoningSuite",
-    "ToolParserSuite",
 }
 
 

@@ -1,0 +1,256 @@
+"""A parser of Hermes calls, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from mutants.specimen import Mutant, Specimen
+from weft.api.matching import ModelTraits
+from weft.testing.parsers import TOOLS, ToolParserSuite, call, text
+from weft.testing.streams import PROSE
+
+MATCH = """
+@impl
+def weft_match(kind, key, model):
+    if (kind, key) == (KIND, "mine") and model.writes("<call>"):
+        return Match(100, "the chat template writes <call>")
+"""
+MATCHED = [ModelTraits(templates={"tool_use": "{{ messages }}<call>"})]
+MATCHING = (
+    Mutant("test_it_matches_its_models", {"<call>": "<calls>"}),
+    Mutant("test_it_leaves_other_models_alone", {'model.writes("<call>")': "model.templates"}),
+    Mutant("test_it_matches_under_its_own_key_only", {'(kind, key) == (KIND, "mine") and ': ""}),
+    Mutant("test_its_reason_can_be_shown", {"100": "0"}),
+)
+SOURCE = f"""
+from weft.api import impl
+from weft.api.callparser import Prose
+from weft.api.guided import GrammarSpec
+from weft.api.matching import Match
+from weft.api.parsers import TextDelta, ToolCallDelta
+from weft_hermes.parser import Hermes
+
+KIND = "tool_parsers"
+WEFT = {{"tool_parsers": ["mine"]}}
+
+
+class Mine(Hermes):
+    pass
+
+
+@impl
+def weft_tool_parser(name, tokenizer, tools):
+    return Mine(tokenizer, tools) if name == "mine" else None
+
+{MATCH}"""
+
+
+def mine(body: str) -> dict[str, str]:
+    """The edits of a parser with these methods."""
+    return {"    pass\n": body}
+
+
+# Beginnings of methods.
+SEEN = """
+    all = ""
+
+    def feed(self, text, ids):
+        self.all += text
+"""
+KEPT = """
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.kept = []
+
+    def finish(self):
+        found, self.kept = self.kept + super().finish(), []
+        return found
+
+    def feed(self, text, ids):
+        self.kept += super().feed(text, ids)
+"""
+X = '{"x": "some of the arguments", "y": [1, true]}'
+ONE = f'<tool_call>\n{{"name": "f", "arguments": {X}}}\n</tool_call>'
+
+
+class Calls(ToolParserSuite):
+    cases = [
+        (f"Well.\n{ONE}\n{ONE}", [text("Well.\n"), call(0, "f", X), call(1, "f", X)]),
+        ('<tool_call>{"name": "g"}</tool_call> ok', [call(0, "g", "{}"), text(" ok")]),
+    ]
+    tools = TOOLS[-1:]
+    prose = PROSE[:5]
+    lengths = (250, 1000)
+    matched = MATCHED
+
+
+SPECIMENS = (
+    Specimen(
+        suite=Calls,
+        plugin="tool_parsers:mine",
+        source=SOURCE,
+        mutants=(
+            *MATCHING,
+            Mutant(  # says the blanks between calls
+                "test_cases",
+                mine("""
+    def __init__(self, *given):
+        super().__init__(*given)
+        self._prose = Saying()
+""")
+                | {
+                    "class Mine": """class Saying(Prose):
+    def say(self, text):
+        return [TextDelta(text)] if text else []
+
+
+class Mine"""
+                },
+            ),
+            Mutant(  # says what may be the beginning of a tag
+                "test_any_chunking_gives_the_same",
+                mine("""
+    def find(self, text, at, mark):
+        found = text.find(mark, at)
+        self.say(text[at : found if found >= 0 else len(text)])
+        return found if found < 0 else found + len(mark)
+"""),
+            ),
+            Mutant(  # keeps its state where all others keep theirs
+                "test_two_parsers_share_nothing",
+                {
+                    "class Mine(Hermes):\n    pass\n": """
+class Mine:
+    def __init__(self, *given):
+        Mine.inner = Hermes(*given)
+
+    def __getattr__(self, name):
+        return getattr(Mine.inner, name)
+"""
+                },
+            ),
+            Mutant(  # raises if the output ends in the middle of a key
+                "test_every_prefix_can_be_finished",
+                mine(
+                    SEEN
+                    + """
+        return super().feed(text, ids)
+
+    def finish(self):
+        if self.all == 'Well.\\n<tool_call>\\n{"na':
+            raise ValueError("no key")
+        return super().finish()
+"""
+                ),
+            ),
+            Mutant(  # says its end again
+                "test_the_end_is_said_once",
+                mine("""
+    last = []
+
+    def finish(self):
+        self.last = self.last or super().finish()
+        return self.last
+"""),
+            ),
+            Mutant(  # looks at everything again for each piece
+                "test_time_is_linear",
+                mine(
+                    SEEN
+                    + """
+        for _ in range(8):
+            sum(char == "<" for char in self.all)
+        return super().feed(text, ids)
+"""
+                ),
+            ),
+            Mutant(  # goes on with the arguments of a call after what broke them
+                "test_calls_are_well_formed",
+                mine("""
+    broke = False
+
+    def feed(self, text, ids):
+        reader = self._reader
+        found = super().feed(text, ids)
+        self.broke = self.broke or bool(reader and reader.begun and reader.failed)
+        if not self.broke:
+            return found
+        return [
+            ToolCallDelta(self.calls - 1, None, d.text) if isinstance(d, TextDelta) else d
+            for d in found
+        ]
+"""),
+            ),
+            Mutant(  # drops what turns out to be no call
+                "test_text_is_never_lost",
+                mine("""
+    def give_up(self, at):
+        self.lead.clear()
+        return super().give_up(at)
+"""),
+            ),
+            Mutant(  # takes any JSON for a call
+                "test_prose_holds_no_calls",
+                mine(
+                    SEEN
+                    + """
+        return super().feed(text, ids)
+
+    def finish(self):
+        found = super().finish()
+        if self.all.startswith('{"answer": 42') and self.all.endswith("}"):
+            found.append(ToolCallDelta(self.calls, "f", self.all))
+            self.all = ""
+        return found
+"""
+                ),
+            ),
+            Mutant(  # says text when something else comes
+                "test_text_streams",
+                mine(
+                    KEPT
+                    + """
+        if all(isinstance(delta, TextDelta) for delta in self.kept):
+            return []
+        found, self.kept = self.kept, []
+        return found
+"""
+                ),
+            ),
+            Mutant(  # hands on calls when they are complete
+                "test_arguments_stream",
+                mine(
+                    KEPT
+                    + """
+        if self._reader is not None:
+            return []
+        found, self.kept = self.kept, []
+        first = [d for d in found if isinstance(d, ToolCallDelta)]
+        if len({d.index for d in first}) != 1:
+            return found
+        name = next((d.name for d in first if d.name), None)
+        one = ToolCallDelta(first[0].index, name, "".join(d.arguments for d in first))
+        at = found.index(first[0])
+        behind = [d for d in found[at:] if not isinstance(d, ToolCallDelta)]
+        return [*found[:at], one, *behind]
+"""
+                ),
+            ),
+            Mutant(  # cannot be asked for any call at all
+                "test_a_forced_call_can_be_asked_for",
+                mine("""
+    def grammar(self, choice):
+        if choice == "required":
+            raise KeyError("required")
+        return super().grammar(choice)
+"""),
+            ),
+            Mutant(  # forces something that it does not read
+                "test_a_forced_call_parses",
+                mine("""
+    def grammar(self, choice):
+        made = super().grammar(choice)
+        return GrammarSpec(made.kind, made.source.replace("<tool_call>", "<toolcall>"))
+"""),
+            ),
+        ),
+    ),
+)
