@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +46,7 @@ async def ask(
     path: str,
     body: bytes = b"",
     *,
-    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
     received: Callable[[], object] = bool,
     seconds: float = 10.0,
 ) -> Answer:
@@ -55,9 +55,9 @@ async def ask(
     Raises ``TimeoutError`` after ``seconds``, and what ``app`` raises.
     """
     answer, asked = Answer(), False
-    headers = [(b"host", b"localhost"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"content-type", b"application/json")] if body else []
-    headers += [(b"authorization", f"Bearer {key}".encode())] if key else []
+    sent = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
+    if body:
+        sent.setdefault("content-type", "application/json")
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -68,7 +68,7 @@ async def ask(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": headers,
+        "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
         "client": ("127.0.0.1", 1),
         "server": ("localhost", 80),
     }

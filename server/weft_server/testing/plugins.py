@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,6 +35,7 @@ __all__ = ("NAME", "Route", "Server", "ServerSuite")
 PATIENCE = 3.0
 """Seconds in which an answer comes that is not held back."""
 KEY = "a-key-of-the-test"
+WITH_KEY = {"authorization": f"Bearer {KEY}"}
 NAME = "a-model-of-the-test"
 BODIES = (b"", b"{", b"[]", b"null", b'"text"', b'{"a": {"b": [1, null]}}', b"\xff\x00", b"1" * 99)
 WITH_BODY = ("POST", "PUT", "PATCH")
@@ -91,6 +92,8 @@ class ServerSuite(Subject):
     """Its routes are good neighbours, and the server's own are what they were."""
 
     unasked: ClassVar[Sequence[str]] = ()
+    headers: ClassVar[Mapping[str, str]] = {}
+    """What a client of the plugin must send, beside the API key."""
 
     # -- servers ---------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class ServerSuite(Subject):
 
         async def main() -> Answer:
             async with self.running(self.server()) as edge:
-                return await ask(edge, method, path, body)
+                return await ask(edge, method, path, body, headers=self.headers)
 
         return asyncio.run(main())
 
@@ -147,7 +150,7 @@ class ServerSuite(Subject):
     def test_what_the_server_answers_stays_the_same(self) -> None:
         async def answers(host: Host) -> list[Answer]:
             async with self.running(self.server(host)) as edge:
-                return [await ask(edge, *asked) for asked in CORE]
+                return [await ask(edge, *asked, headers=self.headers) for asked in CORE]
 
         plain, ours = asyncio.run(answers(self.without())), asyncio.run(answers(self.host()))
         for asked, before, after in zip(CORE, plain, ours, strict=True):
@@ -162,7 +165,9 @@ class ServerSuite(Subject):
             server = self.server()
             seen = server.parrot.go_on = asyncio.Event()
             async with self.running(server) as edge:
-                streamed = ask(edge, *STREAM, received=seen.set, seconds=PATIENCE)
+                streamed = ask(
+                    edge, *STREAM, headers=self.headers, received=seen.set, seconds=PATIENCE
+                )
                 try:
                     assert (await streamed).status == 200
                 except TimeoutError:
@@ -197,7 +202,7 @@ class ServerSuite(Subject):
         async def main() -> None:
             async with self.running(self.server(api_key=[KEY])) as edge:
                 for route in self.routes():
-                    answer = await ask(edge, *route)
+                    answer = await ask(edge, *route, headers=self.headers)
                     assert answer.status == 401, f"{route} answers {answer.status} without a key"
                     assert answer.error is not None
 
@@ -205,21 +210,24 @@ class ServerSuite(Subject):
 
     def test_its_routes_answer(self) -> None:
         """Also where a parameter is missing or wrong: an error has the form of the OpenAI API."""
+        known = {**self.headers, **WITH_KEY}
 
         async def main() -> None:
             async with self.running(self.server(api_key=[KEY])) as edge:
                 for route in self.asked():
                     if route.method not in WITH_BODY:
-                        _sound(route, await ask(edge, *route, key=KEY))
+                        _sound(route, await ask(edge, *route, headers=known))
 
         asyncio.run(main())
 
     def test_a_bad_body_is_the_mistake_of_the_client(self) -> None:
+        known = {**self.headers, **WITH_KEY}
+
         async def main() -> None:
             async with self.running(self.server(api_key=[KEY])) as edge:
                 for route in self.asked():
                     for body in BODIES if route.method in WITH_BODY else ():
-                        _sound(route, await ask(edge, *route, body, key=KEY), body)
+                        _sound(route, await ask(edge, *route, body, headers=known), body)
 
         asyncio.run(main())
 
@@ -237,7 +245,8 @@ class ServerSuite(Subject):
                         others = {NAME, *names} - {name}
                         for route in routes:
                             body = b"{}" if route.method in WITH_BODY else b""
-                            said = (await ask(edge, *route, body)).body.decode(errors="replace")
+                            answer = await ask(edge, *route, body, headers=self.headers)
+                            said = answer.body.decode(errors="replace")
                             assert not any(n in said for n in others), f"{route} of {name}: {said}"
 
         asyncio.run(main())
