@@ -1,7 +1,45 @@
 """Makes the helpers importable: those beside the tests, and a real server around a scripted engine."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "server")]
+
+if TYPE_CHECKING:
+    from weft import LLM
+
+
+@pytest.fixture
+def odd() -> Iterator[Callable[..., LLM]]:
+    """``odd(kind, method, how, …)``: an engine with a plugin that goes wrong, closed afterwards."""
+    from engines import config
+
+    from weft import LLM
+
+    made: list[LLM] = []
+
+    def make(*fault: Any, **options: Any) -> LLM:
+        made.append(LLM(config=config(*fault, **options)))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[int]:
+    """What the demo model answers when nothing goes wrong."""
+    from engines import config, finish
+
+    from weft import LLM
+
+    with LLM(config=config("kernels")) as llm:
+        return finish(llm, {})[0].token_ids

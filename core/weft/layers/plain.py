@@ -41,11 +41,11 @@ class PlainLinear:
         if packed is None:
             return
         # A plain attribute: an opaque tensor can be neither a buffer nor a parameter.
-        object.__setattr__(module, "packed", packed)
+        object.__setattr__(module, "prepacked", packed)
         del module.weight
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        packed = module.__dict__.get("packed")
+        packed = module.__dict__.get("prepacked")
         if packed is None:
             return self.op(x, module.weight, bias)
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -52,8 +52,9 @@ class Usage:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of all weights, those included that a linear method has repacked on a CPU."""
-    packed = (m.__dict__["packed"] for m in model.modules() if "packed" in m.__dict__)
-    return sum(w.numel() * w.element_size() for w in (*model.parameters(), *packed))
+    packed = (m.__dict__.get("prepacked") for m in model.modules())
+    weights = (*model.parameters(), *(w for w in packed if w is not None))
+    return sum(w.numel() * w.element_size() for w in weights)
 
 
 def plain_bytes(model: nn.Module) -> int:

@@ -117,7 +117,7 @@ def test_prepacking_changes_no_bit(context: Context, rows: int, bias: bool) -> N
     x = drawn(rows, 96, seed=9, dtype=torch.bfloat16)
     before = layer(x)
     layer.finish()
-    packed = "packed" in layer.__dict__
+    packed = "prepacked" in layer.__dict__
     assert packed == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert hasattr(layer, "weight") != packed, "the plain weight stays in memory"
     assert torch.equal(layer(x), before)

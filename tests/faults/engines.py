@@ -1,0 +1,93 @@
+"""Engines that use one plugin of ``odd.py``, with the demo model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from weft import LLM, SamplingParams
+from weft.config import EngineConfig, from_options
+from weft.engine.core import EngineCore
+from weft.frontend.opening import open_checkpoint, plugin_config
+from weft.outputs import CompletionOutput
+from weft.plugins import Host
+
+__all__ = ("KEYS", "PROMPT", "USE", "calls", "config", "finish", "healthy", "named", "start")
+
+ODD = Path(__file__).with_name("odd.py")
+MODEL = "demo:weft-demo"
+PROMPT = [312, 284, 223, 1540]
+KEYS = {"models": "OddForCausalLM"}
+
+# kind -> the options with which an engine uses the plugin
+USE: dict[str, dict[str, Any]] = {
+    "model_sources": {"model": "odd:weft-demo"},
+    "load_formats": {"load_format": "odd"},
+    "tokenizers": {"tokenizer_mode": "odd"},
+    "models": {"hf_overrides": {"architectures": ["OddForCausalLM"]}},
+    "quantization": {"quantization": "odd"},
+    "attention": {"attention_backend": "odd"},
+    "kernels": {},
+    "executors": {"executor": "odd"},
+    "policies": {"scheduling_policy": "odd"},
+    "logits_processors": {"logits_processors": ["odd"]},
+    "stat_loggers": {"stat_loggers": ["odd"]},
+    "guided": {"guided_backends": ["odd"]},
+}
+
+
+def name(kind: str) -> str:
+    return f"{kind}:{KEYS.get(kind, 'odd')}"
+
+
+def config(kind: str, method: str = "", how: str = "RuntimeError", **options: Any) -> EngineConfig:
+    """An engine that uses the plugin of a kind, whose ``method`` goes wrong."""
+    fault = {k: options.pop(k) for k in ("at", "times", "pid") if k in options}
+    given = {name(kind): {"method": method, "how": how, **fault}} if method else {}
+    given |= options.pop("others", {})
+    use = {"model": MODEL, "threads": 1, "num_pages": 64, "device": "cpu", **USE[kind], **options}
+    return from_options(plugin_file=[str(ODD)], plugin_options=given, **use)
+
+
+def start(host: Host, config: EngineConfig) -> None:
+    """What ``LLM`` does to start, on a host of the test's own; and the end, if that went well."""
+    open_checkpoint(config, host)
+    EngineCore(config, host).close()
+
+
+def hosted(config: EngineConfig) -> Host:
+    return Host(plugin_config(config))
+
+
+def named(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
+    """The pattern of every message: which plugin, from where, in which method, and the cause."""
+    who, cause = re.escape(name(kind)), re.escape(cause) if cause.isascii() else cause
+    return rf"{who} from odd\.py \w+ failed in {method}: {cause}"
+
+
+def calls(source: Any, kind: str, method: str) -> dict[str, int]:
+    """Counts of a method by outcome; slow is ok, because other tests may keep the machine busy."""
+    rows = source.tally.rows() if isinstance(source, Host) else source.stats.plugin_calls
+    found: dict[str, int] = {}
+    for plugin, hook, outcome, count in rows:
+        if (plugin, hook) == (name(kind), method):
+            outcome = "ok" if outcome == "slow" else outcome
+            found[outcome] = found.get(outcome, 0) + count
+    return found
+
+
+def finish(llm: LLM, *extra: dict[str, Any]) -> list[CompletionOutput]:
+    """One request for each of ``extra``, all in one batch: what became of them."""
+    plain = {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+    params = [SamplingParams(**{**plain, **more}) for more in extra]
+    outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+def healthy(llm: LLM, expected: list[int]) -> None:
+    """Nothing is lost, and the next request is served as by an engine that has seen no fault."""
+    (output,) = finish(llm, {})
+    assert (output.finish_reason, output.token_ids) == ("length", expected), output
+    assert llm.stats.pages_used == 0 and llm._core.scheduler.check_integrity() == []
+    assert llm.stats.running == llm.stats.waiting == llm.stats.integrity_faults == 0

@@ -1,0 +1,360 @@
+"""A plugin of every kind that an engine calls: what is built in, until the options say otherwise.
+
+``method`` goes wrong in the way ``how`` from its call number ``at`` on, ``times`` times; in the
+process ``pid`` only, if that is given. Grammars are asked by their source instead, so that one
+backend serves many tests: ``fill RuntimeError 2``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from weft.api import impl
+from weft.api.types import KernelOffer
+from weft.errors import CheckpointError, EngineDeadError, RequestError
+
+WEFT = {
+    "model_sources": ["odd"],
+    "load_formats": ["odd"],
+    "tokenizers": ["odd"],
+    "models": ["OddForCausalLM"],
+    "quantization": ["odd"],
+    "attention": ["odd"],
+    "kernels": ["odd"],
+    "executors": ["odd"],
+    "policies": ["odd"],
+    "logits_processors": ["odd"],
+    "stat_loggers": ["odd"],
+    "guided": ["odd"],
+}
+
+
+class Options(msgspec.Struct, frozen=True):
+    method: str = ""
+    how: str = "RuntimeError"
+    at: int = 1
+    times: int = 1 << 40
+    pid: int = 0
+
+
+WEFT_OPTIONS = {f"{kind}:{key}": Options for kind, (key,) in WEFT.items()}
+
+
+class Panic(BaseException):
+    """Like a panic of a Rust library, which is no Exception."""
+
+
+RAISED: dict[str, type[BaseException]] = {
+    "RuntimeError": RuntimeError,
+    "KeyError": KeyError,
+    "Panic": Panic,
+    "CheckpointError": CheckpointError,
+    "RequestError": RequestError,
+    "EngineDeadError": EngineDeadError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": SystemExit,
+}
+RETURNED: dict[str, Any] = {
+    "None": lambda found: None,
+    "text": lambda found: "odd",
+    "False": lambda found: False,
+    "narrow": lambda found: found[..., :-1],
+    "few": lambda found: found[:-1],
+    "NaN": lambda found: found * float("nan"),
+    "one NaN": lambda found: found.index_fill(0, found.new_zeros(1).long(), float("nan")),
+    "negative": lambda found: (-1,),
+    "method": lambda found: lambda: found,
+    "other step": lambda found: msgspec.structs.replace(found, id=found.id + 1),
+    "no tokens": lambda found: msgspec.structs.replace(found, tokens=[]),
+}
+
+
+class Fault:
+    """What goes wrong, where, and how often it was asked for."""
+
+    def __init__(self, options: Any) -> None:
+        self._given = SimpleNamespace(**options)
+        self._calls = 0
+
+    def __call__(self, method: str, call: Any) -> Any:
+        """What ``call`` returns, unless this is a call of ``method`` that goes wrong."""
+        given = self._given
+        if method != given.method or given.pid not in (0, os.getpid()):
+            return call()
+        self._calls += 1
+        if not given.at <= self._calls < given.at + given.times:
+            return call()
+        if given.how in RAISED:
+            raise RAISED[given.how]("odd")
+        return RETURNED[given.how](call())
+
+
+class Proxy:
+    """Calls of ``inner`` that may go wrong."""
+
+    def __init__(self, inner: Any, fault: Fault) -> None:
+        self._inner, self._fault = inner, fault
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return self._fault(name, lambda: found)
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            return self._fault(name, lambda: found(*arguments, **more))
+
+        return call
+
+
+def answer(options: Any, inner: Any, found: type[Proxy] = Proxy) -> Any:
+    """What a hook returns: ``inner``, which may go wrong, or something wrong."""
+    made = Fault(options)
+    return made("hook", lambda: found(inner, made))
+
+
+# --------------------------------------------------------------- reading a checkpoint
+
+
+@impl
+def weft_model_source(scheme: str, options: Any) -> Any:
+    from weft_demo import DemoSource
+
+    return answer(options, DemoSource())
+
+
+@impl
+def weft_load_format(format: str, files: Any, options: Any) -> Any:
+    from weft.loading.formats import SafetensorsLoader
+
+    return answer(options, SafetensorsLoader(files), Loader)
+
+
+class Loader(Proxy):
+    def tensors(self, wanted: Any) -> Any:
+        """The fault comes with a tensor, not with the call that returns a generator."""
+        for pair in self._inner.tensors(wanted):
+            yield self._fault("tensors", lambda pair=pair: pair)
+
+    def where(self, name: str) -> Any:
+        return self._fault("where", lambda: self._inner.where(name))
+
+
+@impl
+def weft_tokenizer(mode: str, files: Any, options: Any) -> Any:
+    from weft.frontend.tokenizer import AutoTokenizer
+
+    return answer(options, AutoTokenizer.open(files), Tokenizer)
+
+
+class Tokenizer(Proxy):
+    chat_templates: dict[str, str] = {}  # not in the protocol, and asked before chat_template
+
+    def stream(self, *arguments: Any, **more: Any) -> Any:
+        made = self._fault("stream", lambda: self._inner.stream(*arguments, **more))
+        return made and Proxy(made, self._fault)
+
+
+# ----------------------------------------------------------------- building the model
+
+
+@impl
+def weft_model(architecture: str, hf_config: Any, options: Any) -> Any:
+    import weft_llama
+    import weft_mixtral
+
+    made = Fault(options)
+    moe = hasattr(hf_config, "num_local_experts")
+    home, name = (weft_mixtral, "Mixtral") if moe else (weft_llama, "Llama")
+    spec = home.weft_model(architecture=f"{name}ForCausalLM", hf_config=hf_config)
+
+    def build(ctx: Any) -> Any:
+        model = spec.build(ctx)
+        kind = type(model)
+
+        class Odd(kind):  # type: ignore[misc, valid-type]
+            def forward(self, *rest: Any) -> Any:
+                return made("forward", lambda: kind.forward(self, *rest))
+
+            def logits(self, *rest: Any) -> Any:
+                return made("logits", lambda: kind.logits(self, *rest))
+
+        model.__class__ = Odd
+        return made("build", lambda: model)
+
+    return made("hook", lambda: replace(spec, architecture=architecture, build=build))
+
+
+@impl
+def weft_quantization(method: str, options: Any) -> Any:
+    return answer(options, None, Scheme)
+
+
+class Scheme(Proxy):
+    """Quantizes nothing, in a way of its own."""
+
+    name = "odd"
+
+    def linear(self, spec: Any) -> Any:
+        from weft.layers.plain import PlainLinear
+
+        if not spec.prefix.startswith("model."):
+            return None
+        return self._fault("linear", lambda: Proxy(PlainLinear(), self._fault))
+
+    def experts(self, spec: Any) -> Any:
+        from weft.layers.experts import PlainExperts
+
+        return self._fault("experts", lambda: Proxy(PlainExperts(), self._fault))
+
+    def kv_dtype(self, layer: str) -> Any:
+        return self._fault("kv_dtype", lambda: None)
+
+    def rename(self, name: str) -> Any:
+        return self._fault("rename", lambda: name)
+
+
+@impl
+def weft_attention(request: Any, options: Any) -> Any:
+    from weft.attention import plugin
+
+    offer, made = plugin.weft_attention(request=request, options={}), Fault(options)
+
+    def create() -> Any:
+        return made("create", lambda: Backend(offer.create(), made))
+
+    return made("hook", lambda: replace(offer, name="odd", score=0, create=create))
+
+
+class Backend(Proxy):
+    def slots(self, plan: Any) -> Any:
+        return self._fault("slots", lambda: self._inner.slots(plan))
+
+
+@impl
+def weft_kernel(op: str, options: Any) -> Any:
+    """Bids only where it is told how to fail."""
+    from weft.layers import ops
+
+    if not options["method"] or op not in ("rms_norm", "rotary_write"):
+        return None
+    made = Fault(options)
+
+    def rms_norm(*arguments: Any) -> Any:
+        return made("call", lambda: ops.rms_norm(*arguments))
+
+    kernel = rms_norm if op == "rms_norm" else rotary_write
+    return made("hook", lambda: KernelOffer("odd", 1, lambda: made("load", lambda: kernel)))
+
+
+def rotary_write(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
+    """``weft.layers.kernels`` for a model without norms."""
+    from weft.layers import ops
+
+    kv_heads, size = cache.shape[-2:]
+    heads = qkv.view(len(qkv), -1, size)
+    k, v = heads[:, -2 * kv_heads : -kv_heads], heads[:, -kv_heads:]
+    cache[0][slots], cache[1][slots] = ops.rotate(k, cos, sin), v
+    return ops.rotate(heads[:, : -2 * kv_heads], cos, sin)
+
+
+# -------------------------------------------------------------------------- running it
+
+
+@impl
+def weft_executor(name: str, config: Any, host: Any, options: Any) -> Any:
+    from weft.runner.inline import InlineExecutor
+
+    return answer(options, InlineExecutor(config, host))
+
+
+@impl
+def weft_policy(name: str, options: Any) -> Any:
+    from weft.scheduler.policies import FirstCome
+
+    return answer(options, FirstCome(), Policy)
+
+
+class Policy(Proxy):
+    def order(self, request: Any) -> Any:
+        """Fails for a request with a priority only."""
+        own = self._inner.order(request)
+        return self._fault("order", lambda: own) if request.priority else own
+
+
+@impl
+def weft_logits_processor(name: str, options: Any) -> Any:
+    return answer(options, None, Sevens)
+
+
+class Sevens(Proxy):
+    """Token 7 whatever the model says; goes wrong in rows whose argument is ``odd``."""
+
+    def check(self, arguments: Any) -> Any:
+        return self._fault("check", lambda: None) if arguments == "odd" else None
+
+    def apply(self, logits: Any, arguments: Any, tokens: Any) -> Any:
+        logits[:, 7] = 1000.0
+        return self._fault("apply", lambda: logits) if "odd" in arguments else logits
+
+
+@impl
+def weft_stat_logger(name: str, options: Any) -> Any:
+    return answer(options, SimpleNamespace(record=lambda stats: None))
+
+
+# ------------------------------------------------------------------------- shaping it
+
+
+@impl
+def weft_grammar_compiler(name: str, tokenizer: Any, vocab_size: int, options: Any) -> Any:
+    return answer(options, vocab_size, Compiler)
+
+
+class Compiler(Proxy):
+    """Of grammars that allow every id below 64. The source says what goes wrong: the method, how,
+    from which call on and, if not in all, in which process."""
+
+    name = "odd"
+
+    def _of(self, spec: Any) -> Fault:
+        method, how, at, pid = (*spec.source.split(), "0")[:4]
+        return Fault(dict(method=method, how=how, at=int(at), times=1 << 40, pid=int(pid)))
+
+    def refuses(self, spec: Any) -> Any:
+        return self._of(spec)("refuses", lambda: None)
+
+    def compile(self, spec: Any) -> Any:
+        made = self._of(spec)
+        return made("compile", lambda: Grammar(spec, made))
+
+
+class Grammar(Proxy):
+    def matcher(self) -> Any:
+        made = Fault({**vars(self._fault._given)})
+        return made("matcher", lambda: Matcher(self._inner, made))
+
+
+class Matcher(Proxy):
+    def fill(self, bitmask: Any, row: int) -> None:
+        bitmask[row].zero_()
+        bitmask[row, :2] = -1
+        self._fault("fill", lambda: None)
+
+    def accept(self, token: int) -> Any:
+        return self._fault("accept", lambda: token < 64)
+
+    def rollback(self, count: int) -> None:
+        self._fault("rollback", lambda: None)
+
+    @property
+    def complete(self) -> Any:
+        return self._fault("complete", lambda: False)
+
+    @property
+    def finished(self) -> Any:
+        return self._fault("finished", lambda: False)

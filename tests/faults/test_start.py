@@ -1,0 +1,200 @@
+"""A plugin that fails while an engine starts ends the start, and its error says who, where and why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from engines import calls, config, hosted, name, named, start
+
+from weft.errors import CheckpointError, PluginLoadError
+
+fault = pytest.mark.fault
+
+HOOKS = {
+    "model_sources": "weft_model_source",
+    "load_formats": "weft_load_format",
+    "tokenizers": "weft_tokenizer",
+    "models": "weft_model",
+    "quantization": "weft_quantization",
+    "executors": "weft_executor",
+    "policies": "weft_policy",
+    "logits_processors": "weft_logits_processor",
+    "stat_loggers": "weft_stat_logger",
+}
+KINDS = [
+    pytest.param("model_sources", marks=fault("model_sources", "hook")),
+    pytest.param("load_formats", marks=fault("load_formats", "hook")),
+    pytest.param("tokenizers", marks=fault("tokenizers", "hook")),
+    pytest.param("models", marks=fault("models", "hook")),
+    pytest.param("quantization", marks=fault("quantization", "hook")),
+    pytest.param("executors", marks=fault("executors", "hook")),
+    pytest.param("policies", marks=fault("policies", "hook")),
+    pytest.param("logits_processors", marks=fault("logits_processors", "hook")),
+    pytest.param("stat_loggers", marks=fault("stat_loggers", "hook")),
+]
+# Where the model is one of experts: no checkpoint is needed, the weights are random.
+EXPERTS = {
+    "load_format": "dummy",
+    "hf_overrides": {
+        "architectures": ["OddForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
+        "sliding_window": None,
+    },
+}
+
+# kind, method, options of the engine
+METHODS = [
+    pytest.param("model_sources", "resolve", {}, marks=fault("model_sources", "resolve")),
+    pytest.param("load_formats", "tensors", {}, marks=fault("load_formats", "tensors")),
+    pytest.param("tokenizers", "chat_template", {}, marks=fault("tokenizers", "chat_template")),
+    pytest.param("tokenizers", "special_ids", {}, marks=fault("tokenizers", "special_ids")),
+    pytest.param("tokenizers", "token", {}, marks=fault("tokenizers", "token")),
+    pytest.param("models", "build", {}, marks=fault("models", "build")),
+    pytest.param("quantization", "linear", {}, marks=fault("quantization", "linear")),
+    pytest.param("quantization", "experts", EXPERTS, marks=fault("quantization", "experts")),
+    pytest.param("quantization", "kv_dtype", {}, marks=fault("quantization", "kv_dtype")),
+    pytest.param("quantization", "rename", {}, marks=fault("quantization", "rename")),
+    pytest.param("quantization", "create", {}, marks=fault("quantization", "create")),
+    pytest.param("quantization", "finish", {}, marks=fault("quantization", "finish")),
+    pytest.param("attention", "create", {}, marks=fault("attention", "create")),
+    pytest.param("attention", "cache_shape", {}, marks=fault("attention", "cache_shape")),
+    pytest.param("kernels", "load", {}, marks=fault("kernels", "load")),
+    pytest.param("executors", "start", {}, marks=fault("executors", "start")),
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_raises_ends_the_start(kind: str, how: str, strict: bool) -> None:
+    made = config(kind, "hook", how, plugin_strict=strict)
+    host = hosted(made)
+    with pytest.raises(PluginLoadError, match=named(kind, HOOKS[kind], f"{how}: odd")) as caught:
+        start(host, made)
+    assert type(caught.value.__cause__).__name__ == how, "the root cause is chained"
+    assert calls(host, kind, HOOKS[kind])["error"] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_returns_nothing_ends_the_start(kind: str) -> None:
+    made = config(kind, "hook", "None")
+    words = rf"{name(kind)} is declared by odd.py \w+, but its {HOOKS[kind]} returned None"
+    with pytest.raises(PluginLoadError, match=words):
+        start(hosted(made), made)
+
+
+@pytest.mark.parametrize("kind", ["model_sources", "load_formats", "models", "quantization"])
+def test_a_hook_that_returns_something_else_is_named(kind: str) -> None:
+    made = config(kind, "hook", "text")
+    with pytest.raises(PluginLoadError, match=rf"{name(kind)} from odd\.py .*'(odd|str)'"):
+        start(hosted(made), made)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_words_for_the_user_passes(kind: str) -> None:
+    made = config(kind, "hook", "CheckpointError")
+    with pytest.raises(CheckpointError, match=r"^odd$"):
+        start(hosted(made), made)
+
+
+@pytest.mark.parametrize("how", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize(("kind", "method"), [("models", "hook"), ("models", "build")])
+def test_what_is_meant_for_the_process_passes(kind: str, method: str, how: str) -> None:
+    made = config(kind, method, how)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        start(hosted(made), made)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
+@pytest.mark.parametrize(("kind", "method", "options"), METHODS)
+def test_a_method_that_raises_ends_the_start(
+    kind: str, method: str, options: dict[str, Any], how: str, strict: bool
+) -> None:
+    made = config(kind, method, how, plugin_strict=strict, **options)
+    host = hosted(made)
+    with pytest.raises(PluginLoadError, match=f"^{named(kind, method, f'{how}: odd')}$") as caught:
+        start(host, made)
+    assert type(caught.value.__cause__).__name__ == how
+    assert calls(host, kind, method)["error"] == 1
+
+
+@pytest.mark.parametrize(("kind", "method", "options"), METHODS)
+def test_a_method_may_say_it_in_words_for_the_user(
+    kind: str, method: str, options: dict[str, Any]
+) -> None:
+    made = config(kind, method, "CheckpointError", **options)
+    with pytest.raises(CheckpointError, match=r"^odd$"):
+        start(hosted(made), made)
+
+
+@pytest.mark.parametrize("method", ["create", "finish"])
+def test_a_method_for_experts_that_raises_ends_the_start(method: str) -> None:
+    """The layers before the experts do not fail: their calls are the first ones."""
+    first = 2  # linear layers of the one attention block
+    made = config("quantization", method, at=first + 1, **EXPERTS)
+    with pytest.raises(PluginLoadError, match=named("quantization", method)):
+        start(hosted(made), made)
+
+
+WRONG = [
+    ("model_sources", "resolve", "None", "it returned None; ModelFiles is wanted"),
+    ("load_formats", "tensors", "None", "cannot unpack"),
+    ("load_formats", "tensors", "few", "not enough values"),
+    ("tokenizers", "special_ids", "None", "'NoneType' object is not iterable"),
+    ("tokenizers", "chat_template", "False", "it returned False; a template, or None, is wanted"),
+    ("models", "build", "None", "built a NoneType"),
+    ("quantization", "linear", "text", "'str' object has no attribute 'create'"),
+    ("quantization", "kv_dtype", "False", "it returned False; the name of a type, or None,"),
+    ("quantization", "rename", "False", "it returned False; a name, or None, is wanted"),
+    ("attention", "create", "None", "'NoneType' object has no attribute 'cache_shape'"),
+    ("attention", "cache_shape", "None", "it returned None; a tuple of sizes is wanted"),
+    ("attention", "cache_shape", "negative", "it returned (-1,); a tuple of sizes is wanted"),
+    ("kernels", "load", "None", "it returned None; a function for rms_norm is wanted"),
+    ("executors", "start", "None", "it returned None; EngineFacts is wanted"),
+]
+
+
+@pytest.mark.parametrize(("kind", "method", "how", "words"), WRONG)
+def test_a_method_that_returns_something_else_ends_the_start(
+    kind: str, method: str, how: str, words: str
+) -> None:
+    made = config(kind, method, how)
+    with pytest.raises((PluginLoadError, CheckpointError), match=re.escape(words)) as caught:
+        start(hosted(made), made)
+    assert name(kind) in str(caught.value) or "OddForCausalLM" in str(caught.value)
+
+
+@pytest.mark.fault("load_formats", "where")
+def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> None:
+    """``where`` is asked for the words of another error: a checkpoint that does not fit."""
+    made = config("load_formats", "where", hf_overrides={"intermediate_size": 512})
+    host = hosted(made)
+    words = f"a file whose name is not known .*{named('load_formats', 'where')}.* does not fit"
+    with pytest.raises(CheckpointError, match=words):
+        start(host, made)
+    assert calls(host, "load_formats", "where") == {"error": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook"),
+    [
+        pytest.param("attention", "weft_attention", marks=fault("attention", "hook")),
+        pytest.param("kernels", "weft_kernel", marks=fault("kernels", "hook")),
+    ],
+)
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "text"])
+def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str) -> None:
+    """Others serve the model, unless the backend is pinned or the mode is strict."""
+    made = config(kind, "hook", how, attention_backend=None)
+    start(hosted(made), made)
+    fatal = [config(kind, "hook", how, attention_backend=None, plugin_strict=True)]
+    if kind == "attention":
+        fatal.append(config(kind, "hook", how))
+    for made in fatal:
+        with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*odd"):
+            start(hosted(made), made)

@@ -1,0 +1,189 @@
+"""Models, attention, quantization and kernels that fail in a step: its requests end with the cause,
+everybody else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engines import calls, finish, healthy, name, named
+
+from weft import LLM, SamplingParams
+from weft.errors import EngineDeadError, EngineError
+
+fault = pytest.mark.fault
+Odd = Callable[..., LLM]
+
+EXPERTS: dict[str, Any] = {
+    "load_format": "dummy",
+    "hf_overrides": {
+        "architectures": ["OddForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
+        "sliding_window": None,
+    },
+}
+# kind, method, the word for it in messages, the call that fails: one in the middle of an answer
+METHODS = [
+    pytest.param("models", "forward", "forward", 3, marks=fault("models", "forward")),
+    pytest.param("models", "logits", "logits", 3, marks=fault("models", "logits")),
+    pytest.param("attention", "plan", "plan", 3, marks=fault("attention", "plan")),
+    pytest.param("attention", "forward", "forward", 20, marks=fault("attention", "forward")),
+    pytest.param("quantization", "apply", "apply", 70, marks=fault("quantization", "apply")),
+    pytest.param("kernels", "call", "rms_norm", 3, marks=fault("kernels", "call")),
+]
+
+
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "RequestError"])
+@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+def test_a_failed_step_fails_its_requests_and_no_others(
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int, how: str
+) -> None:
+    llm = odd(kind, method, how, at=at, times=1)
+    for output in finish(llm, {}, {}):
+        assert output.finish_reason == "error" and len(output.token_ids) < 6
+        assert output.token_ids == expected[: len(output.token_ids)]
+        assert output.error is not None
+        _matches(output.error, f"the step failed: {named(kind, word, f'{how}: odd')}")
+    assert calls(llm, kind, word)["error"] == 1
+    healthy(llm, expected)
+    assert llm.stats.plugin_states[name(kind)] == "loaded", "one fault is no reason to give it up"
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+def test_in_strict_mode_a_failed_step_ends_the_engine(
+    odd: Odd, kind: str, method: str, word: str, at: int
+) -> None:
+    llm = odd(kind, method, at=at, times=1, plugin_strict=True)
+    with pytest.raises(EngineError, match=f"{named(kind, word)} .plugin_strict makes it fatal"):
+        finish(llm, {})
+    with pytest.raises(EngineDeadError, match=f"the engine has failed .*{named(kind, word)}"):
+        finish(llm, {})
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+def test_requests_that_are_not_in_the_step_go_on(
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+) -> None:
+    """There is room for one request in a step: the others wait, and are served."""
+    llm = odd(kind, method, at=at, times=1, max_num_seqs=1)
+    outputs = finish(llm, {}, {}, {})
+    assert [o.finish_reason for o in outputs] == ["error", "length", "length"]
+    assert [o.token_ids for o in outputs[1:]] == [expected] * 2
+    healthy(llm, expected)
+
+
+WRONG = [
+    (
+        "models",
+        "forward",
+        "forward",
+        "None",
+        r"it returned None; a tensor \[\d, hidden\] is wanted",
+    ),
+    ("models", "forward", "forward", "text", "it returned 'odd'"),
+    ("models", "forward", "forward", "few", r"it returned a tensor \[\d, 256\]"),
+    ("models", "logits", "logits", "None", r"it returned None; a tensor \[2, 4096\] is wanted"),
+    ("models", "logits", "logits", "narrow", r"a tensor \[2, 4095\]; a tensor \[2, 4096\]"),
+    ("models", "logits", "logits", "few", r"a tensor \[1, 4096\]; a tensor \[2, 4096\]"),
+    ("attention", "forward", "forward", "None", "'NoneType' object has no attribute 'shape'"),
+    (
+        "attention",
+        "forward",
+        "forward",
+        "narrow",
+        r"a tensor \[\d, 4, 63\]; a tensor \[\d, 4, 64\]",
+    ),
+    ("attention", "forward", "forward", "few", r"a tensor \[\d, 4, 64\]; a tensor \[\d, 4, 64\]"),
+    ("quantization", "apply", "apply", "None", "'NoneType' object has no attribute 'shape'"),
+    ("quantization", "apply", "apply", "narrow", "a tensor whose last size is"),
+    ("kernels", "call", "rms_norm", "None", "it returned None; a result is wanted"),
+]
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "how", "words"), WRONG)
+def test_a_method_that_returns_something_else_fails_its_step(
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, how: str, words: str
+) -> None:
+    llm = odd(kind, method, how, times=1)
+    for output in finish(llm, {}, {}):
+        assert output.finish_reason == "error" and output.error is not None
+        _matches(output.error, f"the step failed: {named(kind, word, '')}.*{words}.*")
+    assert calls(llm, kind, word)["error"] == 1
+    healthy(llm, expected)
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "at"), [p.values for p in METHODS])
+def test_results_that_are_no_numbers_fail_the_request(
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+) -> None:
+    if method == "plan":
+        pytest.skip("a plan is no tensor")
+    llm = odd(kind, method, "NaN", at=at, times=1)
+    for output in finish(llm, {}, {}):
+        assert output.finish_reason == "error" and "allow no token (NaN" in str(output.error)
+    healthy(llm, expected)
+
+
+@fault("models", "logits")
+def test_a_neighbour_of_a_row_without_numbers_does_not_notice(
+    odd: Odd, expected: list[int]
+) -> None:
+    llm = odd("models", "logits", "one NaN", at=3, times=1)
+    bad, good = finish(llm, {}, {})
+    assert bad.finish_reason == "error" and bad.token_ids == expected[:2]
+    assert good.finish_reason == "length" and good.token_ids == expected
+    healthy(llm, expected)
+
+
+@fault("quantization", "apply")
+def test_experts_that_raise_fail_their_step(odd: Odd) -> None:
+    """Each layer calls three methods in a step: two of matrices, then that of its experts."""
+    llm = odd("quantization", "apply", at=3, times=1, **EXPERTS)
+    (output,) = finish(llm, {})
+    _matches(str(output.error), f"the step failed: {named('quantization', 'apply')}")
+    (output,) = finish(llm, {})
+    assert output.finish_reason == "length" and llm.stats.pages_used == 0
+
+
+@fault("attention", "slots")
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
+def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how: str) -> None:
+    """Slots are asked for where a kernel writes keys and values."""
+    kernel = {"kernels:odd": {"method": "never"}}
+    llm = odd("attention", "slots", how, at=20, times=1, others=kernel)
+    assert any("rotary_write: odd" in line for line in llm.facts.report)
+    for output in finish(llm, {}, {}):
+        _matches(
+            str(output.error), f"the step failed: {named('attention', 'slots', f'{how}: odd')}"
+        )
+    assert calls(llm, "attention", "slots") == {"error": 1}
+    healthy(llm, expected)
+
+
+@fault("models", "forward", "logits")
+@pytest.mark.parametrize("method", ["forward", "logits"])
+def test_an_interrupt_in_a_step_is_the_users(odd: Odd, method: str) -> None:
+    """It leaves half a step: nothing of that engine can be trusted, and it says so."""
+    llm = odd("models", method, "KeyboardInterrupt", at=3, times=1)
+    with pytest.raises(KeyboardInterrupt):
+        finish(llm, {})
+    with pytest.raises(EngineDeadError, match="a step was left in the middle by KeyboardInterrupt"):
+        finish(llm, {})
+
+
+@fault("models", "forward")
+def test_a_stream_ends_with_the_cause(odd: Odd, expected: list[int]) -> None:
+    llm = odd("models", "forward", at=3, times=1)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    *_, last = llm.stream([[312, 284, 223, 1540]], params)
+    assert last.outputs[0].token_ids == expected[:2]
+    _matches(str(last.outputs[0].error), f"the step failed: {named('models', 'forward')}")
+
+
+def _matches(text: str, pattern: str) -> None:
+    import re
+
+    assert re.fullmatch(pattern, text), f"{text!r} is not {pattern!r}"
