@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-
 from weft.testing.executors import ExecutorSuite
 
 SOURCE = """

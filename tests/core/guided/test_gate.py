@@ -99,6 +99,23 @@ class Abc:
 OPENER, CLOSER, END = 40, 41, 0
 
 
+def test_a_sequence_that_reasons_is_free_and_cannot_end() -> None:
+    seen: list[int] = []
+
+    def reasons(token: int) -> bool:
+        seen.append(token)
+        return len(seen) < 3
+
+    guide = Guide(Abc(), reasons)  # type: ignore[arg-type]
+    mask = torch.zeros((1, 2), dtype=torch.int32)
+    for token in (7, 8, 9):
+        guide.fill(mask, 0, (END,))
+        assert mask.tolist() == [[~1, ~0]]
+        assert not guide.advance(token)
+    guide.fill(mask, 0, (END,))
+    assert seen == [7, 8, 9] and mask.tolist() == [[1 << 1, 0]]
+
+
 @pytest.mark.parametrize("thought", [[], [OPENER, 7, 7, CLOSER]])
 def test_the_model_may_open_the_reasoning_itself(thought: list[int]) -> None:
     """Only at the beginning, and nothing may end before the grammar is complete."""
