@@ -63,6 +63,7 @@ def main() -> None:
     """Answer one request and exit without running what a command left for the exit."""
     answer = os.dup(1)
     os.dup2(2, 1)
+    os.environ["WEFT_DEBUG"] = "0"  # it would show the traceback of every error of weft
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     done = msgspec.json.encode([run(line, asked) for line in asked.lines])
     with os.fdopen(answer, "wb") as file:

@@ -105,7 +105,8 @@ class ServerSuite(Subject):
 
     def server(self, host: Host | None = None, name: str = NAME, **options: Any) -> Server:
         """A server that was not started: the plugins have edited its application."""
-        config = server_from_options({"host": "127.0.0.1", "port": 0, **options})
+        keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
+        config = server_from_options({**keys, **options})
         parrot = Parrot(host or self.host(), name)
         context = Context(parrot, config)
         return Server(parrot, context, create_app(context))

@@ -86,6 +86,10 @@ SPECIMENS = (
                 {"self.app(scope, receive, send)": "self.app(scope, receive, bare)"},
             ),
             Mutant(
+                "test_what_the_server_answers_stays_the_same",
+                {'"/mine"': '["/mine", "/{rest:path}"]'},
+            ),
+            Mutant(
                 "test_a_stream_is_not_held_back",
                 {"self.app(scope, receive, send)": "self.app(scope, receive, collect)"},
             ),
@@ -99,9 +103,7 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_its_routes_need_the_key",
-                {
-                    '"/mine/{number:int}"': '"/ready"',
-                },
+                {'"/mine/{number:int}"': '"/ready"'},
             ),
             Mutant("test_its_routes_answer", {"return {": "return 1 / 0, {"}),
             Mutant(
