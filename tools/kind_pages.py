@@ -28,7 +28,8 @@ def page(kind: str) -> str:
     parts = [
         f"Group `weft.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
         f"```text\n{hook.signature}\n```",
-        f"`weft plugin new {kind} {example}` writes this plugin:",
+        f"`weft plugin new {kind} {example}` writes this plugin, with a README that says what it "
+        "changes\nwhere it is installed, how to try it, and what to change first:",
     ]
     files = sorted((TEMPLATES / kind).glob("*.py.in"), key=lambda p: (p.stem == "test.py", p.name))
     for file in files:

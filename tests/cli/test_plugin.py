@@ -123,9 +123,11 @@ def test_show_something_missing(weft, id, code, message):
 
 def test_new_writes_a_project_and_says_what_to_do(weft, tmp_path):
     done = weft("plugin", "new", "policies", "patient", "--folder", str(tmp_path / "made"))
-    assert done.code == 0 and "weft plugin test policies:patient" in done.out
+    assert done.code == 0 and "weft-patient && pip install -e . pytest && pytest" in done.out
     assert (tmp_path / "made/weft-patient/weft_patient/__init__.py").is_file()
     assert weft("plugin", "new", "policy", "x").code == 2
+    taken = weft("plugin", "new", "policies", "fcfs")
+    assert taken.code == 0 and "--plugin policies:fcfs=weft-fcfs" in taken.out
 
 
 @pytest.mark.parametrize(("text", "code"), [("return P()", 0), ("return [P()][1]", 1)])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT
 
 from weft.errors import ConfigError
 from weft.plugins import KINDS
@@ -18,6 +19,19 @@ from weft_cli.templates import render
 spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_name("projects.py"))
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]
+
+NEEDY = ("doctor", "FOLDER", "model.zip")
+FOLLOW = """
+import shlex, sys
+from weft_cli.main import main
+for line in sys.argv[1:]:
+    print("$", line, flush=True)
+    try:
+        main(shlex.split(line)[1:])
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
 
 KEYS = {kind: f"my-{kind.replace('_', '-')}" for kind in KINDS} | {"models": "MyForCausalLM"}
 
@@ -35,12 +49,48 @@ def test_every_kind_has_a_template(made):
         assert "$" not in tests.read_text()
 
 
-def test_all_projects_pass_their_own_tests(made, tmp_path):
-    """All at once, installed beside this environment: each must also bear the company."""
-    site = tmp_path / "site"
-    site.mkdir()
+@pytest.fixture(scope="module")
+def site(made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, installed beside this environment."""
+    folder = tmp_path_factory.mktemp("site")
     for project in made.values():
-        projects.install(project, site)
+        projects.install(project, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_readme_says_what_it_changes_and_what_to_change(made, kind):
+    text = (made[kind] / "README.md").read_text()
+    for part in ("What it changes", "Try it", "Change first", "Develop", "Publish"):
+        assert len(text.partition(f"## {part}\n\n")[2].partition("\n## ")[0]) > 8, part
+    idle = (ROOT / "docs/plugins.md").read_text().partition("<!-- generated: uncalled -->")[2]
+    uncalled = f"`{KINDS[kind].hook}`" in idle.partition("<!-- end")[0]
+    assert ("does not call them" in text) == uncalled
+
+
+def test_the_commands_of_the_readmes_work(made, site):
+    """``weft serve`` as far as ``--explain`` goes; what needs a checkpoint is left out."""
+    text = "\n".join((project / "README.md").read_text() for project in made.values())
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    weft ")]
+    lines = [line for line in lines if not any(need in line for need in NEEDY)]
+    served = [f"{line} --explain" if "serve" in line else line for line in lines]
+    done = subprocess.run(
+        [sys.executable, "-c", FOLLOW, *dict.fromkeys(served)],
+        env=projects.environment(site),
+        cwd=site,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert len(lines) > 15 and done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "kernels            my-kernels" in done.stdout
+    assert "yes" in done.stdout or "no" in done.stdout
+
+
+def test_all_projects_pass_their_own_tests(made, site):
+    """All at once: each must also bear the company."""
     done = projects.run_tests([p / "tests" for p in made.values()], site, "-rs")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     for kind in KINDS:
@@ -79,6 +129,11 @@ def test_pip_installs_every_project(made, tmp_path):
         ("policies", "1x", "it begins with a letter"),
         ("policies", "a b", "it begins with a letter"),
         ("policies", "../x", "it begins with a letter"),
+        ("policies", "x-", "ends with a letter or digit"),
+        ("policies", "core", "weft-core, which 'core' makes, is a distribution of weft"),
+        ("policies", "llama", "is a distribution of weft"),
+        ("model_sources", "my_zip", "the scheme of my_zip:path"),
+        ("model_sources", "Zip", "in lower case"),
     ],
 )
 def test_what_cannot_be_is_refused(kind, key, words, tmp_path):
@@ -91,3 +146,18 @@ def test_nothing_is_overwritten(tmp_path):
     render("policies", "x", tmp_path)
     with pytest.raises(ConfigError, match="exists; remove it"):
         render("policies", "x", tmp_path)
+
+
+def test_the_name_of_another_distribution_is_refused(tmp_path, monkeypatch):
+    info = tmp_path / "weft_mine-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weft-mine\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"weft-mine 2\.0 is installed"):
+        render("policies", "mine", tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        render("policies", "x", tmp_path / "file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,12 @@ def new(
     from weft_cli.templates import render
 
     project = render(kind, name, folder)
-    print(f"{project}: pip install -e {project} && weft plugin test {kind}:{name}")
+    print(f"{project} is written; its README.md says what to do. To begin:")
+    print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
+    for entry in Host().entries:
+        if (entry.kind, entry.key) == (kind, name):
+            pin = f"--plugin {entry.id}={project.name}"
+            print(f"{entry.owner} provides {entry.id} too: once it is installed, choose with {pin}")
 
 
 @with_flags(PLUGINS)

@@ -1,56 +1,80 @@
 """Projects to begin a plugin with: plain files with ``string.Template`` marks, one folder a kind.
 
-A file ``NAME.in`` becomes ``NAME``. Every folder holds ``__init__.py.in`` (the hook) and
-``test.py.in`` (the conformance test); ``project`` is around all of them.
+A file ``NAME.in`` becomes ``NAME``. Every folder holds ``__init__.py.in`` (the hook),
+``test.py.in`` (the conformance test) and ``use.md.in``, a part of the README: what the plugin
+changes where it is installed, how to try it, and what to change first. ``project`` is around all
+of them.
 """
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from string import Template
 
 from weft.errors import ConfigError
+from weft.known_plugins import DISTRIBUTIONS
+from weft.loading.sources import parse_ref
 from weft.plugins import KINDS
 from weft.plugins.entries import normal
 
 __all__ = ("render",)
 
-KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+KEY = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 MORE = {"server": ["weft-server"], "commands": ["typer>=0.21"]}
 
 
 def render(kind: str, key: str, folder: Path) -> Path:
     """Write a project that provides ``kind:key`` into a new folder of ``folder``; return it.
 
-    Raises ``ConfigError`` for an unknown kind, an impossible key, and a folder that is there.
+    Raises ``ConfigError`` for an unknown kind, an impossible key, a name that another distribution
+    has, and a folder that is there or cannot be written.
     """
     if kind not in KINDS:
         raise ConfigError(f"there is no plugin kind {kind!r}; known kinds: {', '.join(KINDS)}")
-    if not KEY.fullmatch(key):
-        raise ConfigError(
-            f"the key is {key!r}; it begins with a letter, then letters, digits, '.', '-' and '_'"
-        )
+    _check_key(kind, key)
+    home = files("weft_cli") / "templates"
     marks = _marks(kind, key)
+    marks["use"] = Template((home / kind / "use.md.in").read_text("utf-8")).substitute(marks)
     project = folder / marks["dist"]
     if project.exists():
         raise ConfigError(f"{project} exists; remove it or choose another name")
     package = project / marks["package"]
-    home = files("weft_cli") / "templates"
-    for source in _sources(home / "project"):
-        _write(project / _name(source), source, marks)
-    for source in _sources(home / kind):
-        target = package / _name(source)
-        if source.name == "test.py.in":
-            target = project / "tests" / "test_conformance.py"
-        _write(target, source, marks)
-    (package / "py.typed").touch()
+    places = {"test.py.in": project / "tests" / "test_conformance.py"}
+    try:
+        for source in _sources(home / "project"):
+            _write(project / _name(source), source, marks)
+        for source in _sources(home / kind):
+            _write(places.get(source.name, package / _name(source)), source, marks)
+        (package / "py.typed").touch()
+    except OSError as error:
+        raise ConfigError(f"{project} cannot be written: {error.strerror}") from error
     return project
+
+
+def _check_key(kind: str, key: str) -> None:
+    if not KEY.fullmatch(key):
+        raise ConfigError(
+            f"the key is {key!r}; it begins with a letter, ends with a letter or digit, and has "
+            "letters, digits, '.', '-' and '_' between"
+        )
+    if kind == "model_sources" and parse_ref(f"{key}:x").scheme != key:
+        raise ConfigError(
+            f"the key is {key!r}; a model source's is the scheme of {key}:path, in lower case and "
+            "without '_'"
+        )
+    dist = normal(f"weft-{key}")
+    if dist in DISTRIBUTIONS:
+        raise ConfigError(f"{dist}, which {key!r} makes, is a distribution of weft; choose another")
+    try:
+        found = version(dist)
+    except PackageNotFoundError:
+        return
+    raise ConfigError(f"{dist} {found} is installed; uninstall it or choose another name")
 
 
 def _marks(kind: str, key: str) -> dict[str, str]:
@@ -58,8 +82,6 @@ def _marks(kind: str, key: str) -> dict[str, str]:
     major, minor = version("weft-core").split(".")[:2]
     core = f"weft-core>={major}.{minor},<{major}.{int(minor) + 1}"
     package = dist.replace("-", "_")
-    if not package.isidentifier() or keyword.iskeyword(package):
-        raise ConfigError(f"the key {key!r} makes no name of a package ({package})")
     return {
         "kind": kind,
         "key": key,
@@ -73,7 +95,9 @@ def _marks(kind: str, key: str) -> dict[str, str]:
 
 
 def _sources(folder: Traversable) -> Iterator[Traversable]:
-    yield from sorted((f for f in folder.iterdir() if f.name.endswith(".in")), key=lambda f: f.name)
+    """Its files, without the part of the README."""
+    found = (f for f in folder.iterdir() if f.name.endswith(".in") and f.name != "use.md.in")
+    yield from sorted(found, key=lambda f: f.name)
 
 
 def _name(source: Traversable) -> str:
