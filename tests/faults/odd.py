@@ -194,6 +194,11 @@ def weft_quantization(method: str, options: Any) -> Any:
     return answer(options, None, Scheme)
 
 
+@impl
+def weft_match(kind: str, key: str, options: Any) -> Any:
+    return Fault(options)("weft_match", lambda: None)
+
+
 class Scheme(Proxy):
     """Quantizes nothing, in a way of its own."""
 

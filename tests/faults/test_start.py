@@ -198,3 +198,22 @@ def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str) -> None:
     for made in fatal:
         with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*odd"):
             start(hosted(made), made)
+
+
+@pytest.mark.fault("quantization", "weft_match")
+@pytest.mark.parametrize(
+    ("how", "words"), [("RuntimeError", "RuntimeError: odd"), ("text", "'odd'")]
+)
+def test_a_match_that_fails_matches_nothing(how: str, words: str) -> None:
+    """It is asked only where a checkpoint does not say how it is quantized."""
+    unnamed = {"quantization_config": {"bits": 4}}
+    options = {"hf_overrides": unnamed, "quantization": "auto"}
+    made = config("quantization", "weft_match", how, **options)
+    host = hosted(made)
+    with pytest.raises(CheckpointError, match="no installed plugin recognizes it"):
+        start(host, made)
+    if how == "RuntimeError":
+        assert calls(host, "quantization", "weft_match") == {"error": 1}
+    strict = config("quantization", "weft_match", how, plugin_strict=True, **options)
+    with pytest.raises(PluginLoadError, match=f"quantization:odd .*weft_match.*{words}"):
+        start(hosted(strict), strict)

@@ -83,6 +83,8 @@ class Compilers:
         guide = Guide(compiled.matcher())
         guide.fill(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
         if guide.error is not None:
+            if compiled.guard is not None:
+                compiled.guard.failed("fill")
             raise RequestError(f"{backend}: {guide.error}", param="guided")
 
     def warm(self, backend: str) -> None:

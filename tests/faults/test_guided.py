@@ -1,0 +1,234 @@
+"""A grammar backend that fails costs the request that wanted a grammar, and its neighbours nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from engines import calls, config, finish, healthy, named
+
+from weft import LLM
+from weft.errors import EngineDeadError, EngineError, RequestError
+from weft.sampling.params import GuidedParams
+
+fault = pytest.mark.fault
+Odd = Callable[..., LLM]
+
+FATAL = r" \(plugin_strict makes it fatal\)"
+RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """One engine for all: what goes wrong stands in the grammar."""
+    with LLM(config=config("guided")) as made:
+        yield made
+
+
+def grammar(*words: object) -> dict[str, Any]:
+    return {"guided": GuidedParams(regex=" ".join(map(str, words)))}
+
+
+FINE = grammar("never", "RuntimeError", 1)
+
+
+def count(llm: LLM, method: str, outcome: str) -> int:
+    return calls(llm, "guided", method).get(outcome, 0)
+
+
+@pytest.mark.parametrize("at", [2, 4])
+@pytest.mark.parametrize(
+    ("method", "counted", "how", "cause"),
+    [
+        pytest.param("fill", "fill", *RAISE[0], marks=fault("guided", "fill")),
+        pytest.param("fill", "fill", *RAISE[1]),
+        pytest.param("fill", "fill", "RequestError", "RequestError: odd"),
+        pytest.param("accept", "accept", *RAISE[0], marks=fault("guided", "accept")),
+        pytest.param("accept", "accept", *RAISE[1]),
+        pytest.param("complete", "fill", *RAISE[0], marks=fault("guided", "complete")),
+        pytest.param(
+            "complete", "fill", "method", "TypeError: complete is a method; it must be .*"
+        ),
+        pytest.param("finished", "accept", *RAISE[0], marks=fault("guided", "finished")),
+        pytest.param("finished", "accept", "method", "TypeError: finished is a method; .*"),
+    ],
+)
+def test_a_matcher_that_fails_ends_its_output_alone(
+    llm: LLM, expected: list[int], method: str, counted: str, how: str, cause: str, at: int
+) -> None:
+    errors = count(llm, counted, "error")
+    bad, plain, fine = finish(llm, grammar(method, how, at), {}, FINE)
+    assert bad.finish_reason == "error" and plain.token_ids == expected
+    assert fine.finish_reason == "length" and max(fine.token_ids) < 64
+    said = "the grammar failed: " + named("guided", counted, "") + cause
+    assert re.fullmatch(said, str(bad.error)), bad.error
+    assert count(llm, counted, "error") == errors + 1
+    healthy(llm, expected)
+
+
+@fault("guided", "fill", "complete")
+@pytest.mark.parametrize(
+    ("method", "how", "cause"),
+    [
+        ("fill", *RAISE[0]),
+        ("fill", *RAISE[1]),
+        ("complete", *RAISE[0]),
+        ("complete", "method", "TypeError: complete is a method; it must be a property"),
+    ],
+)
+def test_a_first_mask_that_fails_is_the_grammars_error(
+    llm: LLM, expected: list[int], method: str, how: str, cause: str
+) -> None:
+    """Some libraries notice only then that a grammar is wrong."""
+    errors = count(llm, "fill", "error")
+    with pytest.raises(RequestError, match=f"^odd: the grammar failed: {re.escape(cause)}$"):
+        finish(llm, grammar(method, how, 1), {}, FINE)
+    assert count(llm, "fill", "error") == errors + 1
+    healthy(llm, expected)
+
+
+@fault("guided", "accept")
+@pytest.mark.parametrize("how", ["False", "None"])
+def test_a_matcher_that_takes_back_what_it_allowed_ends_its_output(
+    llm: LLM, expected: list[int], how: str
+) -> None:
+    errors = count(llm, "accept", "error")
+    bad, fine = finish(llm, grammar("accept", how, 3), FINE)
+    assert bad.finish_reason == "error" and len(bad.token_ids) == 2
+    assert re.fullmatch(
+        r"the grammar of guided:odd does not allow token \d+, which its mask allowed",
+        str(bad.error),
+    )
+    assert fine.finish_reason == "length"
+    assert count(llm, "accept", "error") == errors + 1
+    healthy(llm, expected)
+
+
+@fault("guided", "rollback")
+def test_nobody_rolls_back(llm: LLM, expected: list[int]) -> None:
+    """This version does not speculate, so that a matcher whose rollback fails serves as others do."""
+    (output,) = finish(llm, grammar("rollback", "RuntimeError", 1))
+    assert output.finish_reason == "length"
+    healthy(llm, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "words"),
+    [
+        pytest.param("refuses", "RuntimeError", "odd", marks=fault("guided", "refuses")),
+        pytest.param("refuses", "Panic", "odd"),
+        pytest.param("compile", "RuntimeError", "odd", marks=fault("guided", "compile")),
+        pytest.param("compile", "Panic", "odd"),
+        pytest.param("compile", "None", "'NoneType' object has no attribute 'matcher'"),
+        pytest.param("matcher", "KeyError", "'odd'", marks=fault("guided", "matcher")),
+    ],
+)
+def test_a_grammar_that_does_not_compile_is_its_requests_error(
+    llm: LLM, expected: list[int], method: str, how: str, words: str
+) -> None:
+    """These are first called in a process of their own, where what raises is the grammar's."""
+    errors = count(llm, "compile", "error")
+    with pytest.raises(RequestError, match=re.escape(f"odd cannot compile the grammar: {words}")):
+        finish(llm, grammar(method, how, 1), {}, FINE)
+    assert count(llm, "compile", "error") == errors + 1
+    healthy(llm, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "counted", "how", "cause"),
+    [
+        pytest.param("compile", "compile", *RAISE[0], marks=fault("guided", "compile")),
+        pytest.param("compile", "compile", *RAISE[1]),
+        pytest.param("compile", "matcher", "None", "AttributeError: 'NoneType' object has no .*"),
+        pytest.param("matcher", "matcher", *RAISE[0], marks=fault("guided", "matcher")),
+        pytest.param("matcher", "matcher", *RAISE[1]),
+    ],
+)
+def test_what_fails_in_the_engine_alone_is_not_the_clients_fault(
+    llm: LLM, expected: list[int], method: str, counted: str, how: str, cause: str
+) -> None:
+    errors = count(llm, counted, "error")
+    bad, plain, fine = finish(llm, grammar(method, how, 1, os.getpid()), {}, FINE)
+    assert bad.finish_reason == "error" and plain.token_ids == expected
+    assert fine.finish_reason == "length"
+    assert re.fullmatch(named("guided", counted, "") + cause, str(bad.error))
+    assert count(llm, counted, "error") == errors + 1
+    healthy(llm, expected)
+
+
+@fault("guided", "hook")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("RuntimeError", named("guided", "weft_grammar_compiler")),
+        ("Panic", named("guided", "weft_grammar_compiler", "Panic: odd")),
+        ("None", "its weft_grammar_compiler returned None"),
+    ],
+)
+def test_a_compiler_that_cannot_be_opened_fails_who_asks(
+    odd: Odd, expected: list[int], how: str, words: str
+) -> None:
+    llm = odd("guided", "hook", how)
+    for _ in range(2):
+        bad, plain = finish(llm, FINE, {})
+        assert bad.finish_reason == "error" and re.search(words, str(bad.error)), bad.error
+        assert plain.token_ids == expected
+    healthy(llm, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "at", "words"),
+    [
+        ("fill", 3, named("guided", "fill")),
+        ("accept", 2, named("guided", "accept")),
+        ("matcher", 1, named("guided", "matcher")),
+        ("compile", 1, named("guided", "compile")),
+    ],
+)
+def test_in_strict_mode_it_ends_the_engine(odd: Odd, method: str, at: int, words: str) -> None:
+    llm = odd("guided", plugin_strict=True)
+    with pytest.raises(EngineError, match=words + FATAL):
+        finish(llm, grammar(method, "RuntimeError", at, os.getpid()), {})
+    with pytest.raises(EngineDeadError, match="the engine has failed"):
+        finish(llm, {})
+
+
+@fault("guided", "hook")
+def test_in_strict_mode_a_compiler_that_cannot_be_opened_ends_the_engine(odd: Odd) -> None:
+    llm = odd("guided", "hook", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("guided", "weft_grammar_compiler") + FATAL):
+        finish(llm, FINE)
+
+
+def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
+    def seconds(method: str) -> tuple[int, float]:
+        rows = llm.stats.plugin_seconds
+        return next(((n, s) for p, h, n, s in rows if (p, h) == ("guided:odd", method)), (0, 0.0))
+
+    before = {method: seconds(method) for method in ("fill", "accept")}
+    finish(llm, FINE, FINE, {})
+    for method, (n, taken) in before.items():
+        now, total = seconds(method)
+        assert now == n + 2 * 6, "once for each token of each output that has a grammar"
+        assert 0 < total - taken < 1
+
+
+def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
+    import torch
+
+    from weft.guided import Guide
+
+    class Greedy:
+        complete = finished = False
+
+        def fill(self, bitmask: torch.Tensor, row: int) -> None:
+            bitmask.zero_()
+            bitmask[row, 0] = 2
+
+    masks = torch.full((3, 10), -1, dtype=torch.int32)
+    Guide(Greedy()).fill(masks, 1, ())  # type: ignore[arg-type]
+    assert masks[1, 0] == 2 and not masks[1, 1:].any()
+    assert (masks[0] == -1).all() and (masks[2] == -1).all()

@@ -1,0 +1,222 @@
+"""Policies, logits processors and stat loggers that fail: the request pays, or nobody does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engines import calls, finish, healthy, name, named
+
+from weft import LLM
+from weft.errors import EngineDeadError, EngineError, RequestError
+from weft.plugins.tally import MOST_FAILURES
+
+fault = pytest.mark.fault
+Odd = Callable[..., LLM]
+
+FATAL = r" \(plugin_strict makes it fatal\)"
+ODD = {"extra": {"odd": "odd"}}
+EVEN = {"extra": {"odd": "even"}}
+RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
+SEVENS = [7] * 6
+
+
+# ---------------------------------------------------------------------------- policies
+
+
+@fault("policies", "order")
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        *RAISE,
+        ("RequestError", "RequestError: odd"),
+        ("None", "TypeError: 'NoneType' object is not iterable"),
+        ("text", "ValueError: could not convert string to float: 'o'"),
+        ("False", "TypeError: 'bool' object is not iterable"),
+        ("few", "ValueError: () is no order; a tuple of finite numbers is"),
+    ],
+)
+def test_a_request_that_cannot_be_ordered_fails_alone(
+    odd: Odd, expected: list[int], how: str, cause: str
+) -> None:
+    llm = odd("policies", "order", how)
+    first, bad, last = finish(llm, {}, {"priority": 1}, {})
+    assert first.token_ids == last.token_ids == expected
+    assert bad.finish_reason == "error" and re.fullmatch(
+        named("policies", "order", cause), str(bad.error)
+    )
+    assert calls(llm, "policies", "order") == {"ok": 2, "error": 1}
+    healthy(llm, expected)
+
+
+@fault("policies", "order")
+def test_in_strict_mode_it_ends_the_engine(odd: Odd) -> None:
+    llm = odd("policies", "order", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("policies", "order") + FATAL):
+        finish(llm, {"priority": 1})
+    with pytest.raises(EngineDeadError, match=named("policies", "order")):
+        finish(llm, {})
+
+
+CROWD = {"num_pages": 14, "page_size": 4, "max_num_seqs": 4}
+LONG = {"max_tokens": 24}
+
+
+@fault("policies", "victim")
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "None", "text", "negative"])
+def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> None:
+    llm = odd("policies", "victim", how, **CROWD)
+    outputs = finish(llm, *[LONG] * 4)
+    assert [len(o.token_ids) for o in outputs] == [24] * 4
+    assert llm.stats.preemptions > 0 and llm.stats.pages_used == 0
+    assert calls(llm, "policies", "victim") == {"error": llm.stats.preemptions}
+
+
+@fault("policies", "victim")
+def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
+    llm = odd("policies", "victim", plugin_strict=True, **CROWD)
+    with pytest.raises(EngineError, match=named("policies", "victim") + FATAL):
+        finish(llm, *[LONG] * 4)
+    with pytest.raises(EngineDeadError):
+        finish(llm, {})
+
+
+# -------------------------------------------------------------------- logits processors
+
+
+@fault("logits_processors", "check")
+@pytest.mark.parametrize(("how", "cause"), RAISE)
+def test_a_request_that_cannot_be_checked_is_refused(
+    odd: Odd, expected: list[int], how: str, cause: str
+) -> None:
+    llm = odd("logits_processors", "check", how)
+    with pytest.raises(RequestError, match=named("logits_processors", "check", cause)) as caught:
+        finish(llm, ODD)
+    assert caught.value.param == "extra"
+    assert calls(llm, "logits_processors", "check") == {"error": 1}
+    (even,) = finish(llm, EVEN)
+    assert even.token_ids == SEVENS
+    healthy(llm, expected)
+
+
+@fault("logits_processors", "check")
+def test_a_refusal_is_no_failure(odd: Odd) -> None:
+    llm = odd("logits_processors", "check", "RequestError", plugin_strict=True)
+    with pytest.raises(RequestError, match=r"^odd$"):
+        finish(llm, ODD)
+    assert calls(llm, "logits_processors", "check") == {"ok": 1}
+
+
+@fault("logits_processors", "check")
+def test_in_strict_mode_a_check_that_raises_ends_the_engine(odd: Odd) -> None:
+    llm = odd("logits_processors", "check", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("logits_processors", "check") + FATAL):
+        finish(llm, ODD)
+    with pytest.raises(EngineDeadError):
+        finish(llm, {})
+
+
+@fault("logits_processors", "apply")
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        *RAISE,
+        ("RequestError", "RequestError: odd"),
+        ("None", "TypeError: index_copy_.*"),
+        ("text", "TypeError: index_copy_.*"),
+        ("narrow", "(RuntimeError|IndexError): .*"),
+        ("few", "(RuntimeError|IndexError): .*"),
+    ],
+)
+def test_a_row_that_cannot_be_edited_fails_alone(
+    odd: Odd, expected: list[int], how: str, cause: str
+) -> None:
+    llm = odd("logits_processors", "apply", how)
+    plain, bad, even = finish(llm, {}, ODD, EVEN)
+    assert plain.token_ids == expected and even.token_ids == SEVENS
+    assert bad.finish_reason == "error" and bad.token_ids == []
+    pattern = named("logits_processors", "apply", "") + cause
+    assert re.fullmatch(pattern, str(bad.error), re.DOTALL), bad.error
+    # Once for both of its rows, once for the bad one alone.
+    assert calls(llm, "logits_processors", "apply") == {"error": 2, "ok": 6}
+    healthy(llm, expected)
+
+
+@fault("logits_processors", "apply")
+def test_a_processor_that_leaves_no_number_is_named(odd: Odd, expected: list[int]) -> None:
+    """Nothing raises, and the row without a token is found when the step is collected."""
+    llm = odd("logits_processors", "apply", "NaN", at=2)
+    plain, bad = finish(llm, {}, ODD)
+    assert plain.token_ids == expected
+    assert (bad.finish_reason, bad.token_ids) == ("error", [7])
+    assert (
+        bad.error == "logits_processors:odd left no token to choose (NaN, or everything is masked)"
+    )
+    assert calls(llm, "logits_processors", "apply") == {"ok": 2, "error": 1}
+    healthy(llm, expected)
+
+
+@fault("logits_processors", "apply")
+@pytest.mark.parametrize("how", ["RuntimeError", "NaN"])
+def test_in_strict_mode_a_row_that_fails_ends_the_engine(odd: Odd, how: str) -> None:
+    llm = odd("logits_processors", "apply", how, plugin_strict=True)
+    with pytest.raises(EngineError, match="logits_processors:odd .*" + FATAL):
+        finish(llm, {}, ODD)
+    with pytest.raises(EngineDeadError):
+        finish(llm, {})
+
+
+# ------------------------------------------------------------------------- stat loggers
+
+
+@fault("stat_loggers", "record")
+@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "RequestError", "EngineDeadError"])
+def test_a_logger_that_keeps_failing_is_given_up(odd: Odd, expected: list[int], how: str) -> None:
+    llm = odd("stat_loggers", "record", how)
+    for output in finish(llm, {}, {}):
+        assert output.token_ids == expected
+    assert calls(llm, "stat_loggers", "record") == {"error": MOST_FAILURES}
+    assert llm.stats.plugin_states["stat_loggers:odd"] == "broken"
+    healthy(llm, expected)
+
+
+@fault("stat_loggers", "record")
+def test_a_logger_that_fails_now_and_then_is_kept(odd: Odd, expected: list[int]) -> None:
+    llm = odd("stat_loggers", "record", at=2, times=MOST_FAILURES - 1)
+    assert finish(llm, {})[0].token_ids == expected
+    assert calls(llm, "stat_loggers", "record") == {"error": MOST_FAILURES - 1, "ok": 4}
+    assert llm.stats.plugin_states["stat_loggers:odd"] == "loaded"
+
+
+@fault("stat_loggers", "record")
+def test_what_a_logger_returns_is_nobodys_business(odd: Odd, expected: list[int]) -> None:
+    llm = odd("stat_loggers", "record", "text", plugin_strict=True)
+    healthy(llm, expected)
+
+
+@fault("stat_loggers", "record")
+def test_in_strict_mode_a_logger_ends_the_engine(odd: Odd) -> None:
+    llm = odd("stat_loggers", "record", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("stat_loggers", "record") + FATAL):
+        finish(llm, {})
+    with pytest.raises(EngineDeadError, match="the engine has failed"):
+        finish(llm, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "asked"),
+    [
+        ("policies", "order", {"priority": 1}),
+        ("logits_processors", "apply", ODD),
+        ("stat_loggers", "record", {}),
+    ],
+)
+def test_an_interrupt_is_the_users(odd: Odd, kind: str, method: str, asked: dict[str, Any]) -> None:
+    llm = odd(kind, method, "KeyboardInterrupt", times=1)
+    with pytest.raises(KeyboardInterrupt):
+        finish(llm, asked)
+    with pytest.raises(EngineDeadError, match="left in the middle by KeyboardInterrupt"):
+        finish(llm, {})
+    assert llm.stats.plugin_states[name(kind)] == "loaded"

@@ -1,0 +1,404 @@
+"""Server plugins that fail: in the hook, in routes, in what is around them, and in lifespans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from faulty import errors, hosting
+from scripted import ScriptedEngine
+from serving import Server, events, serving, until
+
+from weft.errors import PluginLoadError
+from weft.plugins import Host
+from weft_server import served
+
+ROUTES = '''
+from typing import Any
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+class Panic(BaseException):
+    """Like a panic of a Rust library."""
+
+
+@impl
+def weft_server(app, engine):
+    import asyncio
+    from litestar import Request, Response, asgi, get
+    from litestar.exceptions import HTTPException
+    from litestar.response import Stream
+
+    async def fail(error: BaseException) -> None:
+        raise error
+
+    async def half() -> Any:
+        yield b"half"
+        raise ValueError("/secret")
+
+    @get("/raise/{what:str}")
+    async def raises(request: Request) -> None:
+        kinds = {"error": ValueError, "panic": Panic, "exit": SystemExit,
+                 "cancel": asyncio.CancelledError, "group": ExceptionGroup}
+        what = request.path_params["what"]
+        await fail(kinds[what](*(("/secret", [ValueError("/secret")])[:1 + (what == "group")])))
+
+    @get("/thread", sync_to_thread=True)
+    def thread() -> None:
+        raise SystemExit("/secret")
+
+    @get("/type")
+    async def wrong() -> int:
+        return object()
+
+    @get("/answer")
+    async def answer() -> Response[Any]:
+        return Response({"x": object()})
+
+    @get("/half")
+    async def cut() -> Stream:
+        return Stream(half())
+
+    @asgi("/nothing", copy_scope=True)
+    async def nothing(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    @asgi("/begun", copy_scope=True)
+    async def begun(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    @asgi("/garbage", copy_scope=True)
+    async def garbage(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "nonsense"})
+
+    @asgi("/no-status", copy_scope=True)
+    async def no_status(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start"})
+
+    @get("/tea")
+    async def tea() -> None:
+        raise HTTPException(status_code=418, detail="tea only")
+
+    @get("/waits")
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    app.route_handlers += [
+        raises, thread, wrong, answer, cut, nothing, begun, garbage, no_status, tea, waits
+    ]
+'''
+ANSWERED = [
+    *("/raise/error", "/raise/panic", "/raise/exit", "/raise/cancel", "/raise/group"),
+    *("/thread", "/type", "/answer", "/nothing", "/garbage", "/no-status"),
+]
+
+
+def check(answer: httpx.Response) -> None:
+    """An error object that names the plugin and nothing of its own."""
+    assert answer.status_code == 500 and answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert error["code"] == "plugin_failed" and error["type"] == "server_error"
+    assert error["message"].startswith("server:faulty failed on this request")
+    assert "secret" not in answer.text and "Traceback" not in answer.text
+
+
+@pytest.mark.fault("server", "route")
+async def test_a_route_that_fails_costs_its_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(["a"] * 50, pause=0.01, host=hosting(tmp_path, ROUTES))
+    async with serving(engine) as server:
+        running = asyncio.create_task(server.chat(stream=True))
+        await until(lambda: engine.running)
+        for path in ANSWERED:
+            check(await server.client.get(path))
+        for path in ("/half", "/begun"):  # nobody may take it for the whole
+            with pytest.raises(httpx.RemoteProtocolError):
+                await server.client.get(path)
+        tea = await server.client.get("/tea")
+        page = (await server.client.get("/metrics")).text
+        assert events((await running).text)[-1] == "[DONE]"
+    assert (tea.status_code, tea.json()["error"]["message"]) == (418, "tea only")
+    assert errors(page, "server:faulty") == {"request": len(ANSWERED) + 2}
+    for words in (
+        "failed in GET /raise/{what}: ValueError: /secret",
+        "failed in GET /raise/{what}: Panic: /secret",
+        "failed in GET /half: ValueError: /secret",
+        "failed in GET /nothing: RuntimeError: its answer has no end",
+    ):
+        assert words in caplog.text
+    assert "Exception in ASGI application" not in caplog.text
+
+
+@pytest.mark.fault("server", "route")
+async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(tmp_path: Path) -> None:
+    engine = ScriptedEngine(host=hosting(tmp_path, ROUTES))
+    async with serving(engine, drain_timeout=0.1) as server:
+        waiting = asyncio.create_task(server.client.get("/waits"))
+        await until(lambda: server.context.metrics.active)
+        assert (await server.chat()).status_code == 200
+        server.signals.take(signal.SIGTERM)
+        answer = await waiting
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutdown")
+        await server.task
+
+
+AROUND = """
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+@impl
+def weft_server(app, options):
+    from litestar import get
+
+    @get("/fine")
+    async def fine() -> str:
+        return "fine"
+
+    def fail(*_, **__):
+        raise ValueError("/secret")
+
+    async def fail_later(*_, **__):
+        raise ValueError("/secret")
+
+    class Middle:
+        def __init__(self, app, **_):
+            self.app = app
+
+        async def __call__(self, scope, receive, send):
+            if options["how"] == "middleware before":
+                fail()
+            await self.app(scope, receive, fail_later if options["how"] == "middleware send" else send)
+            if options["how"] == "middleware after":
+                fail()
+
+    match options["how"]:
+        case "guards":
+            app.guards.append(fail)
+        case "before_request" | "after_request" | "after_response" as name:
+            setattr(app, name, fail_later)
+        case "before_send":
+            app.before_send.append(fail_later)
+        case "no answer":
+            app.after_request = lambda _: None
+        case "handlers":
+            app.exception_handlers[500] = fail
+            app.guards.append(fail)
+        case _:
+            app.middleware.append(Middle)
+    app.route_handlers.append(fine)
+"""
+
+
+def edited(folder: Path, source: str, how: str, **config: Any) -> Host:
+    return hosting(folder, source, plugin_options={"server:faulty": {"how": how}}, **config)
+
+
+BEFORE = ["guards", "before_request", "after_request", "before_send", "handlers"]
+
+
+@pytest.mark.fault("server", "guards", "middleware", "before_request", "after_request")
+@pytest.mark.fault("server", "before_send", "exception_handlers")
+@pytest.mark.parametrize("how", [*BEFORE, "middleware before", "middleware send"])
+async def test_what_is_around_the_routes_fails_the_requests_inside(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(host=edited(tmp_path, AROUND, how))
+    async with serving(engine) as server:
+        for asked in (server.client.get("/fine"), server.chat(), server.complete(stream=True)):
+            check(await asked)
+        assert engine.running == 0
+        assert server.context.metrics.active == 0
+    assert "ValueError: /secret" in caplog.text and "server:faulty from" in caplog.text
+
+
+@pytest.mark.fault("server", "middleware", "after_response")
+@pytest.mark.parametrize("how", ["after_response", "middleware after"])
+async def test_what_fails_behind_an_answer_leaves_it(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(ScriptedEngine(host=edited(tmp_path, AROUND, how))) as server:
+        assert (await server.client.get("/fine")).text == "fine"
+        assert (await server.chat()).status_code == 200
+        assert events((await server.chat(stream=True)).text)[-1] == "[DONE]"
+        page = (await server.client.get("/metrics")).text
+    assert errors(page, "server:faulty") == {"request": 3}
+    assert caplog.text.count("ValueError: /secret") >= 3
+
+
+async def test_an_answer_taken_away_is_an_error_of_ours(tmp_path: Path) -> None:
+    """Litestar does not say who did it."""
+    async with serving(ScriptedEngine(host=edited(tmp_path, AROUND, "no answer"))) as server:
+        check(await server.client.get("/fine"))
+        answer = await server.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+
+
+async def test_an_error_of_weft_is_no_failure_of_a_plugin_around_it(tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("/secret")
+
+    engine = ScriptedEngine(host=edited(tmp_path, AROUND, "middleware"), before=fail)
+    async with serving(engine) as server:
+        answer = await server.chat()
+        page = (await server.client.get("/metrics")).text
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert errors(page, "server:faulty") == {}
+
+
+HOOK = """
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+@impl
+def weft_server(app, options):
+    from litestar.datastructures import State
+
+    match options["how"]:
+        case "raise":
+            raise KeyError("oh")
+        case "answer":
+            return 5
+        case "routes":
+            app.route_handlers = None
+        case "item":
+            app.route_handlers.append("no handler")
+        case "twice":
+            app.route_handlers.append(app.route_handlers[0])
+        case "state":
+            app.state = State()
+        case "strange":
+            app.middleware = 5
+"""
+
+
+@pytest.mark.fault("server", "hook")
+@pytest.mark.parametrize("how", ["raise", "routes", "item", "twice", "state", "strange"])
+async def test_an_application_that_cannot_be_built_ends_the_start(how: str, tmp_path: Path) -> None:
+    with pytest.raises(PluginLoadError, match=r"server:faulty from faulty_\w+\.py"):
+        async with serving(ScriptedEngine(host=edited(tmp_path, HOOK, how))):
+            pass
+
+
+async def test_what_the_hook_returns_does_not_matter(tmp_path: Path) -> None:
+    async with serving(ScriptedEngine(host=edited(tmp_path, HOOK, "answer"))) as server:
+        assert (await server.chat()).status_code == 200
+
+
+@pytest.mark.fault("server", "import")
+async def test_a_plugin_that_cannot_be_imported_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = 'WEFT = {"server": ["faulty"]}\nimport missing_module\n'
+    async with serving(ScriptedEngine(host=hosting(tmp_path, source))) as server:
+        assert (await server.chat()).status_code == 200
+    assert "server:faulty" in caplog.text and "goes on without it" in caplog.text
+    strict = hosting(tmp_path, source, plugin_strict=True)
+    with pytest.raises(PluginLoadError, match="strict mode, and plugins are broken"):
+        async with serving(ScriptedEngine(host=strict)):
+            pass
+
+
+LIFE = '''
+from contextlib import asynccontextmanager
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+class Panic(BaseException):
+    """Like a panic of a Rust library."""
+
+
+@impl
+def weft_server(app, engine, options):
+    import asyncio
+
+    async def fails(how):
+        engine.reached = True
+        match options["how"]:
+            case end if end != how and end.rstrip("!?.") != how:
+                return
+            case wait if wait.endswith("?"):
+                await asyncio.Event().wait()
+            case panic if panic.endswith("!"):
+                raise Panic("oh")
+            case leave if leave.endswith("."):
+                raise SystemExit(3)
+            case _:
+                raise KeyError("oh")
+
+    @asynccontextmanager
+    async def life(_):
+        await fails("start")
+        yield
+        await fails("end")
+
+    @asynccontextmanager
+    async def never(_):
+        return
+        yield
+
+    app.lifespan.append(never if options["how"] == "never" else life)
+'''
+
+
+@pytest.mark.fault("server", "lifespan")
+@pytest.mark.parametrize("how", ["start", "start!", "start.", "never"])
+async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine(host=edited(tmp_path, LIFE, how))
+    async with serving(engine) as server:
+        with pytest.raises(PluginLoadError, match=r"server:faulty from .*failed in its startup"):
+            await server.task
+
+
+@pytest.mark.fault("server", "lifespan")
+async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
+    engine: Any = ScriptedEngine(host=edited(tmp_path, LIFE, "start?"))
+    engine.reached = False
+    starting = asyncio.create_task(_whole(engine))
+    await until(lambda: engine.reached)
+    engine.server.signals.take(signal.SIGTERM)
+    await asyncio.wait_for(starting, 5)
+
+
+async def _whole(engine: Any) -> None:
+    from weft_server.config import server_from_options
+    from weft_server.context import Context
+    from weft_server.lifecycle import Lifecycle, Signals
+    from weft_server.listen import bind
+
+    config = server_from_options({"port": 0})
+    bound, signals = bind(config), Signals()
+    try:
+        context = Context(engine, config)
+        engine.server = Server(Lifecycle(context, bound, signals), context, signals, 0)
+        await engine.server.task
+        await engine.server.client.aclose()
+    finally:
+        bound.close()
+
+
+@pytest.mark.fault("server", "lifespan")
+@pytest.mark.parametrize("how", ["end", "end!", "end.", "end?"])
+async def test_a_shutdown_that_fails_is_told_and_does_not_keep_the_server(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "SHUTDOWN", 0.2)
+    async with serving(ScriptedEngine(host=edited(tmp_path, LIFE, how))) as server:
+        assert (await server.chat()).status_code == 200
+    assert server.task.exception() is None
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    words = "are given up" if how == "end?" else "failed in its shutdown"
+    assert len(told) == 1 and "server:faulty from" in told[0] and words in told[0]

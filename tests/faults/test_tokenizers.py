@@ -1,0 +1,138 @@
+"""A tokenizer that fails while requests are served: the request whose text it is pays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from engines import PROMPT, calls, finish, healthy, named
+
+from weft import LLM, SamplingParams
+from weft.errors import PluginLoadError
+
+fault = pytest.mark.fault
+Odd = Callable[..., LLM]
+
+RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
+LOGPROBS = {"logprobs": 2}
+
+
+@fault("tokenizers", "encode")
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        *RAISE,
+        ("None", "TypeError: it returned None; a list of ints is wanted"),
+        ("text", "TypeError: it returned 'odd'; a list of ints is wanted"),
+    ],
+)
+def test_a_prompt_that_cannot_be_encoded_is_its_requests_error(
+    odd: Odd, expected: list[int], how: str, cause: str
+) -> None:
+    llm = odd("tokenizers", "encode", how, at=2, times=1)
+    for prompts in (["fine"], [PROMPT]):
+        assert llm.generate(prompts, use_tqdm=False)[0].outputs[0].error is None
+    with pytest.raises(PluginLoadError, match=named("tokenizers", "encode", cause)):
+        llm.generate(["odd"], use_tqdm=False)
+    assert llm.generate(["fine"], use_tqdm=False)[0].outputs[0].error is None
+    healthy(llm, expected)
+
+
+@fault("tokenizers", "encode")
+def test_bad_words_that_cannot_be_encoded_are_their_requests_error(
+    odd: Odd, expected: list[int]
+) -> None:
+    llm = odd("tokenizers", "encode")
+    with pytest.raises(PluginLoadError, match=named("tokenizers", "encode")):
+        finish(llm, {"bad_words": ["odd"]})
+    healthy(llm, expected)
+
+
+@fault("tokenizers", "stream")
+@pytest.mark.parametrize(("how", "cause"), RAISE)
+def test_an_output_that_cannot_be_begun_is_its_requests_error(
+    odd: Odd, expected: list[int], how: str, cause: str
+) -> None:
+    llm = odd("tokenizers", "stream", how, times=1)
+    with pytest.raises(PluginLoadError, match=named("tokenizers", "stream", cause)):
+        finish(llm, {})
+    healthy(llm, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "cause"),
+    [
+        pytest.param("step", *RAISE[0], marks=fault("tokenizers", "step")),
+        pytest.param("step", *RAISE[1]),
+        pytest.param("step", "None", "TypeError: it returned None; a text is wanted"),
+        pytest.param("step", "False", "TypeError: it returned False; a text is wanted"),
+        pytest.param("finish", *RAISE[0], marks=fault("tokenizers", "finish")),
+        pytest.param("finish", *RAISE[1]),
+        pytest.param("finish", "None", "TypeError: it returned None; a text is wanted"),
+        pytest.param("token_bytes", *RAISE[0], marks=fault("tokenizers", "token_bytes")),
+        pytest.param("token_bytes", *RAISE[1]),
+        pytest.param("token_bytes", "text", "TypeError: it returned 'odd'; bytes is wanted"),
+    ],
+)
+def test_an_output_whose_text_cannot_be_made_ends_alone(
+    odd: Odd, expected: list[int], method: str, how: str, cause: str
+) -> None:
+    """The first of two outputs; the tokens of the other are what they would be."""
+    llm = odd("tokenizers", method, how, times=1)
+    asked = LOGPROBS if method == "token_bytes" else {}
+    bad, good = finish(llm, asked, asked)
+    assert good.token_ids == expected and good.error is None and good.text
+    assert bad.finish_reason == "error"
+    pattern = "the text of this output could not be made: " + named("tokenizers", method, cause)
+    assert re.fullmatch(pattern, str(bad.error)), bad.error
+    healthy(llm, expected)
+
+
+@fault("tokenizers", "finish")
+def test_an_output_that_is_ended_early_may_fail_too(odd: Odd, expected: list[int]) -> None:
+    """What was held back is asked for when a request is aborted."""
+    llm = odd("tokenizers", "finish", times=1)
+    stream = llm.stream([PROMPT], SamplingParams(max_tokens=50, ignore_eos=True))
+    request = next(stream).request_id
+    llm._core.abort(llm._outputs.abort(request))
+    last = next(stream).outputs[0]
+    assert last.finish_reason == "error"
+    assert re.search(named("tokenizers", "finish"), str(last.error))
+    healthy(llm, expected)
+
+
+@fault("tokenizers", "vocab_size", "decode", "eos_id")
+@pytest.mark.parametrize("method", ["vocab_size", "decode", "eos_id"])
+def test_what_the_engine_does_not_ask_fails_nobody(
+    odd: Odd, expected: list[int], method: str
+) -> None:
+    """These are for other plugins: compilers of grammars, parsers."""
+    llm = odd("tokenizers", method)
+    assert llm.generate(["hello"], use_tqdm=False)[0].outputs[0].error is None
+    healthy(llm, expected)
+
+
+@fault("tokenizers", "vocab_size")
+def test_a_grammar_compiler_that_is_let_down_fails_its_request(
+    odd: Odd, expected: list[int]
+) -> None:
+    from weft.sampling.params import GuidedParams
+
+    llm = odd("tokenizers", "vocab_size")
+    backend = next(n for n in ("llguidance", "outlines", "lmfe") if n in _guided(llm))
+    guided = GuidedParams(regex="[a-z]+", backend=backend)
+    bad, good = finish(llm, {"guided": guided}, {})
+    assert bad.finish_reason == "error" and good.token_ids == expected
+    assert f"guided:{backend}" in str(bad.error) and "RuntimeError: odd" in str(bad.error)
+    healthy(llm, expected)
+
+
+def _guided(llm: LLM) -> list[str]:
+    return llm._core.host.keys("guided")
+
+
+def test_calls_are_counted(odd: Odd) -> None:
+    llm = odd("tokenizers", "never")
+    llm.generate(["hello"], use_tqdm=False)
+    assert calls(llm, "tokenizers", "encode") == {"ok": 1}
