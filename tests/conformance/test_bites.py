@@ -101,7 +101,6 @@ WHOLE = {suite.__name__: suite for suite in (PluginSuite, *map(of_kind, SUITES.v
 
 # Suites whose mutants are being written: each leaves with its module in mutants/.
 PENDING = {
-    "AttentionSuite",
     "QuantizationSuite",
 }
 

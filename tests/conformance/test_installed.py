@@ -104,8 +104,6 @@ def suite(entry: Entry, kind: type) -> type:
     """The test class of one entry."""
     parts = (PluginSuite,) if kind is object else (PluginSuite, kind)
     about: dict[str, Any] = {"plugin": entry.id, **GIVEN.get(entry.id, {})}
-    if entry.kind == "attention":
-        about["key"] = entry.key
     name = "".join(c if c.isalnum() else "_" for c in f"Test_{entry.id}")
     return type(name, parts, about)
 

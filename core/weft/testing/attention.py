@@ -2,8 +2,8 @@
 
 ::
 
-    class TestMine(AttentionSuite):
-        key = "mine"                                     # weft.attention:mine
+    class TestMine(PluginSuite, AttentionSuite):
+        plugin = "attention:mine"
         device = DeviceInfo("cuda", (9, 0))              # what to bid for and to run on
 
 Every request of the grid is put to the backend. What it offers for is run and compared with
@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.attention import AttentionRequest, MaskKind, Offer, PagedWriter, Refusal
 from weft.api.cache import DeviceInfo, LayerCacheSpec
+from weft.testing.plugin import Subject
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from weft.api.attention import AttentionBackend, AttentionBatch
+    from weft.plugins import Host
 
 __all__ = ("AttentionSuite", "Case", "requests", "steps")
 
@@ -255,26 +257,25 @@ def _storage(name: str) -> torch.dtype:
     return fp8.get(name) or getattr(torch, name)
 
 
-@cache
-def _host() -> Any:
-    from weft.plugins import Host
+class AttentionSuite(Subject):
+    """Subclass it with ``plugin`` and ``device``; its name must begin with ``Test``."""
 
-    return Host()
-
-
-class AttentionSuite:
-    """Subclass it with ``key`` and ``device``; its name must begin with ``Test``."""
-
-    key: ClassVar[str]
     device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
     steps: ClassVar[Mapping[str, tuple[list[int], list[int]]]] = steps
     """Query and key lengths of the steps to run every request with; fewer where each is slow."""
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        """The backend's answer. Override it for a backend that is not installed."""
-        offers, refusals = _host().attention_bids(request)
-        bids: list[Offer | Refusal] = [*offers, *refusals]
+        """The backend's answer, or what it raised: for an engine that would be a refusal. Override
+        it for a backend that is not installed."""
+        host = self._bidding
+        asked: Any = host.only("attention", self.key)
+        options = host.options("attention", self.key)
+        bids: list[Offer | Refusal] = asked.weft_attention(request=request, options=options)
         return next(bid for bid in bids if bid.name == self.key)
+
+    @cached_property
+    def _bidding(self) -> Host:
+        return self.host()
 
     def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
         request = replace(requests[name], device=self.device)
@@ -395,6 +396,33 @@ class AttentionSuite:
         for _ in range(2):
             for layer, kv in zip(layers, caches, strict=True):
                 layer.check(backend.forward(layer.q, layer.k, layer.v, kv, plan))
+
+    def test_two_plans_do_not_meet(self) -> None:
+        """A step has a plan for each group of layers, and all are made before the layers run."""
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        cases = [self.step(request, step, offer.page_sizes[0]) for step in ("decodes", "mixed")]
+        caches = [case.cache(backend) for case in cases]
+        plans = [backend.plan(case.batch) for case in cases]
+        for case, cache, plan in zip(cases, caches, plans, strict=True):
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan))
+
+    def test_its_slots_are_where_tokens_lie(self) -> None:
+        """Others write there, as it would have, if it is a ``PagedWriter``."""
+        import torch
+
+        request, offer = self.offer("float32")
+        backend: Any = offer.create()
+        paged: object = backend
+        if not isinstance(paged, PagedWriter):
+            pytest.skip("it lets nobody else write")
+        for step in ("decodes", "mixed"):
+            case = self.step(request, step, offer.page_sizes[0])
+            cache, plan = case.cache(backend), backend.plan(case.batch)
+            backend.forward(case.q, case.k, case.v, cache, plan)
+            slots = paged.slots(plan)
+            for half, written in zip(cache, (case.k, case.v), strict=True):
+                assert torch.equal(half.flatten(0, 1)[slots], written), step
 
     def test_a_row_does_not_depend_on_the_others(self) -> None:
         import torch

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -20,6 +21,8 @@ from weft.testing.plugin import FOREIGN, Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from weft.plugins import Host
 
 __all__ = ("KernelSuite",)
 
@@ -46,9 +49,18 @@ class KernelSuite(Subject):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16")
 
     def bid(self, op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
-        offers, refusals = self.host().kernel_bids(op, request)
-        bids: list[KernelOffer | Refusal] = [*offers, *refusals]
+        """Its answer, or what it raised: for an engine that would be a refusal."""
+        host = self._bidding
+        asked: Any = host.only(self.kind, self.key)
+        options = host.options(self.kind, self.key)
+        bids: list[KernelOffer | Refusal] = asked.weft_kernel(
+            op=op, request=request, options=options
+        )
         return next((bid for bid in bids if bid.name == self.key), None)
+
+    @cached_property
+    def _bidding(self) -> Host:
+        return self.host()
 
     @pytest.mark.parametrize("op", [*SHAPES, *OTHERS])
     @pytest.mark.parametrize("kind", ["cpu", "cuda", "abacus"])

@@ -33,6 +33,12 @@ SPECIMENS = (
         plugin="kernels:mine",
         source=SOURCE,
         mutants=(
+            Mutant(
+                "test_a_bid_is_an_offer_or_says_why_not",
+                {
+                    "    if request.device.kind": "    {'cpu': 0, 'cuda': 1}[request.device.kind]\n    if request.device.kind"
+                },
+            ),
             Mutant("test_a_bid_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),
             Mutant(
                 "test_an_unknown_operation_is_nobodys",
