@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,10 @@ def hosted(config: EngineConfig) -> Host:
 
 
 def named(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
-    """The pattern of every message: which plugin, from where, in which method, and the cause."""
-    who, cause = re.escape(name(kind)), re.escape(cause) if cause.isascii() else cause
-    return rf"{who} from odd\.py \w+ failed in {method}: {cause}"
+    """The pattern of every message: which plugin, from where, in which method, the pattern of the
+    cause and, where the plugin's own code raised it, the line."""
+    line = r"(?: \(odd\.py, line \d+\))?"
+    return rf"{name(kind)} from odd\.py \w+ failed in {method}: {cause}{line}"
 
 
 def calls(source: Any, kind: str, method: str) -> dict[str, int]:

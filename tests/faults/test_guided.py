@@ -63,7 +63,7 @@ def test_a_matcher_that_fails_ends_its_output_alone(
     bad, plain, fine = finish(llm, grammar(method, how, at), {}, FINE)
     assert bad.finish_reason == "error" and plain.token_ids == expected
     assert fine.finish_reason == "length" and max(fine.token_ids) < 64
-    said = "the grammar failed: " + named("guided", counted, "") + cause
+    said = "the grammar failed: " + named("guided", counted, cause)
     assert re.fullmatch(said, str(bad.error)), bad.error
     assert count(llm, counted, "error") == errors + 1
     healthy(llm, expected)
@@ -154,7 +154,7 @@ def test_what_fails_in_the_engine_alone_is_not_the_clients_fault(
     bad, plain, fine = finish(llm, grammar(method, how, 1, os.getpid()), {}, FINE)
     assert bad.finish_reason == "error" and plain.token_ids == expected
     assert fine.finish_reason == "length"
-    assert re.fullmatch(named("guided", counted, "") + cause, str(bad.error))
+    assert re.fullmatch(named("guided", counted, cause), str(bad.error))
     assert count(llm, counted, "error") == errors + 1
     healthy(llm, expected)
 

@@ -35,7 +35,7 @@ SEVENS = [7] * 6
         ("None", "TypeError: 'NoneType' object is not iterable"),
         ("text", "ValueError: could not convert string to float: 'o'"),
         ("False", "TypeError: 'bool' object is not iterable"),
-        ("few", "ValueError: () is no order; a tuple of finite numbers is"),
+        ("few", r"ValueError: \(\) is no order; a tuple of finite numbers is"),
     ],
 )
 def test_a_request_that_cannot_be_ordered_fails_alone(
@@ -137,7 +137,7 @@ def test_a_row_that_cannot_be_edited_fails_alone(
     plain, bad, even = finish(llm, {}, ODD, EVEN)
     assert plain.token_ids == expected and even.token_ids == SEVENS
     assert bad.finish_reason == "error" and bad.token_ids == []
-    pattern = named("logits_processors", "apply", "") + cause
+    pattern = named("logits_processors", "apply", cause)
     assert re.fullmatch(pattern, str(bad.error), re.DOTALL), bad.error
     # Once for both of its rows, once for the bad one alone.
     assert calls(llm, "logits_processors", "apply") == {"error": 2, "ok": 6}
