@@ -179,6 +179,14 @@ def test_a_compiler_that_cannot_be_opened_fails_who_asks(
     healthy(llm, expected)
 
 
+def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
+    """Failures are kept with their grammars; this one was not the grammar's."""
+    llm = odd("guided", "hook")
+    assert finish(llm, FINE)[0].finish_reason == "error"
+    llm.config.plugins.plugin_options["guided:odd"]["method"] = "never"
+    assert finish(llm, FINE)[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize(
     ("method", "at", "words"),
     [

@@ -74,6 +74,21 @@ def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> N
     assert calls(llm, "policies", "victim") == {"error": llm.stats.preemptions}
 
 
+def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
+    """It gets a tuple: to sort or empty the scheduler's own list would be easy, and ruin it."""
+    llm = odd("policies", "never", **CROWD)
+    seen = []
+    policy = llm._core.scheduler.policy._policy
+
+    def victim(running: Any) -> int:
+        seen.append(running)
+        return len(running) - 1
+
+    policy.victim = victim
+    assert [len(o.token_ids) for o in finish(llm, *[LONG] * 4)] == [24] * 4
+    assert seen and all(type(running) is tuple for running in seen)
+
+
 @fault("policies", "victim")
 def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
     llm = odd("policies", "victim", plugin_strict=True, **CROWD)

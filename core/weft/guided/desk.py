@@ -219,8 +219,10 @@ def _size(kept: Future[Compiled]) -> int:
 
 
 def _bad_luck(kept: Future[Compiled]) -> bool:
-    """Whether it failed for want of time on a busy machine, and may be better next time."""
+    """Whether it failed for want of time on a busy machine, or because of a plugin and not of the
+    grammar, and may be better next time."""
     if not kept.done() or kept.cancelled():
         return False
     error = kept.exception()
-    return error is not None and isinstance(error.__cause__, TimeoutError)
+    cause = None if error is None else error.__cause__
+    return isinstance(error, PluginLoadError) or isinstance(cause, TimeoutError)

@@ -157,7 +157,7 @@ class Breaker:
     """
 
     def __init__(self, entry: Entry, tally: Tally, *, strict: bool = False) -> None:
-        self._entry, self._tally, self._strict = entry, tally, strict
+        self.entry, self._tally, self._strict = entry, tally, strict
         self._failures = 0
 
     @property
@@ -176,11 +176,11 @@ class Breaker:
             self.failed(method, error, began)
         else:
             self._failures = 0
-            self._tally.done(self._entry.id, method, began)
+            self._tally.done(self.entry.id, method, began)
 
     def failed(self, method: str, error: BaseException, began: float) -> None:
         """Take note of a failure of a call that began when ``perf_counter`` said ``began``."""
-        entry = self._entry
+        entry = self.entry
         self._tally.failed(entry.id, method, began)
         text = entry.failure(method, error)
         if self._strict:
@@ -228,7 +228,9 @@ class GuardedPolicy:
     def victim(self, running: Sequence[QueuedRequest]) -> int:
         began = perf_counter()
         try:
-            index = int(self._policy.victim(running))
+            index = int(
+                self._policy.victim(tuple(running))
+            )  # the scheduler's own list is not theirs
             if not 0 <= index < len(running):
                 raise IndexError(f"victim {index} is none of {len(running)} requests")
         except PASSED:

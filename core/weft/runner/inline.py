@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from weft.config import EngineConfig
@@ -12,6 +14,8 @@ from weft.runner.memory import lacks_memory
 from weft.runner.runner import ModelRunner
 
 __all__ = ("InlineExecutor",)
+
+log = logging.getLogger("weft.runner")
 
 
 class InlineExecutor:
@@ -70,6 +74,7 @@ class InlineExecutor:
         if lacks_memory(error):
             torch.cuda.empty_cache()
             return "the device ran out of memory in this step; lower max_num_batched_tokens or memory_fraction"
+        log.error("a step failed", exc_info=error)
         named = isinstance(error, PluginLoadError)
         text = f"the step failed: {error if named else f'{type(error).__name__}: {error}'}"
         if isinstance(error.__cause__ if named else error, torch.AcceleratorError):
