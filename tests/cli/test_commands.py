@@ -59,7 +59,7 @@ def test_a_broken_command_breaks_only_itself(weft, install):
     assert (done.code, done.out) == (1, "")
     assert done.err == (
         "weft: commands:bad from acme-bad 1.0 failed to load: ModuleNotFoundError: "
-        "No module named 'missing_kernel'\n"
+        "No module named 'missing_kernel' (acme_bad.py, line 1)\n"
     )
 
 

@@ -6,6 +6,7 @@ One scan of all distributions takes a few milliseconds, so there is no cache to 
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -54,7 +55,18 @@ class Entry:
 
     def failure(self, method: str, error: BaseException) -> str:
         """The words of every message about a call that failed: who, where, and with what."""
-        return f"{self.id} from {self.owner} failed in {method}: {type(error).__name__}: {error}"
+        return f"{self.id} from {self.owner} failed in {method}: {self.said(error)}"
+
+    def said(self, error: BaseException) -> str:
+        """The words of an error, and where in the plugin's own code it came from."""
+        top = self.target.partition(":")[0].partition(".")[0]
+        text = f"{type(error).__name__}: {error}"
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            path = frame.f_code.co_filename
+            mine = frame.f_globals.get("__name__", "").partition(".")[0] == top
+            if mine or path == str(self.file):
+                return f"{text} ({Path(path).name}, line {line})"
+        return text
 
     def close(self, state: State, why: str) -> None:
         """Take the entry out of use, unless it is already, and say why."""

@@ -7,6 +7,7 @@ key that the user gave to somebody else.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -65,7 +66,8 @@ class Loader:
         try:
             self._plugins[_name(entry)] = self._register(entry)
         except (Exception, SystemExit) as error:  # a plugin may do anything while it is imported
-            entry.close("broken", f"{type(error).__name__}: {error}")
+            own = isinstance(error, PluginLoadError)
+            entry.close("broken", str(error) if own else entry.said(error))
             entry.error = error
         else:
             entry.state = "loaded"
@@ -77,6 +79,7 @@ class Loader:
         plugin = self._imported(entry)
         if self.pm.is_registered(plugin):
             return plugin  # two distributions name one object
+        self._check_arguments(plugin)
         try:
             self.pm.register(plugin, name=name)
             self._check(plugin)
@@ -93,6 +96,20 @@ class Loader:
             return import_file(entry)
         found = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()
         return found() if isinstance(found, type) else found
+
+    def _check_arguments(self, plugin: object) -> None:
+        """Refuse unknown arguments, as pluggy would, and say which ones the hook has."""
+        for name in dir(plugin):
+            spec = getattr(getattr(self.pm.hook, name, None), "spec", None)
+            if spec is None or self.pm.parse_hookimpl_opts(plugin, name) is None:
+                continue
+            given = inspect.signature(getattr(plugin, name)).parameters.values()
+            asked = [p.name for p in given if p.default is p.empty]
+            if unknown := [name for name in asked if name not in spec.argnames]:
+                has = ", ".join(spec.argnames) or "none"
+                raise PluginLoadError(
+                    f"its {name} takes {unknown[0]!r}, which this hook does not have; name any of: {has}"
+                )
 
     def _check(self, plugin: object) -> None:
         """Refuse hooks that nobody calls: pluggy would keep them silently."""

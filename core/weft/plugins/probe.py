@@ -104,13 +104,13 @@ def explain(error: BaseException, entry: Entry) -> Finding:
         return Finding("dependency", f"its import needs the module {top!r}, which is not installed")
     if isinstance(error, AttributeError) and frames and "importlib" in frames[-1].filename:
         return Finding("target", f"{entry.target!r} leads to nothing: {error}")
-    if isinstance(error, pluggy.PluginValidationError):
+    if isinstance(error, pluggy.PluginValidationError):  # a wrapper that does not yield
         return Finding("signature", " ".join(str(error).split()))
     if isinstance(error, PluginLoadError):
         said = str(error)
         code = "options" if "WEFT_OPTIONS" in said else "hook" if "no hook" in said else "signature"
         return Finding(code, said)  # type: ignore[arg-type]
-    return Finding("import", text)
+    return Finding("import", entry.said(error))
 
 
 def _add_specs(loader: Loader, target: str) -> None:

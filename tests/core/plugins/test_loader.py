@@ -28,13 +28,14 @@ def test_a_broken_import_is_a_state_with_a_reason(good):
     host = good.host()
     error = failure(host, "bad")
     assert str(error) == (
-        "quantization:bad from bad 1.0 failed to load: ModuleNotFoundError: No module named 'missing_kernel'"
+        "quantization:bad from bad 1.0 failed to load: ModuleNotFoundError: "
+        "No module named 'missing_kernel' (bad.py, line 1)"
     )
     assert isinstance(error.__cause__, ModuleNotFoundError)
     [entry] = [e for e in host.entries if e.key == "bad"]
     assert (entry.state, entry.why) == (
         "broken",
-        "ModuleNotFoundError: No module named 'missing_kernel'",
+        "ModuleNotFoundError: No module named 'missing_kernel' (bad.py, line 1)",
     )
     assert host.quantization("ok", {}, None).name == OK
 
@@ -75,7 +76,7 @@ RENAMED = """
     ("code", "reason"),
     [
         (UNKNOWN_HOOK, "unknown hook 'weft_quantisation'"),
-        (UNKNOWN_ARGUMENT, "methd"),
+        (UNKNOWN_ARGUMENT, "takes 'methd', which this hook does not have; name any of: method,"),
         (RENAMED, "under another name"),
         ("VALUE = 1", "implements no hook"),
     ],
@@ -105,8 +106,8 @@ def test_what_a_plugin_raises_is_wrapped_and_chained(good):
         """,
     )
     error = failure(good.host(), "bad")
-    assert (
-        str(error) == "quantization:bad from bad 1.0 failed in weft_quantization: KeyError: 'bits'"
+    assert str(error) == (
+        "quantization:bad from bad 1.0 failed in weft_quantization: KeyError: 'bits' (bad.py, line 6)"
     )
     assert isinstance(error.__cause__, KeyError)
 
