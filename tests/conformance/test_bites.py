@@ -100,9 +100,7 @@ def of_kind(name: str) -> type:
 WHOLE = {suite.__name__: suite for suite in (PluginSuite, *map(of_kind, SUITES.values()))}
 
 # Suites whose mutants are being written: each leaves with its module in mutants/.
-PENDING = {
-    "QuantizationSuite",
-}
+PENDING = {}
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -217,7 +217,7 @@ class QuantizationSuite(Subject):
     ) -> Callable[[Collective], Tensor]:
         def work(ranks: Collective) -> Tensor:
             built = self.load(format, layer, tensors, x.dtype, ranks)
-            own = x.chunk(2, dim=1)[ranks.rank] if layer.split == "row" else x
+            own = x.chunk(2, dim=1)[ranks.rank].contiguous() if layer.split == "row" else x
             y: Tensor = built(own)
             return y
 
@@ -256,6 +256,21 @@ class QuantizationSuite(Subject):
         scheme = self.scheme(next(iter(self.formats.values())).config())
         spec = LinearSpec("a", ("a",), 128, (64,), False, torch.float32)
         assert scheme.linear(spec) is not scheme.linear(spec)
+
+    def test_it_answers_for_experts_and_caches(self) -> None:
+        """``None`` says that it has nothing for them."""
+        import torch
+
+        from weft.api.models import ExpertsSpec
+
+        names = tuple(f"model.layers.0.mlp.experts.0.{n}_proj" for n in ("gate", "up", "down"))
+        spec = ExpertsSpec("model.layers.0.mlp.experts", names, 4, 256, 256, torch.float32)
+        for title, format in self.formats.items():
+            scheme = self.scheme(format.config())
+            method = scheme.experts(spec)
+            assert method is None or hasattr(method, "apply"), title
+            kv_dtype = scheme.kv_dtype("model.layers.0.self_attn.attn")
+            assert kv_dtype is None or isinstance(kv_dtype, str), title
 
     def test_what_it_cannot_read_is_refused(self) -> None:
         base = next(iter(self.formats.values())).config()

@@ -1,4 +1,7 @@
-"""The suite is shown to bite: plugins with one mistake each, and the check that finds it."""
+"""The formats' own traps: plugins that fall into one each, and the check that finds it.
+
+That each check of the suite bites is shown by ``tests/conformance/test_bites.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from weft_awq import scheme as awq
-from weft_awq.config import AwqConfig
 from weft_fp8 import linear as fp8
 from weft_fp8 import scheme as fp8_scheme
 from weft_gptq import linear as gptq
@@ -74,66 +76,6 @@ def test_the_order_of_the_nibbles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft_awq.packing.unpack", in_order)
     with pytest.raises(AssertionError, match="relative error"):
         getattr(checks, APPLIED)()
-
-
-def test_a_bias_that_is_forgotten() -> None:
-    def forget(method: Any) -> None:
-        apply = method.apply
-        method.apply = lambda module, x, bias: apply(module, x, None)
-
-    checks = suite(
-        "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), forget)
-    )
-    with pytest.raises(AssertionError, match="bias"):
-        getattr(checks, APPLIED)()
-
-
-def test_a_weight_that_is_unpacked_for_good() -> None:
-    def swell(method: Any) -> None:
-        finish = method.finish
-
-        def finished(module: torch.nn.Module) -> None:
-            finish(module)
-            module.register_buffer("dense", torch.zeros(512, 512, dtype=torch.bfloat16))
-
-        method.finish = finished
-
-    checks = suite(
-        "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), swell)
-    )
-    with pytest.raises(AssertionError, match="the format"):
-        checks.test_weights_stay_small()
-
-
-def test_lists_of_names_that_are_ignored() -> None:
-    checks = suite(
-        "quantization:awq", AwqFormat(), lambda config: awq.AwqScheme(AwqConfig(32), CPU)
-    )
-    with pytest.raises(AssertionError, match="the format"):
-        checks.test_layers_that_are_left_alone()
-
-
-def test_configurations_that_are_all_taken() -> None:
-    checks = suite(
-        "quantization:awq", AwqFormat(), lambda config: awq.AwqScheme(AwqConfig(32), CPU)
-    )
-    checks.refused = {"bits": ({"bits": 3}, "3 bits")}
-    with pytest.raises(pytest.fail.Exception, match="was taken"):
-        checks.test_what_it_cannot_read_is_refused()
-
-
-def test_one_layer_for_all() -> None:
-    only = awq.AwqLinear(32)
-
-    class Shared:
-        name = "shared"
-
-        def linear(self, spec: LinearSpec) -> Any:
-            return only
-
-    checks = suite("quantization:awq", AwqFormat(), lambda config: Shared())
-    with pytest.raises(AssertionError):
-        checks.test_two_layers_share_nothing()
 
 
 def gptq_with(**changes: Any) -> Callable[[Mapping[str, Any]], Any]:
@@ -221,13 +163,3 @@ def test_a_model_with_rounded_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(fp8.ChannelLinear, "keep", coarse)
     with pytest.raises(AssertionError, match="matrix"):
         Checks().test_a_model_is_its_dequantized_self(tmp_path / "wrong")
-
-
-def test_a_format_that_loses_nothing() -> None:
-    class Nothing(Fp8Format):
-        def pack(self, weight: torch.Tensor) -> Any:
-            return replace(super().pack(weight), weight=weight)
-
-    checks = suite("quantization:fp8", Nothing(), lambda config: None)
-    with pytest.raises(AssertionError, match="the format"):
-        checks.test_the_format_is_a_lossy_one()
