@@ -86,7 +86,6 @@ class ModelRunner:
         self._asked: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[PendingStep] = deque()
-        self._copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._held: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cuda" and not config.device.enforce_eager:
@@ -131,12 +130,12 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step; one that is held, only up to its logits."""
-        pending = PendingStep(plan.id, self._copies)
+        pending = PendingStep(plan.id, self.device)
         self._pending.append(pending)
-        self._change_slots(plan)
         captured = None
         if self._graphs is not None and plan.decodes == len(plan.slots):
             captured = self._graphs.find(plan.decodes)
+        self._change_slots(plan, captured is not None)
         if self._graphs is None or captured is None:
             rows = self._launch_eager(plan, pending)
         else:
@@ -144,8 +143,6 @@ class ModelRunner:
             features = None if plan.held else self._sampler.features(plan.slots)
             which = list(range(plan.decodes))
             if features is not None:
-                if len(self._pending) > 1:  # whose tokens lie where this step's will
-                    self._pending[-2].keep()
                 sampled = self._graphs.sample(captured, plan.decodes, features)
                 pending.sampled(which, plan.slots, sampled)
                 rows = None
@@ -278,7 +275,7 @@ class ModelRunner:
             )
             logits.index_copy_(0, index, edited)
 
-    def _change_slots(self, plan: StepPlan) -> None:
+    def _change_slots(self, plan: StepPlan, captured: bool) -> None:
         if plan.closed:
             self._sampler.close(plan.closed)
             for slot in plan.closed:
@@ -295,7 +292,10 @@ class ModelRunner:
                     self._asked[start.slot] = start.params.extra
                     self._histories[start.slot] = list(start.tokens)
         if plan.page_writes:
-            self._tables.write(plan.page_writes)
+            size = self.facts.page_size
+            columns = (start // size for start in plan.starts)
+            current = dict(zip(plan.slots, columns, strict=True)) if captured else {}
+            self._tables.write(plan.page_writes, current)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor, pending: PendingStep) -> None:
         """Logprobs of prompt tokens whose predecessors this step computes, for rows that asked."""

@@ -74,7 +74,7 @@ def test_tiles_hold_a_group_and_divide_pages() -> None:
                 decode = tiles.decode_tile(group, size, itemsize)
                 assert decode.rows >= group
                 for queries in (2, 5, 100, 4096):
-                    prefill = tiles.prefill_tile(queries, group, size, itemsize)
+                    prefill = tiles.prefill_tile(queries, group, size, itemsize, queries)
                     assert prefill.rows // group >= 1
                     for tile in (decode, prefill):
                         assert all(p % tile.keys == 0 or tile.keys % p == 0 for p in PAGE_SIZES)
@@ -129,7 +129,9 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
         if splits == 1:  # as the backend passes them
             constants |= dict.fromkeys(("parts", "weights"))
     else:
-        kernel, tile = prefill_kernel, tiles.prefill_tile(queries, group, size, itemsize)
+        narrow = request.kv_dtype.startswith("fp8")
+        tile = tiles.prefill_tile(queries, group, size, itemsize, queries, narrow)
+        kernel = prefill_kernel
         constants |= {"M": tile.rows}
     constants["BLOCK"] = tile.keys
     types = {"q": TYPES[request.dtype], "out": TYPES[request.dtype]}
@@ -151,7 +153,9 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
             and (types[n][0] == "*" or n in ("q_stride", "half"))
         },
     )
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers:
+        options["maxnreg"] = tile.registers
     return build(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 

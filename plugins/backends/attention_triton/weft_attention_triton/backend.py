@@ -92,7 +92,12 @@ class TritonAttention:
                     rows = [row for row in rows if batch.query_lens_host[row] > _DRAFT]
         if rows:
             plan.tile = tiles.prefill_tile(
-                batch.max_query_len, self.group, self.size, self.itemsize
+                batch.max_query_len,
+                self.group,
+                self.size,
+                self.itemsize,
+                batch.max_kv_len,
+                self.limit > 0,
             )
             work = self._work(batch, rows, plan.tile.rows // self.group)
             plan.work = _to_device(work, batch.kv_lens.device)
@@ -215,6 +220,7 @@ class TritonAttention:
             CAUSAL=self.causal, CAPPED=self.cap > 0, NARROW=self.limit > 0,
             PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
+            **({"maxnreg": tile.registers} if tile.registers else {}),
         )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def _loader(op: str, capability: tuple[int, int] | None) -> Callable[[], Callabl
 
     def load() -> Callable[..., Any]:
         module = import_module(f"weft_kernels_triton.{HOMES[op]}")
-        return partial(getattr(module, op), early=early)
+        made = partial(getattr(module, op), early=early)
+        return partial(made, zeros=module.Zeros()) if op == "linear" and early else made
 
     return load

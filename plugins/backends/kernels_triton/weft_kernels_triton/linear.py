@@ -18,9 +18,9 @@ from torch import Tensor
 
 from weft_kernels_triton.activation import gate, silu_mul
 from weft_kernels_triton.overlap import await_results, start_next
-from weft_kernels_triton.tiles import Tile, choose
+from weft_kernels_triton.tiles import Tile, choose, with_bias
 
-__all__ = ("few_rows_kernel", "linear", "silu_linear", "small_linear")
+__all__ = ("Zeros", "few_rows_kernel", "linear", "silu_linear", "small_linear")
 
 Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -141,10 +141,34 @@ def _small(
     return y.view(*x.shape[:-1], y.shape[1])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, early: bool = False) -> Tensor:
+class Zeros:
+    """Biases that change nothing, one for each width and type; captured graphs keep reading them."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def bias(self, weight: Tensor) -> Tensor:
+        key = (weight.shape[0], weight.dtype, weight.device)
+        if key not in self._found:
+            self._found[key] = weight.new_zeros(weight.shape[0])
+        return self._found[key]
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    early: bool = False,
+    zeros: Zeros | None = None,
+) -> Tensor:
     """The operation ``linear`` of ``weft.layers.kernels``."""
     y = _small(x, weight, bias, False, early)
-    return F.linear(x, weight, bias) if y is None else y
+    if y is not None:
+        return y
+    if bias is None and zeros is not None and with_bias(x.numel() // x.shape[-1], *weight.shape):
+        bias = zeros.bias(weight)
+    return F.linear(x, weight, bias)
 
 
 def silu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, early: bool = False) -> Tensor:
