@@ -1,17 +1,42 @@
-"""Choices as lines of a terminal."""
+"""``--explain``: what a start would choose, as lines of a terminal."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
+    from weft.config import EngineConfig
     from weft.engine.explain import Explained
 
-__all__ = ("explained",)
+__all__ = ("Flag", "print_choices", "print_engine")
+
+Flag = Annotated[
+    bool, typer.Option("--explain", help="Print what would be chosen, and why, and exit.")
+]
 
 INDENT = 19
+
+
+def print_engine(config: EngineConfig) -> None:
+    """The choices of an engine. Starts nothing; raises what a start would raise."""
+    from weft.engine.explain import explain
+    from weft.frontend.opening import open_checkpoint, plugin_config
+    from weft.plugins import Host
+
+    host = Host(plugin_config(config))
+    print_choices(explain(config, host, open_checkpoint(config, host)))
+
+
+def print_choices(rows: Iterable[Explained]) -> None:
+    """As wide as the terminal is."""
+    for line in explained(rows, shutil.get_terminal_size().columns):
+        sys.stdout.write(f"{line}\n")
 
 
 def explained(rows: Iterable[Explained], width: int) -> Iterator[str]:

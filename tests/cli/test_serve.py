@@ -91,6 +91,9 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch,
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
     off = weft("serve", str(folder), "--explain", "--tool-parser", "none").out
     assert "tool-parser        none: --tool-parser none" in off
+    for command in ("generate", "chat"):
+        engine = weft(command, str(folder), "--explain", "--device", "cpu")
+        assert engine.code == 0 and engine.out == done.out.partition("tool-parser ")[0]
 
 
 def test_explain_of_an_ambiguous_model_lists_the_candidates(weft, checkpoint, tmp_path):

@@ -12,6 +12,7 @@ import typer
 from weft.api import impl
 from weft.errors import RequestError
 from weft_cli.conversation import HELP, Conversation
+from weft_cli.explain import Flag, print_engine
 from weft_cli.flags import ENGINE, SAMPLING, Options, with_flags
 from weft_cli.help import single
 from weft_cli.sampling import sampling_params
@@ -33,6 +34,7 @@ def chat(
     stats: Annotated[
         bool, typer.Option("--stats/--no-stats", help="Print counts and speed of each answer.")
     ] = False,
+    explain: Flag = False,
     options: Options,
 ) -> None:
     """Talk to a model in the terminal.
@@ -40,6 +42,8 @@ def chat(
     /reset forgets the conversation, /system TEXT sets the system message, /exit or Ctrl-D leaves.
     Ctrl-C stops an answer. With piped input every line is one turn.
     """
+    if explain:
+        return print_engine(options.engine_config())
     options.struct(SAMPLING)  # a bad value is told before the model is loaded
     engine = options.engine()
     from weft import LLM

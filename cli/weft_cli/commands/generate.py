@@ -9,6 +9,7 @@ import typer
 
 from weft.api import impl
 from weft.errors import ConfigError, EngineError
+from weft_cli.explain import Flag, print_engine
 from weft_cli.flags import ENGINE, SAMPLING, Options, with_flags
 from weft_cli.help import single
 from weft_cli.sampling import sampling_params
@@ -37,6 +38,7 @@ def generate(
     stats: Annotated[
         bool, typer.Option("--stats/--no-stats", help="Print token counts and speed at the end.")
     ] = False,
+    explain: Flag = False,
     options: Options,
 ) -> None:
     """Complete a prompt, streaming to the terminal.
@@ -44,6 +46,8 @@ def generate(
     Without --max-tokens at most 256 tokens are generated. Several prompts, or --n above 1, run as
     one batch and are printed when they are done.
     """
+    if explain:
+        return print_engine(options.engine_config())
     prompts = prompt or [_standard_input()]
     options.struct(SAMPLING)  # a bad value is told before the model is loaded
     engine = options.engine()

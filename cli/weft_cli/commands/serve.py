@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import sys
-from typing import Annotated
 
 import typer
 
 from weft.api import impl
 from weft.errors import PluginNotFoundError
-from weft_cli.explain import explained
+from weft_cli.explain import Flag, print_choices
 from weft_cli.flags import ENGINE, Options, server_group, with_flags
 from weft_cli.help import PluginOptionsCommand, single
 
@@ -29,10 +26,7 @@ def weft_command(name: str) -> typer.Typer | None:
     @with_flags(*ENGINE, server)
     def serve(
         *,
-        explain: Annotated[
-            bool,
-            typer.Option("--explain", help="Print what would be chosen, and why, and exit."),
-        ] = False,
+        explain: Flag = False,
         options: Options,
     ) -> None:
         """Start the HTTP server."""
@@ -42,10 +36,7 @@ def weft_command(name: str) -> typer.Typer | None:
         if explain:
             from weft_server.explain import explain_server
 
-            width = shutil.get_terminal_size().columns
-            for line in explained(explain_server(engine, config), width):
-                sys.stdout.write(f"{line}\n")
-            return
+            return print_choices(explain_server(engine, config))
         from weft_server.run import serve as run
 
         run(engine, config)
