@@ -120,7 +120,8 @@ class ModelRunner:
             return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
 
         sizes = bucket_sizes(max_rows)
-        self._graphs.capture(sizes, progress)
+        with self._started.guard.watching("forward"):
+            self._graphs.capture(sizes, progress)
         used = before - torch.cuda.mem_get_info(self.device)[0]
         self._started.usage.graphs = used
         self.facts.report.append(f"graphs       {used / GIB:8.3f} GiB: {len(sizes)} batch sizes")
