@@ -8,7 +8,6 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
-from weft.errors import PluginLoadError
 from weft.plugins import Host
 from weft_server.context import Context
 from weft_server.edge import Edge
@@ -36,16 +35,12 @@ def build(context: Context, host: Host) -> Served:
     """
     config = unedited(context)
     host.add_hookspecs(ServerHooks)
-    host.every("server", "weft_server", app=config, engine=context.engine)
-    owners = Owners(host)
     try:
+        host.every("server", "weft_server", app=config, engine=context.engine)
         app = Litestar.from_config(config)
-    except Exception as error:  # of what a plugin has put into it
-        raise PluginLoadError(
-            f"the application cannot be built as the server plugins have edited it ({owners}): "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return Served(app, owners)
+    except Exception as error:  # a plugin may put anything into it
+        raise Owners(host).spoilt(error) from error
+    return Served(app, Owners(host))
 
 
 def unedited(context: Context) -> AppConfig:

@@ -11,12 +11,11 @@ import asyncio
 import re
 import secrets
 import time
-from traceback import format_exc
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar.types import LifeSpanSend, Message, Receive, Scope, Send
+from litestar.types import Message, Receive, Scope, Send
 
 from weft_server.config import LOOPBACK
 from weft_server.context import Context
@@ -27,6 +26,7 @@ __all__ = ("Edge",)
 
 OPEN = frozenset({"/health", "/ping", "/ready"})
 """Paths that need no key and are answered while the server drains."""
+STOPPED = APIError(503, "the server was stopped before this request was complete", code="shutdown")
 LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
 Headers = dict[bytes, bytes]
 
@@ -46,9 +46,6 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind: str = scope["type"]
-        if kind == "lifespan":
-            await self._live(receive, cast("LifeSpanSend", send))
-            return
         headers: Headers = dict(reversed(cast("Any", scope)["headers"]))
         path = scope["path"]
         if self._root and (path == self._root or path.startswith(self._root + "/")):
@@ -64,18 +61,6 @@ class Edge:
             await self._context.served(scope, receive, send)
             return
         await self._counted(scope, receive, send, label, refusal)
-
-    async def _live(self, receive: Receive, send: LifeSpanSend) -> None:
-        await receive()
-        try:
-            await self._context.served.start()
-        except BaseException:
-            await send({"type": "lifespan.startup.failed", "message": format_exc()})
-            raise
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._context.served.stop()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _counted(
         self, scope: Scope, receive: Receive, send: Send, label: bytes, refusal: APIError | None
@@ -108,9 +93,7 @@ class Edge:
                 if not ended:
                     raise RuntimeError("its answer has no end")
         except BaseException as error:  # what plugins have put around the handlers may raise it
-            if is_cancelled():
-                raise
-            failure = served.owners.answer(error, scope)
+            failure = STOPPED if is_cancelled() else served.owners.answer(error, scope)
             if not status:
                 await refuse(labelled, failure)
             # Half an answer is cut off: the server closes a connection whose answer has no end.

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -24,7 +24,7 @@ import uvicorn
 from weft.errors import EngineDeadError
 from weft_server.app import create_app
 from weft_server.context import Context
-from weft_server.errors import APIError
+from weft_server.edge import STOPPED
 from weft_server.protocol import bounded, sweep
 
 __all__ = ("Lifecycle", "Signals")
@@ -58,6 +58,21 @@ class Signals:
         finally:
             for number in both:
                 loop.remove_signal_handler(number)
+
+    async def outrun(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Do ``work``; ``False``, and it is cancelled, if a signal comes first. Raises its error."""
+        task = asyncio.create_task(work)
+        asked = asyncio.create_task(self.asked.wait())
+        try:
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for each in (task, asked):
+                each.cancel()
+            await asyncio.gather(task, asked, return_exceptions=True)
 
     def take(self, number: int) -> None:
         self.last = number
@@ -101,7 +116,7 @@ class Lifecycle:
                 self.app,
                 http=bounded(config),
                 ws="none",
-                lifespan="on",
+                lifespan="off",  # the application may change; see ``Served``
                 log_config=None,
                 log_level=config.log_level if config.log_level == "debug" else "warning",
                 access_log=config.access_log,
@@ -127,8 +142,19 @@ class Lifecycle:
     async def run(self, announce: str = "") -> None:
         """Serve until a signal or the death of the engine, then drain.
 
-        ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``.
+        ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``, and
+        ``PluginLoadError`` if what a plugin does at the start fails.
         """
+        try:
+            if await self._signals.outrun(self._context.served.start()):
+                await self._serve(announce)
+        finally:
+            await self._context.served.stop()
+            self._context.close()
+        if self._context.dead is not None:
+            raise self._context.dead
+
+    async def _serve(self, announce: str) -> None:
         serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
         monitor = asyncio.create_task(self._monitor())
         try:
@@ -141,8 +167,6 @@ class Lifecycle:
         finally:
             monitor.cancel()
             await self._stop(serving)
-        if self._context.dead is not None:
-            raise self._context.dead
 
     async def _watch(self, serving: asyncio.Task[None]) -> None:
         while not (serving.done() or self._signals.asked.is_set() or self._context.dead):
@@ -167,11 +191,7 @@ class Lifecycle:
     async def _stop(self, serving: asyncio.Task[None]) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
-        context.flights.stop_all(
-            APIError(
-                503, "the server was stopped before this request was complete", code="shutdown"
-            )
-        )
+        context.flights.stop_all(STOPPED)
         deadline = loop.time() + FAREWELL
         while context.metrics.active and loop.time() < deadline:
             await asyncio.sleep(0.01)
@@ -180,7 +200,6 @@ class Lifecycle:
                 cast("Any", connection).transport.abort()
         self._listener.leave()
         await asyncio.wait((serving,))
-        context.close()
         if not serving.cancelled() and (error := serving.exception()) is not None:
             raise error
 

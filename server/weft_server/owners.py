@@ -10,6 +10,7 @@ from typing import Any, cast
 from litestar.exceptions import LitestarException
 from litestar.types import Scope
 
+from weft.errors import PluginError, PluginLoadError, WeftError
 from weft.plugins import Host
 from weft.plugins.entries import Entry, normal
 from weft.plugins.local import home
@@ -40,6 +41,19 @@ class Owners:
     def __str__(self) -> str:
         return ", ".join(f"{e.id} from {e.owner}" for e in self._homes.values())
 
+    def spoilt(self, error: Exception) -> WeftError:
+        """Why there is no application. Weft's own plugins work, so that one of them which fails has
+        found what another has left."""
+        mine = {entry.id for entry in self._homes.values()}
+        if isinstance(error, WeftError) and not (
+            isinstance(error, PluginError) and error.plugin is not None and error.plugin not in mine
+        ):
+            return error
+        return PluginLoadError(
+            "the application cannot be built as server plugins have edited it "
+            f"({str(self) or 'none but those of weft'}): {type(error).__name__}: {error}"
+        )
+
     def answer(self, error: BaseException, scope: Scope) -> APIError:
         """What the client of a request gets that failed. A plugin's failure is logged and counted
         as one."""
@@ -54,6 +68,19 @@ class Owners:
         log.error("%s", entry.failure(where, root), exc_info=root)
         self._tally.failed(entry.id, "request", perf_counter())
         return plugin_failed(entry.id)
+
+    def named(self, error: BaseException, method: str) -> PluginLoadError:
+        """The failure of something that belongs to no request."""
+        root = cause(error)
+        entry = self._of(root)
+        if entry is None:
+            who = f"a server plugin ({self}) failed in {method}"
+            found = PluginLoadError(f"{who}: {type(root).__name__}: {root}")
+        else:
+            found = PluginLoadError(entry.failure(method, root))
+            found.plugin = entry.id
+        found.__cause__ = root
+        return found
 
     def _of(self, error: BaseException) -> Entry | None:
         found = None

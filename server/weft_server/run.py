@@ -71,7 +71,7 @@ async def _serve(
     with signals.caught():
         engine = build()
         try:
-            if not await started(engine, signals):
+            if not await signals.outrun(engine.start()):
                 return
             context = Context(engine, config)
             check_parsers(context)
@@ -80,22 +80,6 @@ async def _serve(
             await shut_down(engine)
         if signals.forced.is_set():
             raise SystemExit(128 + signals.last)
-
-
-async def started(engine: Startable, signals: Signals) -> bool:
-    """Start the engine; ``False`` if a signal came first."""
-    starting = asyncio.create_task(engine.start())
-    asked = asyncio.create_task(signals.asked.wait())
-    try:
-        await asyncio.wait((starting, asked), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            return True
-        return False
-    finally:
-        for task in (starting, asked):
-            task.cancel()
-        await asyncio.gather(starting, asked, return_exceptions=True)
 
 
 async def shut_down(engine: Startable) -> None:

@@ -8,11 +8,14 @@ import logging
 from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 
-from weft_server.owners import Owners, cause
+from weft_server.owners import Owners
 
 __all__ = ("Served",)
 
 log = logging.getLogger("weft.server")
+
+SHUTDOWN = 10.0
+"""Seconds that all shutdown hooks together may take."""
 
 
 class Served:
@@ -38,7 +41,7 @@ class Served:
             self._look()
 
     async def start(self) -> None:
-        """Run the startup hooks. Raises what they raise."""
+        """Run the startup hooks. Raises ``PluginLoadError``."""
         started = asyncio.get_running_loop().create_future()
         self._life = asyncio.create_task(self._live(started))
         try:
@@ -53,10 +56,18 @@ class Served:
         self._look()
 
     async def stop(self) -> None:
-        """Run the shutdown hooks now."""
+        """Run the shutdown hooks now. One that fails is logged, one that hangs is given up."""
         self._over.set()
-        if self._life is not None:
-            await asyncio.wait((self._life,))
+        if self._life is None:
+            return
+        _, late = await asyncio.wait((self._life,), timeout=SHUTDOWN)
+        if late:
+            self._life.cancel()
+            log.error(
+                "the shutdown hooks of server plugins (%s) take more than %g s and are given up",
+                self.owners,
+                SHUTDOWN,
+            )
 
     def _look(self) -> None:
         if self._retired and not self._running:
@@ -67,8 +78,10 @@ class Served:
             async with self.app.lifespan():
                 started.set_result(None)
                 await self._over.wait()
-        except Exception as error:  # a plugin may raise anything
-            if not started.done():
-                started.set_exception(cause(error))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a plugin may raise anything
+            if started.done():
+                log.error("%s", self.owners.named(error, "its shutdown"), exc_info=error)
             else:
-                log.error("the shutdown of the application failed", exc_info=error)
+                started.set_exception(self.owners.named(error, "its startup"))

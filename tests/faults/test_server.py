@@ -16,7 +16,7 @@ from serving import Server, events, serving, until
 
 from weft.errors import PluginLoadError
 from weft.plugins import Host
-from weft_server import served
+from weft_server import lifecycle, served
 
 ROUTES = '''
 from typing import Any
@@ -138,7 +138,10 @@ async def test_a_route_that_fails_costs_its_request(
 
 
 @pytest.mark.fault("server", "route")
-async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(tmp_path: Path) -> None:
+async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "FAREWELL", 0.2)
     engine = ScriptedEngine(host=hosting(tmp_path, ROUTES))
     async with serving(engine, drain_timeout=0.1) as server:
         waiting = asyncio.create_task(server.client.get("/waits"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from time import perf_counter
 from typing import Any
@@ -26,6 +26,8 @@ from weft.plugins.options import declared_options
 from weft.plugins.tally import PASSED, Breaker, Tally
 
 __all__ = ("Loader", "Relay")
+
+Around = list[tuple[object, Breaker]]
 
 
 class Loader:
@@ -137,47 +139,100 @@ class Loader:
 
 
 class Relay:
-    """The hooks of one entry: ``relay.weft_model(...)``. Failures name the plugin."""
+    """The hooks of one entry: ``relay.weft_model(...)``. Failures name the plugin.
+
+    ``around`` are the extensions, each with the breaker that takes note of its failures.
+    """
 
     def __init__(
         self,
         loader: Loader,
         entry: Entry,
-        around: Mapping[object, Breaker] | None = None,
+        around: Iterable[tuple[object, Breaker]] = (),
         tally: Tally | None = None,
     ) -> None:
         self._loader, self._entry = loader, entry
         self._plugin = loader.load(entry)
-        self._around = around or {}
+        self._around = list(around)
         self._tally = tally or Tally()
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
         def call(**arguments: Any) -> Any:
-            began = perf_counter()
-            around = [p for p, breaker in self._around.items() if not breaker.open]
+            around = [(p, breaker) for p, breaker in self._around if not breaker.open]
             while True:
-                others = self._loader.alone(self._plugin, around)
-                caller = self._loader.pm.subset_hook_caller(hook, others)
+                began = perf_counter()
                 try:
-                    found = caller(**arguments)
+                    found = self._once(hook, arguments, around)
+                    lost = found is None and self._taker(hook, arguments, around)
                 except PASSED:
                     raise
                 except WeftError:
                     self._tally.failed(self._entry.id, hook, began)
                     raise  # said on purpose, in words meant for the user
                 except BaseException as error:
-                    guilty = culprit(error, self._plugin, around)
-                    if guilty is not None:
-                        self._around[guilty].failed(hook, error, began)
-                        around.remove(guilty)
-                        continue  # once more, without the extension
-                    entry = self._entry
-                    self._tally.failed(entry.id, hook, began)
-                    raise PluginLoadError(entry.failure(hook, error)) from error
-                self._tally.done(self._entry.id, hook, began)
-                return found
+                    self._failed(hook, error, around, began)
+                    continue  # once more, without the extension
+                if not lost:
+                    self._tally.done(self._entry.id, hook, began)
+                    return found
+                dropped = TypeError("a wrapper returned None and not the answer of the hook")
+                lost[1].failed(hook, dropped, began)
+                around.remove(lost)
 
         return call
+
+    def _once(self, hook: str, arguments: Mapping[str, Any], around: Around) -> Any:
+        others = self._loader.alone(self._plugin, (plugin for plugin, _ in around))
+        return self._loader.pm.subset_hook_caller(hook, others)(**arguments)
+
+    def _failed(self, hook: str, error: BaseException, around: Around, began: float) -> None:
+        """Leave out the extension that raised ``error``; raise if it was none of them."""
+        guilty = culprit(error, self._plugin, (plugin for plugin, _ in around))
+        guilty = guilty or self._misused(hook, error)
+        entry = self._entry
+        for extension in around:
+            if extension[0] is guilty:
+                if self._repeatable:
+                    extension[1].failed(hook, error, began)
+                    around.remove(extension)
+                    return
+                entry = extension[1].entry
+        self._tally.failed(entry.id, hook, began)
+        named = PluginLoadError(entry.failure(hook, error))
+        named.plugin = entry.id
+        raise named from error
+
+    @property
+    def _repeatable(self) -> bool:
+        """What all plugins of a kind are called for is something they do, and not to be done twice."""
+        return KINDS[self._entry.kind].mode != "always"
+
+    def _misused(self, hook: str, error: BaseException) -> object | None:
+        """The plugin whose wrapper yields never, or twice: then pluggy raises, with its place."""
+        for found in self._wrappers(hook):
+            code = getattr(found.function, "__code__", None)
+            if code and f"{code.co_filename}:{code.co_firstlineno} " in str(error):
+                return found.plugin
+        return None
+
+    def _taker(
+        self, hook: str, arguments: Mapping[str, Any], around: Around
+    ) -> tuple[object, Breaker] | None:
+        """The extension without which there is an answer."""
+        wrapping = {id(found.plugin) for found in self._wrappers(hook)}
+        suspects = [extension for extension in around if id(extension[0]) in wrapping]
+        if not suspects or not self._repeatable:
+            return None
+        for suspect in suspects:
+            rest = [extension for extension in around if extension is not suspect]
+            if self._once(hook, arguments, rest) is not None:
+                return suspect
+        rest = [extension for extension in around if extension not in suspects]
+        return suspects[0] if self._once(hook, arguments, rest) is not None else None
+
+    def _wrappers(self, hook: str) -> Iterator[pluggy.HookImpl]:
+        caller: pluggy.HookCaller = getattr(self._loader.pm.hook, hook)
+        return (found for found in caller.get_hookimpls() if found.wrapper or found.hookwrapper)
 
 
 def culprit(error: BaseException, plugin: object, around: Iterable[object]) -> object | None:
@@ -185,7 +240,7 @@ def culprit(error: BaseException, plugin: object, around: Iterable[object]) -> o
 
     An error of the plugin passes through the wrappers, so it counts only who is innermost.
     """
-    homes = {_home(plugin): plugin} | {_home(each): each for each in around}
+    homes = {_home(each): each for each in around} | {_home(plugin): plugin}
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         found = homes.get(frame.f_globals.get("__name__", ""), found)

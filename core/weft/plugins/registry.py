@@ -215,7 +215,7 @@ class Registry:
         return Guard(entry, self.tally, error)
 
     def _relay(self, entry: Entry) -> Relay:
-        around = {self._loader.load(e): self._breaker(e) for e in self._start() if e is not entry}
+        around = [(self._loader.load(e), self._breaker(e)) for e in self._start() if e is not entry]
         return Relay(self._loader, entry, around, self.tally)
 
     def _breaker(self, entry: Entry) -> Breaker:
