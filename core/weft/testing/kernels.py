@@ -78,29 +78,51 @@ class KernelSuite(Subject):
 
     @pytest.mark.parametrize("op", list(SHAPES))
     def test_it_computes_what_the_layers_do(self, op: str) -> None:
+        for dtype, kernel in self.offered(op):
+            for rows in (1, 2, 7, 33):
+                arguments = self.arguments(op, rows, dtype)
+                want = _reference(op)(*(_copy(a) for a in arguments))
+                self.compare(kernel(*arguments), want, dtype)
+
+    @pytest.mark.parametrize("op", list(SHAPES))
+    def test_rows_may_lie_apart(self, op: str) -> None:
+        """A part of a wider tensor: what several layers compute at once is split."""
         import torch
 
-        ran = False
-        for dtype in self.dtypes:
-            bid = self.bid(op, KernelRequest(self.device, dtype, SHAPES[op]))
-            if not isinstance(bid, KernelOffer):
-                continue
-            ran, kernel = True, bid.load()
-            for rows in (1, 2, 7, 33):
-                arguments = self.arguments(op, rows, getattr(torch, dtype))
-                want = _reference(op)(*(_copy(a) for a in arguments))
-                got = kernel(*(_copy(a) for a in arguments))
-                self.compare(got, want, TOLERANCE[dtype])
-        if not ran:
-            pytest.skip(f"does not offer {op} for {self.device.kind}")
+        for dtype, kernel in self.offered(op):
+            for rows in (2, 7):
+                first, *others = self.arguments(op, rows, dtype)
+                wide = torch.cat((first, first.flip(0)), dim=-1)
+                want = kernel(first, *(_copy(a) for a in others))
+                self.compare(kernel(wide[:, : first.shape[1]], *others), want, dtype)
 
-    def arguments(self, op: str, rows: int, dtype: Any) -> tuple[Any, ...]:
+    @pytest.mark.parametrize("op", [op for op in SHAPES if op != "add_rms_norm"])
+    def test_arguments_are_left_as_they_are(self, op: str) -> None:
+        """But for ``add_rms_norm``, which may overwrite them."""
+        import torch
+
+        for dtype, kernel in self.offered(op):
+            arguments = self.arguments(op, 3, dtype)
+            before = [_copy(a) for a in arguments]
+            kernel(*arguments)
+            for argument, was in zip(arguments, before, strict=True):
+                assert torch.equal(argument, was) if hasattr(was, "shape") else argument == was
+
+    def offered(self, op: str) -> list[tuple[str, Callable[..., Any]]]:
+        """The kernel by dtype. Skips if there is none."""
+        bids = {d: self.bid(op, KernelRequest(self.device, d, SHAPES[op])) for d in self.dtypes}
+        found = [(d, bid.load()) for d, bid in bids.items() if isinstance(bid, KernelOffer)]
+        if not found:
+            pytest.skip(f"does not offer {op} for {self.device.kind}")
+        return found
+
+    def arguments(self, op: str, rows: int, dtype: str) -> tuple[Any, ...]:
         import torch
 
         made = torch.Generator().manual_seed(rows)
 
         def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=made).to(self.device.kind, dtype)
+            return torch.randn(*shape, generator=made).to(self.device.kind, getattr(torch, dtype))
 
         sizes = SHAPES[op]
         match op:
@@ -115,9 +137,10 @@ class KernelSuite(Subject):
         inputs, outputs = sizes["in_features"], sizes["out_features"]
         return draw(rows, inputs) / 8, draw(outputs, inputs), draw(outputs)
 
-    def compare(self, got: Any, want: Any, tolerance: float) -> None:
+    def compare(self, got: Any, want: Any, dtype: str) -> None:
         import torch
 
+        tolerance = TOLERANCE[dtype]
         results = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
         for ours, theirs in results:
             assert ours.shape == theirs.shape and ours.dtype == theirs.dtype

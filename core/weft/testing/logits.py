@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -102,5 +103,9 @@ class LogitsProcessorSuite(Subject):
     def test_arguments_and_histories_are_left_as_they_are(self) -> None:
         logits, given, tokens = self.rows(3)
         before = copy.deepcopy((given, tokens))
-        self.build().apply(logits, given, tokens)
+        processor = self.build()
+        for arguments in given:
+            with suppress(RequestError):
+                processor.check(arguments)
+        processor.apply(logits, given, tokens)
         assert (given, tokens) == before

@@ -82,6 +82,13 @@ class PolicySuite(Subject):
                 victim: Any = policy.victim(requests[start : start + count])
                 assert isinstance(victim, int) and 0 <= victim < count
 
+    def test_the_running_are_left_as_they_are(self) -> None:
+        """The list is the scheduler's own."""
+        running = self.requests(8)
+        before = list(running)
+        self.build().victim(running)
+        assert running == before
+
     def test_all_requests_end_when_pages_run_out(self) -> None:
         """The scheduler with a cache for two sequences, and twelve that want to grow."""
         ended = self.serve(12)

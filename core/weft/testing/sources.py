@@ -52,6 +52,8 @@ class ModelSourceSuite(Subject):
         assert files.root.is_dir() and files.names
         assert [name for name in files.names if not (files.root / name).is_file()] == []
         assert len(set(files.names)) == len(files.names)
+        paths = [Path(name) for name in files.names]
+        assert [path for path in paths if path.is_absolute() or ".." in path.parts] == []
 
     def test_the_configuration_is_that_of_config_json(self, tmp_path: Path) -> None:
         files = self.build().resolve(self.ref(tmp_path), patterns=["*.json"])

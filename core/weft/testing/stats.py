@@ -16,7 +16,7 @@ from weft.testing.plugin import Subject
 
 __all__ = ("StatLoggerSuite",)
 
-STEPS = 2000
+STEPS = 500
 BUDGET = 1e-3
 """Seconds that one ``record`` may take on average: it stands between two steps."""
 
@@ -57,6 +57,12 @@ class StatLoggerSuite(Subject):
         logger = self.build()
         for _ in range(2):
             logger.record(EngineStats(steps=1, generated_tokens=3))
+
+    def test_the_statistics_are_left_as_they_are(self) -> None:
+        """Other loggers get the same ones."""
+        stats = self.stats(21)
+        self.build().record(stats)
+        assert stats == self.stats(21)
 
     def test_it_is_quick(self) -> None:
         logger = self.build()

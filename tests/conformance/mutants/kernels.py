@@ -47,6 +47,15 @@ SPECIMENS = (
                 },
             ),
             Mutant("test_it_computes_what_the_layers_do", {"weight, eps)": "weight, eps) * 1.01"}),
+            Mutant(
+                "test_rows_may_lie_apart", {"F.rms_norm(x,": "F.rms_norm(x.view(-1).view(x.shape),"}
+            ),
+            Mutant(
+                "test_arguments_are_left_as_they_are",
+                {
+                    "F.rms_norm(x, weight.shape, weight, eps)": "x.copy_(F.rms_norm(x, weight.shape, weight, eps))"
+                },
+            ),
         ),
     ),
 )

@@ -50,6 +50,10 @@ SPECIMENS = (
                 {"found.names,": 'tuple(n.replace("weights", "w") for n in found.names),'},
             ),
             Mutant(
+                "test_the_files_are_there",
+                {"found.names,": "tuple(f'../{found.root.name}/{name}' for name in found.names),"},
+            ),
+            Mutant(
                 "test_the_configuration_is_that_of_config_json",
                 {"found.config)": '{"model_type": "y"})'},
             ),

@@ -54,6 +54,12 @@ SPECIMENS = (
                 {"return max(": "return len(running) - 1 and -1 * max("},
             ),
             Mutant(
+                "test_the_running_are_left_as_they_are",
+                {
+                    "        return max": "        running.sort(key=lambda r: r.arrival)\n        return max"
+                },
+            ),
+            Mutant(
                 "test_all_requests_end_when_pages_run_out",
                 {"self.calls += 1": "if running[0].prompt_len == 4: raise OSError"},
             ),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
+from weft.testing.linears import Layer
 from weft.testing.packing import Format
 from weft.testing.quantization import QuantizationSuite
 
@@ -98,6 +99,17 @@ class Quantized(QuantizationSuite):
     }
 
     @property
+    def layers(self) -> Mapping[str, Layer]:
+        return {"plain": Layer(64, (32,)), "fused": Layer(64, (32, 16), bias=True)}
+
+    @property
+    def shared(self) -> Mapping[str, Layer]:
+        return {
+            "columns": Layer(64, (32, 16), bias=True, split="column"),
+            "rows": Layer(96, (32,), split="row"),
+        }
+
+    @property
     def formats(self) -> Mapping[str, Format]:
         plugin: Any = self.host().load(self.kind, self.key)
         return {"int8": plugin.Format()}
@@ -144,8 +156,7 @@ SPECIMENS = (
             Mutant(
                 "test_ranks_share_a_layer",
                 {
-                    "        outputs = sum": "        if spec.in_features % 128 and spec.in_features > 128:\n"
-                    "            raise ValueError('a tile has 128 inputs')\n"
+                    "        outputs = sum": "        if spec.in_features % 32:\n            raise ValueError('a tile has 32 inputs')\n"
                     "        outputs = sum"
                 },
             ),

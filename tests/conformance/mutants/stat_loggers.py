@@ -35,6 +35,10 @@ SPECIMENS = (
                 "test_an_engine_without_pages_or_time",
                 {"= stats.steps": "= stats.steps and stats.steps / stats.step_seconds"},
             ),
+            Mutant(
+                "test_the_statistics_are_left_as_they_are",
+                {"= stats.steps": "= stats.finished.pop('stop', 0)"},
+            ),
             Mutant("test_it_is_quick", {"self.last": "time.sleep(0.002)\n        self.last"}),
         ),
     ),
