@@ -6,7 +6,7 @@ Every label comes from a closed set: no client can add a series.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -63,6 +63,7 @@ class Metrics:
         self._http_seconds: dict[str, Histogram] = {}
         self._parser_failures: Counter[str] = Counter()
         self._stats: EngineStats | None = None
+        self._states: Mapping[str, str] = {}
         self._tally = tally or Tally()
         self._label = [model]
         self._registry = CollectorRegistry(auto_describe=False)
@@ -81,9 +82,12 @@ class Metrics:
             histogram = self._http_seconds[route] = Histogram(LATENCY)
         histogram.observe(seconds)
 
-    def exposition(self, stats: EngineStats | None) -> bytes:
-        """The page. ``stats`` is ``None`` if the engine does not answer."""
-        self._stats = stats
+    def exposition(
+        self, stats: EngineStats | None, states: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The page. ``stats`` is ``None`` if the engine does not answer; ``states`` are those of the
+        plugins in this process."""
+        self._stats, self._states = stats, states or {}
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
@@ -141,10 +145,11 @@ class Metrics:
         yield took
         states = GaugeMetricFamily(
             "weft_plugin_state",
-            "1 for the state of each plugin that the engine has loaded.",
+            "1 for the state of each plugin that the engine or the server has imported.",
             labels=[*names, "state"],
         )
-        for plugin, state in sorted(stats.plugin_states.items()):
+        broken = {plugin: state for plugin, state in self._states.items() if state == "broken"}
+        for plugin, state in sorted({**self._states, **stats.plugin_states, **broken}.items()):
             states.add_metric([*self._label, plugin, state], 1.0)
         yield states
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.config import PluginConfig
-from weft.errors import PluginLoadError
+from weft.errors import WeftError
 from weft.plugins import bids, matching
 from weft.plugins.entries import scan
 from weft.plugins.plan import Plan
@@ -261,13 +261,13 @@ class Host(Registry):
     def report(self) -> list[str]:
         """One line from each loaded plugin that has something to say."""
         lines: list[str] = []
-        named: set[object] = set()
+        named: set[int] = set()
         self._start()
         for entry in sorted(self.entries, key=lambda e: (e.dist, e.id)):
-            if entry.state == "loaded" and (plugin := self._loader.load(entry)) not in named:
+            if entry.state == "loaded" and (plugin := id(self._loader.load(entry))) not in named:
                 named.add(plugin)
                 try:
                     lines += [f"{entry.owner}: {text}" for text in self._alone(entry).weft_report()]
-                except PluginLoadError as error:
-                    lines.append(str(error))
+                except WeftError as error:
+                    lines.append(f"{entry.owner}: weft_report failed: {error}")
         return lines

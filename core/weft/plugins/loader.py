@@ -79,6 +79,11 @@ class Loader:
         if name in self._plugins:
             return self._plugins[name]
         plugin = self._imported(entry)
+        if type(plugin).__hash__ is None:
+            raise PluginLoadError(
+                f"its object {type(plugin).__name__} has no hash, which pluggy needs; a dataclass has "
+                "one with eq=False"
+            )
         if self.pm.is_registered(plugin):
             return plugin  # two distributions name one object
         self._check_arguments(plugin)

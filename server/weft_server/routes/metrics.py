@@ -28,7 +28,9 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
         stats = context.stats if context.engine.alive else None
         context.metrics.stuck_threads = context.watch.stuck
         return Response(
-            context.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST, status_code=200
+            context.metrics.exposition(stats, context.engine.host.states()),
+            media_type=CONTENT_TYPE_LATEST,
+            status_code=200,
         )
 
     return [metrics]

@@ -81,10 +81,10 @@ def check_admin(context: Context, admins: Keys, headers: Mapping[bytes, bytes]) 
 
 def shown(row: Row, states: dict[str, str]) -> dict[str, str]:
     """A row with its id, and the state in the process where such plugins live: here those that can
-    be reloaded, in the engine all others. Paths stay inside."""
+    be reloaded, in the engine all others; broken anywhere is broken. Paths stay inside."""
     told = msgspec.structs.asdict(row)
     del told["target"]
     id, state = f"{row.kind}:{row.key}", row.state
-    if row.kind not in RELOADABLE or state == "ready":
+    if state != "broken" and (row.kind not in RELOADABLE or state == "ready"):
         state = states.get(id, state)
     return {"id": id, **told, "state": state}

@@ -1,0 +1,281 @@
+"""Extensions that fail: only they are left out, and after some failures altogether."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from faulty import errors
+from scripted import ScriptedEngine
+from serving import serving
+
+from weft.config import EngineConfig, PluginConfig
+from weft.errors import EngineError, PluginLoadError
+from weft.plugins import Host
+from weft.plugins.entries import Entry
+from weft.plugins.tally import MOST_FAILURES
+
+PARSER = """
+from weft.api import impl
+from weft.api.parsers import TextDelta
+
+WEFT = {"tool_parsers": ["plain"]}
+
+
+class Plain:
+    def feed(self, text, ids):
+        return [TextDelta(text)]
+
+    def finish(self):
+        return []
+
+
+@impl
+def weft_tool_parser(name):
+    return Plain()
+"""
+WRAPPER = """
+from weft.api import impl
+
+WEFT = {"extensions": ["faulty"]}
+
+
+class Panic(BaseException):
+    pass
+
+
+@impl(wrapper=True)
+def weft_tool_parser(name, options):
+    %s
+
+
+@impl(wrapper=True)
+def weft_server():
+    yield
+    raise KeyError("too late")
+"""
+WRAPPERS = {
+    "before": "raise KeyError('oh')\n    yield",
+    "behind": "yield\n    raise KeyError('oh')",
+    "panic": "raise Panic('oh')\n    yield",
+    "never": "return\n    yield",
+    "twice": "found = yield\n    yield\n    return found",
+    "lost": "yield",
+}
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> Host:
+    """A host with a parser of its own distribution, and a wrapper of another around it."""
+    source = WRAPPER % body
+    if not routes:
+        source = source.partition("@impl(wrapper=True)\ndef weft_server")[0]
+    (folder / "parser.py").write_text(PARSER)
+    (folder / "wrapper.py").write_text(source)
+    files = [str(folder / "parser.py"), str(folder / "wrapper.py")]
+    return Host(PluginConfig(plugin_file=files, **config))
+
+
+@pytest.mark.fault("extensions", "wrapper")
+@pytest.mark.parametrize("how", WRAPPERS)
+async def test_a_wrapper_is_left_out_and_then_not_called(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(host=around(tmp_path, WRAPPERS[how]))
+    async with serving(engine, tool_parser="plain") as server:
+        for _ in range(MOST_FAILURES + 1):
+            whole = await server.chat(tools=TOOLS)
+            assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
+            assert "x-weft-parser-error" not in whole.headers, "it is not the parser's failure"
+        assert "Hel" in (await server.chat(tools=TOOLS, stream=True)).text
+        page = (await server.client.get("/metrics")).text
+        rows = (await server.client.get("/plugins")).json()["data"]
+    assert errors(page, "extensions:faulty") == {"weft_tool_parser": MOST_FAILURES}
+    assert errors(page, "tool_parsers:plain") == {}
+    labels = 'model_name="scripted",plugin="extensions:faulty",state="broken"'
+    assert f"weft_plugin_state{{{labels}}} 1.0" in page
+    assert [r["state"] for r in rows if r["id"] == "extensions:faulty"] == ["broken"]
+    assert "extensions:faulty is not called any more" in caplog.text
+
+
+@pytest.mark.fault("extensions", "wrapper")
+@pytest.mark.parametrize("how", WRAPPERS)
+def test_in_strict_mode_a_wrapper_is_fatal(how: str, tmp_path: Path) -> None:
+    host = around(tmp_path, WRAPPERS[how], plugin_strict=True)
+    with pytest.raises(EngineError, match=r"extensions:faulty .*plugin_strict makes it fatal"):
+        host.tool_parser("plain", object(), ())  # type: ignore[arg-type]
+
+
+def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) -> None:
+    good = WRAPPER.partition("@impl(wrapper=True)\ndef weft_server")[0] % "return (yield)"
+    for name, source in (
+        ("a_good", good),
+        ("m_bad", good.replace("return (yield)", "yield")),
+        ("z_good", good),
+    ):
+        (tmp_path / f"{name}.py").write_text(source.replace('["faulty"]', f'["{name}"]'))
+    (tmp_path / "parser.py").write_text(PARSER)
+    host = Host(PluginConfig(plugin_file=[str(path) for path in sorted(tmp_path.glob("*.py"))]))
+    for _ in range(MOST_FAILURES):
+        assert host.tool_parser("plain", object(), ()) is not None  # type: ignore[arg-type]
+    states = host.states()
+    assert [states[f"extensions:{name}"] for name in ("a_good", "m_bad", "z_good")] == [
+        *("loaded", "broken", "loaded")
+    ]
+
+
+@pytest.mark.fault("extensions", "wrapper")
+async def test_a_wrapper_of_the_servers_hook_ends_the_start(tmp_path: Path) -> None:
+    """The routes that it wraps are added already, and cannot be added once more."""
+    engine = ScriptedEngine(host=around(tmp_path, "return (yield)", routes=True))
+    with pytest.raises(PluginLoadError, match=r"extensions:faulty .*KeyError: 'too late'"):
+        async with serving(engine):
+            pass
+
+
+LIFE = """
+from weft.api import impl
+from weft.errors import RequestError
+
+WEFT = {"extensions": ["faulty"]}
+
+
+class Panic(BaseException):
+    pass
+
+
+def said(where, good=None):
+    if where != METHOD:
+        return good
+    if isinstance(HOW, BaseException):
+        raise HOW
+    return HOW
+
+
+@impl
+def weft_configure(config):
+    return said("configure")
+
+
+@impl
+def weft_unconfigure():
+    return said("unconfigure")
+
+
+@impl
+def weft_report():
+    return said("report", "all is well")
+"""
+OTHER = """
+from weft.api import impl
+
+WEFT = {{"extensions": ["{name}"]}}
+
+
+@impl
+def weft_configure(config):
+    LOG.append("configure {name}")
+
+
+@impl
+def weft_unconfigure():
+    LOG.append("unconfigure {name}")
+
+
+@impl
+def weft_report():
+    return "well"
+
+
+LOG = []
+"""
+HOWS = ["KeyError('oh')", "Panic('oh')", "RequestError('oh')"]
+
+
+def living(folder: Path, method: str, how: str, **config: Any) -> tuple[Host, dict[str, Any]]:
+    """A faulty extension between two others, and what the others have noted."""
+    for name in ("before", "zuletzt"):
+        (folder / f"{name}.py").write_text(f"{OTHER.format(name=name)}# {uuid4()}")
+    (folder / "faulty.py").write_text(f"{LIFE}\nMETHOD, HOW = {method!r}, {how}  # {uuid4()}\n")
+    files = [str(path) for path in sorted(folder.glob("*.py"))]
+    host = Host(PluginConfig(plugin_file=files, **config))
+    return host, {n: host.load("extensions", n).LOG for n in ("before", "zuletzt")}  # type: ignore[attr-defined]
+
+
+@pytest.mark.fault("extensions", "hook")
+@pytest.mark.parametrize("how", HOWS)
+def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
+    how: str, tmp_path: Path
+) -> None:
+    host, log = living(tmp_path, "configure", how)
+    with pytest.raises(Exception, match="oh") as raised:
+        host.configure(EngineConfig())
+    if how != "RequestError('oh')":  # said on purpose
+        assert isinstance(raised.value, PluginLoadError)
+        assert "extensions:faulty from faulty.py" in str(raised.value)
+    assert log["before"] == ["configure before", "unconfigure before"] and log["zuletzt"] == []
+    assert dict((m, n) for p, m, o, n in host.tally.rows() if o == "error") == {"weft_configure": 1}
+
+
+@pytest.mark.fault("extensions", "weft_unconfigure")
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
+    how: str, strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, log = living(tmp_path, "unconfigure", how, **({"plugin_strict": True} if strict else {}))
+    host.configure(EngineConfig())
+    host.unconfigure()
+    for name, noted in log.items():
+        assert noted == [f"configure {name}", f"unconfigure {name}"]
+    assert "oh" in caplog.text
+    assert ("extensions:faulty", "weft_unconfigure", "error", 1) in host.tally.rows()
+
+
+@pytest.mark.fault("extensions", "weft_report")
+@pytest.mark.parametrize("how", [*HOWS, "5", "[None]", "None"])
+def test_a_report_that_fails_is_a_line(how: str, tmp_path: Path) -> None:
+    host, _ = living(tmp_path, "report", how)
+    lines = [line for line in host.report() if not line.startswith("weft")]
+    assert [line for line in lines if line.endswith(": well")] == [
+        line for line in lines if line.startswith(("before.py", "zuletzt.py"))
+    ]
+    own = [line for line in lines if line.startswith("faulty.py")]
+    assert len(own) == (how != "None")
+    assert how not in HOWS or "weft_report failed" in own[0]
+
+
+DATA = """
+from dataclasses import dataclass
+from weft.api import impl
+
+
+@dataclass
+class Data:
+    @impl
+    def weft_report(self):
+        return "here"
+
+    @impl(wrapper=True)
+    def weft_policy(self):
+        return (yield)
+"""
+
+
+def test_an_object_without_a_hash_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise every hook that it wraps would fail."""
+    (tmp_path / "faulty_data.py").write_text(DATA)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entries = [
+        Entry("extensions", "data", "faulty_data:Data", "data", "1"),
+        Entry("policies", "fcfs", "weft.scheduler.policies", "weft-core", "1"),
+    ]
+    assert Host(source=lambda: entries).policy("fcfs") is not None
+    assert "extensions:data from data 1 failed to load" in caplog.text
+    assert "eq=False" in caplog.text
+    del sys.modules["faulty_data"]
