@@ -100,7 +100,8 @@ class EngineCore:
     # ----------------------------------------------------------------------------- requests
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ``RequestError`` or ``QueueFullError``; nothing else changes."""
+        """Queue a request. Raises ``RequestError``, ``QueueFullError``, or ``PluginLoadError`` for
+        what is not the client's fault; nothing else changes."""
         self.validate(request)
         if request.id in self.scheduler.live or request.id in self._compiling:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
@@ -123,8 +124,7 @@ class EngineCore:
         try:
             self.scheduler.add(sequence)
         except EngineError as error:
-            if self.host.switches.strict:
-                raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
+            self._end_if_strict(error)
             log.error("request %s: %s", sequence.id, error)
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
             self.scheduler.outbox.append(failed)
@@ -155,22 +155,26 @@ class EngineCore:
 
     def _check_extra(self, name: str, arguments: Any) -> None:
         """A processor that cannot even look at its arguments costs the request that brought them."""
-        plugin, began = f"logits_processors:{name}", time.perf_counter()
+        guard, began = self.host.guard("logits_processors", name), time.perf_counter()
         try:
             self._processors[name].check(arguments)
         except RequestError:
-            self.host.tally.done(plugin, "check", began)
+            self.host.tally.done(guard.entry.id, "check", began)
             raise
         except PASSED:
             raise
         except BaseException as error:  # a plugin may raise anything
-            self.host.tally.failed(plugin, "check", began)
-            text = self.host.choose("logits_processors", name).failure("check", error)
-            if self.host.switches.strict:
-                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-            log.warning("%s", text, exc_info=error)
-            raise RequestError(text, param="extra") from error
-        self.host.tally.done(plugin, "check", began)
+            log.warning("%s", guard.entry.failure("check", error), exc_info=error)
+            try:
+                guard.fail("check", error)
+            except PluginLoadError as named:
+                self._end_if_strict(named)
+                raise
+        self.host.tally.done(guard.entry.id, "check", began)
+
+    def _end_if_strict(self, error: WeftError) -> None:
+        if self.host.switches.strict:
+            raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
 
     def _seed(self, request: EngineRequest) -> int:
         """A sequence's random numbers depend on this and the position only."""
@@ -248,8 +252,7 @@ class EngineCore:
                 message = TokenOutput(name, [], "error", error=str(error), param=error.param)
                 outputs.append(message)
             except PluginLoadError as error:
-                if self.host.switches.strict:
-                    raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
+                self._end_if_strict(error)
                 log.error("request %s: %s", name, error)
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:

@@ -18,7 +18,13 @@ from weft.engine.messages import EngineRequest, refusal
 from weft.engine.plan import EngineFacts
 from weft.engine.progress import Progress
 from weft.engine.stats import EngineStats
-from weft.errors import EngineDeadError, EngineError, QueueFullError, RequestError
+from weft.errors import (
+    EngineDeadError,
+    EngineError,
+    PluginLoadError,
+    QueueFullError,
+    RequestError,
+)
 from weft.frontend.opening import open_checkpoint, plugin_config
 from weft.frontend.outputs import OutputProcessor, PreparedRequest
 from weft.frontend.prompts import PromptInput, parse_prompts
@@ -70,7 +76,7 @@ class LLM:
         self._processor = opened.processor(self._core.facts)
         self._outputs = OutputProcessor(opened.watched, self._core.facts.eos_ids)
         self._failure: EngineError | None = None
-        self._refused: dict[str, RequestError] = {}
+        self._refused: dict[str, RequestError | PluginLoadError] = {}
 
     # -- what it is --------------------------------------------------------------------
 
@@ -275,7 +281,7 @@ class LLM:
         """Whatever leaves the core, but for a refusal, is its end."""
         try:
             yield
-        except (RequestError, QueueFullError):
+        except (RequestError, QueueFullError, PluginLoadError):
             raise
         except EngineError as error:
             self._failure = error
@@ -294,7 +300,7 @@ class LLM:
                     self._core.add(request)
                 except QueueFullError:
                     return  # the rest waits here instead of in the engine
-                except RequestError as error:
+                except (RequestError, PluginLoadError) as error:
                     self._refused[label] = error
                     feed.clear()
                     return
