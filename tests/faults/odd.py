@@ -69,6 +69,7 @@ RETURNED: dict[str, Any] = {
     "one NaN": lambda found: found.index_fill(0, found.new_zeros(1).long(), float("nan")),
     "negative": lambda found: (-1,),
     "method": lambda found: lambda: found,
+    "deep": lambda found: msgspec.structs.replace(found, depth=1),
     "other step": lambda found: msgspec.structs.replace(found, id=found.id + 1),
     "no tokens": lambda found: msgspec.structs.replace(found, tokens=[]),
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import calls, finish, healthy, name, named
+from engines import USE, calls, finish, healthy, name, named
 
 from weft import LLM, SamplingParams
 from weft.errors import EngineDeadError, EngineError
@@ -75,6 +75,22 @@ def test_requests_that_are_not_in_the_step_go_on(
     healthy(llm, expected)
 
 
+@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+def test_a_step_that_is_launched_before_the_failed_one_is_collected(
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+) -> None:
+    """As on a GPU: the next step is on its way, with sequences that have ended when it is collected."""
+    fault = {name(kind): {"method": method, "at": at, "times": 1}}
+    llm = odd("executors", "start", "deep", others=fault, **USE[kind])
+    assert llm.facts.depth == 1
+    for output in finish(llm, {}, {}):
+        assert output.finish_reason == "error"
+        assert output.token_ids == expected[: len(output.token_ids)]
+        _matches(str(output.error), f"the step failed: {named(kind, word)}")
+    assert calls(llm, kind, word)["error"] == 1
+    healthy(llm, expected)
+
+
 WRONG = [
     (
         "models",
@@ -115,12 +131,13 @@ def test_a_method_that_returns_something_else_fails_its_step(
     healthy(llm, expected)
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "at"), [p.values for p in METHODS])
+TENSORS = [p.values for p in METHODS if p.values[1] != "plan"]
+
+
+@pytest.mark.parametrize(("kind", "method", "word", "at"), TENSORS)
 def test_results_that_are_no_numbers_fail_the_request(
     odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
 ) -> None:
-    if method == "plan":
-        pytest.skip("a plan is no tensor")
     llm = odd(kind, method, "NaN", at=at, times=1)
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error" and "allow no token (NaN" in str(output.error)
