@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ("Context",)
 
 T = TypeVar("T")
+log = logging.getLogger("weft.server")
+TEXTS = 2
+"""Threads for what renderers do, which may take long for long conversations."""
 BIG = 4096
 """Characters or ids from which text work leaves the event loop for a thread."""
 
@@ -76,11 +80,14 @@ class Context:
         self.reloading = asyncio.Lock()
         kinds = ("tool_parsers", "reasoning")
         self.watch = Watch(max(engine.host.tally.budget(f"{kind}:", "feed") for kind in kinds))
+        texts = engine.host.tally.budget("renderers:", "render")
+        self._texts = [Watch(texts) for _ in range(TEXTS)]
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="weft-text")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.watch.close()
+        for watch in (self.watch, *self._texts):
+            watch.close()
 
     def exchange(self, host: Host, served: Served | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
@@ -134,10 +141,22 @@ class Context:
         """Call ``work``, in a thread if its input is big: the event loop must not stand still."""
         if size < BIG:
             return work(*arguments)
-        return await self.in_thread(partial(work, *arguments))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *arguments))
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def rendered(self, work: Callable[[], T]) -> T:
+        """What the renderer, a plugin, makes in a thread that can be given up. Raises ``APIError``
+        if it does not come back."""
+        try:
+            return await min(self._texts, key=lambda watch: watch.waiting).run(work)
+        except TimeoutError as error:
+            log.error("the chat renderer does not come back: %s", error)
+            raise APIError(
+                500,
+                "the chat renderer does not come back from this conversation; the server's log has "
+                "the details",
+                code="plugin_failed",
+            ) from error
 
     async def asked(self, kind: str, name: str, method: str, work: Callable[[], T]) -> T:
         """What a parser says outside of an answer: counted, and in a thread that can be given up.

@@ -97,6 +97,11 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def waiting(self) -> int:
+        """Calls that nobody has given up and that have not come back."""
+        return self._open
+
+    @property
     def stuck(self) -> int:
         """Threads that were given up and have not come back."""
         return sum((job := w.current) is not None and job.given_up for w in self._slow)

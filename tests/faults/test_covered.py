@@ -177,7 +177,7 @@ DONE = frozenset(
         *("kernels", "executors", "policies", "logits_processors", "stat_loggers", "guided"),
     }
 )
-DONE |= {"tool_parsers", "server", "extensions"}
+DONE |= {"tool_parsers", "server", "extensions", "renderers"}
 PENDING = frozenset(KINDS) - frozenset(UNCALLED) - DONE  # shrinks to nothing, then goes
 
 

@@ -104,7 +104,7 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
         raise PluginNotFoundError(
             f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
         )
-    renderer = host.renderer(chosen.key, files, tokenizer)
+    renderer = plugins.renderer(chosen.key, files, tokenizer)
     return Opened(tokenizer, renderer, defaults, limit, priorities, traits, watched)
 
 

@@ -45,6 +45,10 @@ class Guarded:
         tokenizer itself, which may be able to do more than the protocol says."""
         return _Tokenizer(tokenizer, self._guard("tokenizers", mode))
 
+    def renderer(self, mode: str, files: ModelFiles, tokenizer: t.Tokenizer) -> t.ChatRenderer:
+        renderer = self._host.renderer(mode, files, tokenizer)
+        return _Renderer(renderer, self._guard("renderers", mode))
+
     def model(self, architecture: str, hf_config: Any) -> ModelSpec:
         spec, guard = self._host.model(architecture, hf_config), self._guard("models", architecture)
         if not isinstance(spec, ModelSpec):
@@ -246,6 +250,31 @@ class _Stream:
         if not isinstance(text, str):
             self._guard.wrong("finish", text, "a text")
         return text
+
+
+class _Renderer:
+    def __init__(self, renderer: t.ChatRenderer, guard: Guard) -> None:
+        self._renderer, self._guard = renderer, guard
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        with self._guard.watching("render"):
+            prompt: Any = self._renderer.render(messages, **options)
+            if not isinstance(prompt, str):
+                raise TypeError(f"it returned {prompt!r:.80}; a text is wanted")
+            return prompt
+
+    def encode(self, prompt: str) -> list[int]:
+        with self._guard.watching("encode"):
+            ids: Any = self._renderer.encode(prompt)
+            if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+                raise TypeError(f"it returned {ids!r:.80}; a list of ints is wanted")
+            return ids
+
+    def close(self) -> None:
+        """Release what it holds, if it can."""
+        close = getattr(self._renderer, "close", None)
+        if close is not None:
+            close()
 
 
 class _Scheme:

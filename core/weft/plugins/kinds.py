@@ -53,7 +53,7 @@ def _kinds() -> Mapping[str, Kind]:
         Kind("model_sources", "URI scheme", "one", "weft_model_source"),
         Kind("load_formats", "checkpoint format", "one", "weft_load_format"),
         Kind("tokenizers", "tokenizer mode", "one", "weft_tokenizer"),
-        Kind("renderers", "renderer mode", "one", "weft_renderer"),
+        Kind("renderers", "renderer mode", "one", "weft_renderer", budget=2.0),
         Kind("models", "architecture", "one", "weft_model"),
         Kind("quantization", "quant_method", "one", "weft_quantization"),
         Kind("multimodal", "architecture", "one", "weft_multimodal"),

@@ -163,7 +163,7 @@ async def render(
             )
         return text, renderer.encode(text)
 
-    return await context.in_thread(work)  # the renderer is a plugin, and waits for its process
+    return await context.rendered(work)
 
 
 def most_tokens(request: ChatRequest, defaults: SamplingParams) -> int | None:

@@ -44,22 +44,28 @@ def opened(folder: Path, score: int = 100, *, isolated: bool = False, **options:
     return open_checkpoint(config, Host(plugin_config(config, isolated=isolated)))
 
 
+def made(folder: Path, *arguments: Any, **options: Any) -> Any:
+    """What the plugin has made, without the guard around it."""
+    found: Any = opened(folder, *arguments, **options).renderer
+    return found._renderer
+
+
 OURS = {"hf_overrides": {"model_type": "mine"}}
 
 
 def test_the_one_that_is_made_for_the_model_is_taken(tmp_path: Path) -> None:
-    assert type(opened(tmp_path, **OURS).renderer).__name__ == "Mine"
-    assert type(opened(tmp_path, isolated=True, **OURS).renderer).__name__ == "Mine"
+    assert type(made(tmp_path, **OURS)).__name__ == "Mine"
+    assert type(made(tmp_path, isolated=True, **OURS)).__name__ == "Mine"
 
 
 def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
-    assert isinstance(opened(tmp_path).renderer, JinjaRenderer)
+    assert isinstance(made(tmp_path), JinjaRenderer)
     other = {"hf_overrides": {"model_type": "other"}}
-    assert isinstance(opened(tmp_path, **other).renderer, JinjaRenderer)
+    assert isinstance(made(tmp_path, **other), JinjaRenderer)
 
 
 def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path) -> None:
-    found: Any = opened(tmp_path, isolated=True).renderer
+    found = made(tmp_path, isolated=True)
     try:
         assert found._elsewhere is not None
     finally:
@@ -67,12 +73,12 @@ def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path)
 
 
 def test_a_name_and_a_template_count_more(tmp_path: Path) -> None:
-    assert isinstance(opened(tmp_path, renderer="jinja", **OURS).renderer, JinjaRenderer)
+    assert isinstance(made(tmp_path, renderer="jinja", **OURS), JinjaRenderer)
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    found = opened(tmp_path, chat_template=template, **OURS).renderer
+    found = made(tmp_path, chat_template=template, **OURS)
     assert isinstance(found, JinjaRenderer)
     assert found.render([{"role": "user", "content": "hi"}]) == "hi"
-    assert type(opened(tmp_path, renderer="mine").renderer).__name__ == "Mine"
+    assert type(made(tmp_path, renderer="mine")).__name__ == "Mine"
 
 
 def test_a_tie_is_an_error(tmp_path: Path) -> None:

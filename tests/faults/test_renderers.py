@@ -1,0 +1,188 @@
+"""A renderer that raises, answers nonsense or hangs costs its conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty import errors, hosting
+from scripted import ScriptedEngine
+from serving import events, serving
+
+from weft.api.matching import ModelTraits
+from weft.config import from_options
+from weft.errors import PluginLoadError
+from weft.frontend.opening import choose_renderer, open_checkpoint
+from weft.plugins import Host
+from weft.plugins.guarded import Guarded
+from weft.testing.checkpoints import make_tokenizer, tiny_config
+
+PLUGIN = """
+import threading
+from weft.api import impl
+from weft.errors import RequestError
+
+WEFT = {"renderers": ["faulty"]}
+released = threading.Event()
+
+
+class Panic(BaseException):
+    pass
+
+
+def said(method, options, good, trigger=True):
+    if options["where"] != method or not trigger:
+        return good
+    match options["how"]:
+        case "raise":
+            raise KeyError("/secret")
+        case "panic":
+            raise Panic("/secret")
+        case "refuse":
+            raise RequestError("no system messages", param="messages")
+        case "hang":
+            released.wait()
+            return good
+        case "none":
+            return None
+        case "number":
+            return 5
+        case "list":
+            return ["a"]
+
+
+class Lines:
+    def __init__(self, options):
+        self.options = options
+
+    def render(self, messages, **_):
+        text = "|".join(m["content"] for m in messages)
+        return said("render", self.options, text, "bad" in text)
+
+    def encode(self, prompt):
+        return said("encode", self.options, [ord(c) for c in prompt], "bad" in prompt)
+
+
+@impl
+def weft_renderer(mode, options):
+    return said("hook", options, Lines(options))
+
+
+@impl
+def weft_match(kind, key, model, options):
+    return said("match", options, None)
+
+
+@impl
+def weft_report():
+    released.set()
+"""
+FAULTS = [
+    *[(method, how) for method in ("render", "encode") for how in ("raise", "panic", "none")],
+    *[("render", "number"), ("encode", "number"), ("encode", "list")],
+]
+
+
+def faulty(folder: Path, where: str, how: str, **config: Any) -> Host:
+    options = {"renderers:faulty": {"where": where, "how": how}}
+    return hosting(folder, PLUGIN, plugin_options=options, **config)
+
+
+def rendering(host: Host) -> ScriptedEngine:
+    engine: Any = ScriptedEngine(host=host)
+    engine.renderer = Guarded(host).renderer("faulty", None, engine.tokenizer)  # type: ignore[arg-type]
+    found: ScriptedEngine = engine
+    return found
+
+
+BAD: Any = [{"role": "user", "content": "bad"}]
+
+
+@pytest.mark.fault("renderers", "render", "encode")
+@pytest.mark.parametrize(("where", "how"), FAULTS)
+async def test_a_conversation_that_cannot_be_rendered_fails_alone(
+    where: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = rendering(faulty(tmp_path, where, how))
+    async with serving(engine) as server:
+        whole, streamed, counted, *fine = await asyncio.gather(
+            server.post("/v1/chat/completions", {"messages": BAD}),
+            server.post("/v1/chat/completions", {"messages": BAD, "stream": True}),
+            server.post("/tokenize", {"messages": BAD}),
+            server.chat(),
+            server.chat(stream=True),
+            server.complete(),
+        )
+        page = (await server.client.get("/metrics")).text
+    assert [answer.status_code for answer in fine] == [200] * 3
+    for answer in (whole, streamed, counted):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "plugin_failed")
+        assert error["message"].startswith("renderers:faulty failed on this request")
+        assert "secret" not in answer.text
+    assert errors(page, "renderers:faulty") == {where: 3}
+    assert "renderers:faulty from faulty_" in caplog.text and f"failed in {where}: " in caplog.text
+
+
+async def test_a_refusal_of_the_renderers_own_reaches_the_client(tmp_path: Path) -> None:
+    async with serving(rendering(faulty(tmp_path, "render", "refuse"))) as server:
+        answer = await server.post("/v1/chat/completions", {"messages": BAD, "stream": True})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "no system messages"
+
+
+@pytest.mark.fault("renderers", "render", "encode")
+@pytest.mark.parametrize("where", ["render", "encode"])
+async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> None:
+    budget = {"renderers": 0.02}
+    host = faulty(tmp_path, where, "hang", plugin_time_budget=budget)
+    async with serving(rendering(host)) as server:
+        ask = ("/v1/chat/completions", {"messages": BAD})
+        hanging = [asyncio.create_task(server.post(*ask)) for _ in range(5)]
+        while not all(task.done() for task in hanging):
+            assert (await server.chat()).status_code == 200
+        for task in hanging:
+            error = task.result().json()["error"]
+            assert (error["code"], "does not come back" in error["message"]) == (
+                "plugin_failed",
+                True,
+            )
+        assert events((await server.chat(stream=True)).text)[-1] == "[DONE]"
+        host.report()  # lets the threads go
+
+
+@pytest.mark.fault("renderers", "hook")
+@pytest.mark.parametrize("how", ["raise", "panic", "none"])
+def test_a_hook_that_fails_ends_the_start(how: str, tmp_path: Path) -> None:
+    folder = make_tokenizer(tmp_path)
+    tiny_config().save_pretrained(folder)
+    config = from_options(model=str(folder), renderer="faulty")
+    words = "returned None" if how == "none" else r"weft_renderer: (KeyError|Panic): '?/secret"
+    with pytest.raises(PluginLoadError, match=f"renderers:faulty .*{words}"):
+        open_checkpoint(config, faulty(tmp_path, "hook", how))
+
+
+def test_a_renderer_of_a_model_is_guarded(tmp_path: Path) -> None:
+    """As the engines get it; what it is made of may be anything."""
+    folder = make_tokenizer(tmp_path)
+    tiny_config().save_pretrained(folder)
+    config = from_options(model=str(folder), renderer="faulty")
+    renderer = open_checkpoint(config, faulty(tmp_path, "hook", "number")).renderer
+    assert renderer is not None
+    with pytest.raises(PluginLoadError, match=r"renderers:faulty .* failed in render: Attribute"):
+        renderer.render(BAD)
+
+
+@pytest.mark.fault("renderers", "weft_match")
+@pytest.mark.parametrize("how", ["raise", "panic", "number"])
+def test_who_cannot_say_what_it_matches_is_not_chosen(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = from_options(model="m")
+    assert choose_renderer(config, faulty(tmp_path, "match", how), ModelTraits()).key == "jinja"
+    assert "renderers:faulty" in caplog.text and "not asked" in caplog.text
+    strict = faulty(tmp_path, "match", how, plugin_strict=True)
+    with pytest.raises(PluginLoadError, match="renderers:faulty"):
+        choose_renderer(config, strict, ModelTraits())
