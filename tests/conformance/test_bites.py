@@ -6,6 +6,8 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterator
+from copy import copy
+from functools import cache
 from pathlib import Path
 
 import mutants
@@ -15,7 +17,8 @@ from mutants.specimen import Specimen
 
 import weft.testing
 from weft.config import PluginConfig
-from weft.plugins import Host
+from weft.plugins import Entry, Host
+from weft.plugins.entries import scan
 from weft.testing.catalog import SUITES
 from weft.testing.plugin import PluginSuite
 
@@ -57,10 +60,18 @@ def subject(specimen: Specimen, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
         def host(self) -> Host:
             options = {self.plugin: dict(self.options)} if self.options else {}
-            files = [] if specimen.metadata else [str(file)]
-            return Host(PluginConfig(plugin_file=files, plugin_options=options))
+            if specimen.metadata:
+                return Host(PluginConfig(plugin_options=options))
+            local = PluginConfig(plugin_file=[str(file)], plugin_options=options)
+            return Host(local, source=lambda: map(copy, installed()))
 
     return Subject
+
+
+@cache
+def installed() -> list[Entry]:
+    """Read once: every check makes hosts, and reading is most of their time."""
+    return list(scan())
 
 
 @pytest.mark.parametrize("name", SPECIMENS)

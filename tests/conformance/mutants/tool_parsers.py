@@ -208,7 +208,7 @@ class Mine:
                 mine(
                     KEPT
                     + """
-        if all(isinstance(delta, TextDelta) for delta in self.kept):
+        if not self.kept or isinstance(self.kept[-1], TextDelta):
             return []
         found, self.kept = self.kept, []
         return found
