@@ -234,3 +234,27 @@ def test_an_interrupt_is_the_users(odd: Odd, kind: str, method: str, asked: dict
     with pytest.raises(EngineDeadError, match="left in the middle by KeyboardInterrupt"):
         finish(llm, {})
     assert llm.stats.plugin_states[name(kind)] == "loaded"
+
+
+@fault("policies", "hook")
+@fault("logits_processors", "hook")
+@fault("stat_loggers", "hook")
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("policies", "order"), ("logits_processors", "check"), ("stat_loggers", "record")],
+)
+def test_an_object_without_the_methods_fails_where_they_are_called(
+    odd: Odd, expected: list[int], kind: str, method: str
+) -> None:
+    """What a hook returns has no type of its own that could be asked for at the start."""
+    llm = odd(kind, "hook", "text")
+    said = named(kind, method, f"AttributeError: 'str' object has no attribute '{method}'")
+    if kind == "logits_processors":
+        with pytest.raises(PluginLoadError, match=said):
+            finish(llm, EVEN)
+    (output,) = finish(llm, {})
+    if kind == "policies":
+        assert re.fullmatch(said, str(output.error))
+    else:
+        healthy(llm, expected)
+    assert calls(llm, kind, method)["error"] >= 1

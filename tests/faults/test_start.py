@@ -87,7 +87,10 @@ def test_a_hook_that_returns_nothing_ends_the_start(kind: str) -> None:
         start(hosted(made), made)
 
 
-@pytest.mark.parametrize("kind", ["model_sources", "load_formats", "models", "quantization"])
+@pytest.mark.parametrize(
+    "kind",
+    ["model_sources", "load_formats", "tokenizers", "models", "quantization", "executors"],
+)
 def test_a_hook_that_returns_something_else_is_named(kind: str) -> None:
     made = config(kind, "hook", "text")
     with pytest.raises(PluginLoadError, match=rf"{name(kind)} from odd\.py .*'(odd|str)'"):

@@ -219,7 +219,7 @@ class EngineCore:
             outputs += self._collect()
         self._step_seconds += time.perf_counter() - began
         for logger, breaker in self._loggers:
-            breaker.call("record", logger.record, self.stats)
+            breaker.call(logger, "record", self.stats)
         return outputs
 
     def _collect(self) -> list[TokenOutput]:
