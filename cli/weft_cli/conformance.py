@@ -68,7 +68,9 @@ def run(id: str, config: PluginConfig) -> int:
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         file = Path(folder) / "test_plugin.py"
         file.write_text(source(id, config), encoding="utf-8")
-        options = ["-q", "-p", "no:cacheprovider", "--rootdir", folder, "-c", "/dev/null"]
+        # Without pytest-asyncio, which warns of settings that no suite needs.
+        options = ["-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+        options += ["--rootdir", folder, "-c", "/dev/null"]
         command = [sys.executable, "-m", "pytest", *options, str(file)]
         sys.stdout.flush()
         return subprocess.run(command, check=False).returncode

@@ -169,9 +169,10 @@ def find_scheme(
     try:
         return host.quantization(method, checkpoint, device)
     except PluginNotFoundError as error:
-        raise UnsupportedModelError(
-            f"this checkpoint is quantized with {method!r}: {error}"
-        ) from error
+        what = (
+            "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
+        )
+        raise UnsupportedModelError(f"{what} {method!r}: {error}") from error
 
 
 def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:

@@ -62,10 +62,10 @@ class Entry:
         top = self.target.partition(":")[0].partition(".")[0]
         text = f"{type(error).__name__}: {error}"
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-            path = frame.f_code.co_filename
-            mine = frame.f_globals.get("__name__", "").partition(".")[0] == top
-            if mine or path == str(self.file):
-                return f"{text} ({Path(path).name}, line {line})"
+            path, module = Path(frame.f_code.co_filename), frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] == top or path == self.file:
+                inside = module.count(".") + 1 + (path.stem == "__init__")
+                return f"{text} ({'/'.join(path.parts[-inside:])}, line {line})"
         return text
 
     def close(self, state: State, why: str) -> None:

@@ -47,7 +47,10 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> Any:
 
     model = getattr(transformers, architecture, None)
     if model is None:
-        raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
+        raise ValueError(
+            f"transformers {transformers.__version__} has no {architecture}; "
+            "in a test of ModelSuite, override checkpoint to write one"
+        )
     values = {**TINY, **changes}
     if "num_attention_heads" not in changes and "head_dim" not in changes:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from weft.errors import CheckpointError, PluginLoadError
+from weft.plugins.entries import Entry
 
 OK = "ok-quant"
 
@@ -176,3 +177,13 @@ def test_loading_from_many_threads_registers_once(site):
     for thread in threads:
         thread.join()
     assert (found, errors) == (["slow"] * 4, [])
+
+
+def test_an_error_says_where_in_the_package_it_comes_from():
+    code = compile("\n1 / 0", "/site/mine/parts/__init__.py", "exec")
+    entry = Entry("policies", "mine", "mine.parts:Policy", "mine", "1.0")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(code, {"__name__": "mine.parts"})  # noqa: S102
+    said = "ZeroDivisionError: division by zero"
+    assert entry.said(raised.value) == f"{said} (mine/parts/__init__.py, line 2)"
+    assert entry.said(ZeroDivisionError("division by zero")) == said
