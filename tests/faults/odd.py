@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from weft.api import impl
-from weft.api.types import KernelOffer
+from weft.api.types import KernelOffer, Refusal
 from weft.errors import CheckpointError, EngineDeadError, RequestError
 
 WEFT = {
@@ -69,6 +69,9 @@ RETURNED: dict[str, Any] = {
     "one NaN": lambda found: found.index_fill(0, found.new_zeros(1).long(), float("nan")),
     "negative": lambda found: (-1,),
     "method": lambda found: lambda: found,
+    "high score": lambda found: replace(found, score="high"),
+    "no pages": lambda found: replace(found, page_sizes=()),
+    "no reasons": lambda found: Refusal("odd", None),
     "deep": lambda found: msgspec.structs.replace(found, depth=1),
     "other step": lambda found: msgspec.structs.replace(found, id=found.id + 1),
     "no tokens": lambda found: msgspec.structs.replace(found, tokens=[]),

@@ -190,8 +190,17 @@ def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> No
         pytest.param("kernels", "weft_kernel", marks=fault("kernels", "hook")),
     ],
 )
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "text"])
-def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("RuntimeError", "RuntimeError: odd"),
+        ("Panic", "Panic: odd"),
+        ("text", "with 'odd'; an offer with"),
+        ("high score", "score='high'"),
+        ("no reasons", "reasons=None"),
+    ],
+)
+def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str, said: str) -> None:
     """Others serve the model, unless the backend is pinned or the mode is strict."""
     made = config(kind, "hook", how, attention_backend=None)
     start(hosted(made), made)
@@ -199,8 +208,17 @@ def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str) -> None:
     if kind == "attention":
         fatal.append(config(kind, "hook", how))
     for made in fatal:
-        with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*odd"):
+        with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*{said}"):
             start(hosted(made), made)
+
+
+@pytest.mark.fault("attention", "hook")
+def test_an_offer_without_pages_is_a_refusal() -> None:
+    made = config("attention", "hook", "no pages", attention_backend=None)
+    start(hosted(made), made)
+    made = config("attention", "hook", "no pages")
+    with pytest.raises(PluginLoadError, match=r"attention:odd .*page_sizes=\(\)"):
+        start(hosted(made), made)
 
 
 @pytest.mark.fault("quantization", "weft_match")

@@ -91,15 +91,28 @@ def _bids(registry: Registry, kind: str, hook: str, **arguments: Any) -> list[An
 
 
 def _ask(registry: Registry, kind: str, key: str, hook: str, **arguments: Any) -> list[Any]:
-    from weft.api.types import KernelOffer, Offer, Refusal
-
     answers = getattr(registry.only(kind, key), hook)(
         **arguments, options=registry.options(kind, key)
     )
     for answer in answers:
-        if not isinstance(answer, (Offer, KernelOffer, Refusal)):
+        if not _sound(answer):
             raise PluginLoadError(
-                f"{kind}:{key} answered {hook} with {answer!r}; an offer or a Refusal is wanted"
+                f"{kind}:{key} answered {hook} with {answer!r:.200}; an offer with a name, a number as "
+                "score and, for attention, page sizes is wanted, or a Refusal with reasons"
             )
         registry.bidders[kind, answer.name] = registry.choose(kind, key)
     return list(answers)
+
+
+def _sound(answer: object) -> bool:
+    """Whether a bid can be compared with others; one that cannot must not spoil theirs."""
+    from weft.api.types import KernelOffer, Offer, Refusal
+
+    match answer:
+        case Offer(name=str(), score=int() | float(), page_sizes=[_, *_] as sizes):
+            return all(isinstance(size, int) for size in sizes)
+        case KernelOffer(name=str(), score=int() | float()):
+            return True
+        case Refusal(name=str(), reasons=tuple() | list() as reasons):
+            return all(isinstance(reason, str) for reason in reasons)
+    return False
