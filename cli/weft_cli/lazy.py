@@ -54,7 +54,12 @@ class Commands(TyperGroup):
         """Import the command that is run."""
         if args and args[0] in self.host.keys(KIND):
             found = self.host.first(KIND, args[0], "weft_command", name=args[0])
-            return args[0], typer.main.get_command(found), args[1:]
+            guard = self.host.guard(KIND, args[0])
+            if not isinstance(found, typer.Typer):
+                guard.wrong("weft_command", found, "a Typer application")
+            with guard.watching("weft_command"):  # an application without commands is none
+                command = typer.main.get_command(found)
+            return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
 
     def _help(self, name: str) -> str:

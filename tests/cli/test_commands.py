@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
@@ -29,15 +30,20 @@ def install(tmp_path, monkeypatch):
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
 
+    modules = []
+
     def write(dist, key, code, group="weft.commands"):
         module = dist.replace("-", "_")
+        modules.append(module)
         (site / f"{module}.py").write_text(textwrap.dedent(code))
         info = site / f"{module}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{group}]\n{key} = {module}\n")
 
-    return write
+    yield write
+    for module in modules:
+        sys.modules.pop(module, None)  # the next test has another of that name
 
 
 def test_weft_command_of_another_distribution(weft, install):
@@ -50,6 +56,59 @@ def test_a_command_can_be_replaced(weft, install):
     install("acme-chat", "commands.chat", TUNE, group="weft.overrides")
     assert "Talk to a model in the terminal. (from acme-chat 1.0)" in weft("--help").out
     assert weft("chat").out == "chat 3 {}\n"
+
+
+HOOK = """
+    import typer
+    from weft.api import impl
+    from weft.errors import CheckpointError
+
+    class Panic(BaseException):
+        pass
+
+    @impl
+    def weft_command(name):
+        app = typer.Typer()
+
+        @app.command()
+        def run() -> None:
+            %s
+
+        %s
+        return app
+"""
+FAILS = {
+    "raise KeyError('oh')": "failed in weft_command: KeyError: 'oh' (acme_bad.py, line ",
+    "raise Panic('oh')": "failed in weft_command: Panic: oh",
+    "return None": "its weft_command returned None",
+    "return 5": "TypeError: it returned 5; a Typer application is wanted",
+    "return typer.Typer()": "failed in weft_command: RuntimeError: Could not get a command",
+}
+
+
+@pytest.mark.fault("commands", "hook")
+@pytest.mark.parametrize("fails", FAILS)
+def test_a_hook_that_fails_is_one_line_and_costs_its_command(weft, install, fails):
+    install("acme-bad", "bad", HOOK % ("pass", fails))
+    done = weft("bad")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("weft: commands:bad ") and FAILS[fails] in done.err
+    assert done.err.count("\n") == 1 and "Traceback" not in done.err
+    assert weft("--help").code == 0 and weft("plugin", "list", "commands").code == 0
+
+
+@pytest.mark.fault("commands", "body")
+def test_an_error_of_weft_in_a_command_is_one_line(weft, install):
+    install("acme-bad", "bad", HOOK % ("raise CheckpointError('no such model')", ""))
+    done = weft("bad")
+    assert (done.code, done.out, done.err) == (1, "", "weft: no such model\n")
+
+
+@pytest.mark.fault("commands", "body")
+def test_any_other_error_in_a_command_shows_where(weft, install):
+    install("acme-bad", "bad", HOOK % ("raise ValueError('oh')", ""))
+    with pytest.raises(ValueError, match="oh"):
+        weft("bad")
 
 
 def test_a_broken_command_breaks_only_itself(weft, install):

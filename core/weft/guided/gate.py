@@ -20,15 +20,21 @@ def reasoning_gate(
     """What ``Guide`` takes: a function that takes each token and tells whether the reasoning goes
     on after it, and the token that opens the reasoning if the prompt has left that to the model.
 
-    The function raises ``PluginLoadError`` where the parser raises. Nothing if there will be no reasoning: the grammar then holds from the first token. That is so
-    too if the text that opens it is more than one token.
+    Nothing if there will be no reasoning: the grammar then holds from the first token. That is so
+    too if the text that opens it is more than one token. Where the parser fails, here or in the
+    function, that is a ``PluginLoadError``.
     """
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
     reasoning = host.reasoning_parser(parser, tokenizer, prompt)
     guard = host.guard("reasoning", parser)
     opener: int | None = None
-    if not reasoning.open:
-        tag = reasoning.opener if isinstance(reasoning, Opens) else None
+    with guard.watching("open"):
+        is_open = reasoning.open
+    if not is_open:
+        with guard.watching("opener"):
+            tag = reasoning.opener if isinstance(reasoning, Opens) else None
+            if not isinstance(tag, str | None):
+                raise TypeError(f"it is {tag!r:.80}; a text, or None, is wanted")
         ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
         if len(ids) != 1:
             return None, None
