@@ -8,18 +8,23 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
 
 
-def test_it_serves_until_sigterm(checkpoint, tmp_path):
-    file = tmp_path / "deployment.toml"
-    file.write_text(
-        '[model]\nserved_model_name = ["loom"]\n[server]\nport = 1\n[sampling]\nn = 2\n'
-    )
-    command = ("serve", checkpoint, *SMALL, "--config", str(file), "--port", "0")
+WEFT = (sys.executable, "-m", "weft_cli")
+
+
+def run(*arguments):
+    return subprocess.run([*WEFT, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@contextmanager
+def serving(*arguments):
+    """``weft serve`` in a process of its own: the process and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft_cli", *command],
+        [*WEFT, "serve", *arguments, "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -30,14 +35,52 @@ def test_it_serves_until_sigterm(checkpoint, tmp_path):
             line = process.stdout.readline()
             assert line, f"the server ended: {seen}"
             seen += line
-        with urllib.request.urlopen(f"{found[0]}/v1/models", timeout=30) as response:
-            assert json.load(response)["data"][0]["id"] == "loom"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        yield process, found[0]
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_it_serves_until_sigterm(checkpoint, tmp_path):
+    file = tmp_path / "deployment.toml"
+    file.write_text(
+        '[model]\nserved_model_name = ["loom"]\n[server]\nport = 1\n[sampling]\nn = 2\n'
+    )
+    with serving(checkpoint, *SMALL, "--config", str(file)) as (process, url):
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
+            assert json.load(response)["data"][0]["id"] == "loom"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+
+
+def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
+    """The way of a deployment: what was tested is written down, and nothing else starts."""
+    lock = tmp_path / "weft.lock"
+    done = run("plugin", "lock", str(lock))
+    assert (done.returncode, done.stderr) == (0, "") and lock.exists()
+    with (
+        serving(checkpoint, *SMALL, "--locked", str(lock)) as (_, url),
+        urllib.request.urlopen(f"{url}/ready", timeout=30) as response,
+    ):
+        assert response.status == 200
+
+    content = json.loads(lock.read_bytes())
+    (fcfs,) = (row for row in content["plugins"] if row["id"] == "policies:fcfs")
+    version, fcfs["version"] = fcfs["version"], "0.0.9"
+    gone = {"id": "policies:gone", "distribution": "acme", "version": "1", "generation": 1}
+    content["plugins"].append(gone)
+    content["plugins"] = [row for row in content["plugins"] if row["id"] != "renderers:jinja"]
+    lock.write_text(json.dumps(content))
+    done = run("serve", checkpoint, *SMALL, "--port", "0", "--locked", str(lock))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        f"weft: plugins are not as {lock} says:",
+        f"  ~ policies:fcfs: weft-core 0.0.9 is locked, {version} is here",
+        "  - policies:gone from acme 1 is gone",
+        f"  + renderers:jinja from weft-core {version} is not in the file",
+        f"install what it says, or write it anew with weft plugin lock {lock}",
+    ]
 
 
 def test_wrong_options_of_both_kinds(weft, checkpoint):
