@@ -12,9 +12,16 @@ from string import Template
 from repository import ROOT, hooks
 
 from weft.plugins import KINDS
+from weft.plugins.matching import FLAGS
 from weft.testing.catalog import SUITES
 
 __all__ = ("BLOCKS", "page")
+
+MORE: dict[str, tuple[str, ...]] = {
+    **{kind: ("weft_match",) for kind in FLAGS},
+    "extensions": ("weft_unconfigure", "weft_report"),
+}
+"""Hooks that plugins of a kind may answer beside the one that the kind is named for."""
 
 TEMPLATES = ROOT / "cli/weft_cli/templates"
 
@@ -22,12 +29,13 @@ TEMPLATES = ROOT / "cli/weft_cli/templates"
 def page(kind: str) -> str:
     """Signature, documentation and example of one kind."""
     about = KINDS[kind]
-    hook = next(h for h in hooks() if h.name == about.hook)
+    names = (about.hook, *MORE.get(kind, ()))
+    signatures = [h.signature for name in names for h in hooks() if h.name == name]
     example = "MyForCausalLM" if kind == "models" else "mine"
     marks = {"key": example, "package": f"weft_{example.lower()}", "kind": kind, "title": "Mine"}
     parts = [
         f"Group `weft.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
-        f"```text\n{hook.signature}\n```",
+        "```text\n" + "\n".join(signatures) + "\n```",
         f"`weft plugin new {kind} {example}` writes this plugin, with a README that says what it "
         "changes\nwhere it is installed, how to try it, and what to change first:",
     ]

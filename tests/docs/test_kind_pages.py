@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from string import Template
 
 import pytest
-from repository import ROOT
+from repository import ROOT, hooks
 
+from weft.api.hookspecs import Every, First
 from weft.plugins import KINDS
+from weft.plugins.matching import FLAGS
+from weft_cli.hookspecs import CommandHooks
+from weft_server.hookspecs import ServerHooks
 
 FOLDER = ROOT / "docs/plugins"
 PARTS = ("**It gets.** ", "**It returns.** ", "**Threads.** ", "**When it fails.** ")
@@ -25,6 +30,41 @@ def test_a_page_says_what_an_author_must_know(kind: str) -> None:
         said = text.partition(part)[2].split("\n")[0]
         assert len(said) > 10, f"{kind}: {part}"
     assert f"{KINDS[kind].hook}(" in text
+
+
+def pages_of(hook: str) -> list[str]:
+    """The pages on which an author looks for a hook."""
+    if hook == "weft_match":
+        return list(FLAGS)
+    if hook in ("weft_unconfigure", "weft_report"):
+        return ["extensions"]
+    return [name for name, kind in KINDS.items() if kind.hook == hook]
+
+
+def specifications() -> dict[str, str]:
+    """Every hook of weft, with its arguments and types as they stand in the specification."""
+    found = {}
+    for specs in (First, Every, ServerHooks, CommandHooks):
+        for name, function in vars(specs).items():
+            if name.startswith("weft_"):
+                signature = inspect.signature(function)
+                given = [p for p in signature.parameters.values() if p.name != "self"]
+                said = ", ".join(f"{p.name}: {p.annotation}" for p in given)
+                found[name] = f"{name}({said}) -> {signature.return_annotation}"
+    return found
+
+
+@pytest.mark.parametrize("hook", specifications())
+def test_a_hook_is_on_its_pages_with_its_exact_arguments(hook: str) -> None:
+    assert pages_of(hook), "it belongs to no kind"
+    for kind in pages_of(hook):
+        lines = (FOLDER / f"{kind}.md").read_text().splitlines()
+        said = [line for line in lines if line.startswith(f"{hook}(")]
+        assert said == [specifications()[hook]], f"{kind}.md: {said}"
+
+
+def test_all_hooks_are_known_here() -> None:
+    assert {hook.name for hook in hooks()} == set(specifications())
 
 
 @pytest.mark.parametrize("kind", KINDS)
