@@ -1,4 +1,4 @@
-"""Every hook of the core, called as the core calls it, with every argument of its specification."""
+"""Every hook, called as weft calls it, with every argument of its specification."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from litestar.config.app import AppConfig
+from repository import hooks
 
 from weft.api import types as t
-from weft.api.hookspecs import First
+from weft.api.hookspecs import Every, First
 from weft.config import EngineConfig, PluginConfig
+from weft.errors import PluginLoadError
 from weft.plugins import KINDS, Host
+from weft_cli.hookspecs import CommandHooks
+from weft_server.app import create_app
+from weft_server.config import ServerConfig
+from weft_server.context import Context
+from weft_server.hookspecs import ServerHooks
+from weft_server.testing.engine import Parrot
 
 CONFIG = EngineConfig()
 FILES = t.ModelFiles(Path("nowhere"), (), {})
@@ -21,7 +30,29 @@ LAYOUT = t.CacheLayout(16, 8, ())
 DEVICE = t.DeviceInfo("cpu")
 TRAITS = t.ModelTraits()
 
+ATTENTION = t.AttentionRequest(DEVICE, "float32", "float32", 64, 8, 8, 0.125)
+KERNEL = t.KernelRequest(DEVICE, "float32", {"size": 8})
+
 Call = Callable[[Host], Any]
+
+SPECIFICATIONS = (First, Every, ServerHooks, CommandHooks)
+
+
+def configured(host: Host) -> None:
+    host.configure(CONFIG)
+    host.unconfigure()
+
+
+def served(host: Host) -> None:
+    """As a server builds its application."""
+    create_app(Context(Parrot(host, "parrot"), ServerConfig()))
+
+
+def run(host: Host) -> Any:
+    """As the command ``weft`` asks for a subcommand."""
+    host.add_hookspecs(CommandHooks)
+    return host.first("commands", "key", "weft_command", name="key")
+
 
 # hook -> the call of the host that leads to it, and the arguments that must arrive
 CALLS: dict[str, tuple[Call, dict[str, object]]] = {
@@ -70,44 +101,81 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         lambda h: h.reasoning_parser("key", TOKENIZER, "<think>"),
         {"name": "key", "tokenizer": TOKENIZER, "prompt": "<think>"},
     ),
+    "weft_attention": (lambda h: h.attention_bids(ATTENTION), {"request": ATTENTION}),
+    "weft_kernel": (
+        lambda h: h.kernel_bids("rms_norm", KERNEL),
+        {"op": "rms_norm", "request": KERNEL},
+    ),
+    "weft_configure": (configured, {"config": CONFIG}),
+    "weft_unconfigure": (configured, {}),
+    "weft_report": (lambda h: h.report(), {}),
+    "weft_server": (served, {}),
+    "weft_command": (run, {"name": "key"}),
 }
 
 IMPLEMENTATION = """
 @impl
 def {hook}({arguments}):
-    return {hook!r}, dict({pairs})
+    RECEIVED[{hook!r}] = dict({pairs})
+    return {answer}
 """
 
 
+def specifications() -> dict[str, Callable[..., Any]]:
+    return {
+        name: function
+        for specs in SPECIFICATIONS
+        for name, function in vars(specs).items()
+        if name.startswith("weft_")
+    }
+
+
 def arguments(hook: str) -> list[str]:
-    return [name for name in inspect.signature(getattr(First, hook)).parameters if name != "self"]
+    return [name for name in inspect.signature(specifications()[hook]).parameters if name != "self"]
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """A host with one plugin that owns ``key`` in every kind and says how it was called."""
-    declared = {kind.name: ["key"] for kind in KINDS.values() if kind.hook in CALLS}
-    text = f"from weft.api import impl\nWEFT = {declared!r}\n"
+    declared = {kind: ["key"] for kind in KINDS}
+    text = f"from weft.api import impl\nWEFT = {declared!r}\nRECEIVED = {{}}\n"
     for hook in CALLS:
         names = arguments(hook)
         pairs = ", ".join(f"{name}={name}" for name in names)
-        text += IMPLEMENTATION.format(hook=hook, arguments=", ".join(names), pairs=pairs)
+        answer = repr(hook) if hasattr(First, hook) and hook != "weft_match" else None
+        text += IMPLEMENTATION.format(
+            hook=hook, arguments=", ".join(names), pairs=pairs, answer=answer
+        )
     file = tmp_path / "every_hook.py"
     file.write_text(text)
-    options = {"models:key": {"colour": "red"}}
-    return Host(PluginConfig(plugin_file=[str(file)], plugin_options=options), source=list)
+    colours = {f"{kind}:key": {"colour": kind} for kind in KINDS}
+    return Host(PluginConfig(plugin_file=[str(file)], plugin_options=colours), source=list)
 
 
 @pytest.mark.parametrize("hook", CALLS)
 def test_a_hook_receives_every_argument(hook: str, host: Host) -> None:
     call, expected = CALLS[hook]
-    called, received = call(host)
-    assert called == hook
+    plugin: Any = host.load("extensions", "key")
+    if hook == "weft_command":
+        with pytest.raises(PluginLoadError, match="returned None"):
+            call(host)
+    else:
+        answer = call(host)
+        assert not hasattr(First, hook) or answer == (None if hook == "weft_match" else hook)
+    received = plugin.RECEIVED[hook]
     assert set(received) == set(arguments(hook))
     assert {name: received[name] for name in expected} == expected
-    assert received["options"] == ({"colour": "red"} if hook == "weft_model" else {})
+    kinds = [name for name, kind in KINDS.items() if kind.hook == hook] or ["tool_parsers"]
+    assert received.get("options", {"colour": kinds[0]}) == {"colour": kinds[0]}
     assert received.get("host", host) is host
+    assert isinstance(received.get("app", AppConfig()), AppConfig)
+    assert received.get("engine", Parrot) is Parrot or isinstance(received["engine"], Parrot)
 
 
-def test_all_keyed_hooks_are_called_here() -> None:
-    assert {name for name in vars(First) if name.startswith("weft_")} == set(CALLS)
+def test_all_hooks_are_called_here() -> None:
+    assert set(specifications()) == set(CALLS)
+
+
+def test_the_specifications_are_all_there_are() -> None:
+    """A distribution that adds hooks of its own adds them here."""
+    assert {hook.name for hook in hooks()} == set(specifications())
