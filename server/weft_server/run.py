@@ -8,9 +8,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import uvloop
+from litestar.concurrency import set_asyncio_executor
 
 from weft.config import EngineConfig
 from weft.errors import EngineDeadError
@@ -20,6 +21,7 @@ from weft_server.context import Context
 from weft_server.engine import Engine
 from weft_server.lifecycle import Lifecycle, Signals
 from weft_server.listen import bind, url_of
+from weft_server.threads import Threads
 
 __all__ = ("Startable", "serve", "serve_engine")
 
@@ -54,10 +56,12 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
         level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     bound = bind(server)
+    set_asyncio_executor(cast("Any", Threads()))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(build, server, bound))
     finally:
+        set_asyncio_executor(None)
         bound.close()
         if server.uds is not None:
             with contextlib.suppress(OSError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +408,64 @@ async def test_a_shutdown_that_fails_is_told_and_does_not_keep_the_server(
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     words = "are given up" if how == "end?" else "failed in its shutdown"
     assert len(told) == 1 and "server:faulty from" in told[0] and words in told[0]
+
+
+PROCESS = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from faulty import hosting
+from scripted import ScriptedEngine
+from weft_server import lifecycle
+from weft_server.config import server_from_options
+from weft_server.run import serve_engine
+
+lifecycle.FAREWELL = 0.2
+host = hosting(Path({folder!r}), {source!r})
+serve_engine(
+    lambda: ScriptedEngine(host=host), server_from_options({{"port": 0, "drain_timeout": 0.1}})
+)
+"""
+THREAD = """
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+@impl
+def weft_server(app):
+    import threading
+    from litestar import get
+
+    @get("/hang", sync_to_thread=True)
+    def hang() -> None:
+        print("hangs", flush=True)
+        threading.Event().wait()
+
+    app.route_handlers.append(hang)
+"""
+
+
+@pytest.mark.fault("server", "route")
+def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    script = PROCESS.format(
+        paths=[str(here), str(here.parent / "server")], folder=str(tmp_path), source=THREAD
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = next(line.split()[1] for line in process.stdout if line.startswith("listening"))
+        with httpx.Client(base_url=url) as client:
+            asked = threading.Thread(target=client.get, args=("/hang",), daemon=True)
+            asked.start()
+            assert process.stdout.readline() == "hangs\n"
+            assert client.get("/health").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            asked.join(10)
+    finally:
+        process.kill()
+        process.communicate()
