@@ -48,7 +48,6 @@ async def test_a_failed_step_costs_its_requests_and_the_process_goes_on(
     ("kind", "method", "options", "params"),
     [
         ("executors", "launch", {"at": 3}, {}),
-        ("stat_loggers", "record", {"at": 3, "plugin_strict": True}, {}),
         ("policies", "order", {"plugin_strict": True}, {"priority": 1}),
     ],
 )

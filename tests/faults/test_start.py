@@ -34,6 +34,7 @@ KINDS = [
     pytest.param("logits_processors", marks=fault("logits_processors", "hook")),
     pytest.param("stat_loggers", marks=fault("stat_loggers", "hook")),
 ]
+HOWS = [("RuntimeError", False), ("Panic", False), ("RuntimeError", True)]
 # Where the model is one of experts: no checkpoint is needed, the weights are random.
 EXPERTS = {
     "load_format": "dummy",
@@ -67,8 +68,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
+@pytest.mark.parametrize(("how", "strict"), HOWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_that_raises_ends_the_start(kind: str, how: str, strict: bool) -> None:
     made = config(kind, "hook", how, plugin_strict=strict)
@@ -112,8 +112,7 @@ def test_what_is_meant_for_the_process_passes(kind: str, method: str, how: str) 
         start(hosted(made), made)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
+@pytest.mark.parametrize(("how", "strict"), HOWS)
 @pytest.mark.parametrize(("kind", "method", "options"), METHODS)
 def test_a_method_that_raises_ends_the_start(
     kind: str, method: str, options: dict[str, Any], how: str, strict: bool
