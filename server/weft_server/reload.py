@@ -80,7 +80,7 @@ def renewed(
                     raise PluginLoadError(
                         f"its startup hooks take more than {STARTUP:g} s"
                     ) from None
-        except Exception as error:  # a plugin may raise anything
+        except BaseException as error:  # a plugin may raise anything, a panic too
             said = error if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
             raise PluginLoadError(
                 f"{done.distribution} {done.version} cannot be used, {done.previous_version} stays: "

@@ -188,10 +188,17 @@ BROKEN = {
     "build": (PARSER.replace("return Parser()", "raise KeyError('x')"), "KeyError: 'x'"),
     "nothing": (PARSER.replace("return Parser()", "return None"), "returned None"),
     "use": (PARSER.replace("return [TextDelta(text)]", "return text[100]"), "IndexError"),
+    "panic": (
+        PARSER.replace("[TextDelta(text)]", "(_ for _ in ()).throw(GeneratorExit)"),
+        "cannot be used",
+    ),
+    "exit": (PARSER.replace("return Parser()", "raise SystemExit(3)"), "SystemExit: 3"),
+    "half a delta": (PARSER.replace("[TextDelta(text)]", "[TextDelta(None)]"), "not a delta"),
     "deltas": (PARSER.replace("[TextDelta(text)]", "[text]"), "not a delta"),
 }
 
 
+@pytest.mark.fault("tool_parsers", "hook", "feed")
 @pytest.mark.parametrize("case", BROKEN)
 async def test_broken_code_changes_nothing(
     case: str, acme: Acme, caplog: pytest.LogCaptureFixture
@@ -330,3 +337,23 @@ async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:
             assert (await server.client.get("/acme")).text == "2.0"
             assert await said(server) == "Hello world 2.0"
     assert engine.log[3:] == ["2.0 ends"]
+
+
+@pytest.mark.fault("server", "hook", "lifespan")
+async def test_a_startup_that_hangs_is_given_up(
+    acme: Acme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reloading, "STARTUP", 0.2)
+    acme.install("1.0", BOTH, acme_parser=PARSER, acme_route=ROUTE)
+    engine = Held()
+    async with parsed(engine) as server:
+        waits = (
+            'engine.log.append("SAYS starts")\n        await __import__("asyncio").Event().wait()'
+        )
+        hanging = ROUTE.replace('engine.log.append("SAYS starts")', waits)
+        acme.install("2.0", BOTH, acme_parser=PARSER + "#\n", acme_route=hanging)
+        answer = await reload(server, "server:acme")
+        assert answer.status_code == 422 and "startup hooks take more than 0.2 s" in answer.text
+        assert (await server.client.get("/acme")).text == "1.0"
+        assert (await row(server, "server:acme"))["version"] == "1.0"
+    assert engine.log == ["1.0 starts", "2.0 starts", "1.0 ends"]
