@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import subprocess
@@ -20,6 +21,8 @@ spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_na
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]
 
+PUBLIC = ("weft.api", "weft.config", "weft.errors", "weft.layers", "weft.testing")
+PUBLIC += ("weft_cli.testing", "weft_server.testing")
 NEEDY = ("doctor", "FOLDER", "model.zip")
 FOLLOW = """
 import shlex, sys
@@ -66,6 +69,15 @@ def test_a_readme_says_what_it_changes_and_what_to_change(made, kind):
     idle = (ROOT / "docs/plugins.md").read_text().partition("<!-- generated: uncalled -->")[2]
     uncalled = f"`{KINDS[kind].hook}`" in idle.partition("<!-- end")[0]
     assert ("does not call them" in text) == uncalled
+
+
+def test_they_use_the_published_surface_only(made):
+    for path in (path for project in made.values() for path in project.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            ours = [n for n in names if n.startswith("weft") and not n.startswith("weft_my")]
+            assert all(name.startswith(PUBLIC) for name in ours), f"{path} imports {ours}"
 
 
 def test_the_commands_of_the_readmes_work(made, site):
