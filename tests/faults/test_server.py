@@ -35,7 +35,10 @@ class Panic(BaseException):
 @impl
 def weft_server(app, engine):
     import asyncio
+    from contextlib import asynccontextmanager
     from litestar import Request, Response, asgi, get
+    from litestar.background_tasks import BackgroundTask
+    from litestar.events import listener
     from litestar.exceptions import HTTPException
     from litestar.response import Stream
 
@@ -89,12 +92,29 @@ def weft_server(app, engine):
     async def tea() -> None:
         raise HTTPException(status_code=418, detail="tea only")
 
+    @listener("told")
+    async def hears() -> None:
+        raise ValueError("/secret in a listener")
+
+    @get("/tells")
+    async def tells(request: Request) -> Response[str]:
+        request.app.emit("told")
+        return Response("fine", background=BackgroundTask(fail, ValueError("/secret behind")))
+
+    @asynccontextmanager
+    async def life(_: Any) -> Any:
+        yield
+        engine.ended = True
+
+    app.listeners.append(hears)
+    app.lifespan.append(life)
+
     @get("/waits")
     async def waits() -> None:
         await asyncio.Event().wait()
 
     app.route_handlers += [
-        raises, thread, wrong, answer, cut, nothing, begun, garbage, no_status, tea, waits
+        raises, thread, wrong, answer, cut, nothing, begun, garbage, no_status, tea, tells, waits
     ]
 '''
 ANSWERED = [
@@ -138,6 +158,22 @@ async def test_a_route_that_fails_costs_its_request(
     ):
         assert words in caplog.text
     assert "Exception in ASGI application" not in caplog.text
+
+
+@pytest.mark.fault("server", "listeners", "background")
+async def test_what_a_route_leaves_behind_harms_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine: Any = ScriptedEngine(host=hosting(tmp_path, ROUTES))
+    engine.ended = False
+    async with serving(engine) as server:
+        assert [(await server.client.get("/tells")).text for _ in range(2)] == ["fine"] * 2
+        await until(lambda: "/secret in a listener" in caplog.text)
+        assert (await server.chat()).status_code == 200
+        page = (await server.client.get("/metrics")).text
+        assert not engine.ended, "the lifespan goes on"
+    assert errors(page, "server:faulty") == {"request": 2}
+    assert "failed in GET /tells: ValueError: /secret behind" in caplog.text
 
 
 @pytest.mark.fault("server", "route")
