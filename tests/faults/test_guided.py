@@ -179,6 +179,24 @@ def test_a_compiler_that_cannot_be_opened_fails_who_asks(
     healthy(llm, expected)
 
 
+@fault("guided", "refuses")
+def test_a_refusal_that_is_no_text_is_a_refusal(llm: LLM, expected: list[int]) -> None:
+    with pytest.raises(RequestError, match="can enforce this: odd: False"):
+        finish(llm, grammar("refuses", "False", 1), {})
+    healthy(llm, expected)
+
+
+@fault("guided", "hook")
+def test_a_backend_that_cannot_be_made_ready_is_told_at_the_start(
+    odd: Odd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only backends that the configuration names are made ready before a request asks for them."""
+    llm = odd("guided", "hook")
+    llm._core._guided._started().pool.shutdown()  # waits for what it was given
+    said = named("guided", "weft_grammar_compiler")
+    assert any(r.name == "weft.guided" and re.search(said, r.getMessage()) for r in caplog.records)
+
+
 def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
     """Failures are kept with their grammars; this one was not the grammar's."""
     llm = odd("guided", "hook")

@@ -142,7 +142,7 @@ def _checked(compiler: GrammarCompiler, question: _Question) -> Verdict:
     limit_cpu(CPU_SECONDS)
     try:
         if (refusal := compiler.refuses(spec)) is not None:
-            return Verdict(refusal=refusal)
+            return Verdict(refusal=str(refusal))
         grammar = compiler.compile(spec)
         grammar.matcher()
         kept = resident() - before

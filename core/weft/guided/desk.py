@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from weft.engine.request import Sequence as EngineSequence
 
 __all__ = ("GrammarDesk", "Ticket", "in_order")
+
+log = logging.getLogger("weft.guided")
 
 # Compiled grammars that are kept; failures are kept too, so that a bad one costs its limits once.
 MOST_GRAMMARS = 256
@@ -72,7 +75,8 @@ class GrammarDesk:
         self._news = threading.Event()
         for name in config.plugins.guided_backends:
             if name in host.keys("guided"):  # others are refused with each request
-                self._started().pool.submit(self._started().compilers.warm, name)
+                warmed = self._started().pool.submit(self._started().compilers.warm, name)
+                warmed.add_done_callback(_tell)
 
     # ----------------------------------------------------------------------------- ordering
 
@@ -211,6 +215,12 @@ def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
     except BaseException as error:  # a panic of a Rust library is no Exception
         text = f"the grammar failed: {type(error).__name__}: {error}"
         ready.set_exception(RequestError(text, param="guided"))
+
+
+def _tell(warmed: Future[None]) -> None:
+    """A backend that cannot be made ready will fail each request; the log says so at once."""
+    if not warmed.cancelled() and (error := warmed.exception()) is not None:
+        log.error("%s", error, exc_info=error)
 
 
 def _size(kept: Future[Compiled]) -> int:
