@@ -217,6 +217,17 @@ def weft_server(app, options):
             self.app = app
 
         async def __call__(self, scope, receive, send):
+            sent = []
+
+            async def twice(message):
+                sent.append(message)
+                if len(sent) > 3:
+                    fail()
+                await send(message)
+
+            if options["how"] == "middleware midway":
+                await self.app(scope, receive, twice)
+                return
             if options["how"] == "middleware before":
                 fail()
             await self.app(scope, receive, fail_later if options["how"] == "middleware send" else send)
@@ -275,6 +286,23 @@ async def test_what_fails_behind_an_answer_leaves_it(
         page = (await server.client.get("/metrics")).text
     assert errors(page, "server:faulty") == {"request": 3}
     assert caplog.text.count("ValueError: /secret") >= 3
+
+
+@pytest.mark.fault("server", "middleware")
+async def test_a_stream_that_is_broken_midway_is_cut_and_stops_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(["x"] * 1000, host=edited(tmp_path, AROUND, "middleware midway"))
+    engine.pause = 0.001
+    async with serving(engine) as server:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await server.chat(stream=True)
+        await until(lambda: engine.running == 0)
+        assert engine.aborted == 1
+        assert (await server.chat()).status_code == 200, "one message is no stream"
+        page = (await server.client.get("/metrics")).text
+    assert errors(page, "server:faulty") == {"request": 1}
+    assert "server:faulty from" in caplog.text
 
 
 async def test_an_answer_taken_away_is_an_error_of_ours(tmp_path: Path) -> None:
