@@ -127,7 +127,7 @@ def test_new_writes_a_project_and_says_what_to_do(weft, tmp_path):
     assert (tmp_path / "made/weft-patient/weft_patient/__init__.py").is_file()
     assert weft("plugin", "new", "policy", "x").code == 2
     taken = weft("plugin", "new", "policies", "fcfs")
-    assert taken.code == 0 and "--plugin policies:fcfs=weft-fcfs" in taken.out
+    assert taken.code == 0 and 'name the entry point\n"policies.fcfs" in the group' in taken.out
 
 
 @pytest.mark.parametrize(("text", "code"), [("return P()", 0), ("return [P()][1]", 1)])
@@ -151,6 +151,8 @@ def weft_tests(weft, tmp_path):
 
 def test_test_of_something_missing(weft):
     assert weft("plugin", "test", "policies:nope").code == 1
+    done = weft("plugin", "test", "policies")
+    assert (done.code, done.err[:45]) == (2, "weft: 'policies' names no plugin; write kind:")
 
 
 def test_test_without_the_distribution_of_the_suite(weft, monkeypatch):

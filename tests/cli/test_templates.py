@@ -173,3 +173,5 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         render("policies", "x", tmp_path / "file")
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+        render("policies", "x" * 300, tmp_path)

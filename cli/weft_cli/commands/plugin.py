@@ -77,8 +77,8 @@ def new(
     print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
     for entry in Host().entries:
         if (entry.kind, entry.key) == (kind, name):
-            pin = f"--plugin {entry.id}={project.name}"
-            print(f"{entry.owner} provides {entry.id} too: once it is installed, choose with {pin}")
+            print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")
+            print(f'"{kind}.{name}" in the group "weft.overrides" of pyproject.toml.')
 
 
 @with_flags(PLUGINS)
@@ -92,6 +92,8 @@ def test(
 
     config = options.struct(PLUGINS)
     kind, _, key = id.partition(":")
+    if not key:
+        raise ConfigError(f"{id!r} names no plugin; write kind:key, as in weft plugin list")
     Host(config).choose(kind, key)
     raise typer.Exit(run(id, config))
 

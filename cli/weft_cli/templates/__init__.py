@@ -41,11 +41,11 @@ def render(kind: str, key: str, folder: Path) -> Path:
     marks = _marks(kind, key)
     marks["use"] = Template((home / kind / "use.md.in").read_text("utf-8")).substitute(marks)
     project = folder / marks["dist"]
-    if project.exists():
-        raise ConfigError(f"{project} exists; remove it or choose another name")
     package = project / marks["package"]
     places = {"test.py.in": project / "tests" / "test_conformance.py"}
     try:
+        if project.exists():
+            raise ConfigError(f"{project} exists; remove it or choose another name")
         for source in _sources(home / "project"):
             _write(project / _name(source), source, marks)
         for source in _sources(home / kind):
