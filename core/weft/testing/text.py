@@ -100,6 +100,15 @@ class TokenizerSuite(Subject):
         grown = "".join(stream.step(token) for token in ids) + stream.finish()
         assert tokenizer.decode(prompt) + grown == tokenizer.decode([*prompt, *ids])
 
+    def test_a_stream_completes_what_the_prompt_left_open(self, tokenizer: Tokenizer) -> None:
+        """A prompt of ids may end inside of a character, which is then the stream's."""
+        text = "é世👩"
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        for at in range(len(ids)):
+            stream = tokenizer.stream(ids[:at])
+            grown = "".join(stream.step(token) for token in ids[at:]) + stream.finish()
+            assert text.endswith(grown) and grown, f"{grown!r} behind {at} tokens of {text!r}"
+
     def test_two_streams_share_nothing(self, tokenizer: Tokenizer) -> None:
         """Each sequence has its own, and they grow at the same time."""
         ids = tokenizer.encode(self.texts[2], add_special_tokens=False)

@@ -56,6 +56,8 @@ class Mine:
 
     def stream(self, prompt_ids=(), *, skip_special_tokens=True, **spaces):
         stream = Stream(skip_special_tokens)
+        for token in prompt_ids[-3:]:
+            stream.step(token)
         return stream
 
 
@@ -103,6 +105,7 @@ SPECIMENS = (
             Mutant("test_a_marker_becomes_its_token", {"mark = next(": "mark = 0 and next("}),
             Mutant("test_a_stream_says_what_decoding_says", streaming("not prompt_ids", "\t")),
             Mutant("test_a_stream_goes_on_after_a_prompt", streaming("prompt_ids", " ")),
+            Mutant("test_a_stream_completes_what_the_prompt_left_open", {"prompt_ids[-3:]": "()"}),
             Mutant(
                 "test_two_streams_share_nothing",
                 {"self.decoder = codecs": 'Stream.decoder = vars(Stream).get("decoder") or codecs'},
