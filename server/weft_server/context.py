@@ -28,7 +28,7 @@ from weft.plugins.fingerprint import fingerprint
 from weft.sampling.params import SamplingParams
 from weft_server.config import ServerConfig
 from weft_server.engine import Engine
-from weft_server.errors import APIError
+from weft_server.errors import APIError, plugin_failed
 from weft_server.flights import Flights
 from weft_server.markers import Marks, Sieve
 from weft_server.matching import with_parsers
@@ -147,16 +147,14 @@ class Context:
     async def rendered(self, work: Callable[[], T]) -> T:
         """What the renderer, a plugin, makes in a thread that can be given up. Raises ``APIError``
         if it does not come back."""
+        began = time.perf_counter()
         try:
             return await min(self._texts, key=lambda watch: watch.waiting).run(work)
         except TimeoutError as error:
-            log.error("the chat renderer does not come back: %s", error)
-            raise APIError(
-                500,
-                "the chat renderer does not come back from this conversation; the server's log has "
-                "the details",
-                code="plugin_failed",
-            ) from error
+            plugin = getattr(self.engine.renderer, "plugin", "renderers:unknown")
+            log.error("%s does not come back: %s", plugin, error)
+            self.engine.host.tally.failed(plugin, "render", began)
+            raise plugin_failed(plugin) from error
 
     async def asked(self, kind: str, name: str, method: str, work: Callable[[], T]) -> T:
         """What a parser says outside of an answer: counted, and in a thread that can be given up.

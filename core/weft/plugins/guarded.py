@@ -255,6 +255,7 @@ class _Stream:
 class _Renderer:
     def __init__(self, renderer: t.ChatRenderer, guard: Guard) -> None:
         self._renderer, self._guard = renderer, guard
+        self.plugin = guard.entry.id
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         with self._guard.watching("render"):
