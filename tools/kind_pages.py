@@ -5,12 +5,16 @@ The example is the template of ``weft plugin new``, which the tests install and 
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from string import Template
+from typing import get_args
 
 from repository import ROOT, hooks
 
+from weft.api import types
 from weft.plugins import KINDS
 from weft.plugins.matching import FLAGS
 from weft.testing.catalog import SUITES
@@ -24,6 +28,7 @@ MORE: dict[str, tuple[str, ...]] = {
 """Hooks that plugins of a kind may answer beside the one that the kind is named for."""
 
 TEMPLATES = ROOT / "cli/weft_cli/templates"
+TYPE = r"\bt\.(\w+)"
 
 
 def page(kind: str) -> str:
@@ -47,7 +52,33 @@ def page(kind: str) -> str:
         parts.append(f"`{where}`:\n\n```python\n{text}```")
     suite = SUITES.get(kind, "weft.testing.plugin:PluginSuite").replace(":", ".")
     parts.append(f"Its suite is `{suite}`.")
+    if sources := _types(signatures):
+        code = "\n\n".join(sources)
+        parts.append(
+            f"### Types\n\nOf `weft.api.types`, as they are written there:\n\n```py\n{code}```"
+        )
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _types(signatures: list[str]) -> list[str]:
+    """The source of what hooks get and return, and of what that is made of; without what the hook
+    of another kind returns, which is on that kind's page."""
+    todo = re.findall(TYPE, "\n".join(signatures))
+    returned = {h.signature: re.findall(TYPE, h.signature.rpartition("->")[2]) for h in hooks()}
+    mine = {name for signature in signatures for name in returned[signature]}
+    others = {name for names in returned.values() for name in names} - mine
+    found: dict[str, str] = {}
+    while todo:
+        name = todo.pop(0)
+        kind = getattr(types, name, None)
+        if name in found or name in others or kind is None:
+            continue
+        if inspect.isclass(kind):
+            found[name] = inspect.getsource(kind)
+            todo += re.findall(r"\b[A-Z]\w+", found[name])
+        else:  # a union
+            todo += [part.__name__ for part in get_args(kind) if inspect.isclass(part)]
+    return list(found.values())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {f"kind_{kind}": partial(page, kind) for kind in KINDS}
