@@ -112,6 +112,22 @@ class ModelSuite(Subject):
         # The median: rounding sends some tokens of a mixture to other experts.
         assert ((got - want).norm(dim=1) / want.norm(dim=1)).median() < 0.1
 
+    def test_quantization_is_asked_by_the_checkpoints_names(self, plain: Path) -> None:
+        """Lists of layers that are left alone go by them."""
+        from safetensors import safe_open
+
+        from weft.testing.models import Asked, TinyModel
+
+        asked: Any = Asked(self.host())
+        TinyModel(plain, asked, quantization="asked")
+        stored: set[str] = set()
+        for file in plain.glob("*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                tensors = opened.keys()
+            stored.update(name.rpartition(".")[0] for name in tensors)
+        # A head that is tied has no tensor of its own.
+        assert {name for name in asked.names if not name.endswith("head")} <= stored
+
     def test_two_models_share_nothing(self, plain: Path) -> None:
         import torch
 

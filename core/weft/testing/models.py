@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from weft.api.attention import Step
-from weft.api.models import Collective
+from weft.api.models import Collective, ExpertsSpec, LinearSpec
 from weft.layers import Attention, NullCollective
 from weft.loading.build import Plugins, build_model
 from weft.loading.config import max_model_len, read_config
 from weft.loading.sources import files_in
 from weft.testing.attention_reference import ReferenceBackend, batch_of
 
-__all__ = ("TinyModel", "transformers_logits")
+__all__ = ("Asked", "TinyModel", "transformers_logits")
 
 PAGE = 8
 
@@ -37,6 +37,7 @@ class TinyModel:
         dtype: torch.dtype = torch.float32,
         longest: int | None = None,
         load_format: str = "auto",
+        quantization: str = "auto",
     ) -> None:
         files = files_in(Path(folder), ["*"], str(folder))
         self.raw, self.config = read_config(files)
@@ -50,6 +51,7 @@ class TinyModel:
             ranks or NullCollective(),
             lambda request, spec: ReferenceBackend(request),
             load_format=load_format,
+            quantization=quantization,
             max_model_len=max_model_len(self.config, longest),
         )
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
@@ -110,6 +112,31 @@ class TinyModel:
         hidden = self.model(ids, positions, Step(plans=[batch], wanted=wanted))
         result: Tensor = self.model.logits(hidden)
         return result.float()
+
+
+class Asked:
+    """A plugin host whose only quantization leaves every layer as it is, and notes which ``names``
+    of matrices it was asked for."""
+
+    def __init__(self, host: Plugins) -> None:
+        self._host = host
+        self.name = "asked"
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def quantization(self, *asked: object) -> Asked:
+        return self
+
+    def linear(self, spec: LinearSpec) -> None:
+        self.names.update(spec.names)
+
+    def experts(self, spec: ExpertsSpec) -> None:
+        self.names.update(spec.names)
+
+    def kv_dtype(self, layer: str) -> None:
+        """Nothing is said of caches."""
 
 
 def transformers_logits(

@@ -103,7 +103,12 @@ SPECIMENS = (
                     + POSITIONS
                 },
             ),
-            Mutant("test_every_layer_has_a_cache_of_its_own", {"{prefix}.self_attn": "self_attn"}),
+            Mutant(
+                "test_every_layer_has_a_cache_of_its_own",
+                {"{prefix}.self_attn": "self_attn"},
+                also=frozenset({"test_quantization_is_asked_by_the_checkpoints_names"}),
+                why="the prefix names the matrices and the cache of a layer",
+            ),
             Mutant(
                 "test_ranks_agree_with_one_device",
                 {
@@ -119,6 +124,10 @@ SPECIMENS = (
                 },
             ),
             Mutant("test_it_runs_in_bfloat16", {"return hidden": "return hidden.float()"}),
+            Mutant(
+                "test_quantization_is_asked_by_the_checkpoints_names",
+                {"{prefix}.mlp": "{prefix}.feed_forward"},
+            ),
             Mutant(
                 "test_two_models_share_nothing",
                 {
