@@ -13,7 +13,7 @@ import typer
 
 from weft.api import impl
 from weft.errors import ConfigError
-from weft.plugins import Host
+from weft.plugins import KINDS, Host
 from weft.plugins.entries import normal
 from weft_cli.flags import PLUGINS, Options, with_flags
 from weft_cli.help import SectionedCommand, application
@@ -63,7 +63,7 @@ def show_one(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="A kind of weft plugin list.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(KINDS)}.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The key that it will provide.")],
     folder: Annotated[
         Path, typer.Option("--folder", help="Where the project's folder is made.")
