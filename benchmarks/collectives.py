@@ -1,12 +1,13 @@
-"""All-reduce of one tensor: NCCL against one kernel over shared memory, by size.
+"""All-reduce of one tensor: NCCL against kernels over shared memory, by size.
 
 ::
 
     python benchmarks/collectives.py --ranks 2
 
 One JSON line for each size: microseconds of one sum, the median over replays of a CUDA graph of 32
-sums, on the slowest rank. The last line has the largest size up to which one kernel is faster at
-every size: what ``weft.runner.one_shot.LIMIT`` should be on this machine.
+sums, on the slowest rank: of NCCL, of torch's kernel, of the plugin's. The last line has the largest
+size up to which the plugin's (or torch's) is faster at every size: what ``weft.runner.one_shot.most``
+should be on this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from weft.api.attention import KernelRequest
+from weft.plugins import Host
 from weft.runner.collective import TorchCollective
+from weft.runner.device import describe
+from weft.runner.one_shot import one_shot
 
 SIZES = [1 << n for n in range(12, 24)]  # bytes
 SUMS = 32
@@ -63,17 +68,24 @@ def work(rank: int, ranks: int, meeting: str) -> None:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), small=SIZES[-1])
+    request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks})
+    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), small=0)
+    offers = {"torch": None, "kernel": Host().kernel("all_reduce", request)}
+    made = {
+        name: one_shot(group, device, dist.group.WORLD, SIZES[-1], offer)
+        for name, offer in offers.items()
+    }
     crossing, ahead = 0, True
     for size in SIZES:
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         nccl = microseconds(dist.all_reduce, x)
-        ours = microseconds(group.small, x) if group.small is not None else None
-        ahead = ahead and ours is not None and ours < nccl
+        ours = {name: microseconds(add, x) for name, add in made.items() if add is not None}
+        ahead = ahead and bool(ours) and ours.get("kernel", ours["torch"]) < nccl
         crossing = size if ahead else crossing
         if rank == 0:
-            line = {"bytes": size, "ranks": ranks, "nccl_us": nccl, "one_shot_us": ours}
-            print(json.dumps(line), flush=True)
+            taken = {"nccl": nccl, **ours}
+            line = {"bytes": size, "ranks": ranks}
+            print(json.dumps(line | {k: round(v, 2) for k, v in taken.items()}), flush=True)
     if rank == 0:
         print(json.dumps({"device": torch.cuda.get_device_name(), "limit_bytes": crossing}))
     group.close()

@@ -24,6 +24,15 @@ dimension unless it says otherwise.
 ``silu_linear`` (in_features, out_features)
     ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
 
+Between the ranks of one host (``weft.runner.one_shot``), whatever the dtype:
+
+``all_reduce`` (ranks)
+    ``f(x, places, counts, rank) -> y``: the sum of ``x`` over the ranks, alike on all of them; ``x`` is
+    contiguous, of bfloat16 or float32. ``places`` int64 ``[ranks]`` has the address of each rank's
+    memory, which all ranks can write to: 3 · ``ranks`` · ``limit`` bytes, zeros at first, for an ``x`` of
+    up to ``limit``. ``counts`` int32 ``[limit / 4096]``, the rank's own, is zeros at first too. Nobody
+    else touches either. It must be capturable, and the ranks may be a sum apart.
+
 Those of the sampler (``weft.sampling.kernels``), in the dtype of the logits:
 
 ``sample`` (vocab_size)

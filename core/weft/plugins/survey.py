@@ -33,6 +33,7 @@ KERNELS: dict[str, dict[str, int]] = {
     "silu_linear": {"in_features": 4096, "out_features": 28672},
     "sample": {"vocab_size": 128256},
     "likeliest": {"vocab_size": 128256},
+    "all_reduce": {"ranks": 2},
 }
 """Operations and sizes of an 8B model."""
 

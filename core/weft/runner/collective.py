@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.runner.one_shot import LIMIT, OneShot, one_shot
+from weft.api.attention import KernelOffer
+from weft.runner.one_shot import OneShot, most, one_shot
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -25,11 +26,19 @@ class TorchCollective:
     """See ``weft.api.models.Collective``. One per process; ``close`` it.
 
     ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA small
-    sums, up to ``small`` bytes, are made by ``weft.runner.one_shot`` where it works.
+    sums, up to ``small`` bytes, are made by ``weft.runner.one_shot`` where it works; ``kernel`` offers
+    the operation ``all_reduce``, alike on every rank.
     """
 
     def __init__(
-        self, rank: int, size: int, device: torch.device, store: Store, small: int = LIMIT
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        store: Store,
+        *,
+        small: int | None = None,
+        kernel: KernelOffer | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -46,8 +55,9 @@ class TorchCollective:
             device_id=device if cuda else None,
         )
         self.small: OneShot | None = None
-        if cuda and size > 1:
-            self.small = one_shot(self, device, dist.group.WORLD, small)
+        limit = most(size) if small is None else small
+        if cuda and size > 1 and limit:
+            self.small = one_shot(self, device, dist.group.WORLD, limit, kernel)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.small is not None and self.small.fits(x):

@@ -1,9 +1,10 @@
 """All-reduce of small messages in one kernel, over memory that GPUs of one host share.
 
 A decode step all-reduces a few hundred kilobytes twice a layer: NCCL's latency, not its bandwidth,
-is what that costs. Here every rank writes its part into memory that the others have mapped, waits
-for them, and sums all parts itself: torch's symmetric memory and ``symm_mem::one_shot_all_reduce_copy``
-(torch 2.11 to 2.13). It can be captured in CUDA graphs. NVLink multicast is never used.
+is what that costs. Here every rank has the parts of all in memory that they share (torch's symmetric
+memory), and sums them itself: with a plugin's kernel, the operation ``all_reduce`` of
+``weft.layers.kernels``, or with ``symm_mem::one_shot_all_reduce_copy`` (torch 2.11 to 2.13). It can be
+captured in CUDA graphs. NVLink multicast is never used.
 """
 
 from __future__ import annotations
@@ -17,33 +18,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.api.attention import KernelOffer
 from weft.api.models import Collective
 from weft.config import forbid_multicast
 
-__all__ = ("LIMIT", "OneShot", "one_shot")
+__all__ = ("OneShot", "most", "one_shot")
 
 log = logging.getLogger("weft.runner")
 
-LIMIT = 256 << 10
-"""Bytes up to which one kernel is taken to beat NCCL: the traffic grows with the square of the
-ranks. ``benchmarks/collectives.py`` measures where they cross."""
 ALIGNMENT = 16
 DTYPES = (torch.bfloat16, torch.float32)
-"""What torch's kernel adds."""
+"""What both kernels add."""
+PIECE = 4096
+"""Bytes that a plugin's kernel counts the sums of."""
+
+Kernel = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+def most(ranks: int) -> int:
+    """Bytes up to which one kernel beats NCCL: its traffic grows with the square of the ranks.
+
+    They cross between 4 and 8 MiB on two H200 (``benchmarks/collectives.py``).
+    """
+    return (16 << 20) // ranks**2 // PIECE * PIECE
 
 
 class OneShot:
     """The sum over the ranks of a group for what ``fits``. Every rank must call it alike.
 
-    ``buffer`` is symmetric memory of ``uint8``; the operation waits for all ranks before it returns
-    it to the next call, so that one buffer is enough.
+    ``add`` returns the sum of up to ``limit`` bytes as a new tensor, ``name`` is whose kernel it is.
     """
 
-    def __init__(self, buffer: Tensor, group: str) -> None:
-        self._buffer = buffer
-        self._views = {dtype: buffer.view(dtype) for dtype in DTYPES}
-        self._group = group
-        self._sum: Callable[..., Tensor] = torch.ops.symm_mem.one_shot_all_reduce_copy
+    def __init__(self, add: Callable[[Tensor], Tensor], limit: int, name: str) -> None:
+        self._add = add
+        self._limit = limit
+        self.name = name
 
     def fits(self, x: Tensor) -> bool:
         """The same on every rank: it depends on type, size and layout only, and addresses of
@@ -51,7 +60,7 @@ class OneShot:
         size = x.numel() * x.element_size()
         return (
             x.dtype in DTYPES
-            and 0 < size <= self._buffer.numel()
+            and 0 < size <= self._limit
             and size % ALIGNMENT == 0
             and x.is_contiguous()
             and x.storage_offset() * x.element_size() % ALIGNMENT == 0
@@ -59,16 +68,20 @@ class OneShot:
 
     def __call__(self, x: Tensor) -> Tensor:
         """A new tensor; ``x`` is kept."""
-        place = self._views[x.dtype][: x.numel()].view(x.shape)
-        return self._sum(place, x, "sum", self._group)
+        return self._add(x)
 
 
 def one_shot(
-    ranks: Collective, device: torch.device, group: Any, limit: int = LIMIT
+    ranks: Collective,
+    device: torch.device,
+    group: Any,
+    limit: int,
+    offer: KernelOffer | None = None,
 ) -> OneShot | None:
     """Set it up on every rank of ``group`` (a process group), or on none.
 
-    ``limit`` is in bytes. ``ranks`` is how the ranks agree; its ``smallest`` must not need what is made here. Whatever fails,
+    ``limit`` is in bytes, whole pieces. ``ranks`` is how the ranks agree; its ``smallest`` must not
+    need what is made here. ``offer`` is that of ``all_reduce``, the same on every rank. Whatever fails,
     one line in the log says why, and NCCL does the work.
     """
     try:
@@ -82,14 +95,15 @@ def one_shot(
         return None
     made = None
     try:
-        made = _make(ranks, device, group, limit)
+        made = _make(ranks, device, group, limit, offer)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-    if not ranks.smallest([int(made is not None)])[0]:
+    agreed = ranks.smallest([int(made is not None)])[0]
+    if made is None or not agreed:
         _without(ranks, reason or "of another rank")
         return None
     if ranks.rank == 0:
-        log.info("all-reduce: one kernel up to %d KiB, NCCL beyond", limit >> 10)
+        log.info("all-reduce: %s up to %d KiB, NCCL beyond", made.name, limit >> 10)
     return made
 
 
@@ -112,14 +126,16 @@ def _obstacle(device: torch.device) -> str | None:
     return None
 
 
-def _make(ranks: Collective, device: torch.device, group: Any, limit: int) -> OneShot:
-    """Raises whatever torch raises, and ``RuntimeError`` if a sum is wrong."""
-    import torch.distributed._symmetric_memory as shared
-
+def _make(
+    ranks: Collective, device: torch.device, group: Any, limit: int, offer: KernelOffer | None
+) -> OneShot:
+    """Raises whatever torch or the kernel raises, and ``RuntimeError`` if a sum is wrong."""
     forbid_multicast()  # a rendezvous would make multicast objects, used or not
-    buffer = shared.empty(limit, dtype=torch.uint8, device=device)
-    shared.rendezvous(buffer, group.group_name)
-    made = OneShot(buffer, group.group_name)
+    if offer is None:
+        made = OneShot(_by_torch(device, group, limit), limit, "torch's kernel")
+    else:
+        add = _by_kernel(ranks, device, group, limit, offer.load())
+        made = OneShot(add, limit, f"kernel {offer.name}")
     total = ranks.size * (ranks.size + 1) / 2
     for dtype in DTYPES:
         for size in (ALIGNMENT, limit // 2, limit):
@@ -128,3 +144,38 @@ def _make(ranks: Collective, device: torch.device, group: Any, limit: int) -> On
             if not made.fits(x) or not bool((made(x) == total).all()):
                 raise RuntimeError(f"a sum of {count} {dtype} over {ranks.size} ranks is wrong")
     return made
+
+
+def _by_torch(device: torch.device, group: Any, limit: int) -> Callable[[Tensor], Tensor]:
+    """It waits for all ranks before it returns the memory to the next call: one buffer is enough."""
+    import torch.distributed._symmetric_memory as shared
+
+    buffer = shared.empty(limit, dtype=torch.uint8, device=device)
+    shared.rendezvous(buffer, group.group_name)
+    views = {dtype: buffer.view(dtype) for dtype in DTYPES}
+
+    def add(x: Tensor) -> Tensor:
+        place = views[x.dtype][: x.numel()].view(x.shape)
+        y: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(place, x, "sum", group.group_name)
+        return y
+
+    return add
+
+
+def _by_kernel(
+    ranks: Collective, device: torch.device, group: Any, limit: int, kernel: Kernel
+) -> Callable[[Tensor], Tensor]:
+    import torch.distributed._symmetric_memory as shared
+
+    buffer = shared.empty(3 * ranks.size * limit, dtype=torch.uint8, device=device).zero_()
+    handle = shared.rendezvous(buffer, group.group_name)
+    places = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
+    counts = torch.zeros(limit // PIECE, dtype=torch.int32, device=device)
+    torch.cuda.synchronize(device)
+    ranks.smallest([1])  # nobody writes before all have their zeros
+
+    def add(x: Tensor) -> Tensor:
+        # The buffer and its handle live as long as this function.
+        return kernel(x, places, counts, handle.rank)
+
+    return add

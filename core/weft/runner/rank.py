@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from weft.api.attention import KernelRequest
 from weft.engine.plan import EngineFacts, StepResult
 from weft.errors import EngineError, WeftError
 from weft.plugins import Host
 from weft.runner.collective import TorchCollective
-from weft.runner.device import pick_device
+from weft.runner.device import describe, pick_device
 from weft.runner.orders import Collect, Failed, Launch, Order, Sample, Start, Stop
 from weft.runner.runner import ModelRunner
 
@@ -36,7 +37,9 @@ class Rank:
             torch.cuda.set_device(device)
         elif config.device.threads is None:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.neighbours))
-        self._ranks = TorchCollective(start.rank, start.size, device, store)
+        request = KernelRequest(describe(device), "bfloat16", {"ranks": start.size})
+        kernel = host.kernel("all_reduce", request)
+        self._ranks = TorchCollective(start.rank, start.size, device, store, kernel=kernel)
         self._runner = ModelRunner(config, host, self._ranks)
 
     @property

@@ -147,7 +147,7 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton import activation, linear, norm, rotary, sample
+    from weft_kernels_triton import activation, linear, norm, reduce, rotary, sample
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
@@ -185,6 +185,10 @@ BUILDS = """
             before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
             assert bool(before) == normed, "only the norms' weights are read early"
     assert build(norm.norm_kernel, 2, dict(SIZE=1024, BLOCK=1024, ADD=True, EARLY=True), **numbers, **scales)
+    counted = dict(places="*i64", counts="*i32", numel="i32", room="i32", rank="i32")
+    for kind in "*bf16", "*fp32":
+        chosen = dict(RANKS=4, BLOCK=2048, EARLY=True)
+        assert build(reduce.all_reduce_kernel, 4, chosen, x=kind, out=kind, **counted) == 0
     assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
 PROLOGUE = """
@@ -202,6 +206,44 @@ PROLOGUE = """
 def test_kernels_equal_the_layers_own(name: str) -> None:
     pytest.importorskip("triton")
     run(textwrap.dedent(PROLOGUE) + textwrap.dedent(CHECKS[name]), TRITON_INTERPRET="1")
+
+
+REDUCED = """
+    import multiprocessing
+    import torch
+    import torch.multiprocessing
+    from weft_kernels_triton.reduce import all_reduce
+
+    def work(rank, memory, results, limit):
+        places = torch.tensor([place.data_ptr() for place in memory])
+        counts, wrong = torch.zeros(limit // 4096, dtype=torch.int32), []
+        for turn in range(5):
+            for dtype, size in (torch.float32, 8), (torch.float16, 6144), (torch.float32, 4096):
+                seeds = [torch.Generator().manual_seed(turn * 10 + r) for r in range(len(memory))]
+                parts = [torch.randn(size, generator=seed).to(dtype) for seed in seeds]
+                got = all_reduce(parts[rank], places, counts, rank, early=False)
+                if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
+                    wrong.append((turn, size))
+        results.put(wrong)
+
+    if __name__ == "__main__":
+        ranks, limit = 3, 4 * 4096
+        fork = multiprocessing.get_context("fork")
+        memory = [torch.zeros(3 * ranks * limit, dtype=torch.uint8).share_memory_() for _ in range(ranks)]
+        results = fork.Queue()
+        workers = [fork.Process(target=work, args=(r, memory, results, limit)) for r in range(ranks)]
+        for worker in workers:
+            worker.start()
+        assert [results.get(timeout=90) for _ in workers] == [[]] * ranks
+        for worker in workers:
+            worker.join()
+"""
+
+
+def test_ranks_sum_what_they_send_each_other() -> None:
+    """Three processes over memory that they share, in Triton's interpreter."""
+    pytest.importorskip("triton")
+    run(textwrap.dedent(REDUCED), TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_hopper_and_wait_before_they_write() -> None:
@@ -233,6 +275,7 @@ def run(code: str, **environment: str) -> None:
         "silu_linear",
         "sample",
         "likeliest",
+        "all_reduce",
     ],
 )
 def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:

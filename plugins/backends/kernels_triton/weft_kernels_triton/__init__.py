@@ -24,6 +24,7 @@ HOMES = {
     "silu_linear": "linear",
     "sample": "sample",
     "likeliest": "sample",
+    "all_reduce": "reduce",
 }
 LINEARS = ("linear", "silu_linear")
 
