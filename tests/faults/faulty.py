@@ -9,7 +9,7 @@ from uuid import uuid4
 from weft.config import PluginConfig
 from weft.plugins import Host
 
-__all__ = ("errors", "hosting")
+__all__ = ("edited", "errors", "hosting")
 
 
 def hosting(folder: Path, source: str, **config: Any) -> Host:
@@ -29,3 +29,8 @@ def errors(page: str, plugin: str) -> dict[str, float]:
             if 'outcome="error"' in labels:
                 found[hook] = float(count)
     return found
+
+
+def edited(folder: Path, source: str, how: str, **config: Any) -> Host:
+    """``hosting`` with an option ``how`` that the plugin fails by."""
+    return hosting(folder, source, plugin_options={"server:faulty": {"how": how}}, **config)

@@ -1,0 +1,175 @@
+"""Server plugins that fail while the server starts and ends, and that keep it from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from faulty import edited
+from scripted import ScriptedEngine
+from serving import Server, serving, until
+
+from weft.errors import PluginLoadError
+from weft_server import served
+
+LIFE = '''
+from contextlib import asynccontextmanager
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+class Panic(BaseException):
+    """Like a panic of a Rust library."""
+
+
+@impl
+def weft_server(app, engine, options):
+    import asyncio
+
+    async def fails(how):
+        engine.reached = True
+        match options["how"]:
+            case end if end != how and end.rstrip("!?.") != how:
+                return
+            case wait if wait.endswith("?"):
+                await asyncio.Event().wait()
+            case panic if panic.endswith("!"):
+                raise Panic("oh")
+            case leave if leave.endswith("."):
+                raise SystemExit(3)
+            case _:
+                raise KeyError("oh")
+
+    @asynccontextmanager
+    async def life(_):
+        await fails("start")
+        yield
+        await fails("end")
+
+    @asynccontextmanager
+    async def never(_):
+        return
+        yield
+
+    app.lifespan.append(never if options["how"] == "never" else life)
+'''
+
+
+@pytest.mark.fault("server", "lifespan")
+@pytest.mark.parametrize("how", ["start", "start!", "start.", "never"])
+async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine(host=edited(tmp_path, LIFE, how))
+    async with serving(engine) as server:
+        with pytest.raises(PluginLoadError, match=r"server:faulty from .*failed in its startup"):
+            await server.task
+
+
+@pytest.mark.fault("server", "lifespan")
+async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
+    engine: Any = ScriptedEngine(host=edited(tmp_path, LIFE, "start?"))
+    engine.reached = False
+    starting = asyncio.create_task(_whole(engine))
+    await until(lambda: engine.reached)
+    engine.server.signals.take(signal.SIGTERM)
+    await asyncio.wait_for(starting, 5)
+
+
+async def _whole(engine: Any) -> None:
+    from weft_server.config import server_from_options
+    from weft_server.context import Context
+    from weft_server.lifecycle import Lifecycle, Signals
+    from weft_server.listen import bind
+
+    config = server_from_options({"port": 0})
+    bound, signals = bind(config), Signals()
+    try:
+        context = Context(engine, config)
+        engine.server = Server(Lifecycle(context, bound, signals), context, signals, 0)
+        await engine.server.task
+        await engine.server.client.aclose()
+    finally:
+        bound.close()
+
+
+@pytest.mark.fault("server", "lifespan")
+@pytest.mark.parametrize("how", ["end", "end!", "end.", "end?"])
+async def test_a_shutdown_that_fails_is_told_and_does_not_keep_the_server(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "SHUTDOWN", 0.2)
+    async with serving(ScriptedEngine(host=edited(tmp_path, LIFE, how))) as server:
+        assert (await server.chat()).status_code == 200
+    assert server.task.exception() is None
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    words = "are given up" if how == "end?" else "failed in its shutdown"
+    assert len(told) == 1 and "server:faulty from" in told[0] and words in told[0]
+
+
+PROCESS = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from faulty import hosting
+from scripted import ScriptedEngine
+from weft_server import lifecycle
+from weft_server.config import server_from_options
+from weft_server.run import serve_engine
+
+lifecycle.FAREWELL = 0.2
+host = hosting(Path({folder!r}), {source!r})
+serve_engine(
+    lambda: ScriptedEngine(host=host), server_from_options({{"port": 0, "drain_timeout": 0.1}})
+)
+"""
+THREAD = """
+from weft.api import impl
+
+WEFT = {"server": ["faulty"]}
+
+
+@impl
+def weft_server(app):
+    import threading
+    from litestar import get
+
+    @get("/hang", sync_to_thread=True)
+    def hang() -> None:
+        print("hangs", flush=True)
+        threading.Event().wait()
+
+    app.route_handlers.append(hang)
+"""
+
+
+@pytest.mark.fault("server", "route")
+def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    script = PROCESS.format(
+        paths=[str(here), str(here.parent / "server")], folder=str(tmp_path), source=THREAD
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = next(line.split()[1] for line in process.stdout if line.startswith("listening"))
+        with httpx.Client(base_url=url) as client:
+            asked = threading.Thread(target=client.get, args=("/hang",), daemon=True)
+            asked.start()
+            assert process.stdout.readline() == "hangs\n"
+            assert client.get("/health").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+            asked.join(10)
+    finally:
+        process.kill()
+        process.communicate()
