@@ -3,8 +3,10 @@
 ::
 
     PYTHONPATH=core:plugins/backends/attention_triton python benchmarks/attention.py [--parity | --time]
+    python benchmarks/attention.py --compare triton flashinfer
 
-With xformers installed and ``plugins/backends/attention_xformers`` in the path, that backend too.
+Backends that are neither installed nor in the path are left out: ``attention_flashinfer`` and
+``attention_xformers`` beside ``attention_triton``, with what they need.
 
 First the backends against the float32 reference, on fresh random numbers, over poisoned caches and
 outputs. Then times: each row is the median over replays of a CUDA graph that holds the calls of
@@ -35,6 +37,7 @@ BIDS = {
     name: import_module(module).weft_attention
     for name, module in {
         "triton": "weft_attention_triton",
+        "flashinfer": "weft_attention_flashinfer",
         "xformers": "weft_attention_xformers",
         "sdpa": "weft.attention.plugin",
     }.items()
@@ -283,7 +286,6 @@ def report() -> None:
     line("0.6B decode B=32 kv=1024, sdpa backend", load.layer(sdpa, graph=False), load, copy, False)
     load = Load(request("0.6B"), [2048] * 16, [2048] * 16)
     line("0.6B prefill 16 x 2048, sdpa backend", load.layer(sdpa, graph=False), load, product, True)
-    report_xformers(copy, product)
     q, k, v = (
         x.view(16, 2048, -1, SIZE).transpose(1, 2)
         for x in (load.q.contiguous(), load.k.contiguous(), load.v.contiguous())
@@ -298,25 +300,41 @@ def report() -> None:
         line(f"0.6B prefill 16 x 2048, torch {kind.name}", taken, load, product, True, "no pages")
 
 
-def report_xformers(copy: float, product: float) -> None:
-    """Some of the rows above, of the xformers backend where it serves."""
-    offer = BIDS["xformers"](request("0.6B"), {}) if "xformers" in BIDS else None
-    if not isinstance(offer, Offer):
-        print(f"xformers backend: {'; '.join(offer.reasons) if offer else 'not in the path'}")
-        return
-    backend = offer.create()
-    for rows, kv in ((1, 1024), (32, 1024), (32, 4096), (256, 1024)):
-        load = Load(request("0.6B"), [1] * rows, [kv] * rows)
-        taken = load.layer(backend, write=False)
-        line(f"0.6B decode B={rows} kv={kv}, xformers backend", taken, load, copy, False)
-    print(f"Python of one decode call: {host(load, backend) * 1e6:.0f} us")
-    for name, *step in (
-        ("prefill 16 x 2048", [2048] * 16, [2048] * 16),
-        ("chunk 2048 after 6144", [2048], [8192]),
-    ):
-        load = Load(request("0.6B"), *step)
-        taken = load.layer(backend, graph=False)
-        line(f"0.6B {name}, xformers backend", taken, load, product, True)
+COMPARED = {
+    "1 x 1024": ([1], [1024]),
+    "8 x 2000": ([1] * 8, [2000] * 8),
+    "32 x 1024": ([1] * 32, [1024] * 32),
+    "256 x 1024": ([1] * 256, [1024] * 256),
+    "256 x 8 to 2048": ([1] * 256, [8 * (n + 1) for n in range(256)]),
+    "prompts 8 x 1024": ([1024] * 8, [1024] * 8),
+    "prompts 8 x 2048": ([2048] * 8, [2048] * 8),
+    "2048 after 6144": ([2048], [8192]),
+}
+
+
+def compare(names: Sequence[str]) -> None:
+    """Backends beside each other, as a fused kernel leaves things: queries packed, keys written."""
+    print(f"us per layer{'':38}" + "".join(f"{name:>12}" for name in names))
+    for shape in SHAPES:
+        for kv_dtype in ("bfloat16", "fp8_e4m3"):
+            asked = request(shape, kv_dtype=kv_dtype)
+            bids = {name: BIDS[name](asked, {}) for name in names}
+            offers = {name: bid for name, bid in bids.items() if isinstance(bid, Offer)}
+            backends = {name: offer.create() for name, offer in offers.items()}
+            for step, (query_lens, kv_lens) in COMPARED.items():
+                load = Load(asked, query_lens, kv_lens)
+                load.q = load.q.contiguous()
+                text = f"{shape} {kv_dtype:10} {step:32}"
+                for name in names:
+                    if name not in backends:
+                        text += f"{'refuses':>12}"
+                        continue
+                    # As the runner does: it captures decode steps where a backend's can be.
+                    graph = max(query_lens) == 1 and offers[name].graph_safe
+                    taken = load.layer(backends[name], write=False, graph=graph)
+                    text += f"{taken * 1e6:12.1f}"
+                print(text, flush=True)
+                del load
 
 
 def host(load: Load, backend: AttentionBackend) -> float:
@@ -337,8 +355,12 @@ def main() -> None:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--parity", action="store_true", help="only check the results")
     only.add_argument("--time", action="store_true", help="only measure")
+    only.add_argument("--compare", nargs="+", choices=BIDS, help="only measure these, side by side")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    if options.compare:
+        compare(options.compare)
+        return
     if not options.time:
         parity()
     if not options.parity:
