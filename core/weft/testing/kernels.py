@@ -108,9 +108,41 @@ class KernelSuite(Subject):
             for argument, was in zip(arguments, before, strict=True):
                 assert torch.equal(argument, was) if hasattr(was, "shape") else argument == was
 
+    @pytest.mark.parametrize("normed", [False, True])
+    def test_queries_are_turned_and_keys_and_values_stored(self, normed: bool) -> None:
+        """``rotary_write``, with a token that is stored nowhere, in a cache of other tokens'."""
+        import torch
+
+        from weft.layers import ops
+
+        op, rows = "rotary_write", 5
+        heads, kv_heads, size = OTHERS[op].values()
+        for dtype, kernel in self.offered(op):
+            made = torch.Generator().manual_seed(1)
+
+            def draw(*shape: int, kind: str = dtype, made: torch.Generator = made) -> Tensor:
+                drawn = torch.randn(*shape, generator=made)
+                return drawn.to(self.device.kind, getattr(torch, kind))
+
+            qkv, angle = draw(rows, (heads + 2 * kv_heads) * size), draw(rows, 1, size // 2)
+            cos = torch.cat((angle.cos(), angle.cos()), -1)
+            sin = torch.cat((-angle.sin(), angle.sin()), -1)
+            weights = (draw(size), draw(size))
+            cache = draw(2, 40, kv_heads, size)
+            slots = torch.tensor([31, -1, 0, 7, 8], device=self.device.kind)
+            want = cache.clone()
+            q, k, v = qkv.view(rows, -1, size).split((heads, kv_heads, kv_heads), 1)
+            if normed:
+                q, k = (ops.rms_norm(x, w, 1e-6) for x, w in zip((q, k), weights, strict=True))
+            q, k = ops.rotary(q, k, cos, sin)
+            want[0, slots[slots >= 0]], want[1, slots[slots >= 0]] = k[slots >= 0], v[slots >= 0]
+            norms = (*weights, 1e-6, 0.0) if normed else None
+            self.compare((kernel(qkv, cos, sin, norms, cache, slots), cache), (q, want), dtype)
+
     def offered(self, op: str) -> list[tuple[str, Callable[..., Any]]]:
         """The kernel by dtype. Skips if there is none."""
-        bids = {d: self.bid(op, KernelRequest(self.device, d, SHAPES[op])) for d in self.dtypes}
+        shape = {**SHAPES, **OTHERS}[op]
+        bids = {d: self.bid(op, KernelRequest(self.device, d, shape)) for d in self.dtypes}
         found = [(d, bid.load()) for d, bid in bids.items() if isinstance(bid, KernelOffer)]
         if not found:
             pytest.skip(f"does not offer {op} for {self.device.kind}")

@@ -27,7 +27,50 @@ def weft_kernel(op, request):
     return KernelOffer("mine", 10, load)
 """
 
+ROTARY = """
+from weft.api import impl
+from weft.api.types import KernelOffer
+
+WEFT = {"kernels": ["rotary"]}
+
+
+def load():
+    import torch
+    from weft.layers import ops
+
+    def write(qkv, cos, sin, norms, cache, slots):
+        size, kv_heads = cos.shape[-1], cache.shape[2]
+        q, k, v = qkv.unflatten(1, (-1, size)).tensor_split([-2 * kv_heads, -kv_heads], 1)
+        if norms is not None:
+            q, k = ops.rms_norm(q, norms[0], norms[2]), ops.rms_norm(k, norms[1], norms[2])
+        q, k = ops.rotary(q, k, cos, sin)
+        kept = slots >= 0
+        cache[:, slots[kept]] = torch.stack((k, v))[:, kept]
+        return q
+
+    return write
+
+
+@impl
+def weft_kernel(op, request):
+    return KernelOffer("rotary", 10, load) if op == "rotary_write" else None
+"""
+
 SPECIMENS = (
+    Specimen(
+        suite=KernelSuite,
+        plugin="kernels:rotary",
+        source=ROTARY,
+        mutants=[
+            Mutant("test_queries_are_turned_and_keys_and_values_stored", edits)
+            for edits in (
+                {"kept = slots >= 0": "kept = slots < 99"},
+                {"norms[1]": "norms[0]"},
+                {"torch.stack((k, v))": "torch.stack((v, k))"},
+                {"return q\n": "return k\n"},
+            )
+        ],
+    ),
     Specimen(
         suite=KernelSuite,
         plugin="kernels:mine",
