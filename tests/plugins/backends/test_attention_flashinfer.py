@@ -350,10 +350,14 @@ class TestOnCuda(InSixteenBits):
         ).masked_fill_(nobody, 0x7F)  # what nobody has written
         case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
 
-    @pytest.mark.parametrize("window", [None, 200])
-    def test_a_captured_step_replays_with_other_lengths(self, window: int | None) -> None:
+    @pytest.mark.parametrize(
+        ("window", "kv_dtype"), [(None, "bfloat16"), (200, "bfloat16"), (None, "fp8_e4m3")]
+    )
+    def test_a_captured_step_replays_with_other_lengths(
+        self, window: int | None, kv_dtype: str
+    ) -> None:
         """As the runner captures: the plan inside."""
-        request = replace(QWEN, device=self.device, window=window)
+        request = replace(QWEN, device=self.device, window=window, kv_dtype=kv_dtype)
         if not has_xqa(request):
             pytest.skip("decode steps are not captured on this device")
         bid = self.bid(request)
