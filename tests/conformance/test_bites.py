@@ -23,10 +23,10 @@ from weft.testing.catalog import SUITES
 from weft.testing.plugin import PluginSuite
 
 SPECIMENS: dict[str, Specimen] = {
-    f"{module.name}-{specimen.suite.__name__}": specimen
+    f"{module.name}-{number}-{specimen.suite.__name__}": specimen
     for module in pkgutil.iter_modules(mutants.__path__)
     if module.name != "specimen"
-    for specimen in importlib.import_module(f"mutants.{module.name}").SPECIMENS
+    for number, specimen in enumerate(importlib.import_module(f"mutants.{module.name}").SPECIMENS)
 }
 MUTANTS = {
     f"{name}-{number}-{mutant.fails}": (specimen, mutant)
