@@ -65,14 +65,14 @@ def examine(
     """
     chosen = [e for e in registry.entries if only is None or only in (e.id, normal(e.dist))]
     plugins, reports = check(registry, chosen, seconds=seconds, specs=specs)
-    found = machine.look()
+    installed = {normal(e.dist) for e in registry.entries}
+    found = machine.look(installed)
     seen, problems = None, []
     if only is None:
         try:
             seen = ask(SURVEY, Survey(_healthy(registry, plugins), device), Seen, seconds * 2)
         except ChildError as error:
             problems.append(f"asking for the device and the bids failed: {error}")
-    installed = {normal(e.dist) for e in registry.entries}
     tips = list(machine.advice(found, seen, installed))
     return Report(found, plugins, seen, reports, problems, tips)
 

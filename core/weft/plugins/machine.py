@@ -32,19 +32,19 @@ class Machine(msgspec.Struct, frozen=True):
     driver: str
 
 
-def look(proc: Path = Path("/proc")) -> Machine:
-    """Read versions from metadata and devices from ``/proc``."""
+def look(installed: Iterable[str], proc: Path = Path("/proc")) -> Machine:
+    """Read versions, those of ``installed`` distributions among them, and devices from ``/proc``."""
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(terse=True),
-        versions=dict(_versions()),
+        versions=dict(_versions((*sorted(installed), *VERSIONS))),
         gpus=list(_gpus(proc)),
         driver=_driver(proc),
     )
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in (*sorted(DISTRIBUTIONS), *VERSIONS):
+def _versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
         try:
             yield name, metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -192,10 +192,10 @@ def test_gpus_and_driver_are_read_without_torch(tmp_path):
     (card / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 3\n")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n"
     (tmp_path / "driver/nvidia/version").write_text(version)
-    found = look(tmp_path)
+    found = look(["weft-core"], tmp_path)
     assert (found.gpus, found.driver) == (["NVIDIA H200"], "580.65.06")
     assert "weft-core" in found.versions and "torch" in found.versions
-    empty = look(tmp_path / "nothing")
+    empty = look([], tmp_path / "nothing")
     assert (empty.gpus, empty.driver) == ([], "")
 
 
