@@ -12,12 +12,35 @@ from weft.frontend.opening import open_checkpoint, plugin_config
 from weft.outputs import CompletionOutput
 from weft.plugins import Host
 
-__all__ = ("KEYS", "PROMPT", "USE", "calls", "config", "finish", "healthy", "named", "start")
+__all__ = (
+    "EXPERTS",
+    "KEYS",
+    "PROMPT",
+    "USE",
+    "calls",
+    "config",
+    "finish",
+    "healthy",
+    "named",
+    "start",
+)
 
 ODD = Path(__file__).with_name("odd.py")
 MODEL = "demo:weft-demo"
 PROMPT = [312, 284, 223, 1540]
 KEYS = {"models": "OddForCausalLM"}
+
+# Where the model is one of experts: no checkpoint is needed, the weights are random.
+EXPERTS: dict[str, Any] = {
+    "load_format": "dummy",
+    "hf_overrides": {
+        "architectures": ["OddForCausalLM"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 1,
+        "sliding_window": None,
+    },
+}
 
 # kind -> the options with which an engine uses the plugin
 USE: dict[str, dict[str, Any]] = {

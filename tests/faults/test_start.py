@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from engines import calls, config, hosted, name, named, start
+from engines import EXPERTS, calls, config, hosted, name, named, start
 
 from weft.errors import CheckpointError, PluginLoadError
 
@@ -35,17 +35,6 @@ KINDS = [
     pytest.param("stat_loggers", marks=fault("stat_loggers", "hook")),
 ]
 HOWS = [("RuntimeError", False), ("Panic", False), ("RuntimeError", True)]
-# Where the model is one of experts: no checkpoint is needed, the weights are random.
-EXPERTS = {
-    "load_format": "dummy",
-    "hf_overrides": {
-        "architectures": ["OddForCausalLM"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 1,
-        "sliding_window": None,
-    },
-}
 
 # kind, method, options of the engine
 METHODS = [

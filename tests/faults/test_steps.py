@@ -4,10 +4,9 @@ everybody else goes on."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from engines import USE, calls, finish, healthy, name, named
+from engines import EXPERTS, USE, calls, finish, healthy, name, named
 
 from weft import LLM, SamplingParams
 from weft.errors import EngineDeadError, EngineError
@@ -15,16 +14,6 @@ from weft.errors import EngineDeadError, EngineError
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
 
-EXPERTS: dict[str, Any] = {
-    "load_format": "dummy",
-    "hf_overrides": {
-        "architectures": ["OddForCausalLM"],
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 1,
-        "sliding_window": None,
-    },
-}
 # kind, method, the word for it in messages, the call that fails: one in the middle of an answer
 METHODS = [
     pytest.param("models", "forward", "forward", 3, marks=fault("models", "forward")),

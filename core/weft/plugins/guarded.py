@@ -1,7 +1,7 @@
 """What plugins build, as the engine uses it: a failure in there says whose it is.
 
-Each class has the methods of the protocol that it stands for, and no state. Inside of a step,
-calls are not counted one by one, only what they raise.
+Each class has the methods of the protocol that it stands for. Inside of a step, calls are not
+counted one by one, only what they raise.
 """
 
 from __future__ import annotations
@@ -158,6 +158,12 @@ class _NamingLoader(_Loader):
             return f"a file whose name is not known ({error})"
 
 
+def _ids(found: Any, guard: Guard) -> list[int]:
+    if not isinstance(found, list) or not set(map(type, found)) <= {int}:
+        guard.wrong("encode", found, "a list of ints")
+    return found
+
+
 class _Tokenizer:
     def __init__(self, tokenizer: t.Tokenizer, guard: Guard) -> None:
         self._tokenizer, self._guard = tokenizer, guard
@@ -189,9 +195,7 @@ class _Tokenizer:
         ids = self._guard.call(
             self._tokenizer, "encode", text, add_special_tokens=add_special_tokens
         )
-        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            self._guard.wrong("encode", ids, "a list of ints")
-        return ids
+        return _ids(ids, self._guard)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         found = self._guard.call(
@@ -258,18 +262,13 @@ class _Renderer:
         self.plugin = guard.entry.id
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        with self._guard.watching("render"):
-            prompt: Any = self._renderer.render(messages, **options)
-            if not isinstance(prompt, str):
-                raise TypeError(f"it returned {prompt!r:.80}; a text is wanted")
-            return prompt
+        prompt = self._guard.call(self._renderer, "render", messages, **options)
+        if not isinstance(prompt, str):
+            self._guard.wrong("render", prompt, "a text")
+        return prompt
 
     def encode(self, prompt: str) -> list[int]:
-        with self._guard.watching("encode"):
-            ids: Any = self._renderer.encode(prompt)
-            if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-                raise TypeError(f"it returned {ids!r:.80}; a list of ints is wanted")
-            return ids
+        return _ids(self._guard.call(self._renderer, "encode", prompt), self._guard)
 
     def close(self) -> None:
         """Release what it holds, if it can."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from mutants.tool_parsers import MATCH, MATCHED, MATCHING, SEEN
+from mutants.tool_parsers import AGAIN, MATCH, MATCHED, MATCHING, SLOW
 from weft.testing.parsers import ReasoningSuite, reasoning, text
 from weft.testing.streams import PROSE
 
@@ -106,24 +106,11 @@ class Mine:
             ),
             Mutant(  # says its end again
                 "test_the_end_is_said_once",
-                mine("""
-    last = []
-
-    def finish(self):
-        self.last = self.last or super().finish()
-        return self.last
-"""),
+                mine(AGAIN),
             ),
             Mutant(  # looks at everything again for each piece
                 "test_time_is_linear",
-                mine(
-                    SEEN
-                    + """
-        for _ in range(8):
-            sum(char == "<" for char in self.all)
-        return super().feed(text, ids)
-"""
-                ),
+                mine(SLOW),
             ),
             Mutant(  # drops half a tag that turns out to be none
                 "test_nothing_is_lost",

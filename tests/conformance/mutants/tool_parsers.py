@@ -55,6 +55,18 @@ SEEN = """
     def feed(self, text, ids):
         self.all += text
 """
+SLOW = f"""{SEEN}
+        for _ in range(8):
+            sum(char == "<" for char in self.all)
+        return super().feed(text, ids)
+"""
+AGAIN = """
+    last = []
+
+    def finish(self):
+        self.last = self.last or super().finish()
+        return self.last
+"""
 KEPT = """
     def __init__(self, *given):
         super().__init__(*given)
@@ -143,24 +155,11 @@ class Mine:
             ),
             Mutant(  # says its end again
                 "test_the_end_is_said_once",
-                mine("""
-    last = []
-
-    def finish(self):
-        self.last = self.last or super().finish()
-        return self.last
-"""),
+                mine(AGAIN),
             ),
             Mutant(  # looks at everything again for each piece
                 "test_time_is_linear",
-                mine(
-                    SEEN
-                    + """
-        for _ in range(8):
-            sum(char == "<" for char in self.all)
-        return super().feed(text, ids)
-"""
-                ),
+                mine(SLOW),
             ),
             Mutant(  # goes on with the arguments of a call after what broke them
                 "test_calls_are_well_formed",

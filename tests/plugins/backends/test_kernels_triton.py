@@ -104,6 +104,16 @@ CHECKS = {
             want = product(x, weight, bias)
             close(linear(x, weight, bias), want)
             close(silu_linear(x, weight, bias), ops.silu_mul(want))
+        from weft_kernels_triton.linear import Zeros
+        from weft_kernels_triton.tiles import with_bias
+        zeros, x, weight = Zeros(), torch.randn(17, 4096), torch.randn(2048, 4096)
+        assert with_bias(17, 2048, 4096) and not with_bias(128, 2048, 4096)
+        assert not with_bias(17, 24576, 4096) and not with_bias(8192, 4096, 12288)
+        close(linear(x, weight, None, zeros=zeros), product(x, weight))
+        assert zeros.bias(weight) is zeros.bias(weight[:, :8]) and not zeros.bias(weight).any()
+        bias = torch.randn(2048)
+        close(linear(x, weight, bias, zeros=zeros), product(x, weight, bias))
+        weight, bias = torch.randn(48, 32), torch.randn(48)
         x = torch.randn(32, 3).t()  # not contiguous in its last dimension
         close(linear(x, weight, None), product(x, weight))
         close(linear(x, weight[::2], None), product(x, weight[::2]))
