@@ -56,6 +56,23 @@ class AttentionRequest:
     sinks: bool = False
     latent: bool = False
 
+    def contradictions(self) -> list[str]:
+        """What no backend can serve, in words for a ``Refusal``."""
+        heads, kv_heads, mask, window = self.heads, self.kv_heads, self.mask, self.window
+        checks = (
+            (
+                kv_heads > 0 and heads % kv_heads == 0,
+                f"{heads} query heads cannot share {kv_heads} key/value heads evenly",
+            ),
+            (mask is not MaskKind.SLIDING or window is not None, "a sliding mask needs a window"),
+            (
+                mask is not MaskKind.BIDIRECTIONAL or window is None,
+                "a window on a bidirectional mask is not supported",
+            ),
+            (window is None or window > 0, f"window {window} is not positive"),
+        )
+        return [why for good, why in checks if not good]
+
 
 @dataclass(slots=True)
 class AttentionBatch:

@@ -53,23 +53,10 @@ def _reasons(request: AttentionRequest) -> list[str]:
         ),
         (request.mask in _MASKS, f"mask {request.mask.value} is not supported"),
         (
-            request.mask is not MaskKind.SLIDING or request.window is not None,
-            "a sliding mask needs a window",
-        ),
-        (
-            request.mask is not MaskKind.BIDIRECTIONAL or request.window is None,
-            "a window on a bidirectional mask is not supported",
-        ),
-        (request.window is None or request.window > 0, f"window {request.window} is not positive"),
-        (
-            request.kv_heads > 0 and request.heads % max(request.kv_heads, 1) == 0,
-            f"{request.heads} query heads cannot share {request.kv_heads} key/value heads evenly",
-        ),
-        (
             request.page_size is None or request.page_size > 0,
             f"page size {request.page_size} is not positive",
         ),
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
-    return [why for good, why in checks if not good]
+    return request.contradictions() + [why for good, why in checks if not good]

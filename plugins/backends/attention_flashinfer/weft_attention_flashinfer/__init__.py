@@ -76,7 +76,6 @@ def _reasons(request: AttentionRequest) -> list[str]:
     capability = request.device.capability or (0, 0)
     shown = ".".join(map(str, capability))
     kv_dtype = request.dtype if request.kv_dtype == "auto" else request.kv_dtype
-    window = request.window
     checks = (
         (capability >= (8, 0), f"capability {shown} is below 8.0"),
         (request.dtype in _DTYPES, f"dtype {request.dtype} is neither bfloat16 nor float16"),
@@ -93,27 +92,14 @@ def _reasons(request: AttentionRequest) -> list[str]:
             f"head size {request.head_size} is not one of {', '.join(map(str, HEAD_SIZES))}",
         ),
         (
-            request.kv_heads > 0 and request.heads % max(request.kv_heads, 1) == 0,
-            f"{request.heads} query heads cannot share {request.kv_heads} key/value heads evenly",
-        ),
-        (
             request.page_size in (None, *PAGE_SIZES),
             f"page size {request.page_size} is not one of {sorted(PAGE_SIZES)}",
         ),
         (request.mask in _MASKS, f"mask {request.mask.value} is not supported"),
-        (
-            request.mask is not MaskKind.SLIDING or window is not None,
-            "a sliding mask needs a window",
-        ),
-        (
-            request.mask is not MaskKind.BIDIRECTIONAL or window is None,
-            "a window on a bidirectional mask is not supported",
-        ),
-        (window is None or window > 0, f"window {window} is not positive"),
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
-    return [why for good, why in checks if not good] + _missing()
+    return request.contradictions() + [why for good, why in checks if not good] + _missing()
 
 
 def _missing() -> list[str]:

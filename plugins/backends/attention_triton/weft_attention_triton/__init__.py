@@ -44,8 +44,7 @@ def _reasons(request: AttentionRequest) -> list[str]:
     shown = ".".join(map(str, capability))
     kv_dtype = request.dtype if request.kv_dtype == "auto" else request.kv_dtype
     needed = _FP8.get(kv_dtype, (8, 0))
-    size, window = request.head_size, request.window
-    even = request.kv_heads > 0 and request.heads % max(request.kv_heads, 1) == 0
+    size = request.head_size
     checks = (
         (capability >= (8, 0), f"capability {shown} is below 8.0"),
         (request.dtype in _DTYPES, f"dtype {request.dtype} is not supported"),
@@ -62,11 +61,7 @@ def _reasons(request: AttentionRequest) -> list[str]:
             f"head size {size} is not a multiple of 8 from 16 to 256",
         ),
         (
-            even,
-            f"{request.heads} query heads cannot share {request.kv_heads} key/value heads evenly",
-        ),
-        (
-            not even or request.heads // request.kv_heads <= 64,
+            request.heads <= 64 * max(request.kv_heads, 1),
             "more than 64 query heads share one key/value head",
         ),
         (
@@ -74,17 +69,8 @@ def _reasons(request: AttentionRequest) -> list[str]:
             f"page size {request.page_size} is not one of {sorted(PAGE_SIZES)}",
         ),
         (request.mask in _MASKS, f"mask {request.mask.value} is not supported"),
-        (
-            request.mask is not MaskKind.SLIDING or window is not None,
-            "a sliding mask needs a window",
-        ),
-        (
-            request.mask is not MaskKind.BIDIRECTIONAL or window is None,
-            "a window on a bidirectional mask is not supported",
-        ),
-        (window is None or window > 0, f"window {window} is not positive"),
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
         (find_spec("triton") is not None, "triton is not installed; torch for CUDA brings it"),
     )
-    return [why for good, why in checks if not good]
+    return request.contradictions() + [why for good, why in checks if not good]

@@ -60,10 +60,6 @@ def _reasons(request: AttentionRequest) -> list[str]:
             f"head size {request.head_size} is not one of {', '.join(map(str, HEAD_SIZES))}",
         ),
         (
-            request.kv_heads > 0 and request.heads % max(request.kv_heads, 1) == 0,
-            f"{request.heads} query heads cannot share {request.kv_heads} key/value heads evenly",
-        ),
-        (
             request.page_size in (None, *PAGE_SIZES),
             f"page size {request.page_size} is not one of {sorted(PAGE_SIZES)}",
         ),
@@ -73,7 +69,7 @@ def _reasons(request: AttentionRequest) -> list[str]:
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
-    return [why for good, why in checks if not good] + _missing()
+    return request.contradictions() + [why for good, why in checks if not good] + _missing()
 
 
 def _missing() -> list[str]:
