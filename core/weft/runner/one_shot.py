@@ -38,7 +38,8 @@ Kernel = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 def most(ranks: int) -> int:
     """Bytes up to which one kernel beats NCCL: its traffic grows with the square of the ranks.
 
-    They cross between 4 and 8 MiB on two H200 (``benchmarks/collectives.py``).
+    On two H200 torch's kernel and NCCL cross between 4 and 8 MiB (``benchmarks/collectives.py``); for more
+    ranks the limit is scaled from that, not measured.
     """
     return (16 << 20) // ranks**2 // PIECE * PIECE
 

@@ -1,7 +1,7 @@
 """Sums over the ranks of one host in one kernel: every rank sends its part to all, each adds them up.
 
-The parts travel once and nobody asks for them (NCCL's and torch's kernels read from the others, which is
-a way there and back). A program serves a chunk: it writes it into every other rank's memory, then a flag
+The parts travel once and nobody asks for them (torch's kernel reads those of the others, which is a way
+there and back). A program serves a chunk: it writes it into every other rank's memory, then a flag
 behind it, and waits for the flags of the others. What it writes to changes between two halves, and it
 writes to one only after all ranks have been seen in the other, that is, after they have read the first.
 """
