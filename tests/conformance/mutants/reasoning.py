@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from mutants.tool_parsers import AGAIN, MATCH, MATCHED, MATCHING, SLOW
+from mutants.tool_parsers import AGAIN, ALIKE, KEPT, MATCH, MATCHED, MATCHING, SLOW
 from weft.testing.parsers import ReasoningSuite, reasoning, text
 from weft.testing.streams import PROSE
 
@@ -84,16 +84,7 @@ SPECIMENS = (
             ),
             Mutant(  # keeps its state where all others keep theirs
                 "test_two_parsers_share_nothing",
-                {
-                    "class Mine(Sound):\n    pass\n": """
-class Mine:
-    def __init__(self, *given):
-        Mine.inner = Sound(*given)
-
-    def __getattr__(self, name):
-        return getattr(Mine.inner, name)
-"""
-                },
+                ALIKE,
             ),
             Mutant(  # raises if the output ends in the middle of a tag
                 "test_every_prefix_can_be_finished",
@@ -134,19 +125,7 @@ class Mine:
             ),
             Mutant(  # says everything at the end
                 "test_it_streams",
-                mine("""
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.kept = []
-
-    def feed(self, text, ids):
-        self.kept += super().feed(text, ids)
-        return []
-
-    def finish(self):
-        found, self.kept = self.kept + super().finish(), []
-        return found
-"""),
+                mine(f"{KEPT}        return []\n"),
             ),
             Mutant(  # names a text that opens nothing
                 "test_what_opens_it_opens_it",

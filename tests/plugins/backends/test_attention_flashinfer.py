@@ -1,9 +1,8 @@
 """The FlashInfer backend without a GPU: its bid, and what it plans, over kernels in plain torch."""
 
 import importlib.util
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -17,7 +16,6 @@ import weft_attention_flashinfer
 from weft_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, weft_attention
 from weft_attention_flashinfer.pages import pages_of, visible
 
-from weft import LLM, SamplingParams
 from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from weft.api.cache import DeviceInfo
 from weft.errors import ConfigError
@@ -170,37 +168,13 @@ def test_what_may_be_installed(installed: dict[str, str]) -> None:
     assert offered(), "kernels that are compiled already need no compiler"
 
 
-def test_a_bid_imports_nothing() -> None:
+def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """FlashInfer is imported when the backend is made: asking costs an unpinned start nothing."""
-    code = f"""if True:
-        import sys
-        from weft_attention_flashinfer import weft_attention
-        from weft.api.types import AttentionRequest, DeviceInfo, MaskKind
-        print(weft_attention({QWEN!r}, dict()))
-        print(sorted({{"torch", "flashinfer"}} & set(sys.modules)))
-    """
-    code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "[]"
+    found = imported_by_bid("weft_attention_flashinfer", QWEN)
+    assert found.isdisjoint({"torch", "flashinfer"})
 
 
-def answers(backend: str, **options: Any) -> list[str]:
-    """What the demo model says when an engine is pinned to ``backend``."""
-    asked = ("Hello!", "What is weft?", "Which attention backends are there?")
-    chats = [[{"role": "user", "content": text}] for text in asked]
-    with LLM(
-        model="demo:weft-demo",
-        attention_backend=backend,
-        max_num_seqs=4,
-        page_size=64,
-        num_pages=64,
-        **options,
-    ) as llm:
-        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40))
-    return [output.outputs[0].text for output in outputs]
-
-
-def test_a_pin_that_cannot_be_served_says_why() -> None:
+def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"'flashinfer', which cannot serve .* is not CUDA"):
         answers("flashinfer", device="cpu", threads=1)
 
@@ -354,43 +328,19 @@ class TestOnCuda(InSixteenBits):
         ("window", "kv_dtype"), [(None, "bfloat16"), (200, "bfloat16"), (None, "fp8_e4m3")]
     )
     def test_a_captured_step_replays_with_other_lengths(
-        self, window: int | None, kv_dtype: str
+        self,
+        window: int | None,
+        kv_dtype: str,
+        replayed: Callable[[AttentionBackend, AttentionRequest], None],
     ) -> None:
-        """As the runner captures: the plan inside."""
         request = replace(QWEN, device=self.device, window=window, kv_dtype=kv_dtype)
         if not has_xqa(request):
             pytest.skip("decode steps are not captured on this device")
         bid = self.bid(request)
         assert isinstance(bid, Offer)
-        backend = bid.create()
-        static = Case(request, [1] * 3, [900, 5, 64], 64, device="cuda")
-        cache, q, k, v = static.cache(backend), static.q, static.k, static.v
+        replayed(bid.create(), request)
 
-        def step() -> torch.Tensor:
-            return backend.forward(q, k, v, cache, backend.plan(static.batch))
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled before the capture
-            step()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = step()
-        for seed, lengths in enumerate(([900, 5, 64], [1, 400, 333], [12, 12, 895])):
-            case = Case(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
-            for old, new in ((q, case.q), (k, case.k), (v, case.v)):
-                old.copy_(new)
-            before, table = case.cache(backend), case.batch.page_table
-            cache[:, : before.shape[1]] = before
-            static.batch.kv_lens.copy_(case.batch.kv_lens)
-            static.batch.slot_mapping.copy_(case.batch.slot_mapping)
-            static.batch.page_table.zero_()
-            static.batch.page_table[:, : table.shape[1]] = table
-            graph.replay()
-            case.check(out, str(lengths))
-
-    def test_an_engine_answers_as_with_torch_alone(self) -> None:
+    def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
         if not {"weft-attention-flashinfer", "weft-demo"} <= {e.dist for e in Host().entries}:
             pytest.skip("needs both plugins installed, not only importable")

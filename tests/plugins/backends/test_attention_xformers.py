@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +14,7 @@ import torch
 import weft_attention_xformers
 from weft_attention_xformers import HEAD_SIZES, PAGE_SIZES, weft_attention
 
-from weft import LLM, SamplingParams
-from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from weft.api.cache import DeviceInfo
 from weft.errors import ConfigError
 from weft.plugins import Host
@@ -140,37 +140,13 @@ def test_what_may_be_installed(installed: dict[str, str]) -> None:
     assert isinstance(weft_attention(QWEN, {}), Offer)
 
 
-def test_a_bid_imports_nothing() -> None:
+def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """xformers is imported when the backend is made: asking costs an unpinned start nothing."""
-    code = f"""if True:
-        import sys
-        from weft_attention_xformers import weft_attention
-        from weft.api.types import AttentionRequest, DeviceInfo, MaskKind
-        print(weft_attention({QWEN!r}, dict()))
-        print(sorted({{"torch", "triton", "xformers"}} & set(sys.modules)))
-    """
-    code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.splitlines()[-1] == "[]"
+    found = imported_by_bid("weft_attention_xformers", QWEN)
+    assert found.isdisjoint({"torch", "triton", "xformers"})
 
 
-def answers(backend: str, **options: Any) -> list[str]:
-    """What the demo model says when an engine is pinned to ``backend``."""
-    asked = ("Hello!", "What is weft?", "Which attention backends are there?")
-    chats = [[{"role": "user", "content": text}] for text in asked]
-    with LLM(
-        model="demo:weft-demo",
-        attention_backend=backend,
-        max_num_seqs=4,
-        page_size=64,
-        num_pages=64,
-        **options,
-    ) as llm:
-        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=40))
-    return [output.outputs[0].text for output in outputs]
-
-
-def test_a_pin_that_cannot_be_served_says_why() -> None:
+def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"'xformers', which cannot serve .* is not CUDA"):
         answers("xformers", device="cpu", threads=1)
 
@@ -241,38 +217,13 @@ class TestOnCuda(AttentionSuite):
         cache[cache == 7.0] = float("nan")  # what nobody has written
         case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
 
-    def test_a_captured_step_replays_with_other_lengths(self) -> None:
-        """As the runner captures: three rows, a number that is padded, and the plan inside."""
-        request, bid = self.offer("float16")
-        backend = bid.create()
-        static = Case(request, [1] * 3, [900, 5, 64], 64, device="cuda")
-        cache, q, k, v = static.cache(backend), static.q, static.k, static.v
+    def test_a_captured_step_replays_with_other_lengths(
+        self, replayed: Callable[[AttentionBackend, AttentionRequest], None]
+    ) -> None:
+        request, offer = self.offer("float16")
+        replayed(offer.create(), request)
 
-        def step() -> torch.Tensor:
-            return backend.forward(q, k, v, cache, backend.plan(static.batch))
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled before the capture
-            step()
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = step()
-        for seed, lengths in enumerate(([900, 5, 64], [1, 400, 333], [12, 12, 895])):
-            case = Case(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
-            for old, new in ((q, case.q), (k, case.k), (v, case.v)):
-                old.copy_(new)
-            before, table = case.cache(backend), case.batch.page_table
-            cache[:, : before.shape[1]] = before
-            static.batch.kv_lens.copy_(case.batch.kv_lens)
-            static.batch.slot_mapping.copy_(case.batch.slot_mapping)
-            static.batch.page_table.zero_()
-            static.batch.page_table[:, : table.shape[1]] = table
-            graph.replay()
-            case.check(out, str(lengths))
-
-    def test_an_engine_answers_as_with_torch_alone(self) -> None:
+    def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
         if not {"weft-attention-xformers", "weft-demo"} <= {entry.dist for entry in Host().entries}:
             pytest.skip("needs both plugins installed, not only importable")
