@@ -85,6 +85,10 @@ class Fault:
         self._given = SimpleNamespace(**options)
         self._calls = 0
 
+    @property
+    def method(self) -> str:
+        return str(self._given.method)
+
     def __call__(self, method: str, call: Any) -> Any:
         """What ``call`` returns, unless this is a call of ``method`` that goes wrong."""
         given = self._given
@@ -211,9 +215,17 @@ class Scheme(Proxy):
     def linear(self, spec: Any) -> Any:
         from weft.layers.plain import PlainLinear
 
+        class Gated(PlainLinear):
+            def apply_gated(self, module: Any, x: Any, bias: Any) -> Any:
+                from weft.layers import ops
+
+                return self.apply(module, ops.silu_mul(x), bias)
+
         if not spec.prefix.startswith("model."):
             return None
-        return self._fault("linear", lambda: Proxy(PlainLinear(), self._fault))
+        # Elsewhere it would be called in the place of ``apply``.
+        kind = Gated if self._fault.method == "apply_gated" else PlainLinear
+        return self._fault("linear", lambda: Proxy(kind(), self._fault))
 
     def experts(self, spec: Any) -> Any:
         from weft.layers.experts import PlainExperts

@@ -54,7 +54,7 @@ UNCALLED = {
 ABILITIES = {
     "attention": (types.PagedWriter,),
     "load_formats": (types.TensorFiles,),
-    "quantization": (types.TensorNames,),
+    "quantization": (types.GatedMethod, types.TensorNames),
     "reasoning": (types.Opens, types.Tagged),
     "tool_parsers": (types.CallIds, types.Tagged),
 }

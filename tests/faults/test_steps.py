@@ -21,6 +21,13 @@ METHODS = [
     pytest.param("attention", "plan", "plan", 3, marks=fault("attention", "plan")),
     pytest.param("attention", "forward", "forward", 20, marks=fault("attention", "forward")),
     pytest.param("quantization", "apply", "apply", 70, marks=fault("quantization", "apply")),
+    pytest.param(
+        "quantization",
+        "apply_gated",
+        "apply_gated",
+        5,
+        marks=fault("quantization", "apply_gated"),
+    ),
     pytest.param("kernels", "call", "rms_norm", 3, marks=fault("kernels", "call")),
 ]
 
@@ -104,6 +111,7 @@ WRONG = [
     ("attention", "forward", "forward", "few", r"a tensor \[\d, 4, 64\]; a tensor \[\d, 4, 64\]"),
     ("quantization", "apply", "apply", "None", "'NoneType' object has no attribute 'shape'"),
     ("quantization", "apply", "apply", "narrow", "a tensor whose last size is"),
+    ("quantization", "apply_gated", "apply_gated", "narrow", "a tensor whose last size is"),
     ("kernels", "call", "rms_norm", "None", "it returned None; a result is wanted"),
 ]
 

@@ -20,6 +20,7 @@ __all__ = (
     "Collective",
     "ExpertsMethod",
     "ExpertsSpec",
+    "GatedMethod",
     "LinearMethod",
     "LinearSpec",
     "ModelContext",
@@ -137,6 +138,17 @@ class LinearMethod(Protocol):
 
     def apply(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return ``x @ W.T + bias``; ``x`` is ``[..., in_features]``."""
+
+
+@runtime_checkable
+class GatedMethod(LinearMethod, Protocol):
+    """A ``LinearMethod`` that takes the activation of a gated feed-forward layer along.
+
+    Worth having where the method reads its input an extra time, to quantize it.
+    """
+
+    def apply_gated(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``apply`` to ``silu(first half) · second half`` of ``x`` ``[..., 2 · in_features]``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,11 @@ class Linear(nn.Module):
         y = self.method.apply(self, x, self.bias if self.adds_bias else None)
         return self.ranks.all_reduce(y) if self.reduces else y
 
+    def gated(self, x: Tensor) -> Tensor:
+        """The layer of ``ops.silu_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
+        y = self.method.apply_gated(self, x, self.bias if self.adds_bias else None)  # type: ignore[attr-defined]
+        return self.ranks.all_reduce(y) if self.reduces else y
+
     def extra_repr(self) -> str:
         shares = " + ".join(f"{p.size} of {p.full}" for p in self.outputs)
         return f"{self.inputs.size} of {self.inputs.full} -> {shares}, {type(self.method).__name__}"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from weft.api.models import ModelContext
+from weft.api.models import GatedMethod, ModelContext
 from weft.errors import UnsupportedModelError
 from weft.layers import ops
 from weft.layers.linear import Linear
@@ -73,6 +73,8 @@ class GatedMLP(nn.Module):
             reduce=reduce,
         )
         self.op = gated_activation(activation)
+        self.joined = self.op is ops.silu_mul and isinstance(self.down_proj.method, GatedMethod)
+        """Activation and second projection in one."""
         self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
         """Projection and activation in one; see ``weft.layers.kernels``."""
 
@@ -80,6 +82,8 @@ class GatedMLP(nn.Module):
         inner = self.gate_up_proj
         if self.fused is not None:
             h = self.fused(x, inner.get_parameter("weight"), inner.bias)
+        elif self.joined:
+            return self.down_proj.gated(inner(x))
         else:
             h = self.op(inner(x))
         y: Tensor = self.down_proj(h)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.api.attention import KernelOffer, Offer, PagedWriter
 from weft.api.files import ModelFiles, TensorFiles
-from weft.api.models import ModelSpec, TensorNames
+from weft.api.models import GatedMethod, ModelSpec, TensorNames
 from weft.errors import WeftError
 from weft.plugins.guard import Guard
 from weft.plugins.tally import PASSED
@@ -284,7 +284,10 @@ class _Scheme:
 
     def linear(self, spec: t.LinearSpec) -> t.LinearMethod | None:
         method = self._guard.call(self._scheme, "linear", spec)
-        return method if _own(method) else _Linear(method, self._guard)
+        if _own(method):
+            return method
+        kind = _GatedLinear if isinstance(method, GatedMethod) else _Linear
+        return kind(method, self._guard)
 
     def experts(self, spec: t.ExpertsSpec) -> t.ExpertsMethod | None:
         method = self._guard.call(self._scheme, "experts", spec)
@@ -328,15 +331,23 @@ class _Linear:
         self._guard.call(self._method, "finish", module)
 
     def apply(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._applied("apply", module, x, bias)
+
+    def _applied(self, name: str, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         try:
-            y = self._method.apply(module, x, bias)
+            y: Tensor = getattr(self._method, name)(module, x, bias)
             if y.shape[-1] == self._width:
                 return y
         except PASSED:
             raise
         except BaseException as error:
-            self._guard.fail("apply", error)
-        self._guard.wrong("apply", y, f"a tensor whose last size is {self._width}")
+            self._guard.fail(name, error)
+        self._guard.wrong(name, y, f"a tensor whose last size is {self._width}")
+
+
+class _GatedLinear(_Linear):
+    def apply_gated(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self._applied("apply_gated", module, x, bias)
 
 
 class _Experts:

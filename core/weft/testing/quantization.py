@@ -125,6 +125,8 @@ class QuantizationSuite(Subject):
     def test_every_layer_is_its_dequantized_weight(self) -> None:
         import torch
 
+        from weft.api.models import GatedMethod
+        from weft.layers.ops import silu_mul
         from weft.testing.linears import pack
 
         for title, format in self.formats.items():
@@ -134,10 +136,13 @@ class QuantizationSuite(Subject):
                     built = self.load(format, layer, tensors, dtype)
                     for rows in ROWS:
                         x = self.inputs(layer, dtype, *rows)
-                        with torch.inference_mode():
-                            y = built(x)
                         where = f"{title}, {name}, {dtype}, {list(rows)} rows"
-                        self.check(y, x, weight, bias, where)
+                        with torch.inference_mode():
+                            self.check(built(x), x, weight, bias, where)
+                            if isinstance(built.method, GatedMethod):
+                                wide = torch.cat((x, x), dim=-1)
+                                y, x = built.gated(wide), silu_mul(wide)
+                                self.check(y, x, weight, bias, f"{where}, gated")
 
     def test_the_format_is_a_lossy_one(self) -> None:
         """Else the comparisons would hold for a plugin that never reads the packed numbers."""

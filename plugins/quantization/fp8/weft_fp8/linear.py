@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.api.models import LinearSpec
-from weft.layers import Linear, Part, weight
-from weft_fp8.native import LARGEST, Native
+from weft.layers import Linear, Part, ops, weight
+from weft_fp8.native import Native
+from weft_fp8.rounding import FP8, LARGEST
 
 __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "widened")
-
-FP8 = torch.float8_e4m3fn
 
 
 class ChannelLinear:
@@ -53,12 +52,16 @@ class ChannelLinear:
         replace(module, "weight_scale", scale.contiguous())
         self.fast = self.native.by_rows(module.get_parameter("weight").data, self.dtype)
 
-    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
         if self.fast:
             static = getattr(module, "input_scale", None)
-            return self.native.rows(x, module.weight, module.weight_scale, bias, static, self.limit)
+            scale = module.weight_scale
+            return self.native.rows(x, module.weight, scale, bias, static, self.limit, gated=gated)
         dense = widened(module.weight).mul_(module.weight_scale[:, None])
-        return F.linear(x, dense.to(x.dtype), bias)
+        return F.linear(ops.silu_mul(x) if gated else x, dense.to(x.dtype), bias)
+
+    def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.apply(module, x, bias, gated=True)
 
 
 class MatrixLinear(ChannelLinear):
@@ -148,12 +151,16 @@ class BlockLinear:
             self.fast = True
             replace(module, "block_scale", self.native.laid_out(scale))
 
-    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
         if self.fast:
-            return self.native.blocks(x, module.weight, module.block_scale, bias)
+            return self.native.blocks(x, module.weight, module.block_scale, bias, gated=gated)
         inputs = module.weight.shape[1]
         scale = module.weight_scale.repeat_interleave(self.step, dim=1)[:, :inputs]
-        return F.linear(x, widened(module.weight).mul_(scale).to(x.dtype), bias)
+        dense = widened(module.weight).mul_(scale).to(x.dtype)
+        return F.linear(ops.silu_mul(x) if gated else x, dense, bias)
+
+    def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.apply(module, x, bias, gated=True)
 
 
 def widened(weight: Tensor) -> Tensor:

@@ -2,38 +2,47 @@
 
 Which forms work depends on the device, torch and cuBLAS, and torch says so only by an exception (or,
 for a layout that it misreads, by wrong numbers). So each form is tried once for each shape of weight,
-with different scales and numbers of rows, and used only if its results are right.
+with different scales and numbers of rows, and used only if its results are right. Where Triton is
+installed, kernels round the activations, and multiply few rows.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.api.cache import DeviceInfo
+from weft_fp8 import rounding
+from weft_fp8.rounding import FP8
+from weft_fp8.tiles import BLOCK, Tile, choose
 
-__all__ = ("LARGEST", "Native")
+__all__ = ("Native",)
 
 log = logging.getLogger(__name__)
 
-FP8 = torch.float8_e4m3fn
-LARGEST = 448.0
-"""The largest number of float8_e4m3fn."""
-BLOCK = 128
 ROWS = 8
 """What the rows of activations with scales by block are padded to: cuBLAS refuses a single row."""
+ROWS_OF_TILE = 128
+"""What rows are padded to where that costs nothing: for 160 rows cuBLAS takes up to 1.5 times as long as
+for 256."""
 
 
 class Native:
     """``torch._scaled_mm`` in the two forms that checkpoints need."""
 
     def __init__(self, device: DeviceInfo) -> None:
-        self._possible = device.kind == "cuda" and (device.capability or (0, 0)) >= (8, 9)
+        capability = device.capability or (0, 0)
+        self._possible = device.kind == "cuda" and capability >= (8, 9)
+        self._kernels: Any = None
+        self._early = capability >= (9, 0)
+        if self._possible and torch.cuda.is_available() and find_spec("triton") is not None:
+            self._kernels = import_module("weft_fp8.kernels")
         self._found: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
 
     # -- a scale for each row of both --------------------------------------------------
@@ -50,26 +59,36 @@ class Native:
         bias: Tensor | None,
         static: Tensor | None = None,
         limit: float | None = None,
+        *,
+        gated: bool = False,
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
-        largest number (up to ``limit``) scales ``x``."""
+        largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_mul`` of ``x``
+        ``[..., 2 · in]`` is multiplied."""
         flat = x.reshape(-1, x.shape[-1])
-        if static is None:
-            largest = flat.abs().amax(dim=1, keepdim=True).float()
-            if limit is not None:
-                largest = largest.clamp_max(limit)
-            own = (largest / LARGEST).clamp_min(1e-12)
+        if not len(flat):
+            return x.new_empty(*x.shape[:-1], len(weight))
+        tile, room = self._plan(len(flat), weight, 1)
+        rounds = self._kernels or rounding
+        few, own = rounds.round_rows(flat, static, limit, room, gated=gated, early=self._early)
+        if tile is None:
+            y = torch._scaled_mm(
+                few, weight.t(), scale_a=own, scale_b=scale[None, :], out_dtype=x.dtype
+            )[: len(flat)]
+            y = y if bias is None else y + bias
         else:
-            own = static.repeat(len(flat), 1)  # for one row, an expanded scalar has strides of 0
-        y = torch._scaled_mm(
-            _rounded(flat, own),
-            weight.t(),
-            scale_a=own,
-            scale_b=scale[None, :],
-            out_dtype=x.dtype,
-        )
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if bias is None else y + bias
+            y = self._kernels.multiply(
+                few, own, weight, scale, bias, x.dtype, tile, early=self._early
+            )
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _plan(self, rows: int, weight: Tensor, step: int) -> tuple[Tile | None, int]:
+        """The kernel's tile, if a kernel multiplies, and how many rows of activations there must be;
+        cuBLAS takes a multiple of ``step``."""
+        if self._kernels is None:
+            return None, -(-rows // step) * step
+        tile = choose(rows, weight.shape[0], weight.shape[1], blocks=step > 1)
+        return tile, rows if tile is not None else -(-rows // ROWS_OF_TILE) * ROWS_OF_TILE
 
     # -- a scale for each block ----------------------------------------------------------
 
@@ -86,25 +105,26 @@ class Native:
         wide[:, :columns] = scale
         return wide[:, :columns]
 
-    def blocks(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``."""
+    def blocks(
+        self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
+    ) -> Tensor:
+        """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``; ``gated`` as for ``rows``."""
         flat = x.reshape(-1, x.shape[-1])
-        rows = len(flat)
-        flat = F.pad(
-            flat, (0, 0, 0, -rows % ROWS if rows else ROWS)
-        )  # nor is none a number of rows
-        pieces = flat.unflatten(1, (-1, BLOCK))
-        own = (pieces.abs().amax(dim=2).float() / LARGEST).clamp_min(1e-12)
-        rounded = _rounded(pieces, own[..., None]).flatten(1)
-        y = torch._scaled_mm(
-            rounded,
-            weight.t(),
-            scale_a=own.t().contiguous().t(),  # the scales of one column lie side by side
-            scale_b=scale.t(),
-            out_dtype=x.dtype,
-        )[:rows]
-        y = y.view(*x.shape[:-1], y.shape[-1])
-        return y if bias is None else y + bias
+        if not len(flat):
+            return x.new_empty(*x.shape[:-1], len(weight))
+        tile, room = self._plan(len(flat), weight, ROWS)
+        rounds = self._kernels or rounding
+        few, own = rounds.round_blocks(flat, room, gated=gated, early=self._early)
+        if tile is None:
+            y = torch._scaled_mm(
+                few, weight.t(), scale_a=own, scale_b=scale.t(), out_dtype=x.dtype
+            )[: len(flat)]
+            y = y if bias is None else y + bias
+        else:
+            y = self._kernels.multiply(
+                few, own, weight, scale, bias, x.dtype, tile, early=self._early
+            )
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     # -- trying ----------------------------------------------------------------------------
 
@@ -115,19 +135,23 @@ class Native:
             return False
         key = (form, dtype, weight.shape)
         if key not in self._found:
-            try:
-                self._found[key] = test()
-                reason = "its result is wrong"
-            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                self._found[key], reason = False, str(error)
-            if not self._found[key]:
-                log.info("no FP8 product with scales by %s (%s): dequantizing", form, reason)
+            self._found[key] = self._works(form, test)
         return self._found[key]
 
-
-def _rounded(x: Tensor, scale: Tensor) -> Tensor:
-    # The cast makes NaN of what is too large, so it must be cut off before.
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FP8)
+    def _works(self, form: str, test: Callable[[], bool]) -> bool:
+        """Whether the form is right, if need be without the kernels."""
+        try:
+            works, reason = test(), "its result is wrong"
+        except Exception as error:  # Triton and torch raise whatever they like
+            works, reason = False, str(error)
+        if works:
+            return True
+        if self._kernels is not None:
+            log.warning("FP8 without kernels, because they failed here (%s)", reason)
+            self._kernels = None
+            return self._works(form, test)
+        log.info("no FP8 product with scales by %s (%s): dequantizing", form, reason)
+        return False
 
 
 def _sample(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -135,7 +159,7 @@ def _sample(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     made = torch.Generator(like.device).manual_seed(0)
     outputs, inputs = like.shape
     kwargs: dict[str, Any] = {"generator": made, "device": like.device, "dtype": torch.float16}
-    x = torch.randn(24, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=like.device)
+    x = torch.randn(80, inputs, **kwargs) * torch.logspace(-1, 1, inputs, device=like.device)
     return x.to(dtype), torch.randn(outputs, inputs, **kwargs).to(FP8)
 
 
@@ -157,7 +181,7 @@ def _try_blocks(native: Native, like: Tensor, dtype: torch.dtype) -> bool:
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
     """One row, an odd number, many: whether a form works may depend on it."""
-    return x[:1], x[:5], x
+    return x[:1], x[:5], x[:24], x
 
 
 def _close(found: Tensor, x: Tensor, dense: Tensor) -> bool:

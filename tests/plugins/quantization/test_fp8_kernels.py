@@ -1,0 +1,148 @@
+"""The kernels of weft-fp8 against torch's operations, through Triton's interpreter, and compiled.
+
+Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from weft_fp8.tiles import choose
+
+ROUNDED = """
+    from weft_fp8 import kernels, rounding
+    # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded. In
+    # float16, because it does not compute in bfloat16.
+    kernels.FP8 = rounding.FP8 = torch.float32
+    for rows, size, room in (1, 48, 1), (5, 256, 8), (3, 640, 3):
+        for gated in False, True:
+            x = torch.randn(rows, size * (1 + gated)) * torch.logspace(-1, 1, size * (1 + gated))
+            x = x.half()
+            ways = [(kernels.round_rows, rounding.round_rows, (given, limit, room)) for given, limit in
+                    ((None, None), (torch.tensor(0.02), None), (None, 3.0))]
+            if size % 128 == 0:
+                ways.append((kernels.round_blocks, rounding.round_blocks, (room,)))
+            for by_kernel, by_torch, arguments in ways:
+                found, scale = by_kernel(x, *arguments, gated=gated, early=False)
+                want, right = by_torch(x, *arguments, gated=gated)
+                assert found.shape == want.shape == (room, size) and scale.shape == right.shape
+                assert scale.shape[1] == 1 or scale.stride() == right.stride()
+                close(scale[:rows], right[:rows], 1e-6)
+                close(found[:rows], want[:rows], 1e-5)
+    zeros, scale = kernels.round_rows(torch.zeros(2, 16), None, None, 2, early=False)
+    assert (zeros == 0).all() and (scale > 0).all()
+"""
+MULTIPLIED = """
+    from weft_fp8 import rounding
+    from weft_fp8.kernels import multiply
+    from weft_fp8.tiles import Tile
+    for rows, width, depth, biased, *tile in (
+        (1, 96, 384, False, 64, 16, 128, 4, 4, 1), (5, 128, 640, True, 64, 16, 128, 4, 4, 3),
+        (20, 256, 256, False, 64, 16, 128, 4, 4, 2), (3, 200, 336, True, 64, 16, 256, 4, 4, 2),
+        (70, 128, 128, True, 128, 64, 128, 8, 4, 1),
+    ):
+        x, weight = torch.randn(rows, depth), (torch.randn(width, depth) * 30).to(torch.float8_e4m3fn)
+        bias = torch.randn(width) if biased else None
+        by_rows = rounding.round_rows(x, None, None, rows), torch.rand(width) + 0.5
+        ways = [(*by_rows, lambda own: own, lambda scale: scale[:, None])]
+        if not (width % 128 or depth % 128):
+            scales = torch.rand(width // 128, depth // 128) + 0.5
+            ways.append((
+                rounding.round_blocks(x, rows), scales, lambda own: own.repeat_interleave(128, 1),
+                lambda scale: scale.repeat_interleave(128, 0).repeat_interleave(128, 1),
+            ))
+        for (few, own), scale, left, right in ways:
+            want = (few.float() * left(own)) @ (weight.float() * right(scale)).t()
+            want = want if bias is None else want + bias
+            got = multiply(few, own, weight, scale, bias, torch.float32, Tile(*tile), early=False)
+            close(got, want, 1e-5)
+"""
+PROLOGUE = """
+    import torch
+    torch.manual_seed(0)
+    def close(found, want, limit):
+        assert found.shape == want.shape and found.dtype == want.dtype
+        error = (found.float() - want.float()).norm() / want.float().norm()
+        assert error < limit, (found.shape, error)
+"""
+COMPILED = """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from weft_fp8 import kernels
+    from weft_fp8.tiles import choose
+
+    def build(kernel, warps, stages, constants, **types):
+        names = kernel.arg_names
+        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+        values = {(names.index(n),): value for n, value in constants.items()}
+        source = ASTSource(kernel, signature, values, {
+            (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in constants
+        })
+        options = {"num_warps": warps, "num_stages": stages, "launch_pdl": True}
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 227 << 10
+        code = made.asm["ptx"]
+        wait = code.index("griddepcontrol.wait")
+        assert code.index("griddepcontrol.launch_dependents") < wait
+        assert "ld.global" not in code[:wait] and "st.global" not in code[:wait]
+        return code
+
+    fp8, fp32 = "*fp8e4nv", "*fp32"
+    types = dict(x=fp8, weight=fp8, x_scale=fp32, w_scale=fp32, bias="*bf16", out="*bf16")
+    for rows in (1, 17, 33, 65, 128):
+        for width, depth in (4096, 4096), (4096, 12288), (6144, 4096), (24576, 4096):
+            for blocks in (False, True):
+                tile = choose(rows, width, depth, blocks)
+                if tile is None:
+                    continue
+                chosen = dict(WIDE=tile.wide, ROWS=tile.rows, DEEP=tile.deep, BLOCKS=blocks, SPLIT=False)
+                chosen |= dict(BIAS=False, EARLY=True)
+                code = build(kernels.product_kernel, tile.warps, tile.stages, chosen, **types)
+                assert f"m64n{tile.rows}k32.f32.e4m3.e4m3" in code, "tensor cores multiply fp8 as it is"
+    chosen = dict(SPLITS=4, WIDE=1024, BLOCKS=False, BIAS=True, EARLY=True)
+    build(kernels.finish_kernel, 4, 3, chosen, parts=fp32, **types)
+    chosen = dict(SIZE=12288, EACH=12288, PIECES=1, WIDE=16384, GATED=True, GIVEN=False, LIMITED=True)
+    types = dict(x="*bf16", given=fp32, out=fp8, scales=fp32, limit="fp32")
+    build(kernels.rounding_kernel, 16, 3, {**chosen, "EARLY": True}, **types)
+"""
+
+
+def run(code: str, **environment: str) -> None:
+    pytest.importorskip("triton")
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROLOGUE) + textwrap.dedent(code)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_activations_are_rounded_as_torch_rounds_them() -> None:
+    run(ROUNDED, TRITON_INTERPRET="1")
+
+
+def test_products_of_few_rows_are_torchs() -> None:
+    run(MULTIPLIED, TRITON_INTERPRET="1")
+
+
+def test_kernels_compile_for_hopper_and_wait_before_they_read() -> None:
+    run(COMPILED)
+
+
+def test_tiles_follow_the_problem() -> None:
+    for blocks in (False, True):
+        assert choose(129, 4096, 4096, blocks) is None, "cuBLAS is faster"
+        for rows in (1, 16, 17, 64):
+            tile = choose(rows, 24576, 4096, blocks)
+            assert tile is not None and tile.rows >= min(rows, 16)
+            assert tile.splits == 1, "so many outputs fill the device"
+            assert not blocks or (tile.deep == 128 and 128 % tile.wide == 0), "one scale a tile"
+    narrow = choose(1, 4096, 4096)
+    assert narrow is not None and narrow.splits > 1
