@@ -26,6 +26,7 @@ __all__ = (
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
+    "Shared",
     "TensorNames",
 )
 
@@ -40,11 +41,27 @@ class Capability(enum.Flag):
     AUDIO = enum.auto()
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Memory that the ranks of one host can all write to; see ``Collective.share``."""
+
+    places: Tensor
+    """int64 ``[ranks]``: the address of each rank's memory, a multiple of 16."""
+    counts: Tensor
+    """int32 ``[units]``, this rank's own: zeros at first."""
+    rank: int
+    limit: int
+    owner: object = None
+    """What keeps the memory."""
+
+
 class Collective(Protocol):
     """The ranks that share one model. With one rank every operation returns its argument."""
 
     rank: int
     size: int
+    sum_limit: int
+    """Bytes up to which one kernel makes a sum; 0 where the ranks share no memory."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks. May work in place; use the returned tensor."""
@@ -54,6 +71,13 @@ class Collective(Protocol):
 
     def smallest(self, values: Sequence[int]) -> list[int]:
         """The smallest value of any rank, for each position: how ranks agree on sizes."""
+
+    def share(self, limit: int, units: int) -> Shared | None:
+        """Memory that all ranks can write to: of ``limit`` bytes in two halves for each rank, then
+        flags, int32 ``[units, size]``; zeros at first.
+
+        ``None`` on all ranks where there is none. Every rank must call it alike.
+        """
 
 
 @dataclass(frozen=True, slots=True)

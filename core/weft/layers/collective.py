@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from weft.api.models import Collective
+from weft.api.models import Collective, Shared
 from weft.errors import ConfigError
 from weft.layers.weight import Part
 
@@ -18,6 +18,7 @@ class NullCollective:
 
     rank = 0
     size = 1
+    sum_limit = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -27,6 +28,9 @@ class NullCollective:
 
     def smallest(self, values: Sequence[int]) -> list[int]:
         return list(values)
+
+    def share(self, limit: int, units: int) -> Shared | None:
+        return None
 
 
 def divide(ranks: Collective, features: int, what: str) -> Part:

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from weft.api.attention import Step
 from weft.api.models import ModelContext
 from weft.layers.embedding import Embedding, LMHead
+from weft.layers.linear import Linear
+from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm
 from weft.layers.rope import rope_parameters
 from weft.layers.rotary import Angles, RotaryEmbedding
+from weft.layers.self_attention import SelfAttention
 
 __all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
 
@@ -38,11 +41,26 @@ def turned_types(config: Any) -> list[str | None]:
     return [None] * config.num_hidden_layers
 
 
+def runs_plainly(module: nn.Module, kind: type[nn.Module], *others: str) -> bool:
+    """Whether it is of a kind whose ``forward`` and ``others`` its class has left alone."""
+    names = ("forward", *others)
+    return isinstance(module, kind) and all(
+        getattr(type(module), name) is getattr(kind, name) for name in names
+    )
+
+
+def defer(linear: Linear, norm: RMSNorm) -> None:
+    """Leave the sum over the ranks that ends a linear layer to the norm that it goes to."""
+    if runs_plainly(linear, Linear) and linear.reduces and runs_plainly(norm, RMSNorm):
+        linear.reduces, norm.ranks = False, linear.ranks
+
+
 class DecoderLayer(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
 
-    The sum is carried beside the output, so that each addition runs fused with the next norm.
-    ``offset`` is that of the norms.
+    The sum is carried beside the output, so that each addition runs fused with the next norm. With
+    several ranks the output may be this rank's part of a sum, which that norm then makes too (see
+    ``Decoder``). ``offset`` is that of the norms.
     """
 
     def __init__(
@@ -110,6 +128,19 @@ class Decoder(nn.Module):
         if isinstance(self.layers[-1], DecoderLayer):
             self.layers[-1].last = True
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
+        plain = all(runs_plainly(layer, DecoderLayer, "attended") for layer in self.layers)
+        if plain and type(self).forward is Decoder.forward:
+            self._defer_sums()
+
+    def _defer_sums(self) -> None:
+        """Leave each sum over the ranks to the norm that follows it, where one kernel makes both."""
+        layers: list[Any] = list(self.layers)
+        norms = [layer.input_layernorm for layer in layers] + [self.norm]
+        for layer, following in zip(layers, norms[1:], strict=True):
+            if runs_plainly(layer.self_attn, SelfAttention):
+                defer(layer.self_attn.o_proj, layer.post_attention_layernorm)
+            if runs_plainly(layer.mlp, GatedMLP):
+                defer(layer.mlp.down_proj, following)
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)

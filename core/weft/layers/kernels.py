@@ -24,14 +24,22 @@ dimension unless it says otherwise.
 ``silu_linear`` (in_features, out_features)
     ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
 
-Between the ranks of one host (``weft.runner.one_shot``), whatever the dtype:
+Between the ranks of one host, over memory that all of them can write to (``weft.api.models.Shared``):
+``places`` int64 ``[ranks]`` has the address of each rank's, a multiple of 16, where 2 · ``ranks`` ·
+``limit`` bytes hold parts of up to ``limit``, then 4 · ``ranks`` · ``len(counts)`` bytes flags; ``counts``
+int32 is the rank's own. All are zeros at first, and nobody else touches them. The operations must be
+capturable, and the ranks may be a call apart.
 
 ``all_reduce`` (ranks)
     ``f(x, places, counts, rank) -> y``: the sum of ``x`` over the ranks, alike on all of them; ``x`` is
-    contiguous, of bfloat16 or float32. ``places`` int64 ``[ranks]`` has the address of each rank's
-    memory, which all ranks can write to: 3 · ``ranks`` · ``limit`` bytes, zeros at first, for an ``x`` of
-    up to ``limit``. ``counts`` int32 ``[limit / 4096]``, the rank's own, is zeros at first too. Nobody
-    else touches either. It must be capturable, and the ranks may be a sum apart.
+    contiguous, of bfloat16 or float32 whatever the request says, ``counts`` ``[limit / 4096]``.
+``all_reduce_norm`` (ranks, size)
+    ``f(x, residual, weight, eps, offset, places, counts, rank) -> (y, residual)``: ``add_rms_norm`` of
+    the sum of ``x`` over the ranks, which is rounded to the dtype first. ``x`` and ``residual`` are
+    contiguous, of up to ``len(counts)`` rows, which fill ``limit``. May overwrite ``residual``.
+``all_gather`` (ranks)
+    ``f(x, places, counts, rank, limit) -> y`` for ``x [rows, n]`` to ``[rows, ranks · n]``: the ranks'
+    ``x`` side by side in their order. ``n`` is the same in every call. A program can have a count.
 
 Those of the sampler (``weft.sampling.kernels``), in the dtype of the logits:
 
@@ -57,6 +65,7 @@ from weft.api.attention import KernelOffer, KernelRequest, PagedWriter, Step
 from weft.api.cache import DeviceInfo
 from weft.layers import ops
 from weft.layers.attention import Attention
+from weft.layers.between import install_between
 from weft.layers.linear import Linear
 from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm
@@ -74,11 +83,12 @@ class Kernels(Protocol):
 
 
 def install_kernels(
-    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str
+    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str, *, rows: int
 ) -> dict[str, str]:
     """Give every layer the best kernel that is offered for it, once the cache is allocated.
 
-    Returns which backend serves which operation. A layer without an offer keeps its own operation.
+    ``rows`` is the most rows of logits. Returns which backend serves which operation. A layer without
+    an offer keeps its own operation.
     """
     loaded: dict[tuple[str, tuple[tuple[str, int], ...]], Callable[..., Any] | None] = {}
     serving: dict[str, str] = {}
@@ -111,7 +121,7 @@ def install_kernels(
             )
             if kernel is not None:
                 module.fused = FusedRotary(module, kernel)
-    return serving
+    return serving | install_between(model, host, device, dtype, rows)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import overload
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.api.models import ModelContext
+from weft.api.models import Collective, ModelContext
 from weft.layers import ops
 from weft.layers.weight import weight
 
@@ -27,6 +28,10 @@ class RMSNorm(nn.Module):
         self.weight = weight([size], ctx.dtype)
         self.op = ops.rms_norm
         self.add_op = ops.add_rms_norm
+        self.ranks: Collective | None = None
+        """Set where ``x`` is this rank's part of a sum, which is then made before the addition."""
+        self.sum_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
+        """Sum and all that follows in one, for what fits; see ``weft.layers.between``."""
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -35,6 +40,12 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if residual is None:
             return self.op(x, self.weight, self.eps, self.offset)
+        if self.ranks is not None:
+            if self.sum_op is not None:
+                done = self.sum_op(x, residual, self.weight, self.eps, self.offset)
+                if done is not None:
+                    return done
+            x = self.ranks.all_reduce(x)
         return self.add_op(x, residual, self.weight, self.eps, self.offset)
 
     def extra_repr(self) -> str:

@@ -34,6 +34,8 @@ KERNELS: dict[str, dict[str, int]] = {
     "sample": {"vocab_size": 128256},
     "likeliest": {"vocab_size": 128256},
     "all_reduce": {"ranks": 2},
+    "all_reduce_norm": {"ranks": 2, "size": 4096},
+    "all_gather": {"ranks": 2},
 }
 """Operations and sizes of an 8B model."""
 

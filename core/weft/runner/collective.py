@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.api.attention import KernelOffer
+from weft.api.models import Shared
 from weft.runner.one_shot import OneShot, most, one_shot
+from weft.runner.shared import share
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -55,9 +57,12 @@ class TorchCollective:
             device_id=device if cuda else None,
         )
         self.small: OneShot | None = None
+        self.sum_limit = 0
         limit = most(size) if small is None else small
         if cuda and size > 1 and limit:
             self.small = one_shot(self, device, dist.group.WORLD, limit, kernel)
+        if self.small is not None:
+            self.sum_limit = self.small.limit
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.small is not None and self.small.fits(x):
@@ -77,6 +82,11 @@ class TorchCollective:
         dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         return agreed.tolist()
 
+    def share(self, limit: int, units: int) -> Shared | None:
+        if self.small is None:
+            return None
+        return share(self, self._device, dist.group.WORLD, limit, units)
+
     def close(self) -> None:
-        self.small = None
+        self.small, self.sum_limit = None, 0
         dist.destroy_process_group()

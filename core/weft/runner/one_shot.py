@@ -21,6 +21,7 @@ from torch import Tensor
 from weft.api.attention import KernelOffer
 from weft.api.models import Collective
 from weft.config import forbid_multicast
+from weft.runner.shared import share
 
 __all__ = ("OneShot", "most", "one_shot")
 
@@ -36,12 +37,13 @@ Kernel = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 def most(ranks: int) -> int:
-    """Bytes up to which one kernel beats NCCL: its traffic grows with the square of the ranks.
+    """Bytes up to which one kernel beats NCCL.
 
-    On two H200 torch's kernel and NCCL cross between 4 and 8 MiB (``benchmarks/collectives.py``); for more
-    ranks the limit is scaled from that, not measured.
+    ``benchmarks/collectives.py`` on H200: with two ranks torch's kernel and NCCL cross between 4 and
+    8 MiB, with four a plugin's kernel and NCCL between 512 KiB and 1 MiB. It falls with the cube of the
+    ranks between them; for more it is taken to go on so, not measured.
     """
-    return (16 << 20) // ranks**2 // PIECE * PIECE
+    return (32 << 20) // ranks**3 // PIECE * PIECE
 
 
 class OneShot:
@@ -52,7 +54,7 @@ class OneShot:
 
     def __init__(self, add: Callable[[Tensor], Tensor], limit: int, name: str) -> None:
         self._add = add
-        self._limit = limit
+        self.limit = limit
         self.name = name
 
     def fits(self, x: Tensor) -> bool:
@@ -61,7 +63,7 @@ class OneShot:
         size = x.numel() * x.element_size()
         return (
             x.dtype in DTYPES
-            and 0 < size <= self._limit
+            and 0 < size <= self.limit
             and size % ALIGNMENT == 0
             and x.is_contiguous()
             and x.storage_offset() * x.element_size() % ALIGNMENT == 0
@@ -85,8 +87,11 @@ def one_shot(
     need what is made here. ``offer`` is that of ``all_reduce``, the same on every rank. Whatever fails,
     one line in the log says why, and NCCL does the work.
     """
+    kernel = None
     try:
         reason = _obstacle(device)
+        if reason is None and offer is not None:
+            kernel = offer.load()
     except Exception as error:  # a private part of torch may fail in any way
         reason = f"{type(error).__name__}: {error}"
     host = zlib.crc32(socket.gethostname().encode())
@@ -96,7 +101,8 @@ def one_shot(
         return None
     made = None
     try:
-        made = _make(ranks, device, group, limit, offer)
+        name = "torch's kernel" if offer is None else f"kernel {offer.name}"
+        made = _make(ranks, device, group, limit, name, kernel)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     agreed = ranks.smallest([int(made is not None)])[0]
@@ -128,27 +134,34 @@ def _obstacle(device: torch.device) -> str | None:
 
 
 def _make(
-    ranks: Collective, device: torch.device, group: Any, limit: int, offer: KernelOffer | None
+    ranks: Collective,
+    device: torch.device,
+    group: Any,
+    limit: int,
+    name: str,
+    kernel: Kernel | None,
 ) -> OneShot:
     """Raises whatever torch or the kernel raises, and ``RuntimeError`` if a sum is wrong."""
-    forbid_multicast()  # a rendezvous would make multicast objects, used or not
-    if offer is None:
-        made = OneShot(_by_torch(device, group, limit), limit, "torch's kernel")
+    if kernel is None:
+        add = _by_torch(device, group, limit)
     else:
-        add = _by_kernel(ranks, device, group, limit, offer.load())
-        made = OneShot(add, limit, f"kernel {offer.name}")
+        add = _by_kernel(ranks, device, group, limit, kernel)
+    made = OneShot(add, limit, name)
     total = ranks.size * (ranks.size + 1) / 2
+    sums = []
     for dtype in DTYPES:
         for size in (ALIGNMENT, limit // 2, limit):
-            count = size // dtype.itemsize
-            x = torch.full((count,), ranks.rank + 1, dtype=dtype, device=device)
-            if not made.fits(x) or not bool((made(x) == total).all()):
-                raise RuntimeError(f"a sum of {count} {dtype} over {ranks.size} ranks is wrong")
+            x = torch.full((size // dtype.itemsize,), ranks.rank + 1, dtype=dtype, device=device)
+            sums.append(made(x))
+    for y in sums:  # after all of them: a rank that stopped before would be waited for
+        if not bool((y == total).all()):
+            raise RuntimeError(f"a sum of {len(y)} {y.dtype} over {ranks.size} ranks is wrong")
     return made
 
 
 def _by_torch(device: torch.device, group: Any, limit: int) -> Callable[[Tensor], Tensor]:
     """It waits for all ranks before it returns the memory to the next call: one buffer is enough."""
+    forbid_multicast()  # a rendezvous would make multicast objects, used or not
     import torch.distributed._symmetric_memory as shared
 
     buffer = shared.empty(limit, dtype=torch.uint8, device=device)
@@ -166,17 +179,11 @@ def _by_torch(device: torch.device, group: Any, limit: int) -> Callable[[Tensor]
 def _by_kernel(
     ranks: Collective, device: torch.device, group: Any, limit: int, kernel: Kernel
 ) -> Callable[[Tensor], Tensor]:
-    import torch.distributed._symmetric_memory as shared
-
-    buffer = shared.empty(3 * ranks.size * limit, dtype=torch.uint8, device=device).zero_()
-    handle = shared.rendezvous(buffer, group.group_name)
-    places = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
-    counts = torch.zeros(limit // PIECE, dtype=torch.int32, device=device)
-    torch.cuda.synchronize(device)
-    ranks.smallest([1])  # nobody writes before all have their zeros
+    memory = share(ranks, device, group, limit, limit // PIECE)
+    if memory is None:
+        raise RuntimeError("a rank cannot share its memory")
 
     def add(x: Tensor) -> Tensor:
-        # The buffer and its handle live as long as this function.
-        return kernel(x, places, counts, handle.rank)
+        return kernel(x, memory.places, memory.counts, memory.rank)
 
     return add

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from weft.api.models import Collective
+from weft.api.models import Collective, Shared
 
 __all__ = ("on_ranks",)
 
@@ -36,6 +36,8 @@ class _Meeting:
 
 
 class _Rank:
+    sum_limit = 0
+
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, size
 
@@ -48,6 +50,9 @@ class _Rank:
     def smallest(self, values: Sequence[int]) -> list[int]:
         brought = self.meeting.exchange(self.rank, torch.tensor(list(values)))
         return [int(v) for v in torch.stack(brought).amin(dim=0)]
+
+    def share(self, limit: int, units: int) -> Shared | None:
+        return None
 
 
 def on_ranks(size: int, work: Callable[[Collective], T]) -> list[T]:

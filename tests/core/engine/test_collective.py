@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from weft.runner import one_shot as module
 from weft.runner.collective import TorchCollective
 from weft.runner.device import describe
 from weft.runner.one_shot import PIECE, OneShot, most, one_shot
+from weft.runner.shared import share
 from weft.testing.ranks import on_ranks
 
 
@@ -66,10 +68,10 @@ def test_all_ranks_or_none(
 ) -> None:
     """One rank fails to set up: the others must not sum alone."""
 
-    def make(ranks: Any, device: torch.device, group: Any, limit: int, offer: Any) -> OneShot:
+    def make(ranks: Any, *others: Any) -> OneShot:
         if ranks.rank == 1:
             raise RuntimeError("no peer access")
-        return OneShot(torch.clone, limit, "none")
+        return OneShot(torch.clone, PIECE, "none")
 
     monkeypatch.setattr(module, "_obstacle", lambda device: None)
     monkeypatch.setattr(module, "_make", make)
@@ -87,39 +89,78 @@ def test_ranks_of_several_hosts_use_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
     assert made == [None, None]
 
 
+def test_memory_is_shared_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has no room, or cannot reach the others: none may wait for it."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    failing: list[str] = []
+    sizes: list[int] = []
+
+    def fail(name: str) -> None:
+        if name in failing:
+            failing.remove(name)  # one rank, whichever comes first
+            raise RuntimeError(name)
+
+    def empty(size: int, **options: Any) -> torch.Tensor:
+        fail("empty")
+        sizes.append(size)
+        return torch.ones(size, **options)
+
+    def rendezvous(buffer: torch.Tensor, group: str) -> Any:
+        fail("rendezvous")
+        return SimpleNamespace(buffer_ptrs=[16, 32], rank=0)
+
+    monkeypatch.setattr(symmetric, "empty", empty)
+    monkeypatch.setattr(symmetric, "rendezvous", rendezvous)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    group = SimpleNamespace(group_name="all")
+    for fault in "empty", "rendezvous":
+        failing.append(fault)
+        assert on_ranks(2, lambda r: share(r, torch.device("cpu"), group, 64, 3)) == [None] * 2
+        assert not failing
+    for made in on_ranks(2, lambda r: share(r, torch.device("cpu"), group, 64, 3)):
+        assert made is not None and made.limit == 64 and made.places.tolist() == [16, 32]
+        assert made.counts.tolist() == [0] * 3 and made.counts.dtype == torch.int32
+        buffer, _ = made.owner  # type: ignore[misc]
+        assert not buffer.any()
+    assert set(sizes) == {2 * 2 * 64 + 4 * 2 * 3}
+
+
 def test_multicast_is_off_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
     forbid_multicast()
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
 
 
-def test_the_limit_falls_with_the_square_of_the_ranks() -> None:
-    assert [most(n) for n in (2, 4, 8)] == [4 << 20, 1 << 20, 256 << 10]
+def test_the_limit_falls_with_the_cube_of_the_ranks() -> None:
+    assert [most(n) for n in (2, 4, 8)] == [4 << 20, 512 << 10, 64 << 10]
     assert all(most(n) % PIECE == 0 and most(n) for n in range(2, 17))
 
 
-# ----------------------------------------------------------------------------------- two cards
+# ------------------------------------------------------------------------------- several cards
 
 
-def work(rank: int, meeting: str, results: Any, plugin: bool) -> None:
+def work(rank: int, size: int, meeting: str, results: Any, plugin: bool) -> None:
     """One rank: sums of several sizes and types, then a captured one with other numbers."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    request = KernelRequest(describe(device), "bfloat16", {"ranks": 2})
+    request = KernelRequest(describe(device), "bfloat16", {"ranks": size})
     offer = Host().kernel("all_reduce", request) if plugin else None
-    ranks = TorchCollective(rank, 2, device, FileStore(meeting, 2), kernel=offer)
+    ranks = TorchCollective(rank, size, device, FileStore(meeting, size), kernel=offer)
     wrong = [] if (offer is not None) == plugin else ["nobody offers a kernel"]
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         for rows in (1, 3, 32, 4096):
+            # Whole numbers, so that the order of the sum does not matter.
             parts = [
-                torch.randn(rows, 1024, generator=torch.Generator().manual_seed(r)).to(dtype)
-                for r in (0, 1)
+                torch.randint(-16, 17, (rows, 1024), generator=torch.Generator().manual_seed(r))
+                for r in range(size)
             ]
-            got = ranks.all_reduce(parts[rank].to(device))
-            if not torch.equal(got.cpu(), parts[0] + parts[1]):
+            got = ranks.all_reduce(parts[rank].to(device, dtype))
+            if not torch.equal(got.cpu(), sum(parts[1:], parts[0]).to(dtype)):
                 wrong.append(f"{dtype} {rows}")
+    total = size * (size - 1) // 2
     x = torch.zeros(8, 1024, dtype=torch.bfloat16, device=device)
     for _ in range(2):
         ranks.all_reduce(x.clone())
@@ -127,17 +168,17 @@ def work(rank: int, meeting: str, results: Any, plugin: bool) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = x
-        for _ in range(4):
+        for _ in range(2):
             y = ranks.all_reduce(y.clone())
     for step in range(20):
         x.fill_((step % 5) + rank)
         graph.replay()
-        if not bool((y == 8 * (2 * (step % 5) + 1)).all()):
+        if not bool((y == size * (size * (step % 5) + total)).all()):
             wrong.append(f"replay {step}")
     for count in (2040, 8, 262144, 4096, 8, 1 << 20) * 40:  # chunks take turns of their own
         x = torch.full((count,), rank + 1.0, dtype=torch.bfloat16, device=device)
         y = ranks.all_reduce(x)
-        if not bool((y == 3).all()):
+        if not bool((y == total + size).all()):
             wrong.append(f"{count} in a row of sums")
     results.put((rank, ranks.small.name if ranks.small else None, wrong))
     torch.cuda.synchronize()
@@ -145,14 +186,16 @@ def work(rank: int, meeting: str, results: Any, plugin: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize("plugin", [False, True])
-def test_two_cards_sum_alike_in_and_out_of_graphs(tmp_path: Path, plugin: bool) -> None:
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_cards_sum_alike_in_and_out_of_graphs(tmp_path: Path, size: int, plugin: bool) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
     spawn = multiprocessing.get_context("spawn")
     results = spawn.Queue()
     workers = [
-        spawn.Process(target=work, args=(rank, str(tmp_path / "meeting"), results, plugin))
-        for rank in (0, 1)
+        spawn.Process(target=work, args=(rank, size, str(tmp_path / "meeting"), results, plugin))
+        for rank in range(size)
     ]
     for worker in workers:
         worker.start()
@@ -160,4 +203,4 @@ def test_two_cards_sum_alike_in_and_out_of_graphs(tmp_path: Path, plugin: bool) 
     for worker in workers:
         worker.join(60)
     name = "kernel triton" if plugin else "torch's kernel"
-    assert found == [(0, name, []), (1, name, [])]
+    assert found == [(rank, name, []) for rank in range(size)]

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from weft.api.attention import Step
 from weft.api.models import Collective, ModelContext
 from weft.errors import ConfigError
 from weft.layers import (
+    Angles,
     Attention,
+    CausalDecoder,
+    DecoderLayer,
     Embedding,
     GatedMLP,
     Linear,
     LMHead,
+    MoE,
     QKVLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    SelfAttention,
     Slot,
     divide_heads,
 )
@@ -151,6 +160,130 @@ def test_head(context: Context, vocab: int, tied: bool) -> None:
             return logits
 
     agree(context, Head, X)
+
+
+# ------------------------------------------------------------------------- sums left to the norms
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 97,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "max_position_embeddings": 64,
+}
+
+
+class Normed(DecoderLayer):
+    """Normalises what attention and MLP return, as Gemma 2 does: only the whole sum can be."""
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attended(x, residual, angles, step)
+        return self.mlp(self.post_attention_layernorm(x)), residual
+
+
+class Doubled(SelfAttention):
+    """Reads its own output."""
+
+    def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
+        return super().forward(x, angles, step).clamp(-0.5, 0.5)
+
+
+def decoder(
+    ctx: ModelContext,
+    kind: type[DecoderLayer] = DecoderLayer,
+    attention: type[SelfAttention] = SelfAttention,
+    experts: Callable[[int], bool] = lambda index: False,
+) -> CausalDecoder:
+    def layer(ctx: ModelContext, prefix: str, index: int, rotary: RotaryEmbedding) -> nn.Module:
+        attn = attention(
+            ctx, f"{prefix}.self_attn", rotary, hidden_size=32, heads=4, kv_heads=2, head_size=8,
+            output_bias=True,
+        )  # fmt: skip
+        mlp: nn.Module = GatedMLP(ctx, f"{prefix}.mlp", 32, 48)
+        if experts(index):
+            mlp = MoE(
+                ctx, f"{prefix}.mlp", hidden_size=32, intermediate_size=16, experts=4, chosen=2,
+                activation="silu",
+            )  # fmt: skip
+        return kind(ctx, attn, mlp)
+
+    return CausalDecoder(ctx, layer)
+
+
+class Run(nn.Module):
+    """Logits of five tokens, or of two of them."""
+
+    def __init__(self, model: CausalDecoder, wanted: Tensor | None) -> None:
+        super().__init__()
+        self.model, self.wanted = model, wanted
+
+    def forward(self, ids: Tensor) -> Tensor:
+        step, pages = reference_step([5], [5])
+        step.wanted = self.wanted
+        for attn in (m for m in self.modules() if isinstance(m, Attention)):
+            attn.cache = torch.zeros(attn.backend.cache_shape(pages, 16, attn.spec))
+        return self.model.logits(self.model(ids, torch.arange(5), step))
+
+
+def sums(model: CausalDecoder) -> list[str]:
+    """The norms that sum, and the linear layers."""
+    norms = [n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.ranks is not None]
+    linears = [n for n, m in model.named_modules() if isinstance(m, Linear) and m.reduces]
+    return [name.removeprefix("model.") for name in norms + linears]
+
+
+@pytest.mark.parametrize("wanted", [None, torch.tensor([1, 4])])
+@pytest.mark.parametrize(("kind", "attention"), [(DecoderLayer, SelfAttention), (Normed, Doubled)])
+def test_decoder(
+    context: Context,
+    kind: type[DecoderLayer],
+    attention: type[SelfAttention],
+    wanted: Tensor | None,
+) -> None:
+    def make(ctx: ModelContext) -> Run:
+        return Run(decoder(ctx, kind, attention), wanted)
+
+    agree(partial(context, **CONFIG), make, torch.tensor([3, 1, 4, 1, 96]))
+
+
+def test_sums_are_left_to_the_norms_that_follow_them(context: Context) -> None:
+    """Where the layer does with them what every layer does; a mixture makes its own."""
+
+    def who(**options: Any) -> list[str]:
+        found = on_ranks(2, lambda c: sums(decoder(context(ranks=c, **CONFIG), **options)))
+        assert found[0] == found[1]
+        return found[0]
+
+    assert sums(decoder(context(**CONFIG))) == []
+    assert who() == [
+        "layers.0.post_attention_layernorm",
+        "layers.1.input_layernorm",
+        "layers.1.post_attention_layernorm",
+        "layers.2.input_layernorm",
+        "layers.2.post_attention_layernorm",
+        "norm",
+    ]
+    assert who(experts=lambda index: index != 1) == [
+        "layers.0.post_attention_layernorm",
+        "layers.1.post_attention_layernorm",
+        "layers.2.input_layernorm",
+        "layers.2.post_attention_layernorm",
+    ]
+    outputs = [f"layers.{index}.self_attn.o_proj" for index in range(3)]
+    assert who(attention=Doubled) == [
+        "layers.1.input_layernorm",
+        "layers.2.input_layernorm",
+        "norm",
+        *outputs,
+    ]
+    downs = [f"layers.{index}.mlp.down_proj" for index in range(3)]
+    both = [name for pair in zip(outputs, downs, strict=True) for name in pair]
+    assert who(kind=Normed) == both
 
 
 def test_a_tied_head_has_no_weight_of_its_own(context: Context) -> None:

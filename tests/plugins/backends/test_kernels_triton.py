@@ -157,21 +157,25 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton import activation, linear, norm, reduce, rotary, sample
+    from weft_kernels_triton import activation, gather, linear, norm, reduce, rotary, sample
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
         signature = {n: "constexpr" if n in constants else types.get(n, "*bf16") for n in names}
         values = {(names.index(n),): value for n, value in constants.items()}
         options = {"num_warps": warps, "launch_pdl": True}
-        made = triton.compile(
-            ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32), options=options
-        )
+        aligned = [n for n in names if signature[n][0] == "*" or n in ("room", "numel", "n", "x_stride")]
+        aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in constants}
+        source = ASTSource(kernel, signature, values, aligned)
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared <= 227 << 10
         code = made.asm["ptx"]
         wait = code.index("griddepcontrol.wait")
         assert code.index("griddepcontrol.launch_dependents") < wait
         assert "st.global" not in code[:wait], "something is written before the results are awaited"
+        if "places" in names:
+            assert "ld.global.sys.acquire" in code, "what orders flag and part has been dropped"
+            assert "global.cg.v4" in code and "global.b16" not in code, "too little moves at once"
         return code[:wait].count("ld.global")
 
     numbers = dict.fromkeys(("width", "depth", "x_stride", "stride", "t_stride"), "i32")
@@ -199,6 +203,12 @@ BUILDS = """
     for kind in "*bf16", "*fp32":
         chosen = dict(RANKS=4, BLOCK=2048, EARLY=True)
         assert build(reduce.all_reduce_kernel, 4, chosen, x=kind, out=kind, **counted) == 0
+        rows = dict(x=kind, residual=kind, weight=kind, out=kind, eps="fp32", offset="fp32")
+        chosen |= dict(SIZE=2048)
+        assert build(reduce.sum_norm_kernel, 4, chosen, **rows, **counted) > 0, "no weight read early"
+        chosen = dict(RANKS=2, STEP=264, BLOCK=8192, EARLY=True)
+        rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
+        assert build(gather.gather_kernel, 8, chosen, **rows, **counted) == 0
     assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
 PROLOGUE = """
@@ -218,42 +228,108 @@ def test_kernels_equal_the_layers_own(name: str) -> None:
     run(textwrap.dedent(PROLOGUE) + textwrap.dedent(CHECKS[name]), TRITON_INTERPRET="1")
 
 
-REDUCED = """
+SHARING = """
     import multiprocessing
     import torch
     import torch.multiprocessing
-    from weft_kernels_triton.reduce import all_reduce
+    from weft_kernels_triton.gather import all_gather
+    from weft_kernels_triton.norm import add_rms_norm
+    from weft_kernels_triton.reduce import all_reduce, all_reduce_norm
 
-    def work(rank, memory, results, limit):
-        places = torch.tensor([place.data_ptr() for place in memory])
-        counts, wrong = torch.zeros(limit // 4096, dtype=torch.int32), []
-        for turn in range(5):
-            for dtype, size in (torch.float32, 8), (torch.float16, 6144), (torch.float32, 4096):
-                seeds = [torch.Generator().manual_seed(turn * 10 + r) for r in range(len(memory))]
-                parts = [torch.randn(size, generator=seed).to(dtype) for seed in seeds]
-                got = all_reduce(parts[rank], places, counts, rank, early=False)
-                if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
-                    wrong.append((turn, size))
-        results.put(wrong)
+    def shared(limit, units):
+        memory = [2 * RANKS * limit + 4 * RANKS * units] * RANKS
+        return [torch.zeros(size, dtype=torch.uint8).share_memory_() for size in memory], units
 
+    def mine(memory):
+        places, units = memory
+        return torch.tensor([p.data_ptr() for p in places]), torch.zeros(units, dtype=torch.int32)
+
+    def drawn(seed, *shape):
+        seeds = [torch.Generator().manual_seed(100 * seed + r) for r in range(RANKS)]
+        return [torch.randn(*shape, generator=seed) for seed in seeds]
+
+    def start(rank, memories, results):
+        try:
+            results.put(list(work(rank, memories)))
+        except BaseException as error:
+            results.put([repr(error)])
+            raise
+"""
+TOGETHER = """
     if __name__ == "__main__":
-        ranks, limit = 3, 4 * 4096
         fork = multiprocessing.get_context("fork")
-        memory = [torch.zeros(3 * ranks * limit, dtype=torch.uint8).share_memory_() for _ in range(ranks)]
-        results = fork.Queue()
-        workers = [fork.Process(target=work, args=(r, memory, results, limit)) for r in range(ranks)]
+        memories, results = MEMORIES(), fork.Queue()
+        workers = [fork.Process(target=start, args=(r, memories, results)) for r in range(RANKS)]
         for worker in workers:
             worker.start()
-        assert [results.get(timeout=90) for _ in workers] == [[]] * ranks
+        found = [results.get(timeout=90) for _ in workers]
+        assert found == [[]] * RANKS, found
         for worker in workers:
             worker.join()
 """
+RANKED = {
+    "all_reduce": """
+        RANKS, LIMIT = 3, 4 * 4096
+        MEMORIES = lambda: shared(LIMIT, LIMIT // 4096)
+
+        def work(rank, memory):
+            memory = mine(memory)
+            for turn in range(5):
+                for dtype, size in (torch.float32, 8), (torch.float16, 6144), (torch.float32, 4096):
+                    parts = [part.to(dtype) for part in drawn(turn, size)]
+                    got = all_reduce(parts[rank], *memory, rank, early=False)
+                    if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
+                        yield turn, size
+    """,
+    "all_reduce_norm": """
+        RANKS, ROWS = 3, 5
+        KINDS = (torch.float32, 200), (torch.float16, 1000), (torch.float32, 64)
+        SUMS = shared(1 << 15, 8)
+        MEMORIES = lambda: [shared(ROWS * size * kind.itemsize, ROWS) for kind, size in KINDS]
+
+        def work(rank, memories):
+            memories, summing = [mine(memory) for memory in memories], mine(SUMS)
+            for turn, rows in enumerate((1, 5, 3, 3, 1, 5)):
+                for (kind, size), memory in zip(KINDS, memories):
+                    x = [part.to(kind) for part in drawn(turn, rows, size)]
+                    same = drawn(50 + turn, rows, size)
+                    weight, offset = same[1][0].to(kind), turn % 2 * 1.0
+                    before, residual = same[0].to(kind), same[0].to(kind).clone()
+                    total = all_reduce(x[rank], *summing, rank, early=False)
+                    want, after = add_rms_norm(total, before, weight, 1e-5, offset)
+                    got = all_reduce_norm(
+                        x[rank], residual, weight, 1e-5, offset, *memory, rank, early=False
+                    )
+                    if not torch.equal(got[0], want) or not torch.equal(got[1], after):
+                        yield turn, rows, size
+                    if got[1] is not residual:
+                        yield "the residual is not replaced"
+    """,
+    "all_gather": """
+        RANKS, ROWS, PROGRAMS = 3, 6, 4
+        KINDS = (torch.float32, 72), (torch.float16, 20008), (torch.float32, 8192), (torch.float32, 8194)
+        MEMORIES = lambda: [shared(ROWS * n * kind.itemsize, PROGRAMS) for kind, n in KINDS]
+
+        def work(rank, memories):
+            memories = [mine(memory) for memory in memories]
+            for turn, rows in enumerate((1, 6, 2, 2, 5, 1, 6)):
+                for (kind, n), memory in zip(KINDS, memories):
+                    parts = [part.to(kind)[:, :n] for part in drawn(turn, rows, n + turn % 3)]
+                    limit = ROWS * n * kind.itemsize
+                    got = all_gather(parts[rank], *memory, rank, limit, early=False)
+                    if not torch.equal(got, torch.cat(parts, 1)):
+                        yield turn, rows, n
+    """,
+}
 
 
-def test_ranks_sum_what_they_send_each_other() -> None:
-    """Three processes over memory that they share, in Triton's interpreter."""
+@pytest.mark.parametrize("name", RANKED)
+def test_ranks_have_what_they_send_each_other(name: str) -> None:
+    """Three processes over memory that they share, in Triton's interpreter; ``work`` yields what is
+    wrong."""
     pytest.importorskip("triton")
-    run(textwrap.dedent(REDUCED), TRITON_INTERPRET="1")
+    parts = SHARING, RANKED[name], TOGETHER
+    run("".join(map(textwrap.dedent, parts)), TRITON_INTERPRET="1")
 
 
 def test_kernels_compile_for_hopper_and_wait_before_they_write() -> None:
@@ -286,6 +362,8 @@ def run(code: str, **environment: str) -> None:
         "sample",
         "likeliest",
         "all_reduce",
+        "all_reduce_norm",
+        "all_gather",
     ],
 )
 def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
@@ -374,7 +452,7 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
         torch.nn.init.normal_(parameter)
     x = torch.randn(3, 8)
     want = mlp(x) * 2
-    assert install_kernels(mlp, Offers(), CUDA, "float32") == {"silu_linear": "mine"}
+    assert install_kernels(mlp, Offers(), CUDA, "float32", rows=1) == {"silu_linear": "mine"}
     assert torch.allclose(mlp(x), want)
     assert ("silu_linear", {"in_features": 8, "out_features": 24}) in asked
     sampler = Sampler(2, 320)

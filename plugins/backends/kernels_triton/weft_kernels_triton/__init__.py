@@ -25,6 +25,8 @@ HOMES = {
     "sample": "sample",
     "likeliest": "sample",
     "all_reduce": "reduce",
+    "all_reduce_norm": "reduce",
+    "all_gather": "gather",
 }
 LINEARS = ("linear", "silu_linear")
 
@@ -54,7 +56,7 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         found.append(f"needs compute capability 8.9, this is {request.device.capability}")
     if op in ("rotary_write", "rotary_write_fp8") and size not in (32, 64, 128, 256):
         found.append(f"head size {size} is not 32, 64, 128 or 256")
-    if op.endswith("rms_norm") and request.shape["size"] > 32768:
+    if op.endswith("_norm") and request.shape["size"] > 32768:
         found.append(f"size {request.shape['size']} is more than 32768")
     if op in LINEARS and request.shape["in_features"] % 16:
         found.append(f"in_features {request.shape['in_features']} is not a multiple of 16")

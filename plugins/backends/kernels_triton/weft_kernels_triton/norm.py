@@ -9,7 +9,13 @@ from torch import Tensor
 
 from weft_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("add_rms_norm", "norm_kernel", "rms_norm")
+__all__ = ("add_rms_norm", "norm_kernel", "normalised", "rms_norm")
+
+
+@triton.jit
+def normalised(value, gain, eps, SIZE: tl.constexpr):
+    """A row of SIZE elements, float32 and zeros beyond, over its root mean square, times ``gain``."""
+    return value * tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps) * gain
 
 
 @triton.jit
@@ -40,8 +46,8 @@ def norm_kernel(
         total = (value + before).to(residual.dtype.element_ty)
         tl.store(residual + row * SIZE + at, total, mask=inside)
         value = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps)
-    tl.store(out + row * SIZE + at, (value * scale * gain).to(out.dtype.element_ty), mask=inside)
+    value = normalised(value, gain, eps, SIZE)
+    tl.store(out + row * SIZE + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 def _launch(
