@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from weft.api.attention import KernelRequest
+from weft.api.models import Collective, ModelContext
 from weft.config import forbid_multicast
-from weft.layers import NullCollective
+from weft.layers import LMHead, NullCollective, RMSNorm
+from weft.layers.kernels import install_kernels
 from weft.plugins import Host
 from weft.runner import one_shot as module
 from weft.runner.collective import TorchCollective
@@ -180,9 +183,65 @@ def work(rank: int, size: int, meeting: str, results: Any, plugin: bool) -> None
         y = ranks.all_reduce(x)
         if not bool((y == total + size).all()):
             wrong.append(f"{count} in a row of sums")
+    if plugin:
+        wrong += between(ranks, device)
     results.put((rank, ranks.small.name if ranks.small else None, wrong))
     torch.cuda.synchronize()
     ranks.close()
+
+
+def between(ranks: Collective, device: torch.device) -> list[str]:
+    """What norms that sum and a gather get wrong, called and captured, some turns of several sizes."""
+    kind = torch.bfloat16
+    context = ModelContext(
+        hf_config=None,
+        dtype=kind,
+        device=device,
+        ranks=ranks,
+        quantization=None,
+        attention=lambda request, spec: pytest.fail("there is no attention here"),
+    )
+    with device:
+        norm, head = RMSNorm(context, 4096, 1e-6), LMHead(context, "head", 64, 151936)
+    norm.ranks = ranks
+    norm.weight.data.uniform_(0.5, 2)
+    model = torch.nn.ModuleList([norm, head])
+    served = install_kernels(model, Host(), describe(device), "bfloat16", rows=226)
+    sum_op, gather_op = norm.sum_op, head.gather_op
+    if sum_op is None or gather_op is None:
+        return [f"only {served} are served"]
+
+    def summed(x: Tensor) -> list[Tensor]:
+        y, total = norm(x.clone(), x.clone())
+        return list(norm(y, total))
+
+    def gathered(x: Tensor) -> list[Tensor]:
+        return [
+            head.gather_op(part) if head.gather_op else ranks.all_gather(part) for part in (x, -x)
+        ]
+
+    torch.manual_seed(ranks.rank)
+    wrong = []
+    for run, width in (summed, 4096), (gathered, head.out_features):
+        for rows in (1, 3, 226, 3):
+            if run is summed and rows * width * kind.itemsize > ranks.sum_limit:
+                continue
+            x = torch.randn(rows, width, dtype=kind, device=device)
+            run(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = run(x)
+            for turn in range(5):
+                x.normal_()
+                norm.sum_op = head.gather_op = None
+                wanted = run(x)
+                norm.sum_op, head.gather_op = sum_op, gather_op
+                graph.replay()
+                for how, found in ("captured", captured), ("called", run(x)):
+                    if not all(map(torch.equal, found, wanted)):
+                        wrong.append(f"{run.__name__} of {rows}, {how}, turn {turn}")
+    return wrong
 
 
 @pytest.mark.gpu
