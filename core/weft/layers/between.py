@@ -33,6 +33,8 @@ ALIGNMENT = 16
 """Rows of whole multiples of it are moved at full speed."""
 PROGRAMS = 264
 """Of a gather. Two for each multiprocessor of an H200; all must fit on a device at once."""
+GATHERED = 64 << 20
+"""Bytes of a rank's part of the most that is gathered: each rank keeps two of every rank."""
 
 
 class Trial(NamedTuple):
@@ -125,7 +127,8 @@ class _Offers:
         """What norms of this size and dtype can use, if all ranks can."""
         size, dtype = norm.weight.shape[0], norm.weight.dtype
         row = size * dtype.itemsize
-        rows = ranks.sum_limit // row
+        # A program holds a row padded to a power of two, and all must fit on a device at once.
+        rows = ranks.sum_limit // ((1 << (size - 1).bit_length()) * dtype.itemsize)
         if not rows or row % ALIGNMENT or dtype not in DTYPES:
             return None
         return self._agreed(
@@ -134,23 +137,24 @@ class _Offers:
             {"size": size},
             (rows * row, rows),
             lambda kernel, memory: SumNorm(kernel, memory, size, dtype),
-            _sums(norm, ranks, rows),
+            lambda home: _sums(norm, ranks, rows, home),
         )
 
     def gather(self, head: LMHead, rows: int) -> Gather | None:
         """What a head can use for up to ``rows`` rows, if all ranks can."""
         ranks, size, dtype = head.ranks, head.out_features, head.dtype
         row = size * dtype.itemsize
-        if ranks.size == 1 or not ranks.sum_limit or row % ALIGNMENT or dtype not in DTYPES:
+        rows = min(rows, GATHERED // row)
+        shares = ranks.size > 1 and ranks.sum_limit and rows
+        if not shares or row % ALIGNMENT or dtype not in DTYPES:
             return None
-        device = next(head.parameters()).device
         return self._agreed(
             "all_gather",
             ranks,
             {},
             (rows * row, PROGRAMS),
             lambda kernel, memory: Gather(kernel, memory, size, dtype),
-            _gathers(ranks, rows, size, dtype, device),
+            lambda home: _gathers(ranks, rows, size, dtype, home),
         )
 
     def _agreed(
@@ -160,7 +164,7 @@ class _Offers:
         shape: dict[str, int],
         memory: tuple[int, int],
         make: Callable[[Kernel, Shared], T],
-        trials: Iterator[Trial],
+        trials: Callable[[torch.device], Iterator[Trial]],
     ) -> T | None:
         """``make`` of the best kernel and memory of ``(limit, units)``, if all ranks pass all trials.
 
@@ -182,7 +186,7 @@ class _Offers:
             _without(ranks, op, "there is no memory to share")
             return None
         made = make(kernel, found)
-        for trial in trials:
+        for trial in trials(found.places.device):
             try:
                 reason = None if _passes(made, trial) else "its result is wrong"
             except Exception as error:
@@ -209,9 +213,9 @@ def _passes(made: Callable[..., Any], trial: Trial) -> bool:
     )
 
 
-def _sums(norm: RMSNorm, ranks: Collective, rows: int) -> Iterator[Trial]:
+def _sums(norm: RMSNorm, ranks: Collective, rows: int, device: torch.device) -> Iterator[Trial]:
     """What the ranks' own sum and the norm's own operation make of several numbers of rows."""
-    size, dtype, device = norm.weight.shape[0], norm.weight.dtype, norm.weight.device
+    size, dtype = norm.weight.shape[0], norm.weight.dtype
     weight = _numbers(1, size, 3, dtype, device)[0] + 1
     for count in (1, rows, min(3, rows)):
         x = _numbers(count, size, 13, dtype, device) - ranks.rank

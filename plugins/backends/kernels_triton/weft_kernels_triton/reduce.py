@@ -4,7 +4,8 @@ The parts travel once and nobody asks for them (torch's kernel reads those of th
 there and back). A program serves a unit, a chunk or a row: it writes it into every other rank's memory,
 then a flag behind it, and waits for the flags of the others. What it writes to changes between two
 halves, and it writes to one only after all ranks have been seen in the other, that is, after they have
-read the first. All programs of a kernel must fit on the device at once, which those of 4 MiB do.
+read the first. All programs of a kernel must fit on the device at once, or those that run would wait for
+some that cannot start: those of 4 MiB do on an H200, with as few registers as two ranks take.
 
 A rank's memory (``places``, the address of each rank's) is 2 halves of RANKS parts of ``room`` elements,
 then the flags, int32 [units, RANKS]. ``counts`` int32 [units] is how many turns each unit has taken.
