@@ -186,7 +186,7 @@ def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:
     format = GptqFormat(desc_act=True)
     tensors, weight, _ = pack(format, Layer(128, (32,)))
     built = fill(scheme(format), Layer(128, (32,)), tensors, torch.bfloat16)
-    assert built.method.cpu is not None  # type: ignore[attr-defined]
+    assert built.method.int4 is not None  # type: ignore[attr-defined]
     x = torch.randn(3, 128).bfloat16()
     want = x.float() @ weight.t()
     assert (built(x).float() - want).norm() < 0.01 * want.norm()

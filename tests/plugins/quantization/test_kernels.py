@@ -1,4 +1,4 @@
-"""The Triton kernels against the plain dequantized product, through Triton's interpreter.
+"""Kernels and layouts of the plugins against the plain dequantized product, in Triton's interpreter.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
 """
@@ -16,23 +16,44 @@ import torch
 from weft.api.cache import DeviceInfo
 
 CHECKS = {
-    "awq": """
-        from weft_awq.gemm import Gemm
-        from weft_awq.kernel import awq_gemm, awq_unpack
-        from weft_awq.packing import dequantize
-        for rows, depth, columns, group in (
-            (1, 128, 64, 32), (5, 256, 136, 64), (17, 1024, 256, 128), (40, 96, 8, 96),
+    "tiled": """
+        from weft.api.cache import DeviceInfo
+        from weft.layers.int4 import TiledInt4, TilingInt4
+        from weft.testing.linears import Layer, fill, pack
+        from weft.testing.packing import AwqFormat, GptqFormat
+        from weft.testing.ranks import on_ranks
+        from weft_awq import config as awq, scheme as awq_scheme
+        from weft_gptq import config as gptq, scheme as gptq_scheme
+
+        def tiled(format):
+            name = type(format).__name__
+            if name == "AwqFormat":
+                made = awq_scheme.AwqScheme(awq.read_config(format.config()), DeviceInfo("cpu"))
+            else:
+                made = gptq_scheme.GptqScheme(gptq.read_config(format.config()), DeviceInfo("cpu"))
+            made._tiling = TilingInt4(early=False)
+            return made
+
+        for format in (
+            AwqFormat(32), AwqFormat(128), AwqFormat(-1), GptqFormat(), GptqFormat(group_size=128),
+            GptqFormat(group_size=-1, sym=False), GptqFormat(group_size=64, desc_act=True, sym=False),
+            GptqFormat(sym=False, version=2),
         ):
-            qweight = words(depth, columns // 8)
-            scales = torch.rand(depth // group, columns)
-            zeros = torch.randint(0, 16, scales.shape).float()
-            x = torch.randn(rows, depth)
-            weight = dequantize(qweight, scales, zeros, group, x.dtype)
-            close(awq_gemm(x, qweight, scales, zeros, group), x @ weight)
-            close(awq_unpack(qweight, scales, zeros, group, x.dtype), weight)
-        args = words(96, 1), torch.rand(3, 8).half(), torch.rand(3, 8).half(), 32
-        for x in torch.randn(2, 3, 96).half(), torch.randn(2, 20, 96).half():
-            close(Gemm(awq_gemm, awq_unpack)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
+            for dtype, limit in (torch.float16, 3e-3), (torch.bfloat16, 8e-3):
+                for layer in Layer(256, (72, 24)), Layer(384, (32,), split="row"):
+                    tensors, weight, _ = pack(format, layer)
+                    built = fill(tiled(format), layer, tensors, dtype)
+                    assert isinstance(built.method.int4, TiledInt4)
+                    for rows in 3, 150:
+                        x = torch.randn(rows, layer.inputs).to(dtype)
+                        close(built(x), (x.float() @ weight.t()).to(dtype), limit)
+        layer = Layer(384, (32,), split="row")  # a rank's share begins inside a group of 128
+        tensors, weight, _ = pack(AwqFormat(128), layer)
+        x = torch.randn(5, 384).half()
+        shares = on_ranks(2, lambda r: fill(tiled(AwqFormat(128)), layer, tensors, x.dtype, ranks=r))
+        assert [s.method.int4.group for s in shares] == [64, 64]
+        parts = sum(s.method.apply(s, p, None) for s, p in zip(shares, x.chunk(2, 1)))
+        close(parts, x @ weight.t().half(), 3e-3)
     """,
     "gptq": """
         from weft_gptq.gemm import Gemm
@@ -87,17 +108,12 @@ def test_kernels_equal_the_dequantized_product(name: str) -> None:
 
 def test_a_kernel_is_taken_where_it_fits() -> None:
     pytest.importorskip("triton")
-    from weft_awq.gemm import find_gemm as find_awq
-    from weft_gptq.gemm import find_gemm as find_gptq
+    from weft_gptq.gemm import find_gemm
 
-    for find in (find_awq, find_gptq):
-        assert find(DeviceInfo("cpu")) is None
-        assert find(DeviceInfo("cuda", (7, 5))) is None
-    awq, gptq = find_awq(DeviceInfo("cuda", (9, 0))), find_gptq(DeviceInfo("cuda", (8, 0)))
-    assert awq is not None and gptq is not None
+    assert find_gemm(DeviceInfo("cpu")) is None
+    assert find_gemm(DeviceInfo("cuda", (7, 5))) is None
+    gptq = find_gemm(DeviceInfo("cuda", (8, 0)))
+    assert gptq is not None
     few = torch.empty(3, 128).half()
-    assert awq.fits(few, 32) and awq.fits(few[None], 128)
-    assert not awq.fits(few, 16), "a tile would cross groups"
-    assert not awq.fits(few.float(), 32) and not awq.fits(few[:0], 32)
     assert gptq.fits(few, 4, 8, None) and not gptq.fits(few, 4, 4, None)
     assert gptq.fits(few, 4, 4, torch.zeros(128)) and not gptq.fits(few[:0], 4, 128, None)

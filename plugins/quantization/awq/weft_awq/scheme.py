@@ -12,9 +12,9 @@ from weft.api.cache import DeviceInfo
 from weft.api.models import LinearMethod, LinearSpec
 from weft.errors import CheckpointError, ConfigError
 from weft.layers import Linear, Part, weight
+from weft.layers.int4 import TiledInt4, TilingInt4, find_tiling
 from weft.layers.quantized import CpuInt4, left_alone
 from weft_awq.config import AwqConfig
-from weft_awq.gemm import Gemm, find_gemm
 from weft_awq.packing import dequantize, unpack
 
 __all__ = ("AwqLinear", "AwqScheme")
@@ -30,12 +30,12 @@ class AwqScheme:
 
     def __init__(self, config: AwqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._gemm = find_gemm(device)
+        self._tiling = find_tiling(device)
 
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
         if left_alone(spec, (*HEADS, *self.config.unquantized)):
             return None
-        return AwqLinear(self.config.group_size, self._gemm)
+        return AwqLinear(self.config.group_size, self._tiling)
 
     def experts(self, spec: Any) -> None:
         return None
@@ -47,16 +47,16 @@ class AwqScheme:
 class AwqLinear:
     """``x @ W.T + bias`` with ``W`` in four bits.
 
-    The weight stays packed as in the checkpoint. Few rows on a CUDA device go to a kernel that
-    dequantizes in registers; otherwise the weight is dequantized for each call. On a CPU in
-    bfloat16 torch's own int4 operator takes the place of both.
+    For 16-bit activations on a CUDA device the weight is brought into the layout of core's kernel,
+    for bfloat16 on a CPU into that of torch's operator. Otherwise it stays as in the checkpoint and
+    is dequantized for each call.
     """
 
-    def __init__(self, group_size: int, gemm: Gemm | None = None) -> None:
+    def __init__(self, group_size: int, tiling: TilingInt4 | None = None) -> None:
         self.group = group_size
         self.first = 0
-        self.gemm = gemm
-        self.cpu: CpuInt4 | None = None
+        self.tiling = tiling
+        self.int4: CpuInt4 | TiledInt4 | None = None
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
@@ -98,12 +98,18 @@ class AwqLinear:
         )
         self.group = group
         del module.qzeros, module.scales
-        self.cpu = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
-        if self.cpu is not None:
+        if self.tiling is not None:
+            self.int4 = self.tiling.pack(
+                lambda begin, end: unpack(qweight[:, begin // 8 : -(-end // 8)]),
+                scales, zeros, inputs, group, self.dtype,
+            )  # fmt: skip
+        elif qweight.device.type == "cpu":
+            self.int4 = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
+        if self.int4 is not None:
             del module.qweight
             # Parameters, so that they count where the weights are counted.
-            module.register_parameter("int4", _kept(self.cpu.codes))
-            module.register_parameter("scales", _kept(self.cpu.scales))
+            module.register_parameter("int4", _kept(self.int4.codes))
+            module.register_parameter("scales", _kept(self.int4.scales))
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
@@ -111,10 +117,8 @@ class AwqLinear:
         module.register_parameter("zeros", _kept(zeros))
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        if self.cpu is not None:
-            y = self.cpu(x)
-        elif self.gemm is not None and self.gemm.fits(x, self.group):
-            y = self.gemm(x, module.qweight, module.scales, module.zeros, self.group)
+        if self.int4 is not None:
+            y = self.int4(x)
         else:
             y = x @ dequantize(module.qweight, module.scales, module.zeros, self.group, x.dtype)
         return y if bias is None else y + bias

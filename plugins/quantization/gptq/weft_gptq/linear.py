@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft.api.models import LinearSpec
 from weft.errors import CheckpointError, ConfigError
 from weft.layers import Linear, Part, weight
+from weft.layers.int4 import TiledInt4, TilingInt4
 from weft.layers.quantized import CpuInt4
 from weft_gptq.config import Packing
 from weft_gptq.gemm import Gemm
@@ -20,6 +21,8 @@ __all__ = ("SPARE_BIAS", "GptqLinear")
 
 SPARE_BIAS = "spare_bias"
 """The parameter that takes a bias which the checkpoint has and the model has not."""
+COLUMNS = 1024
+"""Outputs that are sorted at a time."""
 
 
 class GptqLinear:
@@ -30,16 +33,23 @@ class GptqLinear:
     share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
     makes groups of equal size, the group of each row.
 
-    The weight stays packed. Few rows on a CUDA device go to a kernel that dequantizes in registers;
-    otherwise it is dequantized for each call. Four bits on a CPU in bfloat16 are torch's own.
+    Four bits for 16-bit activations on a CUDA device are brought into the layout of core's kernel,
+    for bfloat16 on a CPU into that of torch's operator. Otherwise the weight stays as it is: few
+    rows on a CUDA device go to a kernel of this format, and else it is dequantized for each call.
     """
 
-    def __init__(self, packing: Packing, zero_offset: int, gemm: Gemm | None = None) -> None:
+    def __init__(
+        self,
+        packing: Packing,
+        zero_offset: int,
+        gemm: Gemm | None = None,
+        tiling: TilingInt4 | None = None,
+    ) -> None:
         self.bits, self.group = packing.bits, packing.group_size
         self.act_order = packing.act_order
         self.zero_offset = zero_offset
-        self.gemm = gemm
-        self.cpu: CpuInt4 | None = None
+        self.gemm, self.tiling = gemm, tiling
+        self.int4: CpuInt4 | TiledInt4 | None = None
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
@@ -85,12 +95,17 @@ class GptqLinear:
         if torch.equal(index, (self.first + count) // self.group):
             scales, zeros = self._share(scales, zeros, len(index))
         elif torch.equal(index[order], count // self.group):
-            qweight = pack_inputs(unpack_inputs(qweight, self.bits)[order], self.bits)
+            qweight = self._sorted(qweight, order)
             scales, zeros = self._share(scales, zeros, len(index), first=0)
             module.register_buffer("order", order, persistent=False)
         else:
             module.register_buffer("index", index, persistent=False)
         self._keep(module, qweight, scales, zeros)
+
+    def _sorted(self, qweight: Tensor, order: Tensor) -> Tensor:
+        # In pieces: unpacked, a weight is up to sixteen times as large.
+        pieces = (unpack_inputs(piece, self.bits)[order] for piece in qweight.split(COLUMNS, dim=1))
+        return torch.cat([pack_inputs(piece, self.bits) for piece in pieces], dim=1)
 
     def _drop_spare_bias(self, module: nn.Module) -> None:
         spare = getattr(module, SPARE_BIAS, None)
@@ -135,11 +150,10 @@ class GptqLinear:
     def _keep(self, module: nn.Module, qweight: Tensor, scales: Tensor, zeros: Tensor) -> None:
         # Parameters, so that they count where the weights are counted.
         if self.bits == 4 and not hasattr(module, "index"):
-            codes = unpack_inputs(qweight, 4) if self.dtype is torch.bfloat16 else qweight
-            self.cpu = CpuInt4.pack(codes, scales, zeros, self.group, self.dtype)
-        if self.cpu is not None:
-            module.register_parameter("int4", nn.Parameter(self.cpu.codes, requires_grad=False))
-            module.register_parameter("scales", nn.Parameter(self.cpu.scales, requires_grad=False))
+            self.int4 = self._four_bits(qweight, scales, zeros)
+        if self.int4 is not None:
+            module.register_parameter("int4", nn.Parameter(self.int4.codes, requires_grad=False))
+            module.register_parameter("scales", nn.Parameter(self.int4.scales, requires_grad=False))
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
@@ -147,12 +161,24 @@ class GptqLinear:
         module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
         module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
 
+    def _four_bits(
+        self, qweight: Tensor, scales: Tensor, zeros: Tensor
+    ) -> CpuInt4 | TiledInt4 | None:
+        if self.tiling is not None:
+            return self.tiling.pack(
+                lambda begin, end: unpack_inputs(qweight[:, begin:end], 4),
+                scales, zeros, len(qweight) * 8, self.group, self.dtype,
+            )  # fmt: skip
+        if qweight.device.type != "cpu" or self.dtype is not torch.bfloat16:
+            return None
+        return CpuInt4.pack(unpack_inputs(qweight, 4), scales, zeros, self.group, self.dtype)
+
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         order, index = getattr(module, "order", None), getattr(module, "index", None)
         if order is not None:
             x = x.index_select(-1, order)
-        if self.cpu is not None:
-            y = self.cpu(x)
+        if self.int4 is not None:
+            y = self.int4(x)
         else:
             stored = (module.qweight, module.scales, module.zeros, self.bits, self.group, index)
             if self.gemm is not None and self.gemm.fits(x, self.bits, self.group, index):

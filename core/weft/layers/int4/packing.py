@@ -1,0 +1,48 @@
+"""The one layout in which the kernel reads four-bit weights, whatever the checkpoint's is.
+
+Codes are int16 ``[chunks, out, 32]``: a chunk is 128 inputs, and word ``i`` of an output holds the
+codes of its inputs ``i``, ``32 + i``, ``64 + i`` and ``96 + i``, from the lowest bits on. A matrix
+fragment of words is then, place by place, a fragment of weights for 32 consecutive inputs, which
+tensor cores take without any exchange between threads; and a tile of outputs of one chunk is one run
+of memory. Inputs beyond the last are codes of zero.
+
+Steps are int32 ``[groups, out]``: the scale in float16 in the upper half and, in the lower half, in
+the type of the activations, ``-(bias + zero)``. There ``bias`` is 128 for bfloat16 and 1024 for
+float16, because the bits of a code below those of that number are the number plus the code: one
+addition makes ``code - zero`` of it, exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ("BIAS", "CHUNK", "RUN", "pack_codes", "pack_steps", "unpack_codes")
+
+CHUNK = 128
+"""Inputs of a chunk."""
+RUN = CHUNK // 4
+BIAS = {torch.bfloat16: 128, torch.float16: 1024}
+
+
+def pack_codes(codes: Tensor) -> Tensor:
+    """int ``[in, out]`` of codes 0 to 15 to int16 ``[chunks, out, 32]``."""
+    padded = F.pad(codes.to(torch.int32), (0, 0, 0, -len(codes) % CHUNK))
+    places = padded.unflatten(0, (-1, 4, RUN))
+    words: Tensor = places[:, 0] | places[:, 1] << 4 | places[:, 2] << 8 | places[:, 3] << 12
+    return words.transpose(1, 2).to(torch.int16).contiguous()
+
+
+def unpack_codes(packed: Tensor, inputs: int) -> Tensor:
+    """The inverse of ``pack_codes``: int32 ``[inputs, out]``."""
+    places = [(packed >> shift & 15).to(torch.int32) for shift in range(0, 16, 4)]
+    return torch.stack(places, dim=1).transpose(2, 3).flatten(0, 2)[:inputs]
+
+
+def pack_steps(scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[groups, out]`` each, zeros 0 to 16, to int32 ``[groups, out]`` for activations of ``dtype``."""
+    lower = zeros.to(dtype).add_(BIAS[dtype]).neg_()
+    upper = scales.to(torch.float16)
+    halves = torch.stack([t.view(torch.int16) for t in (lower, upper)], dim=-1)
+    return halves.view(torch.int32).squeeze(-1)

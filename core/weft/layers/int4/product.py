@@ -1,0 +1,100 @@
+"""``x @ W`` on CUDA devices for four-bit ``W``: when the kernels are used, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.api.cache import DeviceInfo
+from weft.layers.int4.packing import BIAS, CHUNK, RUN, pack_codes, pack_steps
+from weft.layers.int4.tiles import Tile, choose
+
+__all__ = ("TiledInt4", "TilingInt4", "find_tiling")
+
+COLUMNS = 1024
+"""Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
+TICKETS = 4096
+"""Tiles that can be shared out; more of them fill any device."""
+
+
+class TiledInt4:
+    """One weight, repacked; called like ``CpuInt4``.
+
+    The product sums the shares of the inputs in one order, so it is the same in every run. Two
+    products with the same weight must not run at the same time: they count in the same ``tickets``.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int, early: bool) -> None:
+        """``codes`` and ``scales`` are those of ``packing``, the latter its steps."""
+        from weft.layers.int4.kernel import multiply, unpack
+
+        self.codes, self.scales, self.group, self._early = codes, scales, group, early
+        self._multiply, self._unpack = multiply, unpack
+        self._inputs, self._outputs = inputs, codes.shape[1]
+        device = codes.device
+        self._tickets = torch.zeros(TICKETS, dtype=torch.int32, device=device)
+        cuda = device.type == "cuda"
+        self._processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""
+        rows = x.reshape(-1, x.shape[-1])
+        tile = choose(len(rows), self._outputs, self._inputs)
+        if tile is None:
+            return F.linear(x, self.unpack(x.dtype))
+        return self.product(rows, tile).view(*x.shape[:-1], self._outputs)
+
+    def product(self, x: Tensor, tile: Tile) -> Tensor:
+        """``[rows, in]`` to ``[rows, out]`` with that tile."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        return self._multiply(
+            x, self.codes, self.scales, self.group, tile,
+            self._tickets, self._processors, self._early,
+        )  # fmt: skip
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """The weight ``[out, in]``."""
+        return self._unpack(self.codes, self.scales, self._inputs, self.group, dtype)
+
+
+class TilingInt4:
+    """Makes ``TiledInt4`` of the weights that the kernel can read."""
+
+    def __init__(self, early: bool) -> None:
+        """``early``: kernels may start before the one before them has finished."""
+        self._early = early
+
+    def pack(
+        self,
+        columns: Callable[[int, int], Tensor],  # first and last + 1 -> codes int [in, columns]
+        scales: Tensor,  # [in / group, out]
+        zeros: Tensor,  # [in / group, out]
+        inputs: int,
+        group: int,
+        dtype: torch.dtype,
+    ) -> TiledInt4 | None:
+        """``None`` where a run of inputs in a word would cross groups, or for other types."""
+        if dtype not in BIAS or group % RUN or inputs != group * len(scales):
+            return None
+        out = scales.shape[1]
+        shape = (-(-inputs // CHUNK), out, RUN)
+        codes = torch.empty(shape, dtype=torch.int16, device=scales.device)
+        for first in range(0, out, COLUMNS):
+            last = min(first + COLUMNS, out)
+            codes[:, first:last] = pack_codes(columns(first, last))
+        return TiledInt4(codes, pack_steps(scales, zeros, dtype), inputs, group, self._early)
+
+
+def find_tiling(device: DeviceInfo) -> TilingInt4 | None:
+    """On CUDA devices from Ampere on, where Triton is installed."""
+    capability = device.capability or (0, 0)
+    if device.kind != "cuda" or capability < (8, 0) or find_spec("triton") is None:
+        return None
+    return TilingInt4(early=capability >= (9, 0))

@@ -1,0 +1,53 @@
+"""Which tiles a product with four-bit weights runs with, and from how many rows on it does not.
+
+This is the place to change after a measurement (``benchmarks/quantized.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ("MOST_ROWS", "Tile", "choose", "shares")
+
+MOST_ROWS = 128
+"""Beyond, the weight is unpacked once and multiplied by the vendor's product."""
+FEWEST_CHUNKS = 4
+"""Chunks of inputs (see ``packing``) that are worth a program of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What one program computes: ``outputs`` of ``rows``, by ``warps`` warps.
+
+    ``stages`` tiles of the weight less one are on their way at a time. About ``resident`` programs
+    for each multiprocessor are made by giving each a share of the inputs; 0: nothing is shared out.
+    ``fold``: the scale multiplies the weight, rounded, instead of the sums of a group; with
+    accumulators for nothing but the result, many rows fit into registers.
+    """
+
+    outputs: int
+    rows: int
+    warps: int
+    stages: int
+    resident: int
+    fold: bool = False
+
+
+FEW = (Tile(64, 8, 4, 6, 4), Tile(64, 16, 4, 6, 4), Tile(128, 32, 4, 4, 2), Tile(128, 64, 4, 3, 2))
+"""For up to as many rows as the tile has; in this order."""
+MANY = Tile(128, 64, 4, 3, 2, fold=True)
+
+
+def choose(rows: int, outputs: int, inputs: int) -> Tile | None:
+    """The tile for ``x [rows, inputs]`` times ``[inputs, outputs]``; ``None``: unpack the weight."""
+    if not 1 <= rows <= MOST_ROWS:
+        return None
+    return next((tile for tile in FEW if rows <= tile.rows), MANY)
+
+
+def shares(tile: Tile, tiles: int, chunks: int, processors: int) -> tuple[int, int]:
+    """Into how many shares the inputs of a tile are divided, and the chunks of a share."""
+    wanted = round(tile.resident * processors / tiles)
+    count = max(1, min(chunks // FEWEST_CHUNKS, wanted))
+    share = -(-chunks // count)
+    return -(-chunks // share), share
