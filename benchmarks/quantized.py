@@ -23,7 +23,7 @@ from weft_gptq.kernel import gptq_gemm, gptq_unpack
 
 from weft.layers.int4 import Tile, TiledInt4, choose
 from weft.layers.int4.packing import pack_steps
-from weft.layers.int4.tiles import MANY, MOST_ROWS
+from weft.layers.int4.tiles import MOST, MOST_ROWS
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256)
@@ -78,7 +78,7 @@ def row(rows: int, depth: int, columns: int) -> list[float]:
     x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
     shape = (depth // GROUP, columns)
     made: list[list[Callable[[], object]]] = [[] for _ in range(5)]
-    tile = choose(min(rows, MOST_ROWS), columns, depth) or MANY  # also where it would not be used
+    tile = choose(min(rows, MOST_ROWS), columns, depth) or MOST  # also where it would not be used
     for _ in range(max(2, COLD // (depth * columns // 2))):
         own = tiled(depth, columns)
         made[0].append(lambda own=own: own.product(x, tile))

@@ -284,10 +284,8 @@ class _Scheme:
 
     def linear(self, spec: t.LinearSpec) -> t.LinearMethod | None:
         method = self._guard.call(self._scheme, "linear", spec)
-        if _own(method):
-            return method
         kind = _GatedLinear if isinstance(method, GatedMethod) else _Linear
-        return kind(method, self._guard)
+        return method if _own(method) else kind(method, self._guard)
 
     def experts(self, spec: t.ExpertsSpec) -> t.ExpertsMethod | None:
         method = self._guard.call(self._scheme, "experts", spec)

@@ -20,9 +20,6 @@ from weft.layers.int4.tiles import Tile, shares
 
 __all__ = ("int4_kernel", "int4_unpack_kernel", "multiply", "unpack")
 
-AHEAD = 8
-"""Chunks that a kernel asks for before it waits for the one before it."""
-
 
 def _assembly(place: int, bias: str, add: str) -> tl.constexpr:
     """Two codes at ``place`` of two words become numbers in three instructions.
@@ -43,7 +40,6 @@ H0, H1, H2, H3 = (_assembly(place, "0x64006400", ADD_H) for place in range(4))
 # The weight times its scale, plus minus zero, which changes nothing.
 SCALE_B = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }")
 SCALE_H = tl.constexpr("mul.rn.f16x2 $0, $1, $2;")
-PREFETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.u32 $0, 0;")
 
 
 @triton.jit
@@ -95,16 +91,6 @@ def _inputs(x, r, k, rows, depth, stride, EVEN: tl.constexpr, ASM: tl.constexpr)
     return tile if ASM else tile.to(tl.float32)
 
 
-@triton.jit
-def _announce(codes, begin, end, width, n, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Ask for the weight of the first chunks, which nothing computes, without waiting for it."""
-    chunk = begin + tl.arange(0, CHUNKS)
-    output = tl.minimum(n + 2 * tl.arange(0, BLOCK_N // 2), width - 1)  # two outputs are a line
-    line = (chunk[:, None] * width + output[None, :]).to(tl.int64) * 64
-    at = codes.to(tl.int64) + tl.where((chunk < end)[:, None], line, 0)
-    tl.inline_asm_elementwise(PREFETCH, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
-
-
 @triton.jit(do_not_specialize=("rows", "chunks", "share", "splits"))
 def int4_kernel(
     x,  # [rows, depth], rows stride elements apart
@@ -115,7 +101,7 @@ def int4_kernel(
     tickets,  # int32, zeros; left as they were
     rows, width, depth, chunks, share, splits, stride,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, SPLIT: tl.constexpr,
-    FOLD: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    FOLD: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
     """A program multiplies ``share`` chunks of inputs; the last one of a tile adds up the parts."""
@@ -128,7 +114,6 @@ def int4_kernel(
     end = tl.minimum(begin + share, chunks)
     if EARLY:
         gdc_launch_dependents()
-        _announce(codes, begin, end, width, tl.program_id(1) * BLOCK_N, AHEAD, BLOCK_N)
         gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_R), dtype=tl.float32)
     for chunk in range(begin, end):
@@ -207,7 +192,7 @@ def multiply(
         x, codes, steps, out, parts, tickets,
         rows, width, depth, chunks, share, splits, x.stride(0),
         GROUP=group, BLOCK_N=tile.outputs, BLOCK_R=tile.rows, SPLIT=splits > 1, FOLD=tile.fold,
-        EVEN=depth % CHUNK == 0, AHEAD=AHEAD, EARLY=early, ASM=x.is_cuda,
+        EVEN=depth % CHUNK == 0, EARLY=early, ASM=x.is_cuda,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=early,
     )  # fmt: skip
     return out
