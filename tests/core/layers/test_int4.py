@@ -107,7 +107,8 @@ BUILDS = """
 """
 
 
-def run(code: str, interpret: str) -> None:
+def run(code: str, interpret: str) -> str:
+    """What it logs."""
     pytest.importorskip("triton")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
@@ -118,6 +119,7 @@ def run(code: str, interpret: str) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
+    return ran.stderr
 
 
 def test_kernels_equal_the_plain_product() -> None:
@@ -154,6 +156,29 @@ def test_what_cannot_be_tiled() -> None:
         assert tiling.pack(none, steps, steps, 256, group, dtype) is None
     steps = torch.ones(2, 8)  # the last group is a smaller one
     assert tiling.pack(none, steps, steps, 96, 64, torch.float16) is None
+
+
+TRIED = """
+    import logging
+    import torch
+    from weft.layers.int4 import TilingInt4, kernel
+    logging.basicConfig()
+    cpu, tiling = torch.device("cpu"), TilingInt4(early=False)
+    assert tiling._works(torch.float16, 128, cpu) and tiling._works(torch.bfloat16, 96, cpu)
+    multiply = kernel.multiply
+    kernel.multiply = lambda x, *more: multiply(x, *more) * 1.1
+    assert tiling._works(torch.float16, 384, cpu), "it is tried once"
+    assert not TilingInt4(early=False)._works(torch.float16, 128, cpu)
+    def fails(*arguments): raise ZeroDivisionError("no compiler")
+    kernel.multiply = fails
+    assert not TilingInt4(early=False)._works(torch.float16, 128, cpu)
+"""
+
+
+def test_kernels_that_do_not_work_here_are_not_used() -> None:
+    printed = run(TRIED, "1")
+    assert printed.count("no kernel for four-bit weights here") == 2
+    assert "its results are wrong" in printed and "ZeroDivisionError: no compiler" in printed
 
 
 def test_where_it_is_offered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -15,10 +16,14 @@ from weft.layers.int4.tiles import Tile, choose
 
 __all__ = ("TiledInt4", "TilingInt4", "find_tiling")
 
+log = logging.getLogger(__name__)
+
 COLUMNS = 1024
 """Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
 TICKETS = 4096
 """Tiles that can be shared out; more of them fill any device."""
+TRIED = (3, 12, 20, 40, 100, 200, 300)
+"""Rows of the trials: one for each tile, and for the unpacked weight."""
 
 
 class TiledInt4:
@@ -70,6 +75,7 @@ class TilingInt4:
     def __init__(self, early: bool) -> None:
         """``early``: kernels may start before the one before them has finished."""
         self._early = early
+        self._tried: dict[tuple[torch.dtype, int], bool] = {}
 
     def pack(
         self,
@@ -80,8 +86,11 @@ class TilingInt4:
         group: int,
         dtype: torch.dtype,
     ) -> TiledInt4 | None:
-        """``None`` where a run of inputs in a word would cross groups, or for other types."""
+        """``None`` where a run of inputs in a word would cross groups, for other types, and where the
+        kernels do not work."""
         if dtype not in BIAS or group % RUN or inputs != group * len(scales):
+            return None
+        if scales.is_cuda and not self._works(dtype, group, scales.device):
             return None
         out = scales.shape[1]
         shape = (-(-inputs // CHUNK), out, RUN)
@@ -90,6 +99,37 @@ class TilingInt4:
             last = min(first + COLUMNS, out)
             codes[:, first:last] = pack_codes(columns(first, last))
         return TiledInt4(codes, pack_steps(scales, zeros, dtype), inputs, group, self._early)
+
+    def _works(self, dtype: torch.dtype, group: int, device: torch.device) -> bool:
+        """Whether the kernels are right on this device, which nothing but a trial can tell."""
+        key = dtype, RUN if group % CHUNK else CHUNK
+        if key not in self._tried:
+            try:
+                right, reason = self._right(*key, device), "its results are wrong"
+            except Exception as error:  # Triton raises whatever it likes
+                right, reason = False, f"{type(error).__name__}: {error}"
+            if not right:
+                log.warning("no kernel for four-bit weights here (%s): torch unpacks them", reason)
+            self._tried[key] = right
+        return self._tried[key]
+
+    def _right(self, dtype: torch.dtype, group: int, device: torch.device) -> bool:
+        made = torch.Generator(device).manual_seed(0)
+        inputs, outputs = 4 * CHUNK, 192
+        codes = torch.randint(16, (inputs, outputs), generator=made, device=device)
+        shape = (inputs // group, outputs)
+        scales = torch.rand(shape, generator=made, device=device).half()
+        zeros = torch.randint(16, shape, generator=made, device=device)
+        steps = pack_steps(scales, zeros, dtype)
+        product = TiledInt4(pack_codes(codes), steps, inputs, group, self._early)
+        zeros, scales = (each.repeat_interleave(group, 0) for each in (zeros, scales.float()))
+        weight = (codes - zeros) * scales
+        for rows in TRIED:
+            x = torch.randn(rows, inputs, generator=made, device=device).to(dtype)
+            want = x.float() @ weight
+            if not (product(x).float() - want).norm() < 0.02 * want.norm():
+                return False
+        return True
 
 
 def find_tiling(device: DeviceInfo) -> TilingInt4 | None:
