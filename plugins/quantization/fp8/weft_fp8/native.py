@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -31,6 +32,17 @@ ROWS = 8
 ROWS_OF_TILE = 128
 """What rows are padded to where that costs nothing: for 160 rows cuBLAS takes up to 1.5 times as long as
 for 256."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How activations are rounded: by which function, with what beside them and the number of rows, of
+    which cuBLAS takes a multiple of ``step``."""
+
+    rounding: str
+    arguments: tuple[Any, ...]
+    gated: bool
+    step: int
 
 
 class Native:
@@ -65,30 +77,8 @@ class Native:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
         largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_mul`` of ``x``
         ``[..., 2 · in]`` is multiplied."""
-        flat = x.reshape(-1, x.shape[-1])
-        if not len(flat):
-            return x.new_empty(*x.shape[:-1], len(weight))
-        tile, room = self._plan(len(flat), weight, 1)
-        rounds = self._kernels or rounding
-        few, own = rounds.round_rows(flat, static, limit, room, gated=gated, early=self._early)
-        if tile is None:
-            y = torch._scaled_mm(
-                few, weight.t(), scale_a=own, scale_b=scale[None, :], out_dtype=x.dtype
-            )[: len(flat)]
-            y = y if bias is None else y + bias
-        else:
-            y = self._kernels.multiply(
-                few, own, weight, scale, bias, x.dtype, tile, early=self._early
-            )
-        return y.view(*x.shape[:-1], y.shape[-1])
-
-    def _plan(self, rows: int, weight: Tensor, step: int) -> tuple[Tile | None, int]:
-        """The kernel's tile, if a kernel multiplies, and how many rows of activations there must be;
-        cuBLAS takes a multiple of ``step``."""
-        if self._kernels is None:
-            return None, -(-rows // step) * step
-        tile = choose(rows, weight.shape[0], weight.shape[1], blocks=step > 1)
-        return tile, rows if tile is not None else -(-rows // ROWS_OF_TILE) * ROWS_OF_TILE
+        way = _Way("round_rows", (static, limit), gated, 1)
+        return self._product(x, weight, scale, scale[None, :], bias, way)
 
     # -- a scale for each block ----------------------------------------------------------
 
@@ -109,22 +99,45 @@ class Native:
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``; ``gated`` as for ``rows``."""
+        way = _Way("round_blocks", (), gated, ROWS)
+        return self._product(x, weight, scale, scale.t(), bias, way)
+
+    # -- either ---------------------------------------------------------------------------
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        transposed: Tensor,  # the scale as cuBLAS wants it
+        bias: Tensor | None,
+        way: _Way,
+    ) -> Tensor:
+        """Round with the kernels or with torch, and multiply."""
         flat = x.reshape(-1, x.shape[-1])
-        if not len(flat):
+        rows = len(flat)
+        if not rows:
             return x.new_empty(*x.shape[:-1], len(weight))
-        tile, room = self._plan(len(flat), weight, ROWS)
-        rounds = self._kernels or rounding
-        few, own = rounds.round_blocks(flat, room, gated=gated, early=self._early)
+        tile, room = self._plan(rows, weight, way.step)
+        rounds = getattr(self._kernels or rounding, way.rounding)
+        few, own = rounds(flat, *way.arguments, room, gated=way.gated, early=self._early)
         if tile is None:
             y = torch._scaled_mm(
-                few, weight.t(), scale_a=own, scale_b=scale.t(), out_dtype=x.dtype
-            )[: len(flat)]
+                few, weight.t(), scale_a=own, scale_b=transposed, out_dtype=x.dtype
+            )[:rows]
             y = y if bias is None else y + bias
         else:
             y = self._kernels.multiply(
                 few, own, weight, scale, bias, x.dtype, tile, early=self._early
             )
         return y.view(*x.shape[:-1], y.shape[-1])
+
+    def _plan(self, rows: int, weight: Tensor, step: int) -> tuple[Tile | None, int]:
+        """The kernel's tile, if a kernel multiplies, and how many rows of activations there must be."""
+        if self._kernels is None:
+            return None, -(-rows // step) * step
+        tile = choose(rows, weight.shape[0], weight.shape[1], blocks=step > 1)
+        return tile, rows if tile is not None else -(-rows // ROWS_OF_TILE) * ROWS_OF_TILE
 
     # -- trying ----------------------------------------------------------------------------
 
