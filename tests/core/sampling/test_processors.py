@@ -79,7 +79,7 @@ parameters = st.fixed_dictionaries(
         "logit_bias": st.dictionaries(
             few_tokens, st.floats(-5, 5, width=32), min_size=1, max_size=5
         ),
-        "allowed_token_ids": st.lists(token_ids, min_size=30, max_size=60),
+        "allowed_token_ids": st.lists(token_ids, min_size=30, max_size=60, unique=True),
         "min_tokens": st.integers(1, 6),
     },
 )
