@@ -135,10 +135,8 @@ def product_kernel(
             right_at + start, mask=real[None, :] & (start + k < end)[:, None], other=0.0
         )
         if BLOCKS:
-            own = gain
-            after = (
-                start // 128 + 1
-            )  # scales are on their way while what is before them is multiplied
+            # The next scales are on their way while this tile is multiplied.
+            own, after = gain, start // 128 + 1
             more = start + DEEP < end
             gain = tl.load(x_scale + after * x_stride + m, mask=real & more, other=0.0)
             gain *= tl.load(scale_at + after, mask=more, other=0.0)
