@@ -33,7 +33,7 @@ TILES = tuple(
     Tile(outputs, rows, warps, stages, resident, fold)
     for outputs, warps in ((64, 4), (128, 4), (128, 8))
     for rows in (8, 16, 32, 64, 128)
-    for stages in (3, 4, 6)
+    for stages in (3, 4, 5)
     for resident in (1, 2, 4)
     for fold in (False, True)
     if fold == (rows == 128) or rows == 64
@@ -70,7 +70,7 @@ def tiled(depth: int, columns: int) -> TiledInt4:
     scales = torch.rand(shape, device="cuda")
     steps = pack_steps(scales, torch.randint(0, 16, shape, device="cuda"), torch.bfloat16)
     codes = words(depth // 128, columns, 16).view(torch.int16)
-    return TiledInt4(codes, steps, depth, GROUP, early=torch.cuda.get_device_capability() >= (9, 0))
+    return TiledInt4(codes, steps, depth, GROUP)
 
 
 def row(rows: int, depth: int, columns: int) -> list[float]:
@@ -78,7 +78,7 @@ def row(rows: int, depth: int, columns: int) -> list[float]:
     x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
     shape = (depth // GROUP, columns)
     made: list[list[Callable[[], object]]] = [[] for _ in range(5)]
-    tile = choose(min(rows, MOST_ROWS), columns, depth) or MOST  # also where it would not be used
+    tile = choose(min(rows, MOST_ROWS), columns) or MOST  # also where it would not be used
     for _ in range(max(2, COLD // (depth * columns // 2))):
         own = tiled(depth, columns)
         made[0].append(lambda own=own: own.product(x, tile))

@@ -31,7 +31,7 @@ CHECKS = {
                 made = awq_scheme.AwqScheme(awq.read_config(format.config()), DeviceInfo("cpu"))
             else:
                 made = gptq_scheme.GptqScheme(gptq.read_config(format.config()), DeviceInfo("cpu"))
-            made._tiling = TilingInt4(early=False)
+            made._tiling = TilingInt4()
             return made
 
         for format in (

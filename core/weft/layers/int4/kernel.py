@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.layers.int4.packing import CHUNK
 from weft.layers.int4.tiles import Tile, shares
@@ -101,8 +100,7 @@ def int4_kernel(
     tickets,  # int32, zeros; left as they were
     rows, width, depth, chunks, share, splits, stride,
     GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, SPLIT: tl.constexpr,
-    FOLD: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-    ASM: tl.constexpr,
+    FOLD: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """A program multiplies ``share`` chunks of inputs; the last one of a tile adds up the parts."""
     KIND: tl.constexpr = x.dtype.element_ty
@@ -112,9 +110,6 @@ def int4_kernel(
     inside = n < width
     begin = tl.program_id(2) * share
     end = tl.minimum(begin + share, chunks)
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     total = tl.zeros((BLOCK_N, BLOCK_R), dtype=tl.float32)
     for chunk in range(begin, end):
         at = (chunk * width + n[:, None]).to(tl.int64) * 32 + i[None, :]
@@ -175,7 +170,6 @@ def multiply(
     tile: Tile,
     tickets: Tensor,
     processors: int,
-    early: bool,
 ) -> Tensor:
     """``[rows, in] -> [rows, out]``; the elements of a row of ``x`` lie side by side."""
     rows, depth = x.shape
@@ -192,8 +186,7 @@ def multiply(
         x, codes, steps, out, parts, tickets,
         rows, width, depth, chunks, share, splits, x.stride(0),
         GROUP=group, BLOCK_N=tile.outputs, BLOCK_R=tile.rows, SPLIT=splits > 1, FOLD=tile.fold,
-        EVEN=depth % CHUNK == 0, EARLY=early, ASM=x.is_cuda,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=early,
+        EVEN=depth % CHUNK == 0, ASM=x.is_cuda, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 

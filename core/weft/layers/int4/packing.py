@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ("BIAS", "CHUNK", "RUN", "pack_codes", "pack_steps", "unpack_codes")
+__all__ = ("BIAS", "CHUNK", "RUN", "pack_codes", "pack_steps")
 
 CHUNK = 128
 """Inputs of a chunk."""
@@ -34,15 +34,9 @@ def pack_codes(codes: Tensor) -> Tensor:
     return words.transpose(1, 2).to(torch.int16).contiguous()
 
 
-def unpack_codes(packed: Tensor, inputs: int) -> Tensor:
-    """The inverse of ``pack_codes``: int32 ``[inputs, out]``."""
-    places = [(packed >> shift & 15).to(torch.int32) for shift in range(0, 16, 4)]
-    return torch.stack(places, dim=1).transpose(2, 3).flatten(0, 2)[:inputs]
-
-
 def pack_steps(scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
     """``[groups, out]`` each, zeros 0 to 16, to int32 ``[groups, out]`` for activations of ``dtype``."""
-    lower = zeros.to(dtype).add_(BIAS[dtype]).neg_()
+    lower = -(zeros.to(dtype) + BIAS[dtype])
     upper = scales.to(torch.float16)
     halves = torch.stack([t.view(torch.int16) for t in (lower, upper)], dim=-1)
     return halves.view(torch.int32).squeeze(-1)

@@ -33,11 +33,11 @@ class TiledInt4:
     products with the same weight must not run at the same time: they count in the same ``tickets``.
     """
 
-    def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int, early: bool) -> None:
+    def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int) -> None:
         """``codes`` and ``scales`` are those of ``packing``, the latter its steps."""
         from weft.layers.int4.kernel import multiply, unpack
 
-        self.codes, self.scales, self.group, self._early = codes, scales, group, early
+        self.codes, self.scales, self.group = codes, scales, group
         self._multiply, self._unpack = multiply, unpack
         self._inputs, self._outputs = inputs, codes.shape[1]
         device = codes.device
@@ -50,7 +50,7 @@ class TiledInt4:
     def __call__(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""
         rows = x.reshape(-1, x.shape[-1])
-        tile = choose(len(rows), self._outputs, self._inputs)
+        tile = choose(len(rows), self._outputs)
         if tile is None:
             return F.linear(x, self.unpack(x.dtype))
         return self.product(rows, tile).view(*x.shape[:-1], self._outputs)
@@ -61,7 +61,7 @@ class TiledInt4:
             x = x.contiguous()
         return self._multiply(
             x, self.codes, self.scales, self.group, tile,
-            self._tickets, self._processors, self._early,
+            self._tickets, self._processors,
         )  # fmt: skip
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
@@ -72,9 +72,7 @@ class TiledInt4:
 class TilingInt4:
     """Makes ``TiledInt4`` of the weights that the kernel can read."""
 
-    def __init__(self, early: bool) -> None:
-        """``early``: kernels may start before the one before them has finished."""
-        self._early = early
+    def __init__(self) -> None:
         self._tried: dict[tuple[torch.dtype, int], bool] = {}
 
     def pack(
@@ -98,7 +96,7 @@ class TilingInt4:
         for first in range(0, out, COLUMNS):
             last = min(first + COLUMNS, out)
             codes[:, first:last] = pack_codes(columns(first, last))
-        return TiledInt4(codes, pack_steps(scales, zeros, dtype), inputs, group, self._early)
+        return TiledInt4(codes, pack_steps(scales, zeros, dtype), inputs, group)
 
     def _works(self, dtype: torch.dtype, group: int, device: torch.device) -> bool:
         """Whether the kernels are right on this device, which nothing but a trial can tell."""
@@ -121,7 +119,7 @@ class TilingInt4:
         scales = torch.rand(shape, generator=made, device=device).half()
         zeros = torch.randint(16, shape, generator=made, device=device)
         steps = pack_steps(scales, zeros, dtype)
-        product = TiledInt4(pack_codes(codes), steps, inputs, group, self._early)
+        product = TiledInt4(pack_codes(codes), steps, inputs, group)
         zeros, scales = (each.repeat_interleave(group, 0) for each in (zeros, scales.float()))
         weight = (codes - zeros) * scales
         for rows in TRIED:
@@ -137,4 +135,4 @@ def find_tiling(device: DeviceInfo) -> TilingInt4 | None:
     capability = device.capability or (0, 0)
     if device.kind != "cuda" or capability < (8, 0) or find_spec("triton") is None:
         return None
-    return TilingInt4(early=capability >= (9, 0))
+    return TilingInt4()

@@ -20,7 +20,7 @@ class Tile:
     """What one program computes: ``outputs`` of ``rows``, by ``warps`` warps.
 
     ``stages`` tiles of the weight less one are on their way at a time. About ``resident`` programs
-    for each multiprocessor are made by giving each a share of the inputs; 0: nothing is shared out.
+    for each multiprocessor are made by giving each a share of the inputs.
     ``fold``: the scale multiplies the weight, rounded, instead of the sums of a group; with
     accumulators for nothing but the result, many rows fit into registers.
     """
@@ -47,10 +47,11 @@ MOST = Tile(128, 128, 8, 3, 1)
 """For up to MOST_ROWS."""
 
 
-def choose(rows: int, outputs: int, inputs: int) -> Tile | None:
+def choose(rows: int, outputs: int) -> Tile | None:
     """The tile for ``x [rows, inputs]`` times ``[inputs, outputs]``; ``None``: unpack the weight.
 
-    From a sweep on one H200 over the shapes of Qwen3-8B.
+    From a sweep on one H200 over the shapes of Qwen3-8B. (Starting early, with the weight announced to L2
+    before the wait, took 10 to 50 % longer for up to 16 rows.)
     """
     if not 1 <= rows <= MOST_ROWS:
         return None

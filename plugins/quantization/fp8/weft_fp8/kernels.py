@@ -222,7 +222,7 @@ def round_rows(
     gated: bool = False,
     early: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As ``rounding.round_rows``; scales may differ in the last bit."""
+    """As ``rounding.round_rows``, but for ties: numbers are multiplied by the inverse of the scale."""
     return _round(x, None, given, limit, room, gated, early)
 
 
