@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from weft_fp8 import native, rounding
 from weft_fp8.config import read_config
 from weft_fp8.linear import widened
 from weft_fp8.scheme import Fp8Scheme
@@ -168,3 +169,29 @@ def test_every_number_is_widened_exactly() -> None:
     finite = numbers[~numbers.float().isnan()]
     assert len(finite) == 254
     assert torch.equal(widened(finite), finite.float())
+
+
+def test_kernels_that_fail_for_a_shape_are_not_used_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch multiplies there; other shapes keep them."""
+    asked: list[int] = []
+
+    class Kernels:
+        """torch's rounding, in the place of a kernel that cannot round 128 numbers."""
+
+        def round_rows(self, x: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
+            asked.append(x.shape[1])
+            if x.shape[1] == 128:
+                raise ZeroDivisionError("no compiler")
+            return rounding.round_rows(x, *others, **more)
+
+    monkeypatch.setattr(native, "choose", lambda *shape, blocks: None)
+    made = scheme(Fp8Format())
+    monkeypatch.setattr(made._native, "_kernels", Kernels())
+    for inputs in 128, 64:
+        layer = Layer(inputs, (64,))
+        tensors, weight, bias = pack(Fp8Format(), layer)
+        built = fill(made, layer, tensors, torch.bfloat16)
+        assert built.method.fast  # type: ignore[attr-defined]
+        asked.clear()
+        assert error(built, weight, bias, torch.bfloat16, 7) < 0.06
+        assert asked == ([] if inputs == 128 else [64])

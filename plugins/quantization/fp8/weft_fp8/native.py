@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.api.cache import DeviceInfo
 from weft_fp8 import rounding
 from weft_fp8.rounding import FP8
-from weft_fp8.tiles import BLOCK, Tile, choose
+from weft_fp8.tiles import BLOCK, choose
 
 __all__ = ("Native",)
 
@@ -56,6 +56,8 @@ class Native:
         if self._possible and torch.cuda.is_available() and find_spec("triton") is not None:
             self._kernels = import_module("weft_fp8.kernels")
         self._found: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
+        self._without: set[torch.Size] = set()
+        """Shapes of weights for which the kernels failed."""
 
     # -- a scale for each row of both --------------------------------------------------
 
@@ -118,8 +120,13 @@ class Native:
         rows = len(flat)
         if not rows:
             return x.new_empty(*x.shape[:-1], len(weight))
-        tile, room = self._plan(rows, weight, way.step)
-        rounds = getattr(self._kernels or rounding, way.rounding)
+        kernels: Any = None if weight.shape in self._without else self._kernels
+        step, tile = way.step, None
+        if kernels is not None:
+            step = ROWS_OF_TILE
+            tile = choose(rows, weight.shape[0], weight.shape[1], blocks=scale.dim() == 2)
+        room = rows if tile is not None else -(-rows // step) * step
+        rounds = getattr(kernels or rounding, way.rounding)
         few, own = rounds(flat, *way.arguments, room, gated=way.gated, early=self._early)
         if tile is None:
             y = torch._scaled_mm(
@@ -127,17 +134,8 @@ class Native:
             )[:rows]
             y = y if bias is None else y + bias
         else:
-            y = self._kernels.multiply(
-                few, own, weight, scale, bias, x.dtype, tile, early=self._early
-            )
+            y = kernels.multiply(few, own, weight, scale, bias, x.dtype, tile, early=self._early)
         return y.view(*x.shape[:-1], y.shape[-1])
-
-    def _plan(self, rows: int, weight: Tensor, step: int) -> tuple[Tile | None, int]:
-        """The kernel's tile, if a kernel multiplies, and how many rows of activations there must be."""
-        if self._kernels is None:
-            return None, -(-rows // step) * step
-        tile = choose(rows, weight.shape[0], weight.shape[1], blocks=step > 1)
-        return tile, rows if tile is not None else -(-rows // ROWS_OF_TILE) * ROWS_OF_TILE
 
     # -- trying ----------------------------------------------------------------------------
 
@@ -148,10 +146,10 @@ class Native:
             return False
         key = (form, dtype, weight.shape)
         if key not in self._found:
-            self._found[key] = self._works(form, test)
+            self._found[key] = self._works(form, weight.shape, test)
         return self._found[key]
 
-    def _works(self, form: str, test: Callable[[], bool]) -> bool:
+    def _works(self, form: str, shape: torch.Size, test: Callable[[], bool]) -> bool:
         """Whether the form is right, if need be without the kernels."""
         try:
             works, reason = test(), "its result is wrong"
@@ -159,10 +157,10 @@ class Native:
             works, reason = False, str(error)
         if works:
             return True
-        if self._kernels is not None:
-            log.warning("FP8 without kernels, because they failed here (%s)", reason)
-            self._kernels = None
-            return self._works(form, test)
+        if self._kernels is not None and shape not in self._without:
+            log.info("no FP8 kernels for weights %s (%s): trying without", list(shape), reason)
+            self._without.add(shape)
+            return self._works(form, shape, test)
         log.info("no FP8 product with scales by %s (%s): dequantizing", form, reason)
         return False
 
