@@ -73,7 +73,7 @@ class Edge:
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", label)]
             elif message["type"] == "http.response.body":
-                ended = not message.get("more_body", False)
+                ended |= not message.get("more_body", False)
             await send(message)
 
         async def heard() -> Any:

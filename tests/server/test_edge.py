@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from typing import Any
 
 import pytest
 from serving import Server, serving
 
 from weft_server import keys
+from weft_server.edge import Edge
 
 KEYS = {"api_key": ["k1", "k2-é"]}
 
@@ -158,3 +160,28 @@ async def test_forwarded_headers_change_nothing() -> None:
     }
     async with serving(**KEYS) as server:
         assert (await server.client.get("/v1/models", headers=forged)).status_code == 401
+
+
+async def test_a_client_that_leaves_before_the_last_event_is_no_fault(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event may be on its way when the server learns that nobody waits for it."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.body", "body": b"data", "more_body": True})
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def ignored(message: Any) -> None:
+        """What a server does with what nobody reads."""
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/v1/completions"}
+    scope["headers"] = [(b"host", b"localhost")]
+    async with serving() as server:
+        monkeypatch.setattr(server.context.served, "app", answer)
+        with caplog.at_level(logging.INFO, "weft.server"):
+            await Edge(server.context)(scope, gone, ignored)
+    assert not caplog.records
