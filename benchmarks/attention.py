@@ -26,7 +26,7 @@ from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
-from weft_attention_triton.backend import TritonAttention
+from weft_attention_triton.backend import create
 
 from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer
 from weft.api.cache import DeviceInfo, LayerCacheSpec
@@ -236,7 +236,7 @@ def report() -> None:
     copy, product = ceilings()
     print(f"ceilings: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
     for shape in SHAPES:
-        backend = TritonAttention(request(shape))
+        backend = create(request(shape))
         for rows in (1, 32, 256):
             for kv in (192, 1024, 4096):
                 load = Load(request(shape), [1] * rows, [kv] * rows)
@@ -260,7 +260,7 @@ def report() -> None:
         load = Load(fp8, [1] * 256, [1024] * 256)
         line(
             f"{shape} decode B=256 kv=1024 fp8",
-            load.layer(TritonAttention(fp8), write=False),
+            load.layer(create(fp8), write=False),
             load,
             copy,
             False,
@@ -281,7 +281,7 @@ def report() -> None:
             taken = load.layer(backend, write=not short)
             line(f"{shape} {name}", taken, load, copy if short else product, not short)
     load = Load(request("0.6B"), [1] * 32, [1024] * 32)
-    print(f"Python of one decode call: {host(load, TritonAttention(request('0.6B'))) * 1e6:.0f} us")
+    print(f"Python of one decode call: {host(load, create(request('0.6B'))) * 1e6:.0f} us")
     sdpa = SdpaAttention(request("0.6B"))
     line("0.6B decode B=32 kv=1024, sdpa backend", load.layer(sdpa, graph=False), load, copy, False)
     load = Load(request("0.6B"), [2048] * 16, [2048] * 16)

@@ -29,10 +29,9 @@ def weft_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Off
         return Refusal("triton", reasons)
 
     def create() -> AttentionBackend:
-        from weft_attention_triton.backend import TritonAttention
+        from weft_attention_triton.backend import create
 
-        early = (request.device.capability or (0, 0)) >= (9, 0)
-        return TritonAttention(request, early=early)
+        return create(request)
 
     return Offer("triton", 80, create, page_sizes=PAGE_SIZES, graph_safe=True)
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from weft.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
 from weft_attention_triton import tiles
 from weft_attention_triton.decode import decode_kernel, join_kernel
+from weft_attention_triton.hopper.prompts import PAGE, TILE, Prompts, find_prompts
 from weft_attention_triton.prefill import prefill_kernel
 from weft_attention_triton.write import write_kernel
 
-__all__ = ("Items", "Plan", "TritonAttention")
+__all__ = ("Items", "Plan", "TritonAttention", "create")
 
 _DRAFT = 8
 """New tokens of a row up to which its keys are worth splitting: drafts, not prompts."""
@@ -39,8 +40,8 @@ class Plan:
 
     batch: AttentionBatch
     items: list[Items] = field(default_factory=list)
-    tile: tiles.Tile | None = None  # of prefill
-    work: Tensor | None = None  # int32 [tiles, 2]: row, first query
+    tile: tiles.Tile | None = None  # of ``prefill_kernel``; None: Hopper's kernel does the work
+    work: Tensor | None = None  # int32 [tiles, 2]: row, first query; Hopper's: [tiles, 5]
 
 
 class TritonAttention:
@@ -50,11 +51,16 @@ class TritonAttention:
     the device, its grid depends on the number of rows and on ``max_kv_len`` alone, and a row of
     length 0 (padding) yields zeros. Lengths may change between replays up to ``max_kv_len``; beyond
     it the result is right too, only less evenly split. ``early``, from Hopper on: decode kernels
-    start before the kernel ahead of them has ended.
+    start before the kernel ahead of them has ended. ``prompts`` serves rows that fill its tiles.
     """
 
     def __init__(
-        self, request: AttentionRequest, processors: int | None = None, *, early: bool = False
+        self,
+        request: AttentionRequest,
+        processors: int,
+        *,
+        early: bool = False,
+        prompts: Prompts | None = None,
     ) -> None:
         self.heads, self.kv_heads = request.heads, request.kv_heads
         self.group = request.heads // request.kv_heads
@@ -67,10 +73,9 @@ class TritonAttention:
         self.precision = "ieee" if request.dtype == "float32" else "tf32"
         self.itemsize = getattr(torch, request.dtype).itemsize
         self.limit = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
-        if processors is None:
-            processors = torch.cuda.get_device_properties("cuda").multi_processor_count
         self.processors = processors
         self.early = early
+        self.prompts = prompts
 
     def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
         return (2, pages, page_size, spec.kv_heads, spec.head_size)
@@ -91,16 +96,7 @@ class TritonAttention:
                     plan.items.append(items)
                     rows = [row for row in rows if batch.query_lens_host[row] > _DRAFT]
         if rows:
-            plan.tile = tiles.prefill_tile(
-                batch.max_query_len,
-                self.group,
-                self.size,
-                self.itemsize,
-                batch.max_kv_len,
-                self.limit > 0,
-            )
-            work = self._work(batch, rows, plan.tile.rows // self.group)
-            plan.work = _to_device(work, batch.kv_lens.device)
+            plan.work = _to_device(self._work(plan, rows), batch.kv_lens.device)
         return plan
 
     def _items(self, count: int, queries: int, batch: AttentionBatch) -> Items:
@@ -120,10 +116,24 @@ class TritonAttention:
             items.weights = new(shape, dtype=torch.float32)
         return items
 
-    def _work(
-        self, batch: AttentionBatch, rows: Sequence[int], tokens: int
-    ) -> list[tuple[int, int]]:
+    def _work(self, plan: Plan, rows: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Tiles of queries, those with the most keys first: the last ones to finish are short."""
+        batch = plan.batch
+        if (
+            self.prompts is not None
+            and batch.page_size == PAGE
+            and batch.max_query_len * self.group >= TILE
+        ):
+            return self.prompts.tiles(batch, rows)
+        plan.tile = tiles.prefill_tile(
+            batch.max_query_len,
+            self.group,
+            self.size,
+            self.itemsize,
+            batch.max_kv_len,
+            self.limit > 0,
+        )
+        tokens = plan.tile.rows // self.group
         work: list[tuple[int, int, int]] = []
         for row in rows:
             count, length = batch.query_lens_host[row], batch.kv_lens_host[row]
@@ -153,7 +163,9 @@ class TritonAttention:
         for items in plan.items:
             self._decode(q, cache, out, plan.batch, items, scales)
         if plan.work is not None and plan.tile is not None:
-            self._prefill(q, cache, out, plan, plan.work, plan.tile, scales)
+            self._prefill(q, cache, out, plan.batch, plan.work, plan.tile, scales)
+        elif plan.work is not None and self.prompts is not None:
+            self.prompts.forward(q, cache, out, plan.batch, plan.work)
         return out
 
     def _write(
@@ -205,12 +217,11 @@ class TritonAttention:
         q: Tensor,
         cache: Tensor,
         out: Tensor,
-        plan: Plan,
+        batch: AttentionBatch,
         work: Tensor,
         tile: tiles.Tile,
         scales: tuple[float, float],
     ) -> None:
-        batch = plan.batch
         prefill_kernel[(self.kv_heads, len(work))](
             q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, work,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
@@ -224,12 +235,20 @@ class TritonAttention:
         )  # fmt: skip
 
 
+def create(request: AttentionRequest) -> TritonAttention:
+    """With what the CUDA device of this process can do."""
+    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    early = (request.device.capability or (0, 0)) >= (9, 0)
+    prompts = find_prompts(request, processors)
+    return TritonAttention(request, processors, early=early, prompts=prompts)
+
+
 def _rows(x: Tensor) -> Tensor:
     """``x`` ``[tokens, heads, size]`` with dense tokens; their distance may be anything."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _to_device(work: Sequence[int] | Sequence[tuple[int, int]], device: torch.device) -> Tensor:
+def _to_device(work: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
     # Through pinned memory: a copy from pageable memory would wait for the device.
     pinned = torch.tensor(work, dtype=torch.int32, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

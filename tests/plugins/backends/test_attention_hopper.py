@@ -1,0 +1,165 @@
+"""Hopper's kernel for prompts: what it serves, its tiles, its code; on a card, its results."""
+
+import logging
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+import triton
+from weft_attention_triton.backend import TritonAttention, create
+from weft_attention_triton.hopper.prompts import TILE, Prompts, find_prompts, serves
+
+from weft.api.attention import AttentionRequest, MaskKind
+from weft.api.cache import DeviceInfo
+from weft.testing.attention import Case
+from weft.testing.attention_reference import batch_of
+
+HOPPER = DeviceInfo("cuda", (9, 0))
+QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dtype": "float16", "kv_dtype": "float16"}, {"heads": 8}, {"heads": 64, "kv_heads": 1}],
+)
+def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
+    assert serves(replace(QWEN, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": DeviceInfo("cuda", (8, 0))},
+        {"device": DeviceInfo("cuda", (10, 0))},
+        {"dtype": "float32", "kv_dtype": "float32"},
+        {"kv_dtype": "fp8_e4m3"},
+        {"head_size": 64},
+        {"window": 500, "mask": MaskKind.SLIDING},
+        {"mask": MaskKind.BIDIRECTIONAL},
+        {"softcap": 30.0},
+        {"page_size": 128},
+        {"heads": 24},  # three heads share keys
+    ],
+)
+def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
+    assert not serves(replace(QWEN, **changes))
+
+
+def test_where_it_does_not_work_triton_serves(caplog: pytest.LogCaptureFixture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it works on a card")
+    with caplog.at_level(logging.WARNING):
+        assert find_prompts(QWEN, 132) is None
+    assert "Triton's serves them" in caplog.text
+    caplog.clear()
+    assert find_prompts(replace(QWEN, softcap=1.0), 132) is None
+    assert not caplog.text, "nothing was tried"
+
+
+def test_tiles_cover_every_token_once_and_begin_with_the_longest() -> None:
+    query_lens, kv_lens = [1, 1, 300, 64, 70, 1000], [90, 7, 1300, 64, 70, 1000]
+    batch, _ = batch_of(query_lens, kv_lens, page_size=64)
+    tiles = Prompts(QWEN, 132).tiles(batch, [2, 3, 4, 5])
+    found: list[int] = []
+    for row, token, real, position, length in tiles:
+        assert 0 < real <= TILE // 2
+        assert length == kv_lens[row]
+        begin = sum(query_lens[:row])
+        assert position == length - query_lens[row] + token - begin
+        found += range(token, token + real)
+    assert sorted(found) == list(range(2, sum(query_lens)))
+    keys = [position + real for _, _, real, position, _ in tiles]
+    assert all(a >= b for a, b in pairwise(keys))
+
+
+def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
+    def planned(query_lens: list[int], page_size: int = 64, **options: Any) -> Any:
+        batch, _ = batch_of(query_lens, query_lens, page_size=page_size)
+        return TritonAttention(QWEN, 132, **options).plan(batch)
+
+    with_it = {"prompts": Prompts(QWEN, 132)}
+    long = planned([1, 9, 200], **with_it)
+    assert long.tile is None and long.work.shape == (5, 5), "of every row that has no items"
+    assert planned([1, 9, 200]).tile is not None
+    assert planned([1, 9, 20], **with_it).tile is not None
+    assert planned([1, 9, 200], page_size=128, **with_it).tile is not None
+    assert planned([1, 1], **with_it).work is None
+
+
+def compiled(group: int, kind: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from weft_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
+
+    def described(shape: list[int]) -> str:
+        return f"tensordesc<{kind}{shape},{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
+
+    constants = {"KV_HEADS": 8, "GROUP": group}
+    types = {"q_desc": described([64 // group, group, 64]), "kv_desc": described([64, 64])}
+    types |= {"out": "*i32", "table": "*i32", "work": "*i32", "scale": "fp32"}
+    names = prompt_kernel.arg_names
+    source = GluonASTSource(
+        prompt_kernel,
+        {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        {(names.index(n),): value for n, value in constants.items()},
+        {
+            (names.index(n),): [["tt.divisibility", 16]]
+            for n in ("out", "table", "work", "values_at")
+        },
+    )
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.parametrize(("group", "kind"), [(1, "bf16"), (4, "bf16"), (16, "fp16")])
+def test_it_compiles_without_spills(group: int, kind: str, tmp_path: Path) -> None:
+    made = compiled(group, kind)
+    assert made.metadata.shared <= 227 * 1024
+    assert made.asm["ptx"].count("wgmma.mma_async") == 96
+    code = tmp_path / "kernel.cubin"
+    code.write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", code], capture_output=True, text=True, check=True)
+    assert "STACK:0 " in usage.stdout and "LOCAL:0 " in usage.stdout, "registers were spilled"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="needs a Hopper GPU",
+)
+class TestOnHopper:
+    @pytest.mark.parametrize("heads", [8, 16, 32, 128])
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        ("query_lens", "kv_lens"),
+        [
+            ([128], [128]),
+            ([513, 64, 1000], [513, 64, 1000]),
+            ([77, 130, 1], [300, 1025, 65]),
+            ([1, 1, 40, 257, 2], [900, 2, 40, 1025, 777]),
+            ([200] * 40, [200 + 13 * i for i in range(40)]),
+        ],
+    )
+    def test_results(
+        self, heads: int, dtype: str, query_lens: list[int], kv_lens: list[int]
+    ) -> None:
+        asked = replace(QWEN, dtype=dtype, kv_dtype=dtype, heads=heads)
+        backend = create(asked)
+        assert backend.prompts is not None
+        case = Case(asked, query_lens, kv_lens, 64, device="cuda")
+        cache = case.cache(backend)
+        cache[cache == 7.0] = float("nan")  # whatever nobody wrote
+        plan = backend.plan(case.batch)
+        assert plan.work is not None and plan.tile is None
+        got = backend.forward(case.q, case.k, case.v, cache, plan).double()
+        want = case.expected().double()
+        assert (got - want).norm() < 1e-2 * want.norm()
