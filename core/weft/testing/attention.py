@@ -64,6 +64,7 @@ steps: dict[str, tuple[list[int], list[int]]] = {
     "prompts": ([7, 33, 2], [7, 33, 2]),
     "prefix hit": ([9, 3], [41, 19]),
     "chunk": ([40], [75]),
+    "last tokens": ([20, 1, 1], [20, 60, 290]),  # of prompts: no decodes, for they are not first
     "mixed": ([1, 1, 1, 6, 21, 3], [50, 2, 31, 6, 60, 35]),
 }
 

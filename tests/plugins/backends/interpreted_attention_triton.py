@@ -26,7 +26,7 @@ def on_cpu(request: AttentionRequest) -> Callable[[], AttentionBackend]:
 
 class TestInterpreted(AttentionSuite):
     key = "triton"
-    steps = {name: steps[name] for name in ("first token", "decodes", "mixed")}
+    steps = {name: steps[name] for name in ("first token", "decodes", "last tokens", "mixed")}
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
         if request.dtype == "bfloat16":

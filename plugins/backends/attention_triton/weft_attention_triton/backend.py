@@ -88,9 +88,9 @@ class TritonAttention:
         if rows:
             drafts = [row for row in rows if batch.query_lens_host[row] <= _DRAFT]
             if drafts and self.group * _DRAFT <= 64:
-                items = self._items(
-                    len(drafts), max(batch.query_lens_host[r] for r in drafts), batch
-                )
+                # At least two: one means to the kernel that items are the first rows of the step.
+                queries = max(2, *(batch.query_lens_host[row] for row in drafts))
+                items = self._items(len(drafts), queries, batch)
                 if items.splits > 1:  # else they fill the device as tiles of queries
                     items.chosen = _to_device(drafts, batch.kv_lens.device)
                     plan.items.append(items)

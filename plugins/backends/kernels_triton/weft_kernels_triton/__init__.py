@@ -65,10 +65,13 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
 
 def _loader(op: str, capability: tuple[int, int] | None) -> Callable[[], Callable[..., Any]]:
     early = capability is not None and capability >= (9, 0)
+    hopper = capability is not None and capability[0] == 9
 
     def load() -> Callable[..., Any]:
         module = import_module(f"weft_kernels_triton.{HOMES[op]}")
         made = partial(getattr(module, op), early=early)
+        if op in LINEARS and hopper:  # where it was measured
+            made = partial(made, tickets=module.Tickets())
         return partial(made, zeros=module.Zeros()) if op == "linear" and early else made
 
     return load

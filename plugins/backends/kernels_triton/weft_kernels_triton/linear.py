@@ -1,9 +1,9 @@
-"""Linear layers of one to four rows: the time is that of reading the weight once.
+"""Linear layers of few rows: the time is that of reading the weight once.
 
-A program multiplies in float32 without tensor cores. The first piece of its share of the weight is on
+For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share of the weight is on
 its way before the kernel waits for its input (see ``overlap``), and so many programs are on a
-multiprocessor that the pieces in flight cover the latency of memory. Where that is no faster than
-torch's own linear (``tiles``), torch's is called.
+multiprocessor that the pieces in flight cover the latency of memory. For up to 64 it is tensor cores
+that multiply (``swapped``). Where neither is faster than torch's own linear (``tiles``), torch's is called.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from torch import Tensor
 
 from weft_kernels_triton.activation import gate, silu_mul
 from weft_kernels_triton.overlap import await_results, start_next
-from weft_kernels_triton.tiles import Tile, choose, with_bias
+from weft_kernels_triton.swapped import Tickets, swapped_linear
+from weft_kernels_triton.tiles import MOST_ROWS, Tile, choose, choose_block, with_bias
 
 __all__ = ("Zeros", "few_rows_kernel", "linear", "silu_linear", "small_linear")
 
 Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+NARROW = (torch.bfloat16, torch.float16)
+"""What tensor cores multiply without rounding it."""
 
 
 @triton.jit
@@ -125,20 +128,35 @@ def small_linear(
     return out
 
 
-def _small(
-    x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, early: bool
+def _few(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gated: bool,
+    early: bool,
+    tickets: Tickets | None,
 ) -> Tensor | None:
     """The result, or ``None`` where torch's operations are the better ones."""
     depth = x.shape[-1]
     rows = x.numel() // depth
-    tile = choose(rows, weight.shape[0], depth, gated)
-    if tile is None or not weight.is_contiguous():
+    if rows > MOST_ROWS or not weight.is_contiguous():
         return None
     flat = x.reshape(rows, depth)
     if flat.stride(1) != 1:
         flat = flat.contiguous()
-    y = small_linear(flat, weight, bias, gated, tile, early)
-    return y.view(*x.shape[:-1], y.shape[1])
+    features = weight.shape[0]
+    y = None
+    tile = choose(rows, features, depth, gated)
+    if tile is not None:
+        y = small_linear(flat, weight, bias, gated, tile, early)
+    elif tickets is not None and x.dtype in NARROW:
+        counted = tickets.on(x.device)
+        if counted is None:
+            return None
+        block = choose_block(rows, features, depth, gated, len(counted))
+        if block is not None:
+            y = swapped_linear(flat, weight, bias, gated, block, counted, early)
+    return None if y is None else y.view(*x.shape[:-1], y.shape[1])
 
 
 class Zeros:
@@ -161,9 +179,10 @@ def linear(
     *,
     early: bool = False,
     zeros: Zeros | None = None,
+    tickets: Tickets | None = None,
 ) -> Tensor:
-    """The operation ``linear`` of ``weft.layers.kernels``."""
-    y = _small(x, weight, bias, False, early)
+    """The operation ``linear`` of ``weft.layers.kernels``; without ``tickets`` not on tensor cores."""
+    y = _few(x, weight, bias, False, early, tickets)
     if y is not None:
         return y
     if bias is None and zeros is not None and with_bias(x.numel() // x.shape[-1], *weight.shape):
@@ -171,7 +190,16 @@ def linear(
     return F.linear(x, weight, bias)
 
 
-def silu_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, early: bool = False) -> Tensor:
-    """The operation ``silu_linear`` of ``weft.layers.kernels``."""
-    y = _small(x, weight, bias, True, early)
-    return silu_mul(linear(x, weight, bias, early=early), early=early) if y is None else y
+def silu_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    early: bool = False,
+    tickets: Tickets | None = None,
+) -> Tensor:
+    """The operation ``silu_linear`` of ``weft.layers.kernels``; ``tickets`` as for ``linear``."""
+    y = _few(x, weight, bias, True, early, tickets)
+    if y is not None:
+        return y
+    return silu_mul(linear(x, weight, bias, early=early, tickets=tickets), early=early)
