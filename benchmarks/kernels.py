@@ -28,7 +28,8 @@ from weft_kernels_triton.activation import silu_mul
 from weft_kernels_triton.norm import add_rms_norm, rms_norm
 from weft_kernels_triton.rotary import rotary_write
 from weft_kernels_triton.sample import likeliest, sample
-from weft_kernels_triton.tiles import Tile
+from weft_kernels_triton.swapped import Tickets, swapped_linear
+from weft_kernels_triton.tiles import Tile, block_of
 
 from weft.engine.plan import SlotStart
 from weft.layers import ops
@@ -114,8 +115,8 @@ def chain(rows: int, depth: int, inner: int) -> float:
     early = True
     x, residual, gain = normal(rows, depth), normal(rows, depth), normal(depth)
     w = [normal(n, k) * k**-0.5 for n, k in ((depth, depth), (2 * inner, depth), (depth, inner))]
-    linear = partial(kernels.linear, early=early)
-    gated = partial(kernels.silu_linear, early=early)
+    linear = partial(kernels.linear, early=early, tickets=Tickets())
+    gated = partial(kernels.silu_linear, early=early, tickets=Tickets())
 
     def layers(a: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(a, gain, 1e-6, early=early)
@@ -159,7 +160,18 @@ def parity() -> int:
                 want = F.linear(x.double(), w.double(), bias.double())
                 worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
             verdict(f"{dtype} {'silu_' * gated}linear {tile.features}x{tile.depth}", worst, 1e-2)
-    for rows in (1, 3, 4, 17, 100):
+        counted = Tickets().on(torch.device("cuda", torch.cuda.current_device()))
+        assert counted is not None
+        for gated, rows in itertools.product((False, True), (5, 17, 50)):
+            worst = 0.0
+            for features, depth in ((1000, 1536), (1056, 3072), (9000, 80)):
+                x, w = normal(rows, depth, dtype=dtype), normal(features, depth, dtype=dtype)
+                bias, block = normal(features, dtype=dtype), block_of(rows, features, depth, 132)
+                got = swapped_linear(x, w, bias, gated, block, counted, True)
+                want = F.linear(x.double(), w.double(), bias.double())
+                worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
+            verdict(f"{dtype} {'silu_' * gated}linear swapped, {rows} rows", worst, 1e-2)
+    for rows in (1, 3, 4, 5, 17, 40, 100):
         verdict(f"a chain of kernels, {rows} rows", chain(rows, 1024, 1536), 1e-2)
     sampler, slots = opened(512)
     logits = normal(512, VOCAB) * 3
@@ -201,7 +213,8 @@ def report(ceiling: float) -> None:
     for name, features, depth, gated in LINEARS:
         weights = copies(features, depth)
         ours = partial(kernels.silu_linear if gated else kernels.linear, early=True)
-        for rows in (1, 2, 4, 8):
+        ours = partial(ours, tickets=Tickets())
+        for rows in (1, 2, 4, 8, 16, 32, 64):
             x = normal(rows, depth)
             mine = seconds([partial(ours, x, w, None) for w in weights])
             theirs = seconds([partial(torch_linear, gated, x, w) for w in weights])

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -119,59 +118,6 @@ CHECKS = {
         close(linear(x, weight, None), product(x, weight))
         close(linear(x, weight[::2], None), product(x, weight[::2]))
     """,
-    "swapped_linear": """
-        from torch.nn.functional import linear as product
-        from weft_kernels_triton import linear as module
-        from weft_kernels_triton.activation import silu_mul
-        from weft_kernels_triton.swapped import Tickets, swapped_linear
-        from weft_kernels_triton.tiles import Block
-        tickets = Tickets(5)
-        assert tickets.on(torch.device("cpu")) is tickets.on(torch.device("cpu"))
-        counted = tickets.on(torch.device("cpu"))
-        assert counted.dtype == torch.int32 and len(counted) == 5
-        for splits in 1, 3, 9:
-            # The last has more tiles than tickets: its depth is not shared.
-            for width, depth in (70, 96), (24, 200), (200, 80):
-                for rows in (5,) if splits == 9 else (5, 16):
-                    x, weight = torch.randn(rows, depth + 16)[:, :depth], torch.randn(width, depth)
-                    given = Block(32, 16, 32, 1, 2, splits), counted, False
-                    for bias in None, torch.randn(width):
-                        want = product(x, weight, bias)
-                        close(swapped_linear(x, weight, bias, False, *given), want)
-                        close(swapped_linear(x, weight, bias, True, *given), ops.silu_mul(want))
-                        # Of numbers whose sums are exact; rounded before the gate, and after silu.
-                        whole = [torch.randint(-64, 65, t.shape) for t in (x, weight)]
-                        half = [(t / 64).half() for t in whole]
-                        y = swapped_linear(*half, None, False, *given)
-                        assert torch.equal(y, product(*(t.float() for t in half)).half())
-                        found = swapped_linear(*half, None, True, *given)
-                        assert found.dtype == torch.float16 and torch.equal(found, silu_mul(y))
-                        assert not counted.any(), "the tickets are not as they were"
-        # Through the operations, which choose.
-        calls, plain = [], module.swapped_linear
-        def counting(*args):
-            calls.append(args[4])
-            return plain(*args)
-        module.swapped_linear = counting
-        weight = torch.randn(1024, 1040).half() / 32
-        for shape, called in ((2, 4, 1040), 1), ((17, 1040), 1), ((64, 1040), 0):
-            x, bias = torch.randn(shape).half(), torch.randn(1024).half()
-            want = product(x.float(), weight.float(), bias.float())
-            for op, want in (module.linear, want), (module.silu_linear, ops.silu_mul(want)):
-                calls.clear()
-                y = op(x, weight, bias, tickets=tickets)
-                assert y.shape == want.shape and len(calls) == called, (op, shape, calls)
-                assert (y.float() - want).norm() < 2e-3 * want.norm()
-        calls.clear()
-        module.linear(x[:8], weight, None)
-        module.linear(x[:8].float(), weight.float(), None, tickets=tickets)
-        module.linear(x[:8], weight[::2], None, tickets=tickets)
-        class Capturing:
-            def on(self, device):
-                return None
-        module.linear(x[:8], weight, None, tickets=Capturing())
-        assert not calls
-    """,
     "sample": """
         from weft_kernels_triton.sample import likeliest, sample
         from weft.engine.plan import SlotStart
@@ -211,16 +157,14 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton import activation, gather, linear, norm, reduce, rotary, sample, swapped
-    from weft_kernels_triton.tiles import choose_block
+    from weft_kernels_triton import activation, gather, linear, norm, reduce, rotary, sample
 
-    def build(kernel, warps, constants, stages=3, even=(), **types):
+    def build(kernel, warps, constants, **types):
         names = kernel.arg_names
         signature = {n: "constexpr" if n in constants else types.get(n, "*bf16") for n in names}
         values = {(names.index(n),): value for n, value in constants.items()}
-        options = {"num_warps": warps, "launch_pdl": True, "num_stages": stages}
-        even = "room", "numel", "n", "x_stride", *even
-        aligned = [n for n in names if signature[n][0] == "*" or n in even]
+        options = {"num_warps": warps, "launch_pdl": True}
+        aligned = [n for n in names if signature[n][0] == "*" or n in ("room", "numel", "n", "x_stride")]
         aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in constants}
         source = ASTSource(kernel, signature, values, aligned)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -238,17 +182,6 @@ BUILDS = """
     for rows, gated in (1, False), (1, True), (4, False):
         chosen = dict(ROWS=rows, BLOCK_N=4, BLOCK_K=1024, ONCE=False, BIAS=True, GATED=gated)
         assert build(linear.few_rows_kernel, 4, {**chosen, "EARLY": True}, **numbers) > 0
-    counted = dict(rows="i32", share="i32", splits="i32", parts="*fp32", tickets="*i32")
-    for rows, features, depth, gated in (
-        (16, 4096, 4096, False), (32, 24576, 4096, True), (64, 6144, 1024, True), (64, 1024, 3072, False),
-    ):
-        block = choose_block(rows, features, depth, gated, 132)
-        chosen = dict(BLOCK_N=block.features, BLOCK_R=block.rows, BLOCK_K=block.depth, EVEN=True)
-        chosen |= dict(SPLIT=block.splits > 1, BIAS=False, GATED=gated, EARLY=True)
-        more = dict(stages=block.stages, even=("width", "depth"), **numbers, **counted)
-        assert build(swapped.swapped_kernel, block.warps, chosen, **more) == 0
-        half = dict.fromkeys(("x", "weight", "bias", "out"), "*fp16")
-        assert build(swapped.swapped_kernel, block.warps, chosen, **more, **half) == 0
     tables = dict(temperature="*fp32", tops="*fp32", firsts="*i32", sums="*fp32", greedy="*i32")
     tables |= dict(offsets="*i64", strides="*i64", positions="*i64", tokens="*i64", bad="*u8")
     tables |= dict(g_stride="i32", o_stride="i32", parts="i32")
@@ -481,55 +414,6 @@ def test_only_shapes_that_gain_leave_torch() -> None:
     assert choose(2, 4096, 4096, False) and not choose(2, 24576, 4096, False)
     assert not choose(0, 1024, 1024, False)
     assert not choose(1, 151936, 1024, False), "an output head is at the card's bandwidth already"
-
-
-def test_tensor_cores_multiply_up_to_64_rows_where_that_is_faster() -> None:
-    """Of the shapes that were measured, by 3 % or more."""
-    from weft_kernels_triton.tiles import choose_block
-
-    most = {
-        (4096, 1024): 16,
-        (1024, 2048): 32,
-        (6144, 1024): 64,
-        (1024, 3072): 64,
-        (6144, 4096): 8,
-        (4096, 4096): 32,
-        (24576, 4096): 8,
-        (4096, 12288): 16,
-    }
-    splits = {(1024, 2048): 4, (1024, 3072): 6, (4096, 1024): 2, (4096, 4096): 2, (4096, 12288): 2}
-    for (features, depth), rows in most.items():
-        for m in (8, 16, 32, 64):
-            block = choose_block(m, features, depth, False, 132)
-            assert (block is not None) == (m <= rows), (features, depth, m)
-            if block is not None:
-                assert block.rows == max(m, 16)
-                assert block.splits == splits.get((features, depth), 1)
-    assert choose_block(32, 24576, 4096, True, 132) and not choose_block(64, 24576, 4096, True, 132)
-    outside = (4, 4096, 4096), (65, 6144, 1024), (8, 151936, 1024), (8, 320, 4096)
-    assert not any(choose_block(*shape, True, 132) for shape in outside)
-    for processors in (1, 20, 78, 132, 200):  # no more tiles are shared than there are tickets
-        for features in range(1024, 20000, 64):
-            block = choose_block(8, features, 4096, False, processors)
-            assert block and (block.splits == 1 or -(-features // 64) <= processors)
-
-
-@pytest.mark.parametrize("op", ["linear", "silu_linear"])
-def test_tensor_cores_are_used_on_hopper_alone_with_tickets_of_their_own(op: str) -> None:
-    pytest.importorskip("triton")
-    import weft_kernels_triton
-
-    shape = {"in_features": 1024, "out_features": 4096}
-
-    def loaded(capability: tuple[int, int]) -> Any:
-        request = KernelRequest(DeviceInfo("cuda", capability), "bfloat16", shape)
-        offer = weft_kernels_triton.weft_kernel(op, request)
-        assert isinstance(offer, KernelOffer)
-        return offer.load()
-
-    one, other = (loaded((9, 0)).keywords["tickets"] for _ in range(2))
-    assert one is not other
-    assert "tickets" not in loaded((8, 0)).keywords and "tickets" not in loaded((10, 0)).keywords
 
 
 def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
