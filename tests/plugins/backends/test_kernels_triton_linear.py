@@ -139,7 +139,7 @@ def test_it_compiles_for_hopper_and_waits_first() -> None:
 
 
 def test_tensor_cores_multiply_up_to_64_rows_where_that_is_faster() -> None:
-    """Of the shapes that were measured, by 3 % or more."""
+    """Of the shapes that were measured; up to 16 rows it is nowhere slower."""
     from weft_kernels_triton.tiles import choose_block
 
     most = {
@@ -147,21 +147,21 @@ def test_tensor_cores_multiply_up_to_64_rows_where_that_is_faster() -> None:
         (1024, 2048): 32,
         (6144, 1024): 64,
         (1024, 3072): 64,
-        (6144, 4096): 8,
+        (6144, 4096): 16,
         (4096, 4096): 32,
-        (24576, 4096): 8,
+        (24576, 4096): 16,
         (4096, 12288): 16,
     }
     splits = {(1024, 2048): 4, (1024, 3072): 6, (4096, 1024): 2, (4096, 4096): 2, (4096, 12288): 2}
     for (features, depth), rows in most.items():
-        for m in (8, 16, 32, 64):
+        for m in (2, 8, 16, 32, 64):
             block = choose_block(m, features, depth, False, 132)
             assert (block is not None) == (m <= rows), (features, depth, m)
             if block is not None:
                 assert block.rows == max(m, 16)
                 assert block.splits == splits.get((features, depth), 1)
     assert choose_block(32, 24576, 4096, True, 132) and not choose_block(64, 24576, 4096, True, 132)
-    outside = (4, 4096, 4096), (65, 6144, 1024), (8, 151936, 1024), (8, 320, 4096)
+    outside = (1, 4096, 4096), (65, 6144, 1024), (8, 151936, 1024), (8, 320, 4096)
     assert not any(choose_block(*shape, True, 132) for shape in outside)
     for processors in (1, 20, 78, 132, 200):  # no more tiles are shared than there are tickets
         for features in range(1024, 20000, 64):

@@ -103,7 +103,13 @@ class TritonAttention:
         items = Items(
             count,
             queries,
-            tiles.decode_tile(queries * self.group, self.size, self.itemsize),
+            tiles.decode_tile(
+                queries * self.group,
+                self.size,
+                self.itemsize,
+                count * self.kv_heads,
+                self.limit > 0,
+            ),
         )
         longest = -(-batch.max_kv_len // items.tile.keys)
         if self.window:  # which need not begin where a tile does

@@ -1,4 +1,4 @@
-"""Linear layers of five to 64 rows on tensor cores: the weight is the left side of the product.
+"""Linear layers of two to 64 rows on tensor cores: the weight is the left side of the product.
 
 The left side of a product on Hopper has 64 rows whatever happens, the right one as few as eight columns.
 So ``weight · xᵀ`` reads the weight in full tiles and pads only ``x``, where ``x · weightᵀ`` would pad it to

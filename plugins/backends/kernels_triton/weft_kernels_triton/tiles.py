@@ -66,35 +66,34 @@ def choose(rows: int, features: int, depth: int, gated: bool) -> Tile | None:
 def choose_block(
     rows: int, features: int, depth: int, gated: bool, processors: int
 ) -> Block | None:
-    """The block for ``x [rows, depth]`` and a weight ``[features, depth]``; ``None``: use torch.
+    """The block for ``x [rows, depth]`` and a weight ``[features, depth]`` where ``choose`` has no tile.
 
-    From a sweep on one H200 (132 multiprocessors, torch 2.11) over the shapes of Qwen3-0.6B and 8B at 8,
-    16, 32 and 64 rows, in graphs, over cold weights, beside the faster of torch's linears with a bias and
-    without. A block is chosen where it took at least 3 % less time:
+    ``None``: use torch.
 
-    * up to 8 rows for every shape: 4 to 8 % for large weights (15.7 us in place of 16.8 for 6144 x 4096), 7
-      to 33 % for small ones and 4096 x 4096 (11.4 in place of 13.6; 5.1 of 7.6 for 1024 x 3072);
-    * up to 16 up to 4096 features (5 to 31 %) and for 6144 x 1024, which is one wave of programs with
-      nothing to add up (11 %); within 2 % for 6144 x 4096 and 24576 x 4096;
+    From a sweep on one H200 (132 multiprocessors, torch 2.11) over the shapes of Qwen3-0.6B and 8B at 2
+    to 64 rows, in graphs, over cold weights, beside the faster of torch's linears with a bias and
+    without. Chosen where it took at least 3 % less time, and where it is even in shapes beside those:
+
+    * up to 16 rows for every shape: 4 to 8 % for large weights (15.7 us in place of 16.8 for 6144 x 4096),
+      7 to 33 % for small ones and 4096 x 4096 (11.4 in place of 13.6; 5.1 of 7.6 for 1024 x 3072); it is
+      even with torch for 24576 x 4096;
     * up to 32 up to 2048 features (16 and 22 %), for 6144 x 1024 (10 %) and 4096 x 4096 (4 %); slower for
       4096 x 1024 and, than a bias of zeros, for 4096 x 12288;
     * up to 64 for 1024 x 3072 (6 %) and 6144 x 1024 (11 %).
 
     With the gate in it no kernel of 1 to 2 us follows, so up to 32 rows a block is chosen for every shape:
-    by that sum (4 % for 24576 x 4096 at 32 rows), not from a measurement of the gated product. A piece of 256
-    columns, three on their way, is best where there is one program for a multiprocessor, and small ones
-    where there are several; sharing the depth among more programs than multiprocessors was never the best.
+    26 to 33 % for 6144 x 1024, 3 to 11 % for 24576 x 4096. A piece of 256 columns, three on their way, is
+    best where there is one program for a multiprocessor, and small ones where there are several;
+    sharing the depth among more programs than multiprocessors was never the best.
     """
     small, large = min(features, depth) < LEAST, features * depth > LARGEST
-    if not 5 <= rows <= MOST_ROWS or small or large:
+    if not 2 <= rows <= MOST_ROWS or small or large:
         return None
     block = block_of(rows, features, depth, processors)
     narrow = features <= 2048
     whole = depth <= 1024 and block.splits == 1 and _tiles(features) <= processors
-    if rows <= 8:
+    if rows <= 16:
         gains = True
-    elif rows <= 16:
-        gains = gated or whole or features <= 4096
     elif rows <= 32:
         gains = gated or whole or narrow or (features <= 4096 and 2048 <= depth <= 4096)
     else:
