@@ -36,14 +36,15 @@ def decode_tile(
     """For few queries, the heads of a group counted: bound by memory, so several tiles in flight.
 
     ``programs`` is how many there are without splits, rows times kv heads. Two warps took the least
-    time for a cache in fp8 (``narrow``). For one in 16 bits and heads of 128, up to a thousand programs
-    want a fourth tile in flight (4 to 10 % faster at 32 to 64 rows of eight heads, 1 % at 128), more of
-    them tiles of twice as many keys (1 % at 256 long rows, 1 to 3 % at short ones).
+    time at every batch and length that was tried, most of all for a cache in fp8 (``narrow``). Up to a
+    thousand programs want a fourth tile in flight (16 bits, heads of 128, rows of eight kv heads: 4 to
+    10 % faster at 32 and 64 rows, 1 % at 128). Keys by 128 gained 1 to 3 % at 256 rows by themselves and
+    lost 0.3 % in whole steps.
     """
     rows = max(16, power(queries))
     tile = power(size) * itemsize  # bytes of one key
     if rows == 16 and tile == 256 and not narrow:
-        return Tile(16, 128, 4, 2) if programs > 1024 else Tile(16, 64, 2, 4)
+        return Tile(16, 64, 2, 4 if programs <= 1024 else 3)
     keys = 64 if tile <= 256 else 32 if tile <= 512 else 16
     return Tile(rows, keys, 2 if rows == 16 and tile <= 256 else 4, 3)
 
