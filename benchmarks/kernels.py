@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from weft_kernels_triton import linear as kernels
 from weft_kernels_triton.activation import silu_mul
+from weft_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
 from weft_kernels_triton.norm import add_rms_norm, rms_norm
 from weft_kernels_triton.rotary import rotary_write
 from weft_kernels_triton.sample import likeliest, sample
@@ -102,6 +103,11 @@ def copies(*shape: int, most: int = 64) -> list[Tensor]:
     return [one.clone() for _ in range(max(2, min(most, COLD // size)))]
 
 
+def gated_product(dtype: str) -> Gated | None:
+    """As ``_loader`` of the plugin does it."""
+    return find_gated(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
+
+
 # --------------------------------------------------------------------------------- parity
 
 
@@ -171,6 +177,12 @@ def parity() -> int:
                 want = F.linear(x.double(), w.double(), bias.double())
                 worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
             verdict(f"{dtype} {'silu_' * gated}linear swapped, {rows} rows", worst, 1e-2)
+        product = gated_product(str(dtype).removeprefix("torch."))
+        for variant, rows in itertools.product((TURNS, DEFERRED) if product else (), (300, 2500)):
+            x, w = normal(rows, 1032, dtype=dtype), normal(6160, 1032, dtype=dtype)
+            want = ops.silu_mul(F.linear(x.double(), w.double()))
+            worst = error(product.forward(x, w, variant), want)
+            verdict(f"{dtype} silu_linear, {rows} rows, turns {variant.turns}", worst, 1e-2)
     for rows in (1, 3, 4, 5, 17, 40, 100):
         verdict(f"a chain of kernels, {rows} rows", chain(rows, 1024, 1536), 1e-2)
     sampler, slots = opened(512)
@@ -210,11 +222,14 @@ def torch_linear(gated: bool, x: Tensor, w: Tensor) -> Tensor:
 
 
 def report(ceiling: float) -> None:
+    found = gated_product("bfloat16")
     for name, features, depth, gated in LINEARS:
         weights = copies(features, depth)
         ours = partial(kernels.silu_linear if gated else kernels.linear, early=True)
         ours = partial(ours, tickets=Tickets())
-        for rows in (1, 2, 4, 8, 16, 32, 64):
+        if gated:
+            ours = partial(ours, gated=found)
+        for rows in (1, 2, 4, 8, 16, 32, 64, *((256, 1024, 8192) if gated else ())):
             x = normal(rows, depth)
             mine = seconds([partial(ours, x, w, None) for w in weights])
             theirs = seconds([partial(torch_linear, gated, x, w) for w in weights])

@@ -23,6 +23,15 @@ dimension unless it says otherwise.
     ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
 ``silu_linear`` (in_features, out_features)
     ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
+``int4_linear`` (in_features, out_features, group)
+    ``f(x, codes, steps, inputs, group) -> y`` for any number of rows: the linear layer of a weight in
+    four bits; ``inputs`` is ``in_features``, of which each ``group``, a multiple of 32 that divides them,
+    share a step. ``codes`` int16 ``[chunks, out_features, 32]``: word ``i`` of a chunk of 128 inputs has
+    the codes of its inputs ``i``, ``32 + i``, ``64 + i`` and ``96 + i``, from the lowest bits on; inputs
+    beyond the last are zeros. ``steps`` int32 ``[in_features / group, out_features]``: above, the scale
+    in float16; below, ``-(bias + zero)`` in the dtype, ``bias`` being 128 for bfloat16 and 1024 for
+    float16. A weight is ``(code - zero) · scale``; see ``weft.layers.int4.packing``. Both tensors are
+    contiguous. Not for float32.
 
 Between the ranks of one host, over memory that all of them can write to (``weft.api.models.Shared``):
 ``places`` int64 ``[ranks]`` has the address of each rank's, a multiple of 16, where 2 · ``ranks`` ·
@@ -66,6 +75,7 @@ from weft.api.cache import DeviceInfo
 from weft.layers import ops
 from weft.layers.attention import Attention
 from weft.layers.between import install_between
+from weft.layers.int4 import PackedInt4
 from weft.layers.linear import Linear
 from weft.layers.mlp import GatedMLP
 from weft.layers.norm import RMSNorm
@@ -134,6 +144,10 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]
         yield module, "op", "silu_mul", {"size": module.gate_up_proj.out_features // 2}
     elif isinstance(module, Linear) and isinstance(module.method, PlainLinear):
         yield module.method, "op", "linear", _sizes(module)
+    elif isinstance(module, Linear):
+        packed = getattr(module.method, "int4", None)
+        if isinstance(packed, PackedInt4):
+            yield packed, "op", "int4_linear", {**_sizes(module), "group": packed.group}
 
 
 def _sizes(linear: Linear) -> dict[str, int]:

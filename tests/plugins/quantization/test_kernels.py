@@ -1,6 +1,6 @@
-"""Kernels and layouts of the plugins against the plain dequantized product, in Triton's interpreter.
+"""Kernels and layouts of the plugins against the plain dequantized product.
 
-Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
+Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in a process of their own.
 """
 
 from __future__ import annotations
@@ -12,73 +12,32 @@ import textwrap
 
 import pytest
 import torch
+from torch import Tensor
+from weft_awq.config import read_config as read_awq
+from weft_awq.scheme import AwqScheme
+from weft_gptq.config import read_config as read_gptq
+from weft_gptq.scheme import GptqScheme
 
 from weft.api.cache import DeviceInfo
+from weft.api.models import QuantizationScheme
+from weft.layers.int4 import PackedInt4
+from weft.testing.linears import Layer, fill, pack
+from weft.testing.packing import AwqFormat, Format, GptqFormat
+from weft.testing.ranks import on_ranks
 
-CHECKS = {
-    "tiled": """
-        from weft.api.cache import DeviceInfo
-        from weft.layers.int4 import TiledInt4, TilingInt4
-        from weft.testing.linears import Layer, fill, pack
-        from weft.testing.packing import AwqFormat, GptqFormat
-        from weft.testing.ranks import on_ranks
-        from weft_awq import config as awq, scheme as awq_scheme
-        from weft_gptq import config as gptq, scheme as gptq_scheme
-
-        def tiled(format):
-            name = type(format).__name__
-            if name == "AwqFormat":
-                made = awq_scheme.AwqScheme(awq.read_config(format.config()), DeviceInfo("cpu"))
-            else:
-                made = gptq_scheme.GptqScheme(gptq.read_config(format.config()), DeviceInfo("cpu"))
-            made._tiling = TilingInt4()
-            return made
-
-        for format in (
-            AwqFormat(32), AwqFormat(128), AwqFormat(-1), GptqFormat(), GptqFormat(group_size=128),
-            GptqFormat(group_size=-1, sym=False), GptqFormat(group_size=64, desc_act=True, sym=False),
-            GptqFormat(sym=False, version=2),
-        ):
-            for dtype, limit in (torch.float16, 3e-3), (torch.bfloat16, 8e-3):
-                for layer in Layer(256, (72, 24)), Layer(384, (32,), split="row"):
-                    tensors, weight, _ = pack(format, layer)
-                    built = fill(tiled(format), layer, tensors, dtype)
-                    assert isinstance(built.method.int4, TiledInt4)
-                    for rows in 3, 150:
-                        x = torch.randn(rows, layer.inputs).to(dtype)
-                        close(built(x), (x.float() @ weight.t()).to(dtype), limit)
-        layer = Layer(384, (32,), split="row")  # a rank's share begins inside a group of 128
-        tensors, weight, _ = pack(AwqFormat(128), layer)
-        x = torch.randn(5, 384).half()
-        shares = on_ranks(2, lambda r: fill(tiled(AwqFormat(128)), layer, tensors, x.dtype, ranks=r))
-        assert [s.method.int4.group for s in shares] == [64, 64]
-        parts = sum(s.method.apply(s, p, None) for s, p in zip(shares, x.chunk(2, 1)))
-        close(parts, x @ weight.t().half(), 3e-3)
-    """,
-    "gptq": """
-        from weft_gptq.gemm import Gemm
-        from weft_gptq.kernel import gptq_gemm, gptq_unpack
-        from weft_gptq.packing import dequantize
-        for rows, depth, columns, group, bits, gather in (
-            (1, 128, 64, 32, 4, False), (5, 256, 72, 64, 4, False), (17, 2048, 64, 128, 4, False),
-            (3, 96, 16, 8, 4, False), (40, 256, 128, 256, 8, False), (4, 128, 64, 16, 2, False),
-            (5, 256, 72, 64, 4, True), (2, 192, 64, 128, 8, True),
-        ):
-            qweight = words(depth * bits // 32, columns)
-            scales = torch.rand(-(-depth // group), columns)
-            zeros = torch.randint(0, 2**bits, scales.shape).float()
-            index = torch.randint(0, len(scales), (depth,)) if gather else None
-            args = qweight, scales, zeros, bits, group, index
-            x = torch.randn(rows, depth)
-            weight = dequantize(*args, x.dtype)
-            close(gptq_gemm(x, *args), x @ weight)
-            close(gptq_unpack(*args, x.dtype), weight)
-        args = words(8, 8), torch.rand(2, 8).half(), torch.rand(2, 8).half(), 4, 32, None
-        for x in torch.randn(2, 3, 64).half(), torch.randn(2, 20, 64).half():
-            close(Gemm(gptq_gemm, gptq_unpack)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
-    """,
-}
-PROLOGUE = """
+CUDA = DeviceInfo("cuda", (7, 5))
+"""What a scheme packs for, though the tensors here are on the CPU; without kernels of GPTQ's own."""
+FORMATS: tuple[Format, ...] = (
+    AwqFormat(32),
+    AwqFormat(128),
+    AwqFormat(-1),
+    GptqFormat(),
+    GptqFormat(group_size=128),
+    GptqFormat(group_size=-1, sym=False),
+    GptqFormat(group_size=64, desc_act=True, sym=False),
+    GptqFormat(sym=False, version=2),
+)
+GPTQ = """
     import torch
     torch.manual_seed(0)
     def words(*shape):
@@ -87,16 +46,83 @@ PROLOGUE = """
         assert found.shape == want.shape and found.dtype == want.dtype
         error = (found.float() - want.float()).norm() / want.float().norm()
         assert error < limit, (found.shape, error)
+    from weft_gptq.gemm import Gemm
+    from weft_gptq.kernel import gptq_gemm, gptq_unpack
+    from weft_gptq.packing import dequantize
+    for rows, depth, columns, group, bits, gather in (
+        (1, 128, 64, 32, 4, False), (5, 256, 72, 64, 4, False), (17, 2048, 64, 128, 4, False),
+        (3, 96, 16, 8, 4, False), (40, 256, 128, 256, 8, False), (4, 128, 64, 16, 2, False),
+        (5, 256, 72, 64, 4, True), (2, 192, 64, 128, 8, True),
+    ):
+        qweight = words(depth * bits // 32, columns)
+        scales = torch.rand(-(-depth // group), columns)
+        zeros = torch.randint(0, 2**bits, scales.shape).float()
+        index = torch.randint(0, len(scales), (depth,)) if gather else None
+        args = qweight, scales, zeros, bits, group, index
+        x = torch.randn(rows, depth)
+        weight = dequantize(*args, x.dtype)
+        close(gptq_gemm(x, *args), x @ weight)
+        close(gptq_unpack(*args, x.dtype), weight)
+    args = words(8, 8), torch.rand(2, 8).half(), torch.rand(2, 8).half(), 4, 32, None
+    for x in torch.randn(2, 3, 64).half(), torch.randn(2, 20, 64).half():
+        close(Gemm(gptq_gemm, gptq_unpack)(x, *args), x @ dequantize(*args, x.dtype), 3e-3)
 """
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_kernels_equal_the_dequantized_product(name: str) -> None:
+def scheme(format: Format) -> QuantizationScheme:
+    if isinstance(format, AwqFormat):
+        return AwqScheme(read_awq(format.config()), CUDA)
+    return GptqScheme(read_gptq(format.config()), CUDA)
+
+
+def error(found: Tensor, want: Tensor) -> float:
+    assert found.shape == want.shape
+    return float((found.float() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_the_layout_of_kernels_is_the_dequantized_weight(format: Format) -> None:
+    for dtype, limit in (torch.float16, 3e-3), (torch.bfloat16, 8e-3):
+        for layer in Layer(256, (72, 24)), Layer(384, (32,), split="row"):
+            tensors, weight, _ = pack(format, layer)
+            built = fill(scheme(format), layer, tensors, dtype)
+            packed = built.method.int4  # type: ignore[attr-defined]
+            assert isinstance(packed, PackedInt4)
+            kept = dict(built.named_parameters())
+            assert set(kept) == {"int4", "scales"}, "nothing is kept twice"
+            assert kept["int4"].data_ptr() == packed.codes.data_ptr()
+            assert kept["scales"].data_ptr() == packed.scales.data_ptr()
+            x = torch.randn(3, layer.inputs).to(dtype)
+            y = built(x)
+            assert y.dtype == dtype and error(y, x.float() @ weight.t()) < limit
+
+
+def test_a_share_may_begin_inside_a_group() -> None:
+    layer, format = Layer(384, (32,), split="row"), AwqFormat(128)
+    tensors, weight, _ = pack(format, layer)
+    x = torch.randn(5, 384).half()
+    shares = on_ranks(2, lambda ranks: fill(scheme(format), layer, tensors, x.dtype, ranks=ranks))
+    assert [s.method.int4.group for s in shares] == [64, 64]  # type: ignore[attr-defined]
+    parts = [s.method.apply(s, p, None) for s, p in zip(shares, x.chunk(2, 1), strict=True)]
+    assert error(sum(parts), x.float() @ weight.t()) < 3e-3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", [AwqFormat(16), GptqFormat(group_size=16)], ids=str)
+def test_what_the_layout_cannot_hold_stays_as_it_is(format: Format) -> None:
+    layer = Layer(128, (32,))
+    tensors, weight, _ = pack(format, layer)
+    for dtype in torch.float16, torch.float32:
+        built = fill(scheme(format), layer, tensors, dtype)
+        assert built.method.int4 is None  # type: ignore[attr-defined]
+        x = torch.randn(3, 128).to(dtype)
+        assert error(built(x), x.float() @ weight.t()) < 3e-3
+
+
+def test_kernels_equal_the_dequantized_product() -> None:
     pytest.importorskip("triton")
-    code = textwrap.dedent(PROLOGUE) + textwrap.dedent(CHECKS[name])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", textwrap.dedent(GPTQ)],
         env=environment,
         capture_output=True,
         text=True,

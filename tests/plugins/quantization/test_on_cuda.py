@@ -1,14 +1,19 @@
-"""The quantization plugins on a CUDA device, where kernels multiply: ``pytest -m gpu``."""
+"""The quantization plugins on a CUDA device, with the kernels that an engine gives their layers:
+``pytest -m gpu``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from weft.api.cache import DeviceInfo
+from weft.layers import Linear, dtype_name
+from weft.layers.int4 import PackedInt4
+from weft.layers.kernels import install_kernels
+from weft.plugins import Host
 from weft.testing.linears import Layer, fill, pack
 from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from weft.testing.quantization import QuantizationSuite
@@ -24,6 +29,13 @@ class OnCuda(QuantizationSuite):
     @property
     def layers(self) -> Mapping[str, Layer]:
         return {**super().layers, "large": Layer(4096, (1024, 512, 512))}
+
+    def load(self, *given: Any, **named: Any) -> Linear:
+        built = super().load(*given, **named)
+        packed = getattr(built.method, "int4", None)
+        served = install_kernels(built, Host(), self.device, dtype_name(built.dtype), rows=1)
+        assert isinstance(packed, PackedInt4) == ("int4_linear" in served)
+        return built
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.
     test_ranks_share_a_layer: ClassVar[None] = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The one layout in which the kernel reads four-bit weights, whatever the checkpoint's is.
+"""The one layout in which kernels read four-bit weights, whatever the checkpoint's is.
 
 Codes are int16 ``[chunks, out, 32]``: a chunk is 128 inputs, and word ``i`` of an output holds the
 codes of its inputs ``i``, ``32 + i``, ``64 + i`` and ``96 + i``, from the lowest bits on. A matrix
@@ -18,11 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ("BIAS", "CHUNK", "RUN", "pack_codes", "pack_steps")
+__all__ = ("BIAS", "CHUNK", "RUN", "pack_codes", "pack_steps", "unpack")
 
 CHUNK = 128
 """Inputs of a chunk."""
 RUN = CHUNK // 4
+"""Inputs of a place of the words, which must be of one group."""
+PIECE = 4096
+"""Outputs that are unpacked at a time: numbers take more room meanwhile."""
 BIAS = {torch.bfloat16: 128, torch.float16: 1024}
 
 
@@ -40,3 +43,22 @@ def pack_steps(scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
     upper = scales.to(torch.float16)
     halves = torch.stack([t.view(torch.int16) for t in (lower, upper)], dim=-1)
     return halves.view(torch.int32).squeeze(-1)
+
+
+def unpack(codes: Tensor, steps: Tensor, inputs: int, group: int, dtype: torch.dtype) -> Tensor:
+    """The weight ``[out, inputs]``, in the type that it was packed for."""
+    chunks, out, _ = codes.shape
+    weight = torch.empty((out, chunks, 4, RUN), dtype=dtype, device=codes.device)
+    first = torch.arange(0, chunks * CHUNK, RUN, device=codes.device)
+    # Beyond the last input there is no group, and what is made of it is cut off.
+    groups = (first.clamp(max=inputs - 1) // group).view(chunks, 4)
+    for begin in range(0, out, PIECE):
+        words = codes[:, begin : begin + PIECE]
+        for place in range(4):
+            own = steps[:, begin : begin + PIECE][groups[:, place]]
+            zero = own.to(torch.int16).view(dtype).float().add_(BIAS[dtype])
+            scale = (own >> 16).to(torch.int16).view(torch.float16).float()
+            numbers = (words >> (4 * place)).bitwise_and_(15).float()
+            numbers.add_(zero[..., None]).mul_(scale[..., None])
+            weight[begin : begin + PIECE, :, place] = numbers.transpose(0, 1)
+    return weight.view(out, -1)[:, :inputs]

@@ -22,6 +22,7 @@ HOMES = {
     "rotary_write_fp8": "rotary",
     "linear": "linear",
     "silu_linear": "linear",
+    "int4_linear": "int4.product",
     "sample": "sample",
     "likeliest": "sample",
     "all_reduce": "reduce",
@@ -38,7 +39,9 @@ def weft_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None
     reasons = tuple(_refusals(op, request))
     if reasons:
         return Refusal(NAME, reasons)
-    return KernelOffer(NAME, 80, _loader(op, request.device.capability))
+    if op == "int4_linear":
+        return KernelOffer(NAME, 80, lambda: import_module(f"{__name__}.{HOMES[op]}").load(request))
+    return KernelOffer(NAME, 80, _loader(op, request.device.capability, request.dtype))
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
@@ -60,10 +63,16 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
         found.append(f"size {request.shape['size']} is more than 32768")
     if op in LINEARS and request.shape["in_features"] % 16:
         found.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
+    if op == "int4_linear" and request.dtype == "float32":
+        found.append("dtype float32 is not supported")
+    if op == "int4_linear" and (request.shape["group"] % 32):
+        found.append(f"group {request.shape['group']} is not a multiple of 32")
     return found
 
 
-def _loader(op: str, capability: tuple[int, int] | None) -> Callable[[], Callable[..., Any]]:
+def _loader(
+    op: str, capability: tuple[int, int] | None, dtype: str
+) -> Callable[[], Callable[..., Any]]:
     early = capability is not None and capability >= (9, 0)
     hopper = capability is not None and capability[0] == 9
 
@@ -72,6 +81,8 @@ def _loader(op: str, capability: tuple[int, int] | None) -> Callable[[], Callabl
         made = partial(getattr(module, op), early=early)
         if op in LINEARS and hopper:  # where it was measured
             made = partial(made, tickets=module.Tickets())
+        if op == "silu_linear" and hopper:
+            made = partial(made, gated=module.find_gated(dtype))
         return partial(made, zeros=module.Zeros()) if op == "linear" and early else made
 
     return load

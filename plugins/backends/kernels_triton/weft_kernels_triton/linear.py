@@ -1,9 +1,10 @@
-"""Linear layers of few rows: the time is that of reading the weight once.
+"""Linear layers, above all of few rows: the time is that of reading the weight once.
 
 For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share of the weight is on
 its way before the kernel waits for its input (see ``overlap``), and so many programs are on a
 multiprocessor that the pieces in flight cover the latency of memory. For up to 64 it is tensor cores
 that multiply (``swapped``). Where neither is faster than torch's own linear (``tiles``), torch's is called.
+So it is for more rows, but for products that are gated, on Hopper (``hopper``).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from weft_kernels_triton.activation import gate, silu_mul
+from weft_kernels_triton.hopper.gated import Gated, find_gated
 from weft_kernels_triton.overlap import await_results, start_next
 from weft_kernels_triton.swapped import Tickets, swapped_linear
 from weft_kernels_triton.tiles import MOST_ROWS, Tile, choose, choose_block, with_bias
 
-__all__ = ("Zeros", "few_rows_kernel", "linear", "silu_linear", "small_linear")
+__all__ = ("Zeros", "few_rows_kernel", "find_gated", "linear", "silu_linear", "small_linear")
 
 Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 NARROW = (torch.bfloat16, torch.float16)
@@ -197,9 +199,15 @@ def silu_linear(
     *,
     early: bool = False,
     tickets: Tickets | None = None,
+    gated: Gated | None = None,
 ) -> Tensor:
-    """The operation ``silu_linear`` of ``weft.layers.kernels``; ``tickets`` as for ``linear``."""
+    """The operation ``silu_linear`` of ``weft.layers.kernels``; ``tickets`` as for ``linear``.
+
+    ``gated``: what multiplies and gates many rows in one kernel, where there is such a thing.
+    """
     y = _few(x, weight, bias, True, early, tickets)
+    if y is None and gated is not None and bias is None:
+        y = gated.product(x, weight)
     if y is not None:
         return y
     return silu_mul(linear(x, weight, bias, early=early, tickets=tickets), early=early)

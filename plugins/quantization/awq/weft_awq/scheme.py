@@ -12,7 +12,7 @@ from weft.api.cache import DeviceInfo
 from weft.api.models import LinearMethod, LinearSpec
 from weft.errors import CheckpointError, ConfigError
 from weft.layers import Linear, Part, weight
-from weft.layers.int4 import TiledInt4, TilingInt4, find_tiling
+from weft.layers.int4 import PackedInt4
 from weft.layers.quantized import CpuInt4, left_alone
 from weft_awq.config import AwqConfig
 from weft_awq.packing import dequantize, unpack
@@ -30,12 +30,12 @@ class AwqScheme:
 
     def __init__(self, config: AwqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._tiling = find_tiling(device)
+        self._cuda = device.kind == "cuda"
 
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
         if left_alone(spec, (*HEADS, *self.config.unquantized)):
             return None
-        return AwqLinear(self.config.group_size, self._tiling)
+        return AwqLinear(self.config.group_size, self._cuda)
 
     def experts(self, spec: Any) -> None:
         return None
@@ -47,16 +47,16 @@ class AwqScheme:
 class AwqLinear:
     """``x @ W.T + bias`` with ``W`` in four bits.
 
-    For 16-bit activations on a CUDA device the weight is brought into the layout of core's kernel,
-    for bfloat16 on a CPU into that of torch's operator. Otherwise it stays as in the checkpoint and
-    is dequantized for each call.
+    For 16-bit activations on a CUDA device the weight is brought into the layout that kernels for
+    ``int4_linear`` read, for bfloat16 on a CPU into that of torch's operator. Otherwise, and for groups
+    that are no multiple of 32, it stays as in the checkpoint and is dequantized for each call.
     """
 
-    def __init__(self, group_size: int, tiling: TilingInt4 | None = None) -> None:
+    def __init__(self, group_size: int, cuda: bool = False) -> None:
         self.group = group_size
         self.first = 0
-        self.tiling = tiling
-        self.int4: CpuInt4 | TiledInt4 | None = None
+        self.cuda = cuda
+        self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
@@ -98,8 +98,8 @@ class AwqLinear:
         )
         self.group = group
         del module.qzeros, module.scales
-        if self.tiling is not None:
-            self.int4 = self.tiling.pack(
+        if self.cuda:
+            self.int4 = PackedInt4.pack(
                 lambda begin, end: unpack(qweight[:, begin // 8 : -(-end // 8)]),
                 scales, zeros, inputs, group, self.dtype,
             )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.api.models import LinearSpec
 from weft.errors import CheckpointError, ConfigError
 from weft.layers import Linear, Part, weight
-from weft.layers.int4 import TiledInt4, TilingInt4
+from weft.layers.int4 import PackedInt4
 from weft.layers.quantized import CpuInt4
 from weft_gptq.config import Packing
 from weft_gptq.gemm import Gemm
@@ -33,9 +33,10 @@ class GptqLinear:
     share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
     makes groups of equal size, the group of each row.
 
-    Four bits for 16-bit activations on a CUDA device are brought into the layout of core's kernel,
-    for bfloat16 on a CPU into that of torch's operator. Otherwise the weight stays as it is: few
-    rows on a CUDA device go to a kernel of this format, and else it is dequantized for each call.
+    Four bits for 16-bit activations on a CUDA device, in groups of a multiple of 32, are brought into
+    the layout that kernels for ``int4_linear`` read, for bfloat16 on a CPU into that of torch's
+    operator. Otherwise the weight stays as it is: few rows on a CUDA device go to a kernel of this
+    format, and else it is dequantized for each call.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class GptqLinear:
         packing: Packing,
         zero_offset: int,
         gemm: Gemm | None = None,
-        tiling: TilingInt4 | None = None,
+        cuda: bool = False,
     ) -> None:
         self.bits, self.group = packing.bits, packing.group_size
         self.act_order = packing.act_order
         self.zero_offset = zero_offset
-        self.gemm, self.tiling = gemm, tiling
-        self.int4: CpuInt4 | TiledInt4 | None = None
+        self.gemm, self.cuda = gemm, cuda
+        self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
         inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
@@ -163,9 +164,9 @@ class GptqLinear:
 
     def _four_bits(
         self, qweight: Tensor, scales: Tensor, zeros: Tensor
-    ) -> CpuInt4 | TiledInt4 | None:
-        if self.tiling is not None:
-            return self.tiling.pack(
+    ) -> CpuInt4 | PackedInt4 | None:
+        if self.cuda:
+            return PackedInt4.pack(
                 lambda begin, end: unpack_inputs(qweight[:, begin:end], 4),
                 scales, zeros, len(qweight) * 8, self.group, self.dtype,
             )  # fmt: skip

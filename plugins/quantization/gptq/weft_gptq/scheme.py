@@ -7,7 +7,6 @@ from typing import Any
 from weft.api.cache import DeviceInfo
 from weft.api.models import LinearMethod, LinearSpec
 from weft.errors import UnsupportedModelError
-from weft.layers.int4 import find_tiling
 from weft.layers.quantized import left_alone
 from weft_gptq.config import GptqConfig
 from weft_gptq.gemm import find_gemm
@@ -25,7 +24,7 @@ class GptqScheme:
 
     def __init__(self, config: GptqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._gemm, self._tiling = find_gemm(device), find_tiling(device)
+        self._gemm, self._cuda = find_gemm(device), device.kind == "cuda"
         self._without_bias: set[str] = set()
 
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
@@ -43,7 +42,7 @@ class GptqScheme:
             return None
         if not spec.bias:
             self._without_bias.update(spec.names)
-        return GptqLinear(packing, self.config.zero_offset, self._gemm, self._tiling)
+        return GptqLinear(packing, self.config.zero_offset, self._gemm, self._cuda)
 
     def rename(self, name: str) -> str:
         """A bias that the model does not have goes where its being zero is checked."""

@@ -1,4 +1,4 @@
-"""The kernels of four-bit weights, which read the layout of ``packing``.
+"""Triton's kernels of four-bit weights, which read the layout of ``weft.layers.int4.packing``.
 
 ``multiply`` computes the transposed product, so that the weight is the left operand of the tensor
 cores: that side is never padded, however few rows there are, and it is read from registers, where
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.layers.int4.packing import CHUNK
-from weft.layers.int4.tiles import Tile, shares
+from weft.layers.int4 import CHUNK
+from weft_kernels_triton.int4.tiles import Tile, shares
 
 __all__ = ("int4_kernel", "int4_unpack_kernel", "multiply", "unpack")
 

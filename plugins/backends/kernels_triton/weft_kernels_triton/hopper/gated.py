@@ -1,0 +1,162 @@
+"""The host's side: for which products the kernel is the faster one, the launch, a trial."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
+
+log = logging.getLogger(__name__)
+
+LEAST_ROWS = 256
+"""The fewest that were measured. With less than that a product is about reading the weight."""
+LEAST_DEPTH = 128
+"""Two steps: ``DEFERRED`` has as many in flight while it writes."""
+LEAST_ROUNDS = 2.75
+"""Little less than the fewest at which the kernel was faster; see ``choose_gated``."""
+MANY_ROUNDS = 16
+DEEP = 2048
+"""From both of these on writing is deferred; means of what was measured on either side."""
+_ROWS = 128  # of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the kernel hides the writing of results; see ``kernel``.
+
+    A tile has ``columns`` of the result, its steps ``stages`` places in shared memory, and results
+    leave by way of ``buffers`` for each warp group.
+    """
+
+    turns: bool
+    columns: int
+    stages: int
+    buffers: int
+
+    def tiles(self, rows: int, width: int) -> tuple[int, int]:
+        """How many tiles a result ``[rows, width]`` has along both."""
+        return -(-rows // _ROWS), -(-width // self.columns)
+
+
+TURNS = Variant(True, 64, 6, 1)
+DEFERRED = Variant(False, 128, 4, 2)
+
+
+def choose_gated(rows: int, width: int, depth: int, processors: int) -> Variant | None:
+    """For ``x [rows, depth]`` and a weight ``[2 * width, depth]``; ``None``: use torch.
+
+    Rounds are tiles for each multiprocessor; with few of them the last, in which some programs have no
+    tile, weighs more, and so do a program's first fetch and last write. As times the speed of torch's
+    linear and ``silu_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6):
+
+    * ``TURNS``: .97 at 0.7 rounds and .94 at 1.5 (Qwen3-0.6B, 256 and 512 rows), 1.06 and 1.16 at 2.9
+      (Qwen3-8B at 256 rows, 0.6B at 1,024), and faster than torch wherever there were more.
+    * ``DEFERRED``: 1.08 in place of 1.05 at a depth of 4,096 and 23 rounds of ``TURNS`` (8B, 2,048 rows),
+      1.04 in place of 1.01 at 47. At 6 and 12 it was even, .86 in place of 1.06 at 3, and at a depth of
+      1,024 slower throughout (1.22 in place of 1.26 for 0.6B at 8,192 rows), where there are four times
+      as many results for each step.
+
+    Whether rows fill their tiles is not asked: torch's kernels have tiles too.
+    """
+    if rows < LEAST_ROWS or depth < LEAST_DEPTH or width % 8 or depth % 8:
+        return None
+    m_tiles, n_tiles = TURNS.tiles(rows, width)
+    rounds = m_tiles * n_tiles / processors
+    if rounds < LEAST_ROUNDS:
+        return None
+    return DEFERRED if rounds >= MANY_ROUNDS and depth >= DEEP else TURNS
+
+
+class Gated:
+    """Multiplies and gates what ``dtype`` says, with a program for each of the multiprocessors."""
+
+    def __init__(self, dtype: torch.dtype, processors: int) -> None:
+        self.dtype = dtype
+        self.processors = processors
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """``silu_linear`` without a bias, or ``None`` where torch's operations are to be used."""
+        depth = x.shape[-1]
+        rows, width = x.numel() // depth, weight.shape[0] // 2
+        variant = choose_gated(rows, width, depth, self.processors)
+        if variant is None or not self._serves(weight) or not weight.is_contiguous():
+            return None
+        flat = x.reshape(rows, depth)
+        if not self._serves(flat):
+            return None
+        return self.forward(flat, weight, variant).view(*x.shape[:-1], width)
+
+    def _serves(self, matrix: Tensor) -> bool:
+        """Whether TMA can fetch it: its rows begin at multiples of 16 bytes, and do not overlap."""
+        across, along = matrix.stride()
+        apart = along == 1 and across >= matrix.shape[1] and across % 8 == 0
+        return matrix.dtype == self.dtype and apart and matrix.data_ptr() % 16 == 0
+
+    def forward(self, x: Tensor, weight: Tensor, variant: Variant) -> Tensor:
+        """``x [rows, depth]``, ``weight [2 * width, depth]``; ``[rows, width]``.
+
+        Of both the rows are multiples of 16 bytes apart, and so they are aligned; ``weight`` is
+        contiguous. The trial has compiled it and nothing is kept for later calls: graphs may capture it.
+        """
+        # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
+        from triton.experimental.gluon import language as gl
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+        from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
+
+        (rows, depth), width = x.shape, weight.shape[0] // 2
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        layout = gl.NVMMASharedLayout(128, 16, 2)
+
+        def boxes(matrix: Tensor, height: int) -> object:
+            shape, stride = list(matrix.shape), list(matrix.stride())
+            return TensorDescriptor(matrix, shape, stride, [height, 64], layout)
+
+        m_tiles, n_tiles = variant.tiles(rows, width)
+        gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
+            boxes(x, _ROWS), boxes(weight, variant.columns),
+            boxes(out, _ROWS if variant.turns else _ROWS // 2),
+            m_tiles, n_tiles, -(-depth // 64), width,
+            TURNS=variant.turns, COLUMNS=variant.columns, STAGES=variant.stages,
+            BUFFERS=variant.buffers, num_warps=WARPS, maxnreg=REGISTERS,
+        )  # fmt: skip
+        return out
+
+
+def find_gated(dtype: str) -> Gated | None:
+    """For devices where the kernel works, which nothing but a trial can tell.
+
+    The trial also compiles it, so that no captured call has to.
+    """
+    if dtype not in ("bfloat16", "float16"):
+        return None
+    kind = getattr(torch, dtype)
+    try:
+        processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+        if all(_right(Gated(kind, 2), variant) for variant in (TURNS, DEFERRED)):
+            return Gated(kind, processors)
+        reason = "its results are wrong"
+    except Exception as error:  # Triton raises whatever it likes
+        reason = f"{type(error).__name__}: {error}"
+    log.warning("no gated product of Hopper's here (%s): torch's linear serves", reason)
+    return None
+
+
+def _right(gated: Gated, variant: Variant) -> bool:
+    """Several tiles for each of two programs, with parts of tiles at the end of rows and columns."""
+    made = torch.Generator("cuda").manual_seed(0)
+    rows, width, depth = 300, 264, 200
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=made, device="cuda").to(gated.dtype)
+
+    x, weight = random(rows, depth), random(2 * width, depth) * depth**-0.5
+    first, second = F.linear(x.float(), weight.float()).chunk(2, 1)
+    want = F.silu(first) * second
+    got = gated.forward(x, weight, variant).float()
+    return bool((got - want).norm() < 0.02 * want.norm())

@@ -1,0 +1,260 @@
+"""Hopper's gated product: which rows get it, its tiles, its code; on a card, its results."""
+
+import logging
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton.experimental.gluon")
+
+import triton
+import weft_kernels_triton
+from weft_kernels_triton import linear
+from weft_kernels_triton.hopper import parts
+from weft_kernels_triton.hopper.gated import (
+    DEFERRED,
+    TURNS,
+    Gated,
+    Variant,
+    choose_gated,
+    find_gated,
+)
+
+from weft.api.cache import DeviceInfo
+from weft.api.types import KernelOffer, KernelRequest
+
+BIG, SMALL = (12288, 4096), (3072, 1024)  # width and depth of Qwen3-8B and 0.6B
+VARIANTS = pytest.mark.parametrize("variant", [TURNS, DEFERRED], ids=["turns", "deferred"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "big", "small"),
+    [
+        (65, None, None),
+        (128, None, None),
+        (255, None, None),
+        (256, TURNS, None),
+        (512, TURNS, None),
+        (768, TURNS, None),
+        (1024, TURNS, TURNS),
+        (2048, DEFERRED, TURNS),
+        (4096, DEFERRED, TURNS),
+        (8192, DEFERRED, TURNS),
+    ],
+)
+def test_the_rule_gives_what_was_measured(
+    rows: int, big: Variant | None, small: Variant | None
+) -> None:
+    assert choose_gated(rows, *BIG, 132) == big
+    assert choose_gated(rows, *SMALL, 132) == small
+
+
+def test_the_rule_follows_the_device_and_what_tma_can_fetch() -> None:
+    assert choose_gated(512, *SMALL, 66) is TURNS, "half the multiprocessors, twice the rounds"
+    assert choose_gated(256, *BIG, 264) is None
+    assert choose_gated(4096, 12288, 4104, 132) is DEFERRED
+    assert choose_gated(4096, 12284, 4096, 132) is None
+    assert choose_gated(4096, 12288, 4100, 132) is None
+    assert choose_gated(4096, 12288, 64, 132) is None, "one step"
+
+
+@pytest.mark.parametrize("programs", [1, 7, 132])
+@pytest.mark.parametrize("tiles", [(1, 1), (3, 5), (16, 12), (17, 9), (64, 48), (35, 4)])
+def test_every_tile_is_taken_once(
+    tiles: tuple[int, int], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m_tiles, n_tiles = tiles
+    programs = min(programs, m_tiles * n_tiles)
+    found = []
+    for pid in range(programs):
+        device = SimpleNamespace(
+            program_id=lambda _, pid=pid: pid, num_programs=lambda _: programs, minimum=min
+        )
+        monkeypatch.setattr(parts, "gl", device)
+        monkeypatch.setattr(parts, "_BAND", 16)
+        count = parts.tiles_of.fn(m_tiles, n_tiles)
+        assert count >= 1, "deferred writes without asking whether there was a tile"
+        found += [parts.tile_of.fn(n, m_tiles, n_tiles) for n in range(count)]
+    assert sorted(found) == [(m, n) for m in range(m_tiles) for n in range(n_tiles)]
+
+
+class Spy(Gated):
+    """Instead of multiplying it notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16, 1)
+        self.asked: list[tuple[Any, ...]] = []
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, variant: Variant) -> torch.Tensor:
+        self.asked.append((tuple(x.shape), x.stride(0), variant))
+        return x.new_zeros(len(x), len(weight) // 2)
+
+
+def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "silu_mul", lambda y, early: y[..., : y.shape[-1] // 2])
+    spy = Spy()
+    weight, bias = torch.zeros(256, 128).bfloat16(), torch.zeros(256).bfloat16()
+    x = torch.zeros(2, 150, 144).bfloat16()[:, :, :128]
+    assert linear.silu_linear(x, weight, None, gated=spy).shape == (2, 150, 128)
+    assert spy.asked == [((300, 128), 144, TURNS)], "rows further apart are no reason for a copy"
+    for other in (
+        (x[0], weight, None),
+        (x, weight, bias),
+        (x.half(), weight.half(), None),
+        (x, torch.zeros(256, 256).bfloat16()[:, ::2], None),  # not contiguous
+        (torch.zeros(300, 132).bfloat16()[:, :128], weight, None),  # 8 bytes
+        (torch.zeros(300, 136).bfloat16()[:, 4:132], weight, None),
+        (torch.zeros(1, 128).bfloat16().expand(300, 128), weight, None),
+        (torch.zeros(128, 300).bfloat16().t(), weight, None),
+    ):
+        assert linear.silu_linear(*other, gated=spy).shape == (*other[0].shape[:-1], 128)
+    assert len(spy.asked) == 1
+
+
+def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it works on a card")
+
+    def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
+        shape = {"in_features": 1024, "out_features": 6144}
+        request = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
+        offer = weft_kernels_triton.weft_kernel(op, request)
+        assert isinstance(offer, KernelOffer)
+        return offer.load().keywords.get("gated")
+
+    with caplog.at_level(logging.WARNING):
+        assert loaded("silu_linear", (9, 0)) is None
+    assert [r.getMessage() for r in caplog.records if "torch's linear serves" in r.getMessage()]
+    assert len(caplog.records) == 1
+    caplog.clear()
+    loaded("silu_linear", (9, 0), "float32")
+    loaded("silu_linear", (8, 0))
+    loaded("silu_linear", (10, 0))
+    loaded("linear", (9, 0))
+    assert not caplog.records, "nothing was tried"
+
+
+def compiled(variant: Variant, kind: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
+
+    def described(rows: int) -> str:
+        return f"tensordesc<{kind}[{rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+
+    constants = {"TURNS": variant.turns, "COLUMNS": variant.columns}
+    constants |= {"STAGES": variant.stages, "BUFFERS": variant.buffers}
+    types = {"x_desc": described(128), "w_desc": described(variant.columns)}
+    types |= {"y_desc": described(128 if variant.turns else 64)}
+    names = gated_kernel.arg_names
+    source = GluonASTSource(
+        gated_kernel,
+        {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        {(names.index(n),): value for n, value in constants.items()},
+        {},
+    )
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@VARIANTS
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_it_compiles_without_spills(variant: Variant, kind: str, tmp_path: Path) -> None:
+    made = compiled(variant, kind)
+    assert made.metadata.shared <= 227 * 1024
+    ptx = made.asm["ptx"]
+    assert ptx.count("wgmma.mma_async") == (32 if variant.turns else 24)
+    assert "stmatrix" in ptx
+    code = tmp_path / "kernel.ptx"
+    code.write_text(ptx)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [tool, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+    assert "serializ" not in said, "products wait for each other"
+
+
+def test_integers_do_not_make_other_kernels() -> None:
+    from weft_kernels_triton.hopper.kernel import gated_kernel
+
+    plain = [p.name for p in gated_kernel.params if not p.is_constexpr and "desc" not in p.name]
+    assert all(p.do_not_specialize for p in gated_kernel.params if p.name in plain)
+    assert plain == ["m_tiles", "n_tiles", "steps", "width"]
+
+
+def theirs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return linear.silu_mul(torch.nn.functional.linear(x, weight))
+
+
+CLOSE = 5e-3  # sums in another order are rounded to a neighbour now and then
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Not a number where one of ``got`` is not, so that no comparison holds."""
+    return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="needs a Hopper GPU",
+)
+class TestOnHopper:
+    @VARIANTS
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (1000, 136), (72, 4096)])
+    def test_results(self, variant: Variant, dtype: str, width: int, depth: int) -> None:
+        gated = find_gated(dtype)
+        assert gated is not None
+        torch.manual_seed(0)
+        weight = (torch.randn(2 * width, depth, device="cuda") * depth**-0.5).to(gated.dtype)
+        for rows in (1, 7, 128, 129, 300, 1000, 8192):
+            wide = torch.randn(rows, depth + 8, device="cuda").to(gated.dtype)
+            wide[:, depth:] = torch.nan  # between the rows
+            for x in (wide[:, :depth], wide[:, :depth].contiguous()):
+                want = theirs(x, weight)
+                assert off(gated.forward(x, weight, variant), want) < CLOSE, (rows, x.stride())
+
+    @VARIANTS
+    def test_nothing_is_written_past_the_end(
+        self, variant: Variant, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gated = find_gated("bfloat16")
+        assert gated is not None
+        x = torch.randn(300, 1024, device="cuda").bfloat16()
+        weight = torch.randn(2 * 264, 1024, device="cuda").bfloat16() * 0.03
+        room = torch.full((600, 264), 7.0, dtype=x.dtype, device="cuda")
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", lambda *_, **__: room[:300])
+            gated.forward(x, weight, variant)
+        assert bool((room[300:] == 7.0).all())
+        assert off(room[:300], theirs(x, weight)) < CLOSE
+
+    @pytest.mark.parametrize(("width", "depth"), [BIG, SMALL])
+    def test_it_can_be_captured(self, width: int, depth: int) -> None:
+        request = KernelRequest(
+            DeviceInfo("cuda", torch.cuda.get_device_capability()),
+            "bfloat16",
+            {"in_features": depth, "out_features": 2 * width},
+        )
+        offer = weft_kernels_triton.weft_kernel("silu_linear", request)
+        assert isinstance(offer, KernelOffer)
+        op = offer.load()
+        assert op.keywords["gated"] is not None
+        weight = (torch.randn(2 * width, depth, device="cuda") * depth**-0.5).bfloat16()
+        for rows in (300, 1024, 2048):
+            x = torch.randn(rows, depth, device="cuda").bfloat16()
+            theirs(x, weight)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # the first call of all
+                got = op(x, weight, None)
+            for _ in range(3):
+                x.normal_()
+                got.fill_(torch.nan)
+                graph.replay()
+                assert off(got, theirs(x, weight)) < CLOSE, rows

@@ -1,0 +1,208 @@
+"""The kernels of four-bit weights: Triton's interpreter against the plain product, their code, and
+what takes their place.
+
+Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from weft.api.cache import DeviceInfo
+from weft.api.types import KernelOffer, KernelRequest, Refusal
+
+pytest.importorskip("triton")
+
+import weft_kernels_triton
+from weft_kernels_triton.int4.tiles import FEW, MANY, MOST, MOST_ROWS, WIDE, choose, shares
+
+SHAPE = {"in_features": 256, "out_features": 64, "group": 128}
+MADE = """
+    import torch
+    torch.manual_seed(0)
+    from weft.layers.int4 import PackedInt4
+    from weft_kernels_triton.int4.product import Int4Linear
+
+    def made(depth, columns, group, dtype, symmetric=False):
+        group = depth if group == -1 else group
+        codes = torch.randint(0, 16, (depth, columns))
+        scales = torch.rand(depth // group, columns).half()
+        zeros = torch.full(scales.shape, 8) if symmetric else torch.randint(0, 16, scales.shape)
+        weight = (codes - zeros.repeat_interleave(group, 0)) * scales.float().repeat_interleave(group, 0)
+        cut = lambda first, last: codes[:, first:last]
+        product = PackedInt4.pack(cut, scales, zeros, depth, group, dtype)
+        product.op = Int4Linear(dtype, wide=False, few=True, unpacks=True)
+        return product, weight
+"""
+EQUAL = """
+    from dataclasses import replace
+    from weft_kernels_triton.int4.kernel import multiply, unpack
+    from weft_kernels_triton.int4.tiles import FEW, MANY, MOST
+
+    def close(found, want, dtype):
+        assert found.shape == want.shape and found.dtype == dtype
+        error = (found.float() - want).norm() / want.norm()
+        assert error < (1e-3 if dtype == torch.float16 else 8e-3), (want.shape, dtype, error)
+
+    cases = (
+        (1, 256, 64, 128), (2, 1024, 136, 128), (5, 160, 40, 32), (9, 320, 1032, 64), (3, 96, 8, -1),
+        (17, 1536, 64, 256), (33, 384, 72, 96), (70, 384, 72, -1),
+    )
+    for dtype in torch.float16, torch.bfloat16:
+        for rows, depth, columns, group in cases:
+            product, weight = made(depth, columns, group, dtype, symmetric=rows == 2)
+            x = torch.randn(rows, depth).to(dtype)
+            close(product(x), x.float() @ weight, dtype)
+            close(product(x[None]), (x.float() @ weight)[None], dtype)
+            unpacked = unpack(product.codes, product.scales, depth, product.group, dtype)
+            close(unpacked, weight.t(), dtype)
+        product, weight = made(1280, 72, 128, dtype)
+        wide = torch.randn(130, 2, 1280).to(dtype)
+        close(product(wide), wide.float() @ weight, dtype)
+        assert product(wide[:0]).shape == (0, 2, 72)
+        x = wide[:70, 1]  # rows that are not side by side
+        tickets = product.op.tickets.on(x.device)
+        for tile in *FEW, MANY, MOST, replace(MANY, rows=32, fold=True):
+            for processors in 1, 12:
+                for _ in range(2):
+                    y = multiply(
+                        x, product.codes, product.scales, 128, tile, tickets, processors
+                    )
+                    close(y, x.float() @ weight, dtype)
+                    assert not tickets.any()
+"""
+FALLBACKS = """
+    import logging
+    from weft_kernels_triton.int4 import hopper, kernel, product as home, trial
+    logging.basicConfig()
+    cpu, kinds = torch.device("cpu"), (torch.float16, torch.bfloat16)
+    assert all(trial.tried(path, kind, 128, cpu) for path in ("few", "unpack") for kind in kinds)
+    assert trial.tried("few with wide", torch.float16, 32, cpu)
+    multiply, unpack = kernel.multiply, kernel.unpack
+    kernel.multiply = lambda x, *more, **named: multiply(x, *more, **named) * 1.1
+    assert not trial.tried("few", torch.float16, 128, cpu)
+    kernel.multiply, kernel.unpack = multiply, lambda *given: unpack(*given) * 1.1
+    assert not trial.tried("unpack", torch.float16, 128, cpu)
+    kernel.unpack = unpack
+    # What is asked for, of what takes part: Hopper's kernel is replaced by one that is right.
+    calls = []
+    def wide(x, codes, steps, group, tile, tickets, processors):
+        calls.append((len(x), tile.rows))
+        return multiply(x, codes, steps, group, home.choose(20, 192), tickets, processors)
+    hopper.multiply = wide
+    assert trial.tried("wide", torch.bfloat16, 256, cpu)
+    assert calls == [(2 * r - 5, r) for r in (32, 64, 128, 256) for _ in range(2)]
+    calls.clear()
+    packed, weight = made(256, 64, 128, torch.bfloat16)
+    for wide in True, False:
+        for few in True, False:
+            for unpacks in True, False:
+                op = Int4Linear(torch.bfloat16, wide=wide, few=few, unpacks=unpacks)
+                assert op.tickets is not packed.op.tickets
+                packed.op = op
+                for rows in 0, 3, 40, 300:
+                    x = torch.randn(rows, 2, 256).bfloat16()
+                    y, want = packed(x), x.float() @ weight
+                    assert y.shape == want.shape and y.dtype == x.dtype
+                    assert not rows or (y.float() - want).norm() < 8e-3 * want.norm()
+    assert calls == [(80, 128), (600, 128)] * 4
+    half = packed(torch.randn(3, 256).half())
+    assert half.dtype == torch.float16, "of another type: torch's"
+    packed.op.tickets.on = lambda device: None  # in a capture
+    x = torch.randn(3, 256).bfloat16()
+    assert torch.equal(packed(x), torch.nn.functional.linear(x, weight.t().bfloat16()))
+"""
+BUILDS = """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from weft_kernels_triton.int4 import kernel
+    from dataclasses import replace
+    from weft_kernels_triton.int4.tiles import FEW, MANY, MOST
+
+    def build(made, capability, tile, constants, kind):
+        names = made.arg_names
+        types = dict(x=kind, out=kind, codes="*i16", steps="*i32", parts="*fp32", tickets="*i32")
+        signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+        values = {(names.index(n),): value for n, value in constants.items()}
+        even = [n for n in names if n in types or n in ("width", "depth", "stride")]
+        hints = {(names.index(n),): [["tt.divisibility", 16]] for n in even}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        return triton.compile(
+            ASTSource(made, signature, values, hints),
+            target=GPUTarget("cuda", capability, 32), options=options,
+        )
+
+    for kind in "*bf16", "*fp16":
+        for tile in *FEW, MANY, MOST, replace(MANY, fold=True):
+            for capability, group, split in (90, 128, True), (90, 32, False), (80, 128, False):
+                chosen = dict(
+                    GROUP=group, BLOCK_N=tile.outputs, BLOCK_R=tile.rows, SPLIT=split, FOLD=tile.fold,
+                    EVEN=True, ASM=True,
+                )
+                code = build(kernel.int4_kernel, capability, tile, chosen, kind)
+                room = 99 if capability < 90 else 227  # the least of Ampere and Ada, and Hopper's
+                assert code.metadata.shared <= room << 10
+                text = code.asm["ptx"]
+                if group == 128:
+                    assert "cp.async" in text and "cvt.rn.f32.s" not in text
+        chosen = dict(GROUP=128, BLOCK_N=64, ASM=True)
+        build(kernel.int4_unpack_kernel, 90, FEW[0], chosen, kind)
+"""
+
+
+def run(code: str, interpret: str) -> str:
+    """What it logs."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stderr
+
+
+@pytest.mark.parametrize("code", [EQUAL, FALLBACKS], ids=["equal", "fallbacks"])
+def test_kernels_and_what_replaces_them_equal_the_plain_product(code: str) -> None:
+    run(textwrap.dedent(MADE) + textwrap.dedent(code), "1")
+
+
+def test_kernels_build_for_hopper_and_ampere() -> None:
+    run(textwrap.dedent(BUILDS), "0")
+
+
+def test_where_it_is_offered() -> None:
+    def bid(dtype: str = "bfloat16", **shape: int) -> object:
+        request = KernelRequest(DeviceInfo("cuda", (8, 0)), dtype, {**SHAPE, **shape})
+        return weft_kernels_triton.weft_kernel("int4_linear", request)
+
+    assert isinstance(bid(), KernelOffer) and isinstance(bid("float16", group=96), KernelOffer)
+    for refusal, reason in ((bid("float32"), "float32"), (bid(group=16), "group 16")):
+        assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
+    request = KernelRequest(DeviceInfo("cuda", (7, 5)), "bfloat16", SHAPE)
+    assert isinstance(weft_kernels_triton.weft_kernel("int4_linear", request), Refusal)
+
+
+def test_tiles_fit_their_rows() -> None:
+    assert choose(0, 4096) is None and choose(MOST_ROWS + 1, 4096) is None
+    for rows in range(1, MOST_ROWS + 1):
+        tile = choose(rows, 4096)
+        assert tile is not None and tile in (*FEW, MANY, MOST)
+        assert rows <= tile.rows or tile.rows >= 64
+    wide = choose(128, WIDE)
+    assert wide is not None and wide.fold
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 32, 33, 97])
+@pytest.mark.parametrize("tiles", [1, 64, 5000])
+def test_shares_cover_the_inputs(chunks: int, tiles: int) -> None:
+    splits, share = shares(FEW[0], tiles, chunks, 132)
+    assert (splits - 1) * share < chunks <= splits * share

@@ -1,0 +1,392 @@
+"""Hopper's kernel of four-bit weights: what it serves, its arithmetic and shares, its code; on a card,
+its results."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton.experimental.gluon")
+
+import triton
+import weft_kernels_triton
+from weft_kernels_triton.int4 import fragments, hopper, product, trial, wide
+from weft_kernels_triton.int4.plan import Plan, plan
+from weft_kernels_triton.int4.tiles import WIDES, Wide, choose_wide
+
+from weft.api.cache import DeviceInfo
+from weft.api.types import KernelOffer, KernelRequest
+from weft.layers.int4 import PackedInt4, pack_codes, pack_steps, unpack
+
+HOPPER = (9, 0)
+SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
+KINDS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def test_what_it_serves() -> None:
+    assert hopper.serves(HOPPER, 4096, 128) and hopper.serves(HOPPER, 192, 384)
+    for capability, outputs, group in (
+        ((8, 0), 4096, 128), ((10, 0), 4096, 128), (None, 4096, 128), (HOPPER, 4096, 64),
+        (HOPPER, 4096, 192), (HOPPER, 72, 128),
+    ):  # fmt: skip
+        assert not hopper.serves(capability, outputs, group)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tiles"),
+    [
+        (0, None), (1, None), (16, None), (17, (None, None, 32, 32)), (32, (None, None, 32, 32)),
+        (33, 64), (64, 64), (65, 128), (256, 128), (257, 128), (512, (128, 128, 256, 256)),
+        (600, 128), (768, 256), (1024, 256), (4096, 256), (5000, 256),
+    ],
+)  # fmt: skip
+def test_the_rule_gives_what_was_measured(rows: int, tiles: Any) -> None:
+    wanted = tiles if isinstance(tiles, tuple) else (tiles,) * 4
+    for shape, want in zip(SHAPES, wanted, strict=True):
+        tile = choose_wide(rows, *shape)
+        assert (tile and tile.rows) == want
+        assert tile is None or tile in WIDES
+
+
+# ------------------------------------------------------------------------------ arithmetic
+
+
+class Bits(Tensor):
+    """For ``x.to(kind, bitcast=True)``."""
+
+    def to(self, kind: torch.dtype, bitcast: bool) -> Tensor:  # type: ignore[override]
+        assert bitcast
+        return self.view(kind)
+
+
+def halves(x: Tensor, kind: torch.dtype) -> Tensor:
+    return x.contiguous().view(kind).unflatten(-1, (-1, 2)).float()
+
+
+def calculated(operation: str, *given: Tensor) -> Tensor:
+    """Of two numbers in each register: exact in float32, and rounded once."""
+    kind = torch.bfloat16 if operation.endswith("bf16x2") else torch.float16
+    a, b, *c = (halves(x, kind) for x in torch.broadcast_tensors(*given))
+    y = a + b if operation.startswith("add") else a * b + c[0] if c else a * b
+    return y.to(kind).flatten(-2).view(torch.int32)
+
+
+def twice(x: Tensor) -> Tensor:
+    return x & 0xFFFF | x << 16
+
+
+INSTRUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "mov.b32": lambda x: torch.as_tensor(x, dtype=torch.int32),
+    "shr.b32": lambda x, bits: (x.long() % 2**32 >> bits).int(),
+    "lop3.b32": lambda a, b, c, table: {0xEA: a & b | c}[table],
+    "prmt.b32": lambda a, _, order: twice({0x1010: a, 0x3232: a >> 16}[order]),
+    "cvt.f32.f16": lambda x: x.contiguous().view(torch.float16).float(),
+    "cvt.rn.bf16x2.f32": lambda a, b: twice(a.bfloat16().view(torch.int16).int()),
+    **{
+        name: partial(calculated, name)
+        for name in ("fma.rn.bf16x2", "add.rn.f16x2", "mul.rn.f16x2")
+    },
+}
+
+
+def executed(code: str, given: list[Tensor]) -> tuple[Tensor, ...]:
+    """What the assembly of ``fragments`` makes of registers int32; halves of them are int16."""
+    outputs = 1 + max(int(n) for n in re.findall(r"\$(\d+)", code)) - len(given)
+    at: dict[str, Any] = {f"${outputs + i}": x for i, x in enumerate(given)}
+    for line in re.split(r" *; *", code.strip("{ }")):
+        name, *operands = re.split(r"[ ,{}]+", line)
+        if name == "mov.b32" and len(operands) == 3:  # a register into its halves
+            x = at[operands[2]]
+            at[operands[0]], at[operands[1]] = x.to(torch.int16), (x >> 16).to(torch.int16)
+        elif name and name != ".reg":
+            to, *sources = operands
+            values = [at[n] if n in at else signed(int(n, 0)) for n in sources]
+            at[to] = INSTRUCTIONS[name](*values)
+    return tuple(at[f"${i}"] for i in range(outputs))
+
+
+def signed(number: int) -> int:
+    return number - (number >> 31 << 32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_become_the_fragments_of_the_weight(
+    kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own functions, its assembly among them, on the layout of all other kernels."""
+
+    def assembly(text: Any, constraints: str, given: list[Tensor], *more: Any, **named: Any) -> Any:
+        found = executed(getattr(text, "value", text), given)
+        return found if len(found) > 1 else found[0]
+
+    device = SimpleNamespace(
+        inline_asm_elementwise=assembly,
+        join=lambda a, b: torch.stack((a, b), -1),
+        permute=lambda x, order: x.permute(order),
+        reshape=lambda x, shape: x.reshape(shape).as_subclass(Bits),
+        convert_layout=lambda x, layout, assert_trivial: x,
+        int16=None,
+        int32=None,
+    )
+    monkeypatch.setattr(fragments, "gl", device)
+    monkeypatch.setattr(fragments, "_apart", fragments._apart.fn)
+    kinds = SimpleNamespace(is_bf16=lambda: kind is torch.bfloat16)
+    inputs, outputs = 3 * 128, 192
+    codes = torch.randint(16, (inputs, outputs))
+    scales, zeros = torch.rand(3, outputs).half(), torch.randint(17, (3, outputs))
+    packed, steps = pack_codes(codes), pack_steps(scales, zeros, kind)
+    want = (codes - zeros.repeat_interleave(128, 0)).to(kind)
+    want = (want * scales.to(kind).repeat_interleave(128, 0)).t()
+    twos = packed.view(torch.int32).view(-1, 32)  # as TMA sees it
+    for chunk in range(3):
+        for n in range(0, outputs, 64):
+            at = (chunk * outputs + n) // 2
+            pairs = twos[at : at + 32].reshape(64, 16)
+            way = fragments.scaling.fn(steps[chunk, n : n + 64], kinds)
+            for half in range(2):
+                two = fragments.numbers.fn(pairs, way, half, kinds)
+                found = fragments.fragment.fn(two, kind, None)
+                k = chunk * 128 + half * 64
+                assert torch.equal(found.as_subclass(Tensor), want[n : n + 64, k : k + 64])
+
+
+def test_parts_are_stored_and_read_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(
+        permute=lambda x, order: x.permute(order), reshape=lambda x, shape: x.reshape(shape)
+    )
+    monkeypatch.setattr(fragments, "gl", device)
+    for tile in WIDES:
+        sums = torch.arange(64 * tile.rows).view(64, tile.rows)
+        assert torch.equal(fragments.unflat.fn(fragments.flat.fn(sums, tile.rows), tile.rows), sums)
+
+
+# ------------------------------------------------------------------------------ shares
+
+
+def followed(tiles: int, chunks: int, made: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every chunk of every tile is multiplied once, and every part has a place of its own."""
+    seen: set[tuple[int, int]] = set()
+    places: set[int] = set()
+    parts: dict[int, list[tuple[int, int]]] = {}
+    slots = max(made.slots, 1)
+    for me in range(made.programs):
+        device = SimpleNamespace(
+            program_id=lambda _, me=me: me, num_programs=lambda _: made.programs, minimum=min,
+            maximum=max, where=lambda test, a, b: a if test else b,
+        )  # fmt: skip
+        monkeypatch.setattr(wide, "gl", device)
+        bounds = wide.segments.fn(made.shared, made.share, chunks, made.rounds)
+        begin, end, touched, count = bounds
+        assert count >= 1, "the first stage is taken without asking"
+        total = 0
+        for n in range(count):
+            tile, first, last = wide.segment.fn(n, begin, end, touched, made.shared, chunks)
+            assert 0 <= first < last <= chunks and tile < tiles
+            total += last - first
+            seen |= {(tile, chunk) for chunk in range(first, last)}
+            if (first, last) != (0, chunks):
+                at = me * slots + (me * made.share < tile * chunks)
+                assert made.slots and at not in places and at < made.programs * slots
+                places.add(at)
+                parts.setdefault(tile, []).append((me, at))
+        assert total == end - begin + made.rounds * chunks
+    assert len(seen) == tiles * chunks
+    for tile, found in parts.items():
+        assert tile < made.shared
+        low, high = tile * chunks // made.share, ((tile + 1) * chunks - 1) // made.share
+        assert found == [
+            (p, p * slots + (p * made.share < tile * chunks)) for p in range(low, high + 1)
+        ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_cover_the_product(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = random.Random(seed)
+    for _ in range(40):
+        tiles, chunks = drawn.randint(1, 300), drawn.randint(1, 40)
+        programs = drawn.choice((1, 7, 78, 132))
+        made = plan(tiles, chunks, programs)
+        assert made.programs <= programs and made.shared < 2 * programs
+        followed(tiles, chunks, made, monkeypatch)
+
+
+def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
+    for inputs, outputs in SHAPES:
+        for rows in (33, 128, 256, 1024):
+            tile = choose_wide(rows, inputs, outputs)
+            assert tile is not None
+            tiles, chunks = -(-rows // tile.rows) * outputs // 128, inputs // 128
+            made = plan(tiles, chunks, 132)
+            longest = made.rounds * chunks + made.share
+            assert longest <= 1.5 * -(-tiles * chunks // 132) + 2
+
+
+# ------------------------------------------------------------------------------ code
+
+
+def compiled(tile: Wide, kind: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    x, codes, steps = hopper.layouts()
+    constants = {"ROWS": tile.rows, "STAGES": tile.stages}
+    types = {
+        "x_desc": f"tensordesc<{kind}[{tile.rows}, 64],{x!r}>",
+        "codes_desc": f"tensordesc<i32[64, 32],{codes!r}>",
+        "steps_desc": f"tensordesc<i32[1, 128],{steps!r}>",
+        "out": f"*{kind}", "parts": "*fp32", "tickets": "*i32",
+    }  # fmt: skip
+    names = wide.wide_kernel.arg_names
+    source = GluonASTSource(
+        wide.wide_kernel,
+        {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+        {(names.index(n),): value for n, value in constants.items()},
+        {
+            (names.index(n),): [["tt.divisibility", 16]]
+            for n in ("out", "parts", "tickets", "width")
+        },
+    )
+    options = {"num_warps": wide.WARPS, "maxnreg": wide.REGISTERS}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.parametrize(
+    ("tile", "kind"), [*((tile, "bf16") for tile in WIDES), (WIDES[2], "fp16")], ids=str
+)
+def test_it_compiles_without_spills(tile: Wide, kind: str, tmp_path: Path) -> None:
+    made = compiled(tile, kind)
+    assert made.metadata.shared <= 227 * 1024
+    assert made.asm["ptx"].count("wgmma.mma_async") == 16
+    code = tmp_path / "kernel.cubin"
+    code.write_bytes(made.asm["cubin"])
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    said = subprocess.run(
+        [tools / "cuobjdump", "-res-usage", code], capture_output=True, text=True, check=True
+    )
+    assert "STACK:0 " in said.stdout and "LOCAL:0 " in said.stdout, "registers were spilled"
+    text = tmp_path / "kernel.ptx"
+    text.write_text(made.asm["ptx"])
+    again = [tools / "ptxas", "-v", "--gpu-name=sm_90a", text, "-o", tmp_path / "again.cubin"]
+    said = subprocess.run(again, capture_output=True, text=True, check=True)
+    assert "serializ" not in said.stderr, "every product would wait for the one before"
+
+
+# ------------------------------------------------------------------------------ where it works
+
+
+def loaded(group: int = 128, outputs: int = 256, capability: tuple[int, int] = HOPPER) -> Any:
+    shape = {"in_features": 512, "out_features": outputs, "group": group}
+    request = KernelRequest(DeviceInfo("cuda", capability), "bfloat16", shape)
+    offer = weft_kernels_triton.weft_kernel("int4_linear", request)
+    assert isinstance(offer, KernelOffer)
+    return offer.load()
+
+
+def test_what_does_not_work_falls_back_alone_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it works on a card")
+    trial.works.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        op = loaded()
+    assert not (op.wide or op.few or op.unpacks)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    for text, wanted in zip(
+        said, ("Triton's serves them", "unpacked first", "torch does"), strict=True
+    ):
+        assert wanted in text
+    loaded()
+    assert len(caplog.records) == 3, "they were tried once"
+    trial.works.cache_clear()
+
+
+def test_what_is_tried_is_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def works(path: str, *more: Any) -> bool:
+        asked.append((path, *more))
+        return path not in failing
+
+    monkeypatch.setattr(product, "works", works)
+    kind = torch.bfloat16
+    failing: set[str] = set()
+    op = loaded()
+    assert op.wide and op.few and asked == [("wide", kind), ("few with wide", kind, 128)]
+    asked.clear()
+    failing = {"wide"}
+    op = loaded()
+    assert not op.wide and op.few and op.unpacks
+    assert asked == [("wide", kind), ("few", kind, 128), ("unpack", kind, 128)]
+    asked.clear()
+    failing = {"few with wide"}
+    op = loaded()
+    assert op.wide and not op.few and op.unpacks and len(asked) == 3
+    for changes in {"group": 64}, {"outputs": 72}, {"capability": (8, 0)}:
+        asked.clear()
+        op = loaded(**changes)
+        assert not op.wide and op.few and asked[0][:2] == ("few", kind)
+        assert asked[0][2] == (32 if "group" in changes else 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER,
+    reason="needs a Hopper GPU",
+)
+class TestOnHopper:
+    @pytest.mark.parametrize("dtype", KINDS)
+    @pytest.mark.parametrize("group", [128, 256])
+    @pytest.mark.parametrize(("inputs", "outputs"), [(512, 192), (4096, 4096), (1280, 25600)])
+    def test_results(self, inputs: int, outputs: int, group: int, dtype: torch.dtype) -> None:
+        made = torch.Generator("cuda").manual_seed(0)
+        with torch.device("cuda"):
+            codes = torch.randint(16, (inputs, outputs), generator=made)
+            scales = torch.rand(inputs // group, outputs, generator=made).half() * 0.02
+            zeros = torch.randint(17, scales.shape, generator=made)
+        packed = PackedInt4.pack(lambda a, b: codes[:, a:b], scales, zeros, inputs, group, dtype)
+        assert packed is not None
+        packed.op = loaded(group, outputs)
+        assert packed.op.wide and packed.op.few
+        if dtype is torch.float16:
+            assert trial.works("wide", dtype)
+            packed.op = product.Int4Linear(dtype, wide=True, few=True, unpacks=True)
+        weight = unpack(packed.codes, packed.scales, inputs, group, dtype).float()
+        for rows in (1, 16, 17, 33, 64, 65, 128, 200, 256, 300, 512, 700, 1024, 3000):
+            wide = torch.randn(rows, inputs + 72, generator=made, device="cuda").to(dtype)
+            for x in wide[:, :inputs], wide[:, 4 : inputs + 4]:
+                want = x.float() @ weight.t()
+                got = packed(x)
+                assert (got.float() - want).norm() < 5e-3 * want.norm(), (rows, x.stride())
+                assert torch.equal(got, packed(x)), "the same in every run"
+
+    def test_graphs_replay_it(self) -> None:
+        made, _ = PackedInt4, torch.manual_seed(0)
+        with torch.device("cuda"):
+            codes = torch.randint(16, (4096, 512))
+            scales, zeros = torch.rand(32, 512).half(), torch.randint(17, (32, 512))
+        packed = made.pack(lambda a, b: codes[:, a:b], scales, zeros, 4096, 128, torch.bfloat16)
+        assert packed is not None
+        packed.op = loaded(128, 512)
+        for rows in (1, 40, 300):
+            x = torch.randn(rows, 4096, device="cuda").bfloat16()
+            packed(x)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                y = packed(x)
+            for _ in range(3):
+                x.normal_()
+                graph.replay()
+                assert torch.equal(y, packed(x))
