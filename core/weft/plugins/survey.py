@@ -31,6 +31,7 @@ KERNELS: dict[str, dict[str, int]] = {
     "rotary_write": {"heads": 32, "kv_heads": 8, "head_size": 128},
     "linear": {"in_features": 4096, "out_features": 4096},
     "silu_linear": {"in_features": 4096, "out_features": 28672},
+    "int4_linear": {"in_features": 4096, "out_features": 4096, "group": 128},
     "sample": {"vocab_size": 128256},
     "likeliest": {"vocab_size": 128256},
     "all_reduce": {"ranks": 2},

@@ -33,6 +33,7 @@ SHAPES: dict[str, dict[str, int]] = {
     "linear": {"in_features": 64, "out_features": 48},
     "silu_linear": {"in_features": 64, "out_features": 64},
     "likeliest": {"vocab_size": 199},
+    "int4_linear": {"in_features": 256, "out_features": 64, "group": 128},
 }
 OTHERS: dict[str, dict[str, int]] = {
     "rotary_write": {"heads": 4, "kv_heads": 2, "head_size": 64},
@@ -142,7 +143,9 @@ class KernelSuite(Subject):
     def offered(self, op: str) -> list[tuple[str, Callable[..., Any]]]:
         """The kernel by dtype. Skips if there is none."""
         shape = {**SHAPES, **OTHERS}[op]
-        bids = {d: self.bid(op, KernelRequest(self.device, d, shape)) for d in self.dtypes}
+        # Four bits are packed for activations of 16 bits only.
+        dtypes = [d for d in self.dtypes if op != "int4_linear" or d != "float32"]
+        bids = {d: self.bid(op, KernelRequest(self.device, d, shape)) for d in dtypes}
         found = [(d, bid.load()) for d, bid in bids.items() if isinstance(bid, KernelOffer)]
         if not found:
             pytest.skip(f"does not offer {op} for {self.device.kind}")
@@ -166,6 +169,18 @@ class KernelSuite(Subject):
                 return (draw(rows, 2 * sizes["size"]),)
             case "likeliest":
                 return (draw(rows, sizes["vocab_size"]),)
+            case "int4_linear":
+                from weft.layers.int4 import pack_codes, pack_steps
+
+                inputs, outputs, group = sizes.values()
+                codes, zeros = (
+                    torch.randint(16, (n, outputs), generator=made)
+                    for n in (inputs, inputs // group)
+                )
+                scales = torch.rand(inputs // group, outputs, generator=made) / 64
+                steps = pack_steps(scales, zeros, getattr(torch, dtype))
+                packed = (part.to(self.device.kind) for part in (pack_codes(codes), steps))
+                return draw(rows, inputs) / 8, *packed, inputs, group
         inputs, outputs = sizes["in_features"], sizes["out_features"]
         return draw(rows, inputs) / 8, draw(outputs, inputs), draw(outputs)
 
@@ -189,6 +204,7 @@ def _reference(op: str) -> Callable[..., Any]:
     import torch.nn.functional as F
 
     from weft.layers import ops
+    from weft.layers.int4 import int4_linear
 
     def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(dim=-1)
@@ -204,5 +220,6 @@ def _reference(op: str) -> Callable[..., Any]:
         "linear": F.linear,
         "silu_linear": silu_linear,
         "likeliest": likeliest,
+        "int4_linear": int4_linear,
     }
     return known[op]
