@@ -86,7 +86,7 @@ SPECIMENS = (
             Mutant(
                 "test_an_unknown_operation_is_nobodys",
                 {
-                    'if op != "rms_norm"': 'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample")'
+                    'if op != "rms_norm"': 'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample", "int4_linear")'
                 },
             ),
             Mutant("test_it_computes_what_the_layers_do", {"weight, eps)": "weight, eps) * 1.01"}),

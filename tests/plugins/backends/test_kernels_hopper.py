@@ -34,12 +34,9 @@ VARIANTS = pytest.mark.parametrize("variant", [TURNS, DEFERRED], ids=["turns", "
 @pytest.mark.parametrize(
     ("rows", "big", "small"),
     [
-        (65, None, None),
         (128, None, None),
-        (255, None, None),
-        (256, TURNS, None),
-        (512, TURNS, None),
-        (768, TURNS, None),
+        (300, None, None),
+        (512, None, None),
         (1024, TURNS, TURNS),
         (2048, DEFERRED, TURNS),
         (4096, DEFERRED, TURNS),
@@ -54,8 +51,7 @@ def test_the_rule_gives_what_was_measured(
 
 
 def test_the_rule_follows_the_device_and_what_tma_can_fetch() -> None:
-    assert choose_gated(512, *SMALL, 66) is TURNS, "half the multiprocessors, twice the rounds"
-    assert choose_gated(256, *BIG, 264) is None
+    assert choose_gated(1024, *SMALL, 264) is None, "twice the multiprocessors, half the rounds"
     assert choose_gated(4096, 12288, 4104, 132) is DEFERRED
     assert choose_gated(4096, 12284, 4096, 132) is None
     assert choose_gated(4096, 12288, 4100, 132) is None
@@ -98,18 +94,18 @@ def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(linear, "silu_mul", lambda y, early: y[..., : y.shape[-1] // 2])
     spy = Spy()
     weight, bias = torch.zeros(256, 128).bfloat16(), torch.zeros(256).bfloat16()
-    x = torch.zeros(2, 150, 144).bfloat16()[:, :, :128]
-    assert linear.silu_linear(x, weight, None, gated=spy).shape == (2, 150, 128)
-    assert spy.asked == [((300, 128), 144, TURNS)], "rows further apart are no reason for a copy"
+    x = torch.zeros(2, 750, 144).bfloat16()[:, :, :128]
+    assert linear.silu_linear(x, weight, None, gated=spy).shape == (2, 750, 128)
+    assert spy.asked == [((1500, 128), 144, TURNS)], "rows further apart are no reason for a copy"
     for other in (
         (x[0], weight, None),
         (x, weight, bias),
         (x.half(), weight.half(), None),
         (x, torch.zeros(256, 256).bfloat16()[:, ::2], None),  # not contiguous
-        (torch.zeros(300, 132).bfloat16()[:, :128], weight, None),  # 8 bytes
-        (torch.zeros(300, 136).bfloat16()[:, 4:132], weight, None),
-        (torch.zeros(1, 128).bfloat16().expand(300, 128), weight, None),
-        (torch.zeros(128, 300).bfloat16().t(), weight, None),
+        (torch.zeros(1500, 132).bfloat16()[:, :128], weight, None),  # 8 bytes
+        (torch.zeros(1500, 136).bfloat16()[:, 4:132], weight, None),
+        (torch.zeros(1, 128).bfloat16().expand(1500, 128), weight, None),
+        (torch.zeros(128, 1500).bfloat16().t(), weight, None),
     ):
         assert linear.silu_linear(*other, gated=spy).shape == (*other[0].shape[:-1], 128)
     assert len(spy.asked) == 1

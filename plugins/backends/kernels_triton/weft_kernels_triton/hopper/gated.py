@@ -13,15 +13,15 @@ __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated"
 
 log = logging.getLogger(__name__)
 
-LEAST_ROWS = 256
-"""The fewest that were measured. With less than that a product is about reading the weight."""
+LEAST_ROWS = 1024
+"""Of fewer rows, up to a half of the last tile may be nobody's: 300 rows took 1.5 times as long."""
 LEAST_DEPTH = 128
 """Two steps: ``DEFERRED`` has as many in flight while it writes."""
 LEAST_ROUNDS = 2.75
 """Little less than the fewest at which the kernel was faster; see ``choose_gated``."""
 MANY_ROUNDS = 16
 DEEP = 2048
-"""From both of these on writing is deferred; means of what was measured on either side."""
+"""From both of these on writing is deferred; between what was measured on either side."""
 _ROWS = 128  # of a tile
 
 
@@ -52,16 +52,13 @@ def choose_gated(rows: int, width: int, depth: int, processors: int) -> Variant 
 
     Rounds are tiles for each multiprocessor; with few of them the last, in which some programs have no
     tile, weighs more, and so do a program's first fetch and last write. As times the speed of torch's
-    linear and ``silu_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6):
+    linear and ``silu_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6), in bursts and where
+    the card's power is the limit:
 
-    * ``TURNS``: .97 at 0.7 rounds and .94 at 1.5 (Qwen3-0.6B, 256 and 512 rows), 1.06 and 1.16 at 2.9
-      (Qwen3-8B at 256 rows, 0.6B at 1,024), and faster than torch wherever there were more.
-    * ``DEFERRED``: 1.08 in place of 1.05 at a depth of 4,096 and 23 rounds of ``TURNS`` (8B, 2,048 rows),
-      1.04 in place of 1.01 at 47. At 6 and 12 it was even, .86 in place of 1.06 at 3, and at a depth of
-      1,024 slower throughout (1.22 in place of 1.26 for 0.6B at 8,192 rows), where there are four times
-      as many results for each step.
-
-    Whether rows fill their tiles is not asked: torch's kernels have tiles too.
+    * ``TURNS``: 1.16 and 1.10 for Qwen3-0.6B at 1,024 rows (2.9 rounds), 1.24 and 1.20 at 8,192; 1.06 and
+      1.02 for 8B at 1,024. Not used at 8B's 256 and 512 rows: 1.02 and 1.00.
+    * ``DEFERRED``: 1.05 for 8B at 2,048 rows, 1.07 and 1.03 at 8,192. At a depth of 1,024, where there are
+      four times as many results for each step, it is slower than ``TURNS``.
     """
     if rows < LEAST_ROWS or depth < LEAST_DEPTH or width % 8 or depth % 8:
         return None
