@@ -144,10 +144,9 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]
         yield module, "op", "silu_mul", {"size": module.gate_up_proj.out_features // 2}
     elif isinstance(module, Linear) and isinstance(module.method, PlainLinear):
         yield module.method, "op", "linear", _sizes(module)
-    elif isinstance(module, Linear):
-        packed = getattr(module.method, "int4", None)
-        if isinstance(packed, PackedInt4):
-            yield packed, "op", "int4_linear", {**_sizes(module), "group": packed.group}
+    elif isinstance(module, PackedInt4):
+        sizes = {"in_features": module.inputs, "out_features": module.codes.shape[1]}
+        yield module, "op", "int4_linear", {**sizes, "group": module.group}
 
 
 def _sizes(linear: Linear) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.api.models import LinearSpec
 from weft.errors import UnsupportedModelError
@@ -54,8 +54,8 @@ def _named(name: str, runs: list[list[str]]) -> bool:
     )
 
 
-class CpuInt4:
-    """``x @ W`` on a CPU for four-bit ``W``, by torch's own operator.
+class CpuInt4(nn.Module):
+    """``x @ W`` on a CPU for four-bit ``W``, by torch's own operator; a module of its layer.
 
     In bfloat16 it is faster than the unquantized product for few rows; in other types it is slower
     than to dequantize, so ``pack`` then answers ``None``. The operator computes
@@ -63,7 +63,10 @@ class CpuInt4:
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, group: int) -> None:
-        self.codes, self.scales, self.group = codes, scales, group
+        super().__init__()
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.group = group
 
     @classmethod
     def pack(
@@ -89,7 +92,7 @@ class CpuInt4:
             return None
         return made
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``."""
         rows = x.reshape(-1, x.shape[-1])
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(

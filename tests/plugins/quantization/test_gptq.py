@@ -14,6 +14,7 @@ from weft_gptq.scheme import GptqScheme
 from weft.api.cache import DeviceInfo
 from weft.api.models import LinearSpec
 from weft.errors import CheckpointError, ConfigError, UnsupportedModelError
+from weft.layers.quantized import CpuInt4
 from weft.testing.linears import Layer, fill, pack
 from weft.testing.packing import GptqFormat
 from weft.testing.plugin import PluginSuite
@@ -186,7 +187,7 @@ def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:
     format = GptqFormat(desc_act=True)
     tensors, weight, _ = pack(format, Layer(128, (32,)))
     built = fill(scheme(format), Layer(128, (32,)), tensors, torch.bfloat16)
-    assert built.method.int4 is not None  # type: ignore[attr-defined]
+    assert isinstance(built.get_submodule("int4"), CpuInt4)
     x = torch.randn(3, 128).bfloat16()
     want = x.float() @ weight.t()
     assert (built(x).float() - want).norm() < 0.01 * want.norm()

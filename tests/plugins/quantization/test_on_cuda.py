@@ -32,7 +32,7 @@ class OnCuda(QuantizationSuite):
 
     def load(self, *given: Any, **named: Any) -> Linear:
         built = super().load(*given, **named)
-        packed = getattr(built.method, "int4", None)
+        packed = dict(built.named_children()).get("int4")
         served = install_kernels(built, Host(), self.device, dtype_name(built.dtype), rows=1)
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served)
         return built

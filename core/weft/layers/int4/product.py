@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.layers.int4.packing import BIAS, CHUNK, RUN, pack_codes, pack_steps, unpack
 
@@ -23,16 +23,19 @@ def int4_linear(x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int
     return F.linear(x, unpack(codes, steps, inputs, group, x.dtype))
 
 
-class PackedInt4:
+class PackedInt4(nn.Module):
     """One weight, repacked; called like ``CpuInt4``.
 
-    A linear layer's method that has one keeps it as its attribute ``int4``; there a kernel for
-    ``int4_linear`` takes the place of ``op``.
+    A linear layer's method that has one makes it a module of the layer: there a kernel for
+    ``int4_linear`` is given to it as ``op``, and its tensors count where the weights are counted.
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int) -> None:
         """``codes`` and ``scales`` are those of ``packing``, the latter its steps."""
-        self.codes, self.scales, self.inputs, self.group = codes, scales, inputs, group
+        super().__init__()
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.inputs, self.group = inputs, group
         self.op: Operation = int4_linear
 
     @classmethod
@@ -57,6 +60,6 @@ class PackedInt4:
             codes[:, first:last] = pack_codes(columns(first, last))
         return cls(codes, pack_steps(scales, zeros, dtype), inputs, group)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""
         return self.op(x, self.codes, self.scales, self.inputs, self.group)

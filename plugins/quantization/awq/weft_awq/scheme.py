@@ -107,9 +107,7 @@ class AwqLinear:
             self.int4 = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
         if self.int4 is not None:
             del module.qweight
-            # Parameters, so that they count where the weights are counted.
-            module.register_parameter("int4", _kept(self.int4.codes))
-            module.register_parameter("scales", _kept(self.int4.scales))
+            module.add_module("int4", self.int4)
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
@@ -118,7 +116,7 @@ class AwqLinear:
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.int4 is not None:
-            y = self.int4(x)
+            y: Tensor = self.int4(x)
         else:
             y = x @ dequantize(module.qweight, module.scales, module.zeros, self.group, x.dtype)
         return y if bias is None else y + bias

@@ -153,8 +153,7 @@ class GptqLinear:
         if self.bits == 4 and not hasattr(module, "index"):
             self.int4 = self._four_bits(qweight, scales, zeros)
         if self.int4 is not None:
-            module.register_parameter("int4", nn.Parameter(self.int4.codes, requires_grad=False))
-            module.register_parameter("scales", nn.Parameter(self.int4.scales, requires_grad=False))
+            module.add_module("int4", self.int4)
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
@@ -179,7 +178,7 @@ class GptqLinear:
         if order is not None:
             x = x.index_select(-1, order)
         if self.int4 is not None:
-            y = self.int4(x)
+            y: Tensor = self.int4(x)
         else:
             stored = (module.qweight, module.scales, module.zeros, self.bits, self.group, index)
             if self.gemm is not None and self.gemm.fits(x, self.bits, self.group, index):
