@@ -81,5 +81,4 @@ def load(request: KernelRequest) -> Int4Linear:
     kind = RUN if group % CHUNK else CHUNK
     # What Hopper's kernel takes is left to nobody else.
     few = works("few with wide" if wide else "few", dtype, kind)
-    unpacks = (wide and few) or works("unpack", dtype, kind)
-    return Int4Linear(dtype, wide=wide, few=few, unpacks=unpacks)
+    return Int4Linear(dtype, wide=wide, few=few, unpacks=works("unpack", dtype, kind))
