@@ -1,8 +1,10 @@
-"""What tests of attention backends share: a bid in a process of its own, a captured step, an engine."""
+"""What tests of backends share: a bid in a process of its own, a captured step, an engine, and kernels
+in Gluon compiled for Hopper."""
 
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,3 +92,44 @@ def answers() -> Callable[..., list[str]]:
         return [output.outputs[0].text for output in outputs]
 
     return ask
+
+
+@pytest.fixture
+def for_hopper(tmp_path: Path) -> Callable[..., str]:
+    """The PTX of a kernel in Gluon, compiled for Hopper without a GPU.
+
+    It must fit into shared memory, spill no registers, and its products must not wait for each other.
+    Arguments that are not in ``constants`` or ``types`` are ``i32``; ``aligned`` ones are multiples of 16.
+    """
+    triton = pytest.importorskip("triton")
+    pytest.importorskip("triton.experimental.gluon")
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def compiled(
+        kernel: Any,
+        constants: dict[str, Any],
+        types: dict[str, str],
+        aligned: tuple[str, ...] = (),
+        **options: int,
+    ) -> str:
+        names = kernel.arg_names
+        source = GluonASTSource(
+            kernel,
+            {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
+            {(names.index(n),): value for n, value in constants.items()},
+            {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 227 * 1024
+        code = tmp_path / "kernel.ptx"
+        code.write_text(made.asm["ptx"])
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        command = [tool, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+        assert "serializ" not in said, "products wait for each other"
+        ptx: str = made.asm["ptx"]
+        return ptx
+
+    return compiled

@@ -1,8 +1,7 @@
 """Hopper's gated product: which rows get it, its tiles, its code; on a card, its results."""
 
 import logging
-import subprocess
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
-import triton
 import weft_kernels_triton
 from weft_kernels_triton import linear
 from weft_kernels_triton.hopper import parts
@@ -134,10 +132,12 @@ def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records, "nothing was tried"
 
 
-def compiled(variant: Variant, kind: str) -> Any:
-    from triton.backends.compiler import GPUTarget
+@VARIANTS
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_it_compiles_without_spills(
+    variant: Variant, kind: str, for_hopper: Callable[..., str]
+) -> None:
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
     from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
 
     def described(rows: int) -> str:
@@ -147,32 +147,9 @@ def compiled(variant: Variant, kind: str) -> Any:
     constants |= {"STAGES": variant.stages, "BUFFERS": variant.buffers}
     types = {"x_desc": described(128), "w_desc": described(variant.columns)}
     types |= {"y_desc": described(128 if variant.turns else 64)}
-    names = gated_kernel.arg_names
-    source = GluonASTSource(
-        gated_kernel,
-        {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        {(names.index(n),): value for n, value in constants.items()},
-        {},
-    )
-    options = {"num_warps": WARPS, "maxnreg": REGISTERS}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-@VARIANTS
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
-def test_it_compiles_without_spills(variant: Variant, kind: str, tmp_path: Path) -> None:
-    made = compiled(variant, kind)
-    assert made.metadata.shared <= 227 * 1024
-    ptx = made.asm["ptx"]
+    ptx = for_hopper(gated_kernel, constants, types, num_warps=WARPS, maxnreg=REGISTERS)
     assert ptx.count("wgmma.mma_async") == (32 if variant.turns else 24)
     assert "stmatrix" in ptx
-    code = tmp_path / "kernel.ptx"
-    code.write_text(ptx)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [tool, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
-    assert "serializ" not in said, "products wait for each other"
 
 
 def test_integers_do_not_make_other_kernels() -> None:

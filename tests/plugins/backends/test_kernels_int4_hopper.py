@@ -6,10 +6,8 @@ from __future__ import annotations
 import logging
 import random
 import re
-import subprocess
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,6 @@ from torch import Tensor
 
 pytest.importorskip("triton.experimental.gluon")
 
-import triton
 import weft_kernels_triton
 from weft_kernels_triton.int4 import fragments, hopper, product, trial, wide
 from weft_kernels_triton.int4.plan import Plan, plan
@@ -235,51 +232,22 @@ def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
 # ------------------------------------------------------------------------------ code
 
 
-def compiled(tile: Wide, kind: str) -> Any:
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
-
+@pytest.mark.parametrize(
+    ("tile", "kind"), [*((tile, "bf16") for tile in WIDES), (WIDES[2], "fp16")], ids=str
+)
+def test_it_compiles_without_spills(tile: Wide, kind: str, for_hopper: Callable[..., str]) -> None:
     x, codes, steps = hopper.layouts()
-    constants = {"ROWS": tile.rows, "STAGES": tile.stages}
     types = {
         "x_desc": f"tensordesc<{kind}[{tile.rows}, 64],{x!r}>",
         "codes_desc": f"tensordesc<i32[64, 32],{codes!r}>",
         "steps_desc": f"tensordesc<i32[1, 128],{steps!r}>",
         "out": f"*{kind}", "parts": "*fp32", "tickets": "*i32",
     }  # fmt: skip
-    names = wide.wide_kernel.arg_names
-    source = GluonASTSource(
-        wide.wide_kernel,
-        {n: "constexpr" if n in constants else types.get(n, "i32") for n in names},
-        {(names.index(n),): value for n, value in constants.items()},
-        {
-            (names.index(n),): [["tt.divisibility", 16]]
-            for n in ("out", "parts", "tickets", "width")
-        },
-    )
+    constants = {"ROWS": tile.rows, "STAGES": tile.stages}
+    aligned = ("out", "parts", "tickets", "width")
     options = {"num_warps": wide.WARPS, "maxnreg": wide.REGISTERS}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-@pytest.mark.parametrize(
-    ("tile", "kind"), [*((tile, "bf16") for tile in WIDES), (WIDES[2], "fp16")], ids=str
-)
-def test_it_compiles_without_spills(tile: Wide, kind: str, tmp_path: Path) -> None:
-    made = compiled(tile, kind)
-    assert made.metadata.shared <= 227 * 1024
-    assert made.asm["ptx"].count("wgmma.mma_async") == 16
-    code = tmp_path / "kernel.cubin"
-    code.write_bytes(made.asm["cubin"])
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    said = subprocess.run(
-        [tools / "cuobjdump", "-res-usage", code], capture_output=True, text=True, check=True
-    )
-    assert "STACK:0 " in said.stdout and "LOCAL:0 " in said.stdout, "registers were spilled"
-    text = tmp_path / "kernel.ptx"
-    text.write_text(made.asm["ptx"])
-    again = [tools / "ptxas", "-v", "--gpu-name=sm_90a", text, "-o", tmp_path / "again.cubin"]
-    said = subprocess.run(again, capture_output=True, text=True, check=True)
-    assert "serializ" not in said.stderr, "every product would wait for the one before"
+    ptx = for_hopper(wide.wide_kernel, constants, types, aligned, **options)
+    assert ptx.count("wgmma.mma_async") == 16
 
 
 # ------------------------------------------------------------------------------ where it works
