@@ -40,6 +40,7 @@ def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
         {"kv_dtype": "fp8_e4m3"},
         {"head_size": 64},
         {"window": 500, "mask": MaskKind.SLIDING},
+        {"window": 500},
         {"mask": MaskKind.BIDIRECTIONAL},
         {"softcap": 30.0},
         {"page_size": 128},

@@ -30,6 +30,7 @@ def serves(request: AttentionRequest) -> bool:
     return (
         (request.device.capability or (0, 0))[0] == 9
         and request.mask is MaskKind.CAUSAL
+        and request.window is None
         and request.dtype in ("bfloat16", "float16")
         and request.kv_dtype in ("auto", request.dtype)
         and request.head_size == _SIZE
