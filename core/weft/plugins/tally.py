@@ -33,6 +33,10 @@ plugin's: a panic of a Rust library too, which is no ``Exception``."""
 HOOK_SECONDS = 10.0
 """What a hook, which may read files and import, may take at least."""
 
+LOADING = (("executors", "start"), ("model_sources", "resolve"))
+LOADING_SECONDS = 600.0
+"""What these may take at least: they fetch and load a checkpoint of any size, and compile kernels."""
+
 WARN_AGAIN = 60.0
 """Seconds between two lines of the log about one slow plugin."""
 
@@ -102,7 +106,10 @@ class Tally:
 
     def budget(self, plugin: str, hook: str) -> float:
         """Seconds."""
-        most = self._budget.get(plugin.partition(":")[0], HOOK_SECONDS)
+        kind = plugin.partition(":")[0]
+        most = self._budget.get(kind, HOOK_SECONDS)
+        if (kind, hook) in LOADING:
+            return max(most, LOADING_SECONDS)
         return max(most, HOOK_SECONDS) if hook.startswith("weft_") else most
 
     def done(self, plugin: str, hook: str, began: float) -> None:

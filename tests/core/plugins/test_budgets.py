@@ -11,7 +11,7 @@ from weft.config import PluginConfig, from_options
 from weft.errors import ConfigError
 from weft.plugins import Host
 from weft.plugins.kinds import KINDS
-from weft.plugins.tally import HOOK_SECONDS, Tally, budgets
+from weft.plugins.tally import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
 
 
 def test_a_call_is_ok_slow_or_an_error():
@@ -42,6 +42,11 @@ def test_hooks_have_more_time_than_methods():
     assert tally.budget("policies:x", "order") == 0.5
     assert tally.budget("policies:x", "weft_policy") == HOOK_SECONDS
     assert tally.budget("models:x", "weft_model") == 60.0
+    assert (
+        tally.budget("executors:x", "start")
+        == LOADING_SECONDS
+        > tally.budget("executors:x", "launch")
+    )
     assert tally.budget("stat_loggers:x", "record") == KINDS["stat_loggers"].budget
 
 
