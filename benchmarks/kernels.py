@@ -104,7 +104,7 @@ def copies(*shape: int, most: int = 64) -> list[Tensor]:
 
 
 def gated_product(dtype: str) -> Gated | None:
-    """As ``_loader`` of the plugin does it."""
+    """As ``load`` of the plugin's linears does it."""
     return find_gated(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
 
 

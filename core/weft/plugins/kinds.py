@@ -46,11 +46,13 @@ class Kind:
     budget: float = 10.0
     """Seconds that one call of a method of what its hook returns may take before it counts as
     slow; of a hook, ten if that is more. Only what serves requests has less."""
+    loads: str = ""
+    """The method, if any, that fetches or loads a model of any size, which may take ten minutes."""
 
 
 def _kinds() -> Mapping[str, Kind]:
     kinds = (
-        Kind("model_sources", "URI scheme", "one", "weft_model_source"),
+        Kind("model_sources", "URI scheme", "one", "weft_model_source", loads="resolve"),
         Kind("load_formats", "checkpoint format", "one", "weft_load_format"),
         Kind("tokenizers", "tokenizer mode", "one", "weft_tokenizer"),
         Kind("renderers", "renderer mode", "one", "weft_renderer", budget=2.0),
@@ -59,7 +61,7 @@ def _kinds() -> Mapping[str, Kind]:
         Kind("multimodal", "architecture", "one", "weft_multimodal"),
         Kind("attention", "backend", "bid", "weft_attention"),
         Kind("kernels", "backend", "bid", "weft_kernel"),
-        Kind("executors", "name", "one", "weft_executor"),
+        Kind("executors", "name", "one", "weft_executor", loads="start"),
         Kind("policies", "name", "one", "weft_policy", budget=0.005),
         Kind("proposers", "name", "one", "weft_proposer"),
         Kind("kv_connectors", "name", "one", "weft_kv_connector"),

@@ -33,9 +33,8 @@ plugin's: a panic of a Rust library too, which is no ``Exception``."""
 HOOK_SECONDS = 10.0
 """What a hook, which may read files and import, may take at least."""
 
-LOADING = (("executors", "start"), ("model_sources", "resolve"))
 LOADING_SECONDS = 600.0
-"""What these may take at least: they fetch and load a checkpoint of any size, and compile kernels."""
+"""What a kind's method that loads a model may take at least: checkpoints are fetched, kernels compiled."""
 
 WARN_AGAIN = 60.0
 """Seconds between two lines of the log about one slow plugin."""
@@ -108,7 +107,7 @@ class Tally:
         """Seconds."""
         kind = plugin.partition(":")[0]
         most = self._budget.get(kind, HOOK_SECONDS)
-        if (kind, hook) in LOADING:
+        if kind in KINDS and hook == KINDS[kind].loads:
             return max(most, LOADING_SECONDS)
         return max(most, HOOK_SECONDS) if hook.startswith("weft_") else most
 

@@ -39,9 +39,7 @@ def weft_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None
     reasons = tuple(_refusals(op, request))
     if reasons:
         return Refusal(NAME, reasons)
-    if op == "int4_linear":
-        return KernelOffer(NAME, 80, lambda: import_module(f"{__name__}.{HOMES[op]}").load(request))
-    return KernelOffer(NAME, 80, _loader(op, request.device.capability, request.dtype))
+    return KernelOffer(NAME, 80, partial(_load, op, request))
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
@@ -70,19 +68,8 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
     return found
 
 
-def _loader(
-    op: str, capability: tuple[int, int] | None, dtype: str
-) -> Callable[[], Callable[..., Any]]:
-    early = capability is not None and capability >= (9, 0)
-    hopper = capability is not None and capability[0] == 9
-
-    def load() -> Callable[..., Any]:
-        module = import_module(f"weft_kernels_triton.{HOMES[op]}")
-        made = partial(getattr(module, op), early=early)
-        if op in LINEARS and hopper:  # where it was measured
-            made = partial(made, tickets=module.Tickets())
-        if op == "silu_linear" and hopper:
-            made = partial(made, gated=module.find_gated(dtype))
-        return partial(made, zeros=module.Zeros()) if op == "linear" and early else made
-
-    return load
+def _load(op: str, request: KernelRequest) -> Callable[..., Any]:
+    module = import_module(f"{__name__}.{HOMES[op]}")
+    if hasattr(module, "load"):  # which depends on more than the start that all have in common
+        return module.load(op, request)  # type: ignore[no-any-return]
+    return partial(getattr(module, op), early=(request.device.capability or (0, 0)) >= (9, 0))

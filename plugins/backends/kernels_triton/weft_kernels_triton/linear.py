@@ -1,15 +1,16 @@
 """Linear layers, above all of few rows: the time is that of reading the weight once.
 
-For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share of the weight is on
-its way before the kernel waits for its input (see ``overlap``), and so many programs are on a
-multiprocessor that the pieces in flight cover the latency of memory. For up to 64 it is tensor cores
-that multiply (``swapped``). Where neither is faster than torch's own linear (``tiles``), torch's is called.
-So it is for more rows, but for products that are gated, on Hopper (``hopper``).
+For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share
+of the weight is on its way before the kernel waits for its input (see ``overlap``), and so many programs
+are on a multiprocessor that the pieces in flight cover the latency of memory. For up to 64 rows, on
+Hopper, tensor cores multiply (``swapped``). Where neither is faster than torch's own linear (``tiles``), and
+for more rows, torch's is called; but for a thousand and more that are gated, on Hopper (``hopper``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.api.types import KernelRequest
 from weft_kernels_triton.activation import gate, silu_mul
 from weft_kernels_triton.hopper.gated import Gated, find_gated
 from weft_kernels_triton.overlap import await_results, start_next
 from weft_kernels_triton.swapped import Tickets, swapped_linear
 from weft_kernels_triton.tiles import MOST_ROWS, Tile, choose, choose_block, with_bias
 
-__all__ = ("Zeros", "few_rows_kernel", "find_gated", "linear", "silu_linear", "small_linear")
+__all__ = ("Zeros", "few_rows_kernel", "linear", "load", "silu_linear", "small_linear")
 
 Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 NARROW = (torch.bfloat16, torch.float16)
@@ -211,3 +213,14 @@ def silu_linear(
     if y is not None:
         return y
     return silu_mul(linear(x, weight, bias, early=early, tickets=tickets), early=early)
+
+
+def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
+    """``linear`` or ``silu_linear`` with what the device allows; a loaded one has tickets of its own."""
+    capability = request.device.capability or (0, 0)
+    early, hopper = capability >= (9, 0), capability[0] == 9
+    tickets = Tickets() if hopper else None  # on Hopper alone it was measured
+    if op == "linear":
+        return partial(linear, early=early, tickets=tickets, zeros=Zeros() if early else None)
+    gated = find_gated(request.dtype) if hopper else None
+    return partial(silu_linear, early=early, tickets=tickets, gated=gated)

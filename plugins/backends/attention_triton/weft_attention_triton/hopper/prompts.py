@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.api.types import AttentionBatch, AttentionRequest, MaskKind
+from weft.layers.trial import passes
 
 __all__ = ("PAGE", "TILE", "Prompts", "Work", "find_prompts", "serves")
 
@@ -74,24 +76,17 @@ class Prompts:
         ``cache`` is ``[2, pages, 64, kv_heads, 128]``, contiguous; ``work`` int32 ``[tiles, 5]``.
         """
         # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
-        from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
         from weft_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
 
         if q.data_ptr() % 16 or q.stride(0) % 8:  # TMA's
             q = q.clone(memory_format=torch.contiguous_format)
-        kind = gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16
-        bits = kind.primitive_bitwidth
-        queries = TensorDescriptor(
-            q, list(q.shape), list(q.stride()), [64 // self.group, self.group, 64],
-            gl.NVMMASharedLayout(128, bits, 3),
-        )  # fmt: skip
+        of_queries, of_pages = layouts()
+        boxes = [64 // self.group, self.group, 64]
+        queries = TensorDescriptor(q, list(q.shape), list(q.stride()), boxes, of_queries)
         flat = cache.view(-1, self.kv_heads * _SIZE)
-        pages = TensorDescriptor(
-            flat, list(flat.shape), list(flat.stride()), [PAGE, 64],
-            gl.NVMMASharedLayout(128, bits, 2),
-        )  # fmt: skip
+        pages = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [PAGE, 64], of_pages)
         units = len(work) * self.kv_heads
         prompt_kernel[(min(units, self.processors),)](
             queries, pages, out.view(torch.int32), batch.page_table, work,
@@ -100,19 +95,22 @@ class Prompts:
         )  # fmt: skip
 
 
+@cache
+def layouts() -> tuple[object, object]:
+    """In shared memory, of boxes of queries and of pages: 16-bit numbers, rows of 128 bytes."""
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(128, 16, 3), gl.NVMMASharedLayout(128, 16, 2)
+
+
 def find_prompts(request: AttentionRequest, processors: int) -> Prompts | None:
     """For requests and devices where the kernel works, which nothing but a trial can tell."""
     if not serves(request):
         return None
     prompts = Prompts(request, processors)
-    try:
-        if _right(prompts, getattr(torch, request.dtype)):
-            return prompts
-        reason = "its results are wrong"
-    except Exception as error:  # Triton raises whatever it likes
-        reason = f"{type(error).__name__}: {error}"
-    log.warning("no kernel of Hopper's for prompts here (%s): Triton's serves them", reason)
-    return None
+    warning = "no kernel of Hopper's for prompts here (%s): Triton's serves them"
+    trial = partial(_right, prompts, getattr(torch, request.dtype))
+    return prompts if passes(trial, log, warning) else None
 
 
 def _right(prompts: Prompts, dtype: torch.dtype) -> bool:

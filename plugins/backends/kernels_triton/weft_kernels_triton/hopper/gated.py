@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from weft.layers.trial import passes
 
 __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
 
@@ -101,18 +104,16 @@ class Gated:
         contiguous. The trial has compiled it and nothing is kept for later calls: graphs may capture it.
         """
         # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
-        from triton.experimental.gluon import language as gl
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
         from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
 
         (rows, depth), width = x.shape, weight.shape[0] // 2
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-        layout = gl.NVMMASharedLayout(128, 16, 2)
 
         def boxes(matrix: Tensor, height: int) -> object:
             shape, stride = list(matrix.shape), list(matrix.stride())
-            return TensorDescriptor(matrix, shape, stride, [height, 64], layout)
+            return TensorDescriptor(matrix, shape, stride, [height, 64], layout())
 
         m_tiles, n_tiles = variant.tiles(rows, width)
         gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
@@ -125,6 +126,14 @@ class Gated:
         return out
 
 
+@cache
+def layout() -> object:
+    """In shared memory, of all boxes: 16-bit numbers, rows of 128 bytes."""
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(128, 16, 2)
+
+
 def find_gated(dtype: str) -> Gated | None:
     """For devices where the kernel works, which nothing but a trial can tell.
 
@@ -133,15 +142,10 @@ def find_gated(dtype: str) -> Gated | None:
     if dtype not in ("bfloat16", "float16"):
         return None
     kind = getattr(torch, dtype)
-    try:
-        processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-        if all(_right(Gated(kind, 2), variant) for variant in (TURNS, DEFERRED)):
-            return Gated(kind, processors)
-        reason = "its results are wrong"
-    except Exception as error:  # Triton raises whatever it likes
-        reason = f"{type(error).__name__}: {error}"
-    log.warning("no gated product of Hopper's here (%s): torch's linear serves", reason)
-    return None
+    warning = "no gated product of Hopper's here (%s): torch's linear serves"
+    if not passes(lambda: all(_right(Gated(kind, 2), v) for v in (TURNS, DEFERRED)), log, warning):
+        return None
+    return Gated(kind, torch.cuda.get_device_properties("cuda").multi_processor_count)
 
 
 def _right(gated: Gated, variant: Variant) -> bool:

@@ -73,7 +73,7 @@ def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def load(request: KernelRequest) -> Int4Linear:
+def load(op: str, request: KernelRequest) -> Int4Linear:
     """With those kernels that work here, of those that this shape needs."""
     dtype = getattr(torch, request.dtype)
     outputs, group = request.shape["out_features"], request.shape["group"]

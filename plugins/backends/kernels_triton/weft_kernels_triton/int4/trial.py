@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.layers.int4 import CHUNK, pack_codes, pack_steps
+from weft.layers.trial import passes
 from weft_kernels_triton.int4 import hopper, kernel
 from weft_kernels_triton.int4.tiles import WIDES, choose
 
@@ -36,14 +37,12 @@ Product = Callable[[Tensor], Tensor]
 def works(path: str, dtype: torch.dtype, group: int = 2 * CHUNK) -> bool:
     """For ``path``: ``wide``, ``few``, ``few with wide`` or ``unpack``. Tried once on the device that is
     current; if it fails, the log says so."""
-    try:
+
+    def trial() -> bool:
         device = torch.device("cuda", torch.cuda.current_device())
-        right, reason = tried(path, dtype, group, device), "its results are wrong"
-    except Exception as error:  # Triton raises whatever it likes
-        right, reason = False, f"{type(error).__name__}: {error}"
-    if not right:
-        log.warning(FAILED[path.partition(" ")[0]], reason)
-    return right
+        return tried(path, dtype, group, device)
+
+    return passes(trial, log, FAILED[path.partition(" ")[0]])
 
 
 def tried(path: str, dtype: torch.dtype, group: int, device: torch.device) -> bool:

@@ -6,7 +6,7 @@ rows of ``x`` are the right one, from shared memory. A tile is 128 outputs, 64 f
 has arrived, ``free`` when its readers are done; a wait names the parity of the phase that it waits for
 the end of.
 
-Tiles beyond those that keep every program busy are shared along the inputs (``shares.plan``). A program
+Tiles beyond those that keep every program busy are shared along the inputs (``plan.plan``). A program
 takes a run of chunks of these, which may be of several tiles, then tiles of its own; who is last with a
 shared tile adds up its parts, always in the same order.
 """
