@@ -19,6 +19,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +27,13 @@ from torch import Tensor
 from weft_kernels_triton import linear as kernels
 from weft_kernels_triton.activation import silu_mul
 from weft_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
-from weft_kernels_triton.norm import add_rms_norm, rms_norm
+from weft_kernels_triton.norm import add_parts_rms_norm, add_rms_norm, rms_norm
 from weft_kernels_triton.rotary import rotary_write
 from weft_kernels_triton.sample import likeliest, sample
-from weft_kernels_triton.swapped import Tickets, swapped_linear
-from weft_kernels_triton.tiles import Tile, block_of
+from weft_kernels_triton.tiles import Tile
 
+from weft.api.cache import DeviceInfo
+from weft.api.types import KernelRequest
 from weft.engine.plan import SlotStart
 from weft.layers import ops
 from weft.sampling.params import SamplingParams
@@ -103,6 +105,19 @@ def copies(*shape: int, most: int = 64) -> list[Tensor]:
     return [one.clone() for _ in range(max(2, min(most, COLD // size)))]
 
 
+def loaded(op: str, features: int, depth: int, dtype: str = "bfloat16") -> Callable[..., Tensor]:
+    """A linear of the plugin as a layer gets it."""
+    device = DeviceInfo("cuda", torch.cuda.get_device_capability())
+    shape = {"in_features": depth, "out_features": features}
+    return kernels.load(op, KernelRequest(device, dtype, shape))
+
+
+def add_and_norm(y: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """What follows a linear layer, whose result may be in parts."""
+    op = add_rms_norm if y.dim() == residual.dim() else add_parts_rms_norm
+    return op(y, residual, gain, 1e-6, early=True)
+
+
 def gated_product(dtype: str) -> Gated | None:
     """As ``load`` of the plugin's linears does it."""
     return find_gated(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
@@ -121,14 +136,14 @@ def chain(rows: int, depth: int, inner: int) -> float:
     early = True
     x, residual, gain = normal(rows, depth), normal(rows, depth), normal(depth)
     w = [normal(n, k) * k**-0.5 for n, k in ((depth, depth), (2 * inner, depth), (depth, inner))]
-    linear = partial(kernels.linear, early=early, tickets=Tickets())
-    gated = partial(kernels.silu_linear, early=early, tickets=Tickets())
+    ops_of = [("linear_parts", w[0]), ("silu_linear", w[1]), ("linear_parts", w[2])]
+    first, gated, last = (loaded(op, *weight.shape) for op, weight in ops_of)
 
     def layers(a: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(a, gain, 1e-6, early=early)
-        y, b = add_rms_norm(linear(y, w[0], None), b.clone(), gain, 1e-6, early=early)
-        y = linear(gated(y, w[1], None), w[2], None)
-        return add_rms_norm(y, b, gain, 1e-6, early=early)[0]
+        y, b = add_and_norm(first(y, w[0], None), b.clone(), gain)
+        y = last(gated(y, w[1], None), w[2], None)
+        return add_and_norm(y, b, gain)[0]
 
     layers(x, residual)
     torch.cuda.synchronize()
@@ -166,25 +181,14 @@ def parity() -> int:
                 want = F.linear(x.double(), w.double(), bias.double())
                 worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
             verdict(f"{dtype} {'silu_' * gated}linear {tile.features}x{tile.depth}", worst, 1e-2)
-        counted = Tickets().on(torch.device("cuda", torch.cuda.current_device()))
-        assert counted is not None
-        for gated, rows in itertools.product((False, True), (5, 17, 50)):
-            worst = 0.0
-            for features, depth in ((1000, 1536), (1056, 3072), (9000, 80)):
-                x, w = normal(rows, depth, dtype=dtype), normal(features, depth, dtype=dtype)
-                bias, block = normal(features, dtype=dtype), block_of(rows, features, depth, 132)
-                got = swapped_linear(x, w, bias, gated, block, counted, True)
-                want = F.linear(x.double(), w.double(), bias.double())
-                worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
-            verdict(f"{dtype} {'silu_' * gated}linear swapped, {rows} rows", worst, 1e-2)
         product = gated_product(str(dtype).removeprefix("torch."))
         for variant, rows in itertools.product((TURNS, DEFERRED) if product else (), (300, 2500)):
             x, w = normal(rows, 1032, dtype=dtype), normal(6160, 1032, dtype=dtype)
             want = ops.silu_mul(F.linear(x.double(), w.double()))
             worst = error(product.forward(x, w, variant), want)
             verdict(f"{dtype} silu_linear, {rows} rows, turns {variant.turns}", worst, 1e-2)
-    for rows in (1, 3, 4, 5, 17, 40, 100):
-        verdict(f"a chain of kernels, {rows} rows", chain(rows, 1024, 1536), 1e-2)
+    for rows in (1, 3, 4, 5, 17, 40, 100, 200, 256, 300):
+        verdict(f"a chain of kernels, {rows} rows", chain(rows, 2048, 2048), 1e-2)
     sampler, slots = opened(512)
     logits = normal(512, VOCAB) * 3
     features = sampler.features(list(range(512)))
@@ -222,18 +226,16 @@ def torch_linear(gated: bool, x: Tensor, w: Tensor) -> Tensor:
 
 
 def report(ceiling: float) -> None:
-    found = gated_product("bfloat16")
     for name, features, depth, gated in LINEARS:
         weights = copies(features, depth)
-        ours = partial(kernels.silu_linear if gated else kernels.linear, early=True)
-        ours = partial(ours, tickets=Tickets())
-        if gated:
-            ours = partial(ours, gated=found)
-        for rows in (1, 2, 4, 8, 16, 32, 64, *((256, 1024, 8192) if gated else ())):
+        ours = loaded("silu_linear" if gated else "linear", features, depth)
+        for rows in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, *((1024, 8192) if gated else ())):
             x = normal(rows, depth)
             mine = seconds([partial(ours, x, w, None) for w in weights])
             theirs = seconds([partial(torch_linear, gated, x, w) for w in weights])
             line(f"{name} {rows} rows", mine, theirs, 2 * features * depth, ceiling)
+        if name.endswith(("o", "down")):
+            with_norm(name, weights, ceiling)
     for rows in (1, 32, 256, 8192):
         xs, gain = copies(rows, 1024), normal(1024)
         mine = seconds([partial(add_rms_norm, x, x, gain, 1e-6, early=True) for x in xs])
@@ -258,6 +260,22 @@ def report(ceiling: float) -> None:
         mine = seconds([partial(likeliest, x, early=True) for x in logits])
         theirs = seconds([partial(x.max, -1) for x in logits])
         line(f"likeliest, {rows} rows", mine, theirs, 2 * rows * VOCAB, ceiling)
+
+
+def with_norm(name: str, weights: list[Tensor], ceiling: float) -> None:
+    """A linear layer and the norm that follows it; beside torch's linear and the same norm."""
+    features, depth = weights[0].shape
+    ours, gain = loaded("linear_parts", features, depth), normal(features)
+    for rows in (1, 8, 32, 64, 128, 192, 256):
+        x, residual = normal(rows, depth), normal(rows, features)
+        times = []
+        for product in (ours, lambda x, w, _: F.linear(x, w)):
+
+            def run(w: Tensor, product: Any = product, x: Tensor = x, r: Tensor = residual) -> None:
+                add_and_norm(product(x, w, None), r, gain)
+
+            times.append(seconds([partial(run, w) for w in weights]))
+        line(f"{name} and norm {rows} rows", *times, 2 * features * depth, ceiling)
 
 
 def rotary(ceiling: float) -> None:

@@ -129,6 +129,8 @@ class Decoder(nn.Module):
             self.layers[-1].last = True
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
         plain = all(runs_plainly(layer, DecoderLayer, "attended") for layer in self.layers)
+        self.pairs: tuple[tuple[Linear, RMSNorm], ...] = ()
+        """Linear layers whose result goes to one norm, as it is and nowhere else, and that norm."""
         if plain and type(self).forward is Decoder.forward:
             self._defer_sums()
 
@@ -136,11 +138,21 @@ class Decoder(nn.Module):
         """Leave each sum over the ranks to the norm that follows it, where one kernel makes both."""
         layers: list[Any] = list(self.layers)
         norms = [layer.input_layernorm for layer in layers] + [self.norm]
+        pairs = []
         for layer, following in zip(layers, norms[1:], strict=True):
             if runs_plainly(layer.self_attn, SelfAttention):
-                defer(layer.self_attn.o_proj, layer.post_attention_layernorm)
+                pair = layer.self_attn.o_proj, layer.post_attention_layernorm
+                defer(*pair)
+                if not layer.last:  # which chooses rows between the two
+                    pairs.append(pair)
             if runs_plainly(layer.mlp, GatedMLP):
                 defer(layer.mlp.down_proj, following)
+                pairs.append((layer.mlp.down_proj, following))
+        self.pairs = tuple(
+            (linear, norm)
+            for linear, norm in pairs
+            if runs_plainly(linear, Linear) and runs_plainly(norm, RMSNorm)
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)

@@ -8,6 +8,10 @@ dimension unless it says otherwise.
     ``f(x, weight, eps, offset) -> y`` for ``x [..., size]``; see ``ops.rms_norm``.
 ``add_rms_norm`` (size)
     ``f(x, residual, weight, eps, offset) -> (y, residual)``; may overwrite its arguments.
+``add_parts_rms_norm`` (size)
+    ``f(parts, residual, weight, eps, offset) -> (y, residual)``: ``add_rms_norm`` of the sum of ``parts``,
+    contiguous float32 ``[parts, rows, size]``, which is rounded to the dtype first. ``residual [rows,
+    size]`` is contiguous and may be overwritten.
 ``silu_mul`` (size)
     ``f(x) -> y`` for ``x [..., 2 · size]``; see ``ops.silu_mul``.
 ``rotary_write`` (heads, kv_heads, head_size)
@@ -21,6 +25,10 @@ dimension unless it says otherwise.
     keys divided by ``scales[0]`` and values by ``scales[1]`` (floats), cut off at its largest number.
 ``linear`` (in_features, out_features)
     ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
+``linear_parts`` (in_features, out_features)
+    ``linear`` for a result that goes to ``add_parts_rms_norm`` or ``add_rms_norm`` alone: ``y``, or for
+    ``x [rows, in_features]`` without a bias float32 ``[parts, rows, out_features]``, whose sum ``y`` is
+    before it is rounded. Used where both operations are offered.
 ``silu_linear`` (in_features, out_features)
     ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
 ``int4_linear`` (in_features, out_features, group)
@@ -75,6 +83,7 @@ from weft.api.cache import DeviceInfo
 from weft.layers import ops
 from weft.layers.attention import Attention
 from weft.layers.between import install_between
+from weft.layers.decoder import Decoder
 from weft.layers.int4 import PackedInt4
 from weft.layers.linear import Linear
 from weft.layers.mlp import GatedMLP
@@ -131,6 +140,7 @@ def install_kernels(
             )
             if kernel is not None:
                 module.fused = FusedRotary(module, kernel)
+    _install_parts(model, best)
     return serving | install_between(model, host, device, dtype, rows)
 
 
@@ -147,6 +157,19 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]
     elif isinstance(module, PackedInt4):
         sizes = {"in_features": module.inputs, "out_features": module.codes.shape[1]}
         yield module, "op", "int4_linear", {**sizes, "group": module.group}
+
+
+def _install_parts(model: nn.Module, best: Callable[..., Callable[..., Any] | None]) -> None:
+    """Let linear layers give their results to norms in parts, where kernels do both."""
+    decoders = [module for module in model.modules() if isinstance(module, Decoder)]
+    for linear, norm in (pair for decoder in decoders for pair in decoder.pairs):
+        alone = norm.ranks is None and not linear.reduces and linear.bias is None
+        if not alone or not isinstance(linear.method, PlainLinear):
+            continue
+        adds = best("add_parts_rms_norm", size=norm.weight.shape[0])
+        multiplies = best("linear_parts", **_sizes(linear)) if adds is not None else None
+        if multiplies is not None:
+            norm.parts_op, linear.method.op = adds, multiplies
 
 
 def _sizes(linear: Linear) -> dict[str, int]:

@@ -19,7 +19,8 @@ class RMSNorm(nn.Module):
     """RMS normalisation of the last dimension; scaled by ``weight + offset``.
 
     With a residual it returns ``(norm(x + residual), x + residual)`` and may overwrite both
-    arguments.
+    arguments. Where ``parts_op`` is set, ``x`` may come in parts, float32 ``[parts, rows, size]``, which
+    are added first.
     """
 
     def __init__(self, ctx: ModelContext, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -32,6 +33,8 @@ class RMSNorm(nn.Module):
         """Set where ``x`` is this rank's part of a sum, which is then made before the addition."""
         self.sum_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
         """Sum and all that follows in one, for what fits; see ``weft.layers.between``."""
+        self.parts_op: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """``add_parts_rms_norm`` of ``weft.layers.kernels``."""
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -40,6 +43,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if residual is None:
             return self.op(x, self.weight, self.eps, self.offset)
+        if self.parts_op is not None and x.dim() > residual.dim():
+            return self.parts_op(x, residual, self.weight, self.eps, self.offset)
         if self.ranks is not None:
             if self.sum_op is not None:
                 done = self.sum_op(x, residual, self.weight, self.eps, self.offset)

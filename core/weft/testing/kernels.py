@@ -39,6 +39,8 @@ OTHERS: dict[str, dict[str, int]] = {
     "rotary_write": {"heads": 4, "kv_heads": 2, "head_size": 64},
     "rotary_write_fp8": {"heads": 4, "kv_heads": 2, "head_size": 64},
     "sample": {"vocab_size": 199},
+    "linear_parts": {"in_features": 2048, "out_features": 64},
+    "add_parts_rms_norm": {"size": 128},
 }
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
 
@@ -140,6 +142,35 @@ class KernelSuite(Subject):
             norms = (*weights, 1e-6, 0.0) if normed else None
             self.compare((kernel(qkv, cos, sin, norms, cache, slots), cache), (q, want), dtype)
 
+    def test_a_linear_layer_in_parts_adds_up(self) -> None:
+        """``linear_parts``, whose result may also be whole; with a bias it must be."""
+        import torch.nn.functional as F
+
+        for dtype, kernel in self.offered("linear_parts"):
+            for rows in (1, 2, 7, 33, 100, 200):
+                x, weight, bias = self.arguments("linear_parts", rows, dtype)
+                want, got = F.linear(x, weight), kernel(x, weight, None)
+                if got.dim() == 3:
+                    assert str(got.dtype) == "torch.float32" and got.is_contiguous()
+                    got = got.sum(0).to(want.dtype)
+                self.compare(got, want, dtype)
+                self.compare(kernel(x, weight, bias), F.linear(x, weight, bias), dtype)
+
+    @pytest.mark.parametrize("parts", [1, 2, 5])
+    def test_parts_are_added_before_the_norm(self, parts: int) -> None:
+        import torch
+
+        from weft.layers import ops
+
+        for dtype, kernel in self.offered("add_parts_rms_norm"):
+            for rows in (1, 7, 33):
+                x, *others = self.arguments("add_rms_norm", rows, dtype)
+                made = torch.Generator().manual_seed(parts)
+                drawn = torch.randn(parts, *x.shape, generator=made).to(x.device)
+                whole = drawn.sum(0).to(x.dtype)
+                want = ops.add_rms_norm(whole, *(_copy(a) for a in others))
+                self.compare(kernel(drawn, *others), want, dtype)
+
     def offered(self, op: str) -> list[tuple[str, Callable[..., Any]]]:
         """The kernel by dtype. Skips if there is none."""
         shape = {**SHAPES, **OTHERS}[op]
@@ -159,7 +190,7 @@ class KernelSuite(Subject):
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=made).to(self.device.kind, getattr(torch, dtype))
 
-        sizes = SHAPES[op]
+        sizes = {**SHAPES, **OTHERS}[op]
         match op:
             case "rms_norm":
                 return draw(rows, 128), draw(128), 1e-6, 0.0

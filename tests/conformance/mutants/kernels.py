@@ -56,7 +56,63 @@ def weft_kernel(op, request):
     return KernelOffer("rotary", 10, load) if op == "rotary_write" else None
 """
 
+PARTS = """
+from weft.api import impl
+from weft.api.types import KernelOffer
+
+WEFT = {"kernels": ["parts"]}
+
+
+def multiplies():
+    import torch
+    import torch.nn.functional as F
+
+    def multiply(x, weight, bias):
+        if bias is not None or len(x) > 64:
+            return F.linear(x, weight, bias)
+        pieces = zip(x.float().tensor_split(2, 1), weight.float().tensor_split(2, 1))
+        return torch.stack([F.linear(*piece) for piece in pieces])
+
+    return multiply
+
+
+def adds():
+    from weft.layers import ops
+
+    def add(parts, residual, weight, eps, offset):
+        total = parts.sum(0).to(residual.dtype)
+        return ops.add_rms_norm(total, residual, weight, eps, offset)
+
+    return add
+
+
+@impl
+def weft_kernel(op, request):
+    known = {"linear_parts": multiplies, "add_parts_rms_norm": adds}
+    return KernelOffer("parts", 10, known[op]) if op in known else None
+"""
+
 SPECIMENS = (
+    Specimen(
+        suite=KernelSuite,
+        plugin="kernels:parts",
+        source=PARTS,
+        mutants=[
+            Mutant("test_a_linear_layer_in_parts_adds_up", {old: new})
+            for old, new in (
+                ("bias is not None or len(x)", "len(x)"),
+                ("return torch.stack(", "return 1.1 * torch.stack("),
+                ("for piece in pieces])", "for piece in pieces]).to(x.dtype)"),
+            )
+        ]
+        + [
+            Mutant("test_parts_are_added_before_the_norm", {old: new})
+            for old, new in (
+                ("parts.sum(0)", "parts.mean(0)"),
+                ("eps, offset)\n\n    return add", "eps, offset + 1)\n\n    return add"),
+            )
+        ],
+    ),
     Specimen(
         suite=KernelSuite,
         plugin="kernels:rotary",
@@ -86,7 +142,7 @@ SPECIMENS = (
             Mutant(
                 "test_an_unknown_operation_is_nobodys",
                 {
-                    'if op != "rms_norm"': 'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample", "int4_linear")'
+                    'if op != "rms_norm"': 'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample", "int4_linear", "linear_parts", "add_parts_rms_norm")'
                 },
             ),
             Mutant("test_it_computes_what_the_layers_do", {"weight, eps)": "weight, eps) * 1.01"}),

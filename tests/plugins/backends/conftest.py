@@ -1,6 +1,7 @@
 """What tests of backends share: a bid in a process of its own, a captured step, an engine, and kernels
 in Gluon compiled for Hopper."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,7 +99,8 @@ def answers() -> Callable[..., list[str]]:
 def for_hopper(tmp_path: Path) -> Callable[..., str]:
     """The PTX of a kernel in Gluon, compiled for Hopper without a GPU.
 
-    It must fit into shared memory, spill no registers, and its products must not wait for each other.
+    It must fit into shared memory, spill no registers beyond ``spills`` bytes, and its products must not
+    wait for each other.
     Arguments that are not in ``constants`` or ``types`` are ``i32``; ``aligned`` ones are multiples of 16.
     """
     triton = pytest.importorskip("triton")
@@ -111,6 +113,7 @@ def for_hopper(tmp_path: Path) -> Callable[..., str]:
         constants: dict[str, Any],
         types: dict[str, str],
         aligned: tuple[str, ...] = (),
+        spills: int = 0,
         **options: int,
     ) -> str:
         names = kernel.arg_names
@@ -127,7 +130,8 @@ def for_hopper(tmp_path: Path) -> Callable[..., str]:
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
         command = [tool, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said
+        spilled = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
+        assert spilled and max(spilled) <= spills
         assert "serializ" not in said, "products wait for each other"
         ptx: str = made.asm["ptx"]
         return ptx

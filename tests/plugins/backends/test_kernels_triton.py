@@ -30,6 +30,85 @@ CHECKS = {
         close(add_rms_norm(x, residual, weight, 1e-5)[0], want[0])
         close(residual, want[1])
     """,
+    "parts": """
+        from weft_kernels_triton.join import join
+        from weft_kernels_triton.norm import add_parts_rms_norm
+        for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
+            parts, bias = torch.randn(count, rows, size), torch.randn(size)
+            close(join(parts, None, torch.float32), parts.sum(0))
+            close(join(parts, bias, torch.float32), parts.sum(0) + bias)
+            residual, weight = torch.randn(rows, size), torch.randn(size)
+            want = ops.add_rms_norm(parts.sum(0), residual, weight, 1e-5, 1.0)
+            y, after = add_parts_rms_norm(parts, residual, weight, 1e-5, 1.0)
+            close(y, want[0])
+            close(after, want[1])
+            assert after is residual
+        # Of numbers whose sums are exact: rounded to the dtype before the residual is added.
+        parts = torch.randint(-99, 99, (3, 4, 64)) / 64 + 256.0
+        residual = torch.randint(-99, 99, (4, 64)).half()
+        assert torch.equal(join(parts, None, torch.float16), parts.sum(0).half())
+        whole = ops.add_rms_norm(parts.sum(0).half(), residual, torch.ones(64).half(), 1e-5)
+        found = add_parts_rms_norm(parts, residual, torch.ones(64).half(), 1e-5)
+        assert torch.equal(found[1], whole[1])
+    """,
+    "batches": """
+        from torch.nn.functional import linear as product
+        from weft_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
+        from weft_kernels_triton import linear as module
+        from weft_kernels_triton.linear import linear, linear_parts, silu_linear
+        module.silu_mul = lambda y, early: ops.silu_mul(y)  # the interpreter cuts bfloat16 off
+        captures = [True]
+        torch.cuda.is_current_stream_capturing = lambda: captures[0]
+        class Multiplied(Batches):
+            def __init__(self, choice):
+                found = {choice(rows, *shape, 132) for rows in range(257) for shape in SHAPES}
+                super().__init__(torch.bfloat16, 132, choice, found - {None})
+                self.calls = []
+            def whole(self, x, weight, bias, division):
+                self.calls.append(division)
+                return product(x, weight, bias)
+            def parts(self, x, weight, division):
+                self.calls.append(division)
+                pieces = zip(x.float().tensor_split(division.splits, 1), weight.float().tensor_split(division.splits, 1))
+                return torch.stack([product(*piece) for piece in pieces])
+            def gated(self, x, weight, division):
+                self.calls.append(division)
+                return ops.silu_mul(product(x, weight))
+        SHAPES = (4096, 1024), (1024, 2048)
+        plain, gates = Multiplied(choose_batch), Multiplied(choose_gated_batch)
+        def near(found, want):
+            assert found.shape == want.shape and found.dtype == want.dtype
+            assert (found.float() - want.float()).norm() < 2e-2 * want.float().norm()
+        for features, depth in SHAPES:
+            weight, bias = torch.randn(features, depth).bfloat16() / 32, torch.randn(features).bfloat16()
+            for shape in (5, depth), (2, 40, depth), (250, depth):
+                x = torch.randn(shape).bfloat16()
+                for given in None, bias:
+                    near(linear(x, weight, given, batches=plain), product(x, weight, given))
+                    assert len(plain.calls) == 1 and plain.calls.pop().splits == (4 if depth == 2048 else 1)
+                    found = linear_parts(x, weight, given, batches=plain)
+                    whole = found.dim() == len(shape)
+                    assert whole == (depth == 1024 or given is not None or len(shape) == 3)
+                    near(found if whole else found.sum(0).bfloat16(), product(x, weight, given))
+                    assert plain.calls.pop() and not plain.calls
+                want = ops.silu_mul(product(x, weight))
+                near(silu_linear(x, weight, None, batches=gates), want)
+                assert len(gates.calls) == (features == 4096), "or most multiprocessors had nothing to do"
+                gates.calls.clear()
+        x, weight = torch.randn(8, 1024).bfloat16(), torch.randn(4096, 1024).bfloat16()
+        wide = torch.randn(300, 1024).bfloat16()
+        for given in (
+            (x.float(), weight.float(), None), (wide, weight, None), (x[:1], weight, None),
+            (x[:, :-8], weight[:, :-8], None), (torch.randn(8, 1028).bfloat16()[:, :-4], weight, None),
+        ):
+            near(linear(*given, batches=plain), product(*given))
+            near(linear_parts(*given, batches=plain), product(*given))
+        near(silu_linear(x, weight, bias[:1].expand(4096), batches=gates), ops.silu_mul(product(x, weight, bias[:1].expand(4096))))
+        captures[0] = False
+        near(linear(x, weight, None, batches=plain), product(x, weight))
+        near(silu_linear(x, weight, None, batches=gates), ops.silu_mul(product(x, weight)))
+        assert not plain.calls and not gates.calls
+    """,
     "silu_mul": """
         from weft_kernels_triton.activation import silu_mul
         for shape in ((3, 200), (1, 8192), (2, 2, 12)):
@@ -157,7 +236,7 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton import activation, gather, linear, norm, reduce, rotary, sample
+    from weft_kernels_triton import activation, gather, join, linear, norm, reduce, rotary, sample
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
@@ -198,7 +277,12 @@ BUILDS = """
             more = {"NORM": normed, "LIMIT": limit}
             before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
             assert bool(before) == normed, "only the norms' weights are read early"
-    assert build(norm.norm_kernel, 2, dict(SIZE=1024, BLOCK=1024, ADD=True, EARLY=True), **numbers, **scales)
+    for summed in False, True:
+        chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, SUM=summed, EARLY=True)
+        x = "*fp32" if summed else "*bf16"
+        assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x, "parts": "i32"})
+    sizes = dict.fromkeys(("size", "features", "count", "biased"), "i32")
+    assert build(join.join_kernel, 4, dict(BLOCK=1024, EARLY=True), parts="*fp32", **sizes) > 0
     counted = dict(places="*i64", counts="*i32", numel="i32", room="i32", rank="i32")
     for kind in "*bf16", "*fp32":
         chosen = dict(RANKS=4, BLOCK=2048, EARLY=True)
@@ -354,10 +438,12 @@ def run(code: str, **environment: str) -> None:
     [
         "rms_norm",
         "add_rms_norm",
+        "add_parts_rms_norm",
         "silu_mul",
         "rotary_write",
         "rotary_write_fp8",
         "linear",
+        "linear_parts",
         "silu_linear",
         "sample",
         "likeliest",

@@ -17,10 +17,12 @@ NAME = "triton"
 HOMES = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
+    "add_parts_rms_norm": "norm",
     "silu_mul": "activation",
     "rotary_write": "rotary",
     "rotary_write_fp8": "rotary",
     "linear": "linear",
+    "linear_parts": "linear",
     "silu_linear": "linear",
     "int4_linear": "int4.product",
     "sample": "sample",
@@ -29,7 +31,7 @@ HOMES = {
     "all_reduce_norm": "reduce",
     "all_gather": "gather",
 }
-LINEARS = ("linear", "silu_linear")
+LINEARS = ("linear", "linear_parts", "silu_linear")
 
 
 @impl

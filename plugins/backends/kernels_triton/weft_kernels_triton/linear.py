@@ -2,9 +2,9 @@
 
 For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share
 of the weight is on its way before the kernel waits for its input (see ``overlap``), and so many programs
-are on a multiprocessor that the pieces in flight cover the latency of memory. For up to 64 rows, on
-Hopper, tensor cores multiply (``swapped``). Where neither is faster than torch's own linear (``tiles``), and
-for more rows, torch's is called; but for a thousand and more that are gated, on Hopper (``hopper``).
+are on a multiprocessor that the pieces in flight cover the latency of memory. For up to 256 rows, and for
+a thousand and more that are gated, there are kernels of Hopper's own (``hopper``). Where none of them is
+faster than torch's own linear (``tiles``, ``hopper.batches``, ``hopper.gated``), that is called.
 """
 
 from __future__ import annotations
@@ -20,16 +20,28 @@ from torch import Tensor
 
 from weft.api.types import KernelRequest
 from weft_kernels_triton.activation import gate, silu_mul
+from weft_kernels_triton.hopper.batches import (
+    MOST_ROWS,
+    Batches,
+    choose_batch,
+    choose_gated_batch,
+    find_batches,
+)
 from weft_kernels_triton.hopper.gated import Gated, find_gated
+from weft_kernels_triton.join import join
+from weft_kernels_triton.norm import add_parts_rms_norm
 from weft_kernels_triton.overlap import await_results, start_next
-from weft_kernels_triton.swapped import Tickets, swapped_linear
-from weft_kernels_triton.tiles import MOST_ROWS, Tile, choose, choose_block, with_bias
+from weft_kernels_triton.tiles import Tile, choose, with_bias
 
-__all__ = ("Zeros", "few_rows_kernel", "linear", "load", "silu_linear", "small_linear")
-
-Operation = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-NARROW = (torch.bfloat16, torch.float16)
-"""What tensor cores multiply without rounding it."""
+__all__ = (
+    "Zeros",
+    "few_rows_kernel",
+    "linear",
+    "linear_parts",
+    "load",
+    "silu_linear",
+    "small_linear",
+)
 
 
 @triton.jit
@@ -132,35 +144,18 @@ def small_linear(
     return out
 
 
-def _few(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gated: bool,
-    early: bool,
-    tickets: Tickets | None,
-) -> Tensor | None:
-    """The result, or ``None`` where torch's operations are the better ones."""
-    depth = x.shape[-1]
-    rows = x.numel() // depth
-    if rows > MOST_ROWS or not weight.is_contiguous():
+def _flat(x: Tensor) -> Tensor:
+    """``[rows, depth]`` with dense rows."""
+    rows = x.reshape(x.numel() // x.shape[-1], x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _few(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, early: bool) -> Tensor | None:
+    """The result for ``x [rows, depth]`` without tensor cores; ``None`` where that is slower."""
+    tile = choose(len(x), len(weight), x.shape[1], gated)
+    if tile is None or not weight.is_contiguous():
         return None
-    flat = x.reshape(rows, depth)
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
-    features = weight.shape[0]
-    y = None
-    tile = choose(rows, features, depth, gated)
-    if tile is not None:
-        y = small_linear(flat, weight, bias, gated, tile, early)
-    elif tickets is not None and x.dtype in NARROW:
-        counted = tickets.on(x.device)
-        if counted is None:
-            return None
-        block = choose_block(rows, features, depth, gated, len(counted))
-        if block is not None:
-            y = swapped_linear(flat, weight, bias, gated, block, counted, early)
-    return None if y is None else y.view(*x.shape[:-1], y.shape[1])
+    return small_linear(x, weight, bias, gated, tile, early)
 
 
 class Zeros:
@@ -183,15 +178,45 @@ def linear(
     *,
     early: bool = False,
     zeros: Zeros | None = None,
-    tickets: Tickets | None = None,
+    batches: Batches | None = None,
 ) -> Tensor:
-    """The operation ``linear`` of ``weft.layers.kernels``; without ``tickets`` not on tensor cores."""
-    y = _few(x, weight, bias, False, early, tickets)
-    if y is not None:
-        return y
-    if bias is None and zeros is not None and with_bias(x.numel() // x.shape[-1], *weight.shape):
+    """The operation ``linear`` of ``weft.layers.kernels``.
+
+    ``batches``: what multiplies up to 256 rows on Hopper, where there is such a thing.
+    """
+    count = x.numel() // x.shape[-1]
+    if count <= MOST_ROWS:
+        rows = _flat(x)
+        y = _few(rows, weight, bias, False, early)
+        division = batches.division(rows, weight) if y is None and batches is not None else None
+        if division is not None and batches is not None:
+            if division.splits == 1:
+                y = batches.whole(rows, weight, bias, division)
+            else:
+                y = join(batches.parts(rows, weight, division), bias, x.dtype, early=early)
+        if y is not None:
+            return y.view(*x.shape[:-1], y.shape[1])
+    if bias is None and zeros is not None and with_bias(count, *weight.shape):
         bias = zeros.bias(weight)
     return F.linear(x, weight, bias)
+
+
+def linear_parts(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    early: bool = False,
+    zeros: Zeros | None = None,
+    batches: Batches | None = None,
+) -> Tensor:
+    """The operation ``linear_parts`` of ``weft.layers.kernels``; see ``linear``."""
+    if batches is not None and bias is None and x.dim() == 2:
+        division = batches.division(x, weight)
+        few = choose(len(x), len(weight), x.shape[1], False)
+        if division is not None and division.splits > 1 and few is None:
+            return batches.parts(x, weight, division)
+    return linear(x, weight, bias, early=early, zeros=zeros, batches=batches)
 
 
 def silu_linear(
@@ -200,27 +225,42 @@ def silu_linear(
     bias: Tensor | None,
     *,
     early: bool = False,
-    tickets: Tickets | None = None,
+    batches: Batches | None = None,
     gated: Gated | None = None,
 ) -> Tensor:
-    """The operation ``silu_linear`` of ``weft.layers.kernels``; ``tickets`` as for ``linear``.
+    """The operation ``silu_linear`` of ``weft.layers.kernels``.
 
-    ``gated``: what multiplies and gates many rows in one kernel, where there is such a thing.
+    ``batches`` and ``gated``: what multiplies and gates up to 256 rows, and many, in one kernel on
+    Hopper, where there is such a thing.
     """
-    y = _few(x, weight, bias, True, early, tickets)
-    if y is None and gated is not None and bias is None:
+    y = None
+    if x.numel() <= MOST_ROWS * x.shape[-1]:
+        rows = _flat(x)
+        y = _few(rows, weight, bias, True, early)
+        if y is None and batches is not None and bias is None:
+            division = batches.division(rows, weight)
+            y = None if division is None else batches.gated(rows, weight, division)
+    elif gated is not None and bias is None:
         y = gated.product(x, weight)
     if y is not None:
-        return y
-    return silu_mul(linear(x, weight, bias, early=early, tickets=tickets), early=early)
+        return y.view(*x.shape[:-1], y.shape[-1])
+    return silu_mul(linear(x, weight, bias, early=early), early=early)
 
 
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
-    """``linear`` or ``silu_linear`` with what the device allows; a loaded one has tickets of its own."""
+    """``linear``, ``linear_parts`` or ``silu_linear`` with what the device allows."""
     capability = request.device.capability or (0, 0)
     early, hopper = capability >= (9, 0), capability[0] == 9
-    tickets = Tickets() if hopper else None  # on Hopper alone it was measured
-    if op == "linear":
-        return partial(linear, early=early, tickets=tickets, zeros=Zeros() if early else None)
-    gated = find_gated(request.dtype) if hopper else None
-    return partial(silu_linear, early=early, tickets=tickets, gated=gated)
+    choice = choose_gated_batch if op == "silu_linear" else choose_batch
+    features, depth = request.shape["out_features"], request.shape["in_features"]
+    batches = find_batches(request.dtype, features, depth, choice) if hopper else None
+    if op == "silu_linear":
+        gated = find_gated(request.dtype) if hopper else None
+        return partial(silu_linear, early=early, batches=batches, gated=gated)
+    if batches is not None and op == "linear_parts":  # compiled now, for it will be captured
+        kind, device = batches.dtype, "cuda"
+        row = torch.zeros(1, features, dtype=kind, device=device)
+        add_parts_rms_norm(row.float()[None], row, row[0], 1.0, early=early)
+    zeros = Zeros() if early else None
+    chosen = linear_parts if op == "linear_parts" else linear
+    return partial(chosen, early=early, zeros=zeros, batches=batches)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("add_rms_norm", "norm_kernel", "normalised", "rms_norm")
+__all__ = ("add_parts_rms_norm", "add_rms_norm", "norm_kernel", "normalised", "rms_norm")
 
 
 @triton.jit
@@ -18,18 +18,20 @@ def normalised(value, gain, eps, SIZE: tl.constexpr):
     return value * tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps) * gain
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("parts",))
 def norm_kernel(
-    x,  # [rows, SIZE], rows x_stride elements apart
+    x,  # [rows, SIZE], rows x_stride elements apart; float32 [parts, rows, SIZE] if SUM
     residual,  # [rows, SIZE]; replaced by x + residual. Not read unless ADD
     weight,  # [SIZE]
     out,  # [rows, SIZE]
     x_stride,
     eps,
     offset,
+    parts,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,  # the power of two that holds SIZE
     ADD: tl.constexpr,
+    SUM: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One program normalises one row; sums are in float32."""
@@ -40,6 +42,13 @@ def norm_kernel(
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     await_results(EARLY)
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        for part in range(1, parts):
+            before = tl.cast(tl.num_programs(0), tl.int64) * part * SIZE
+            value += tl.load(x + before + row * SIZE + at, mask=inside, other=0.0)
+        value = value.to(out.dtype.element_ty).to(
+            tl.float32
+        )  # what the linear layer would have given
     if ADD:
         before = tl.load(residual + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
         # The sum is rounded to the model's dtype before it is used, as without the fusion.
@@ -51,28 +60,33 @@ def norm_kernel(
 
 
 def _launch(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, add: bool,
-    early: bool,
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, *,
+    add: bool, early: bool, parts: int = 0,
 ) -> Tensor:  # fmt: skip
-    size = x.shape[-1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x.reshape(-1, size) if x.dim() != 2 else x
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
+    """``x`` and ``residual`` have two dimensions and dense rows; ``x`` three if there are ``parts``."""
+    rows, size = residual.shape
+    out = torch.empty((rows, size), dtype=residual.dtype, device=x.device)
     block = triton.next_power_of_2(size)
-    norm_kernel[(rows.shape[0],)](
-        rows, residual, weight, out, rows.stride(0), eps, offset,
-        SIZE=size, BLOCK=block, ADD=add, EARLY=early,
+    norm_kernel[(rows,)](
+        x, residual, weight, out, x.stride(-2), eps, offset, parts,
+        SIZE=size, BLOCK=block, ADD=add, SUM=parts > 0, EARLY=early,
         num_warps=min(16, max(1, block // 512)), launch_pdl=early,
     )  # fmt: skip
     return out
+
+
+def _flat(x: Tensor) -> Tensor:
+    """``[rows, size]`` with dense rows."""
+    rows = x.reshape(x.numel() // x.shape[-1], x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, early: bool = False
 ) -> Tensor:
     """See ``weft.layers.ops.rms_norm``."""
-    return _launch(x, x, weight, eps, offset, False, early)
+    rows = _flat(x)
+    return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
 
 
 def add_rms_norm(
@@ -85,4 +99,21 @@ def add_rms_norm(
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See ``weft.layers.ops.add_rms_norm``; overwrites ``residual``, which must be contiguous."""
-    return _launch(x, residual, weight, eps, offset, True, early), residual
+    rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
+    y = _launch(_flat(x), rows, weight, eps, offset, add=True, early=early)
+    return y.view(x.shape), residual
+
+
+def add_parts_rms_norm(
+    parts: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    *,
+    early: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The operation of ``weft.layers.kernels``; overwrites ``residual``, which must be contiguous."""
+    count = len(parts)
+    y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=count)
+    return y, residual

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.layers.trial import passes
+from weft_kernels_triton.hopper.tensors import boxes, fetchable
 
 __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
 
@@ -84,18 +84,12 @@ class Gated:
         depth = x.shape[-1]
         rows, width = x.numel() // depth, weight.shape[0] // 2
         variant = choose_gated(rows, width, depth, self.processors)
-        if variant is None or not self._serves(weight) or not weight.is_contiguous():
+        if variant is None or not fetchable(weight, self.dtype) or not weight.is_contiguous():
             return None
         flat = x.reshape(rows, depth)
-        if not self._serves(flat):
+        if not fetchable(flat, self.dtype):
             return None
         return self.forward(flat, weight, variant).view(*x.shape[:-1], width)
-
-    def _serves(self, matrix: Tensor) -> bool:
-        """Whether TMA can fetch it: its rows begin at multiples of 16 bytes, and do not overlap."""
-        across, along = matrix.stride()
-        apart = along == 1 and across >= matrix.shape[1] and across % 8 == 0
-        return matrix.dtype == self.dtype and apart and matrix.data_ptr() % 16 == 0
 
     def forward(self, x: Tensor, weight: Tensor, variant: Variant) -> Tensor:
         """``x [rows, depth]``, ``weight [2 * width, depth]``; ``[rows, width]``.
@@ -104,34 +98,19 @@ class Gated:
         contiguous. The trial has compiled it and nothing is kept for later calls: graphs may capture it.
         """
         # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
         from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
 
         (rows, depth), width = x.shape, weight.shape[0] // 2
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-
-        def boxes(matrix: Tensor, height: int) -> object:
-            shape, stride = list(matrix.shape), list(matrix.stride())
-            return TensorDescriptor(matrix, shape, stride, [height, 64], layout())
-
         m_tiles, n_tiles = variant.tiles(rows, width)
         gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
-            boxes(x, _ROWS), boxes(weight, variant.columns),
-            boxes(out, _ROWS if variant.turns else _ROWS // 2),
+            boxes(x, (_ROWS, 64)), boxes(weight, (variant.columns, 64)),
+            boxes(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
             m_tiles, n_tiles, -(-depth // 64), width,
             TURNS=variant.turns, COLUMNS=variant.columns, STAGES=variant.stages,
             BUFFERS=variant.buffers, num_warps=WARPS, maxnreg=REGISTERS,
         )  # fmt: skip
         return out
-
-
-@cache
-def layout() -> object:
-    """In shared memory, of all boxes: 16-bit numbers, rows of 128 bytes."""
-    from triton.experimental.gluon import language as gl
-
-    return gl.NVMMASharedLayout(128, 16, 2)
 
 
 def find_gated(dtype: str) -> Gated | None:

@@ -1,4 +1,4 @@
-"""The pieces of the kernel: which tile a program takes, how its result is gated and written."""
+"""Pieces of the kernels: early starts, which tile a program takes, how results are gated and written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,43 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-__all__ = ("packed", "sync", "tile_of", "tiles_of", "write")
+__all__ = (
+    "await_results",
+    "gate",
+    "packed",
+    "parts_of",
+    "start_next",
+    "sync",
+    "tile_of",
+    "tiles_of",
+    "write",
+)
 
 # Renamed after Triton 3.6.
 sync = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 _BAND = gl.constexpr(16)
+
+
+@gluon.jit
+def start_next():
+    """``overlap.start_next`` for kernels in Gluon."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def await_results():
+    """``overlap.await_results`` for kernels in Gluon."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

@@ -11,9 +11,9 @@ from torch import Tensor
 from weft.api.types import KernelRequest
 from weft.layers.int4 import CHUNK, RUN, int4_linear
 from weft_kernels_triton.int4 import hopper, kernel
+from weft_kernels_triton.int4.tickets import Tickets
 from weft_kernels_triton.int4.tiles import choose, choose_wide
 from weft_kernels_triton.int4.trial import works
-from weft_kernels_triton.swapped import Tickets
 
 __all__ = ("Int4Linear", "load")
 

@@ -1,0 +1,35 @@
+"""Counters with which programs that share a tile find out who is last."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ("Tickets",)
+
+
+class Tickets:
+    """Counters for tiles whose depth is shared: zeros whenever no kernel runs that counts in them.
+
+    Captured graphs keep reading the same ones. Two products must not count in them at the same time, so
+    whoever loads an operation has tickets of its own, and calls it on one stream at a time, as models call
+    their layers. That the next kernel starts early is no harm: it does not count before this one has
+    finished.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._found: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor | None:
+        """int32, one for each tile that may be shared.
+
+        ``None`` if they would have to be made in a capture, whose replays alone would make them zeros.
+        """
+        found = self._found.get(device)
+        if found is None:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None
+            found = torch.zeros(self._count, dtype=torch.int32, device=device)
+            self._found[device] = found
+        return found

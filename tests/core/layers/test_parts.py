@@ -1,0 +1,114 @@
+"""Linear layers that give their results to norms in parts: which do, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.api.attention import KernelOffer, KernelRequest
+from weft.api.cache import DeviceInfo
+from weft.layers import ops
+from weft.layers.decoder import Decoder
+from weft.layers.kernels import install_kernels
+from weft.plugins import Host
+from weft.testing.checkpoints import make_checkpoint
+from weft.testing.models import TinyModel
+from weft.testing.ranks import on_ranks
+
+CPU = DeviceInfo("cpu")
+IDS = torch.arange(40, 53)
+
+
+class Offers:
+    """Both operations, with a count of what came in parts; ``missing`` is not offered."""
+
+    def __init__(self, missing: str = "") -> None:
+        self.missing = missing
+        self.added = 0
+
+    def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
+        known: dict[str, Callable[..., Any]] = {
+            "linear_parts": self.parts,
+            "add_parts_rms_norm": self.add,
+        }
+        if op == self.missing or op not in known:
+            return None
+        return KernelOffer("mine", 1, lambda: known[op])
+
+    def parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert bias is None
+        pieces = zip(x.tensor_split(3, 1), weight.tensor_split(3, 1), strict=True)
+        return torch.stack([F.linear(*piece) for piece in pieces])
+
+    def add(
+        self, parts: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor]:
+        assert parts.dtype == torch.float32 and parts.shape[1:] == residual.shape
+        self.added += 1
+        return ops.add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps, offset)
+
+
+def built(folder: Path, architecture: str, **changes: Any) -> TinyModel:
+    return TinyModel(make_checkpoint(folder, architecture, seed=1, **changes), Host())
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+)
+def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
+    tiny = built(tmp_path, architecture)
+    want, wanted = tiny.logits(IDS), torch.tensor([4, 12])
+    chosen = tiny.logits(IDS, wanted=wanted)
+    offers = Offers()
+    served = install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    assert served == {"linear_parts": "mine", "add_parts_rms_norm": "mine"}
+    torch.testing.assert_close(tiny.logits(IDS), want, rtol=1e-4, atol=1e-5)
+    layers = tiny.config.num_hidden_layers
+    assert offers.added == 2 * layers - 1, (
+        "all but the attention of the last, where rows are chosen"
+    )
+    torch.testing.assert_close(tiny.logits(IDS, wanted=wanted), chosen, rtol=1e-4, atol=1e-5)
+    assert offers.added == 2 * (2 * layers - 1)
+
+
+@pytest.mark.parametrize("missing", ["linear_parts", "add_parts_rms_norm"])
+def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
+    tiny = built(tmp_path, "LlamaForCausalLM")
+    want, offers = tiny.logits(IDS), Offers(missing)
+    install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    assert torch.equal(tiny.logits(IDS), want) and not offers.added
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Gemma3ForCausalLM", {}),  # norms of their own after attention and MLP
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_others_stay_whole(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    tiny = built(tmp_path, architecture, **changes)
+    want, offers = tiny.logits(IDS), Offers()
+    install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    assert torch.equal(tiny.logits(IDS), want) and not offers.added
+
+
+def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "LlamaForCausalLM", seed=1)
+
+    def run(ranks: Any) -> tuple[int, int]:
+        tiny = TinyModel(folder, Host(), ranks=ranks)
+        offers = Offers()
+        install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+        tiny.logits(IDS)
+        decoders = [m for m in tiny.model.modules() if isinstance(m, Decoder)]
+        return offers.added, len(decoders[0].pairs)
+
+    for added, pairs in on_ranks(2, run):
+        assert not added and pairs

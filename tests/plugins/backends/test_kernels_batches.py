@@ -1,0 +1,258 @@
+"""Products of decode batches on Hopper: which rows get them, their code; on a card, their results."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton.experimental.gluon")
+
+import weft_kernels_triton
+from weft_kernels_triton.hopper import batches as module
+from weft_kernels_triton.hopper.batches import (
+    Batches,
+    Division,
+    choose_batch,
+    choose_gated_batch,
+    find_batches,
+)
+from weft_kernels_triton.linear import silu_mul
+
+from weft.api.cache import DeviceInfo
+from weft.api.types import KernelOffer, KernelRequest
+
+# Of Qwen3-0.6B and 8B: features and depth, and what the rule gives from which number of rows on.
+QKV, OUT, DOWN = (4096, 1024), (1024, 2048), (1024, 3072)
+BIG_QKV, BIG_OUT, BIG_DOWN = (6144, 4096), (4096, 4096), (4096, 12288)
+GATE, BIG_GATE = (6144, 1024), (24576, 4096)
+NARROW = {2: Division(1, 64, 4), 65: Division(1, 128, 4)}
+MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
+    QKV: {2: Division(1, 64), 129: Division(1, 128)},
+    OUT: NARROW,
+    DOWN: NARROW,
+    BIG_QKV: {
+        2: Division(1, 64),
+        65: None,
+        161: Division(2, 128),
+        177: None,
+        209: Division(2, 128),
+        241: None,
+    },
+    BIG_OUT: {2: Division(1, 64, 2), 65: None},
+    BIG_DOWN: {2: Division(1, 64, 2), 65: None, 192: Division(2, 256, 4)},
+}
+GATES: dict[tuple[int, int], dict[int, Division | None]] = {
+    GATE: {2: Division(1, 64), 65: Division(1, 128), 129: Division(1, 192), 193: Division(2, 128)},
+    BIG_GATE: {
+        2: Division(3, 64),
+        65: Division(3, 128),
+        129: Division(3, 192),
+        193: None,
+        209: Division(3, 256),
+    },
+}
+CHOICES = [(choose_batch, *item) for item in MEASURED.items()]
+CHOICES += [(choose_gated_batch, *item) for item in GATES.items()]
+
+
+def divisions() -> list[tuple[Division, bool]]:
+    """All that are chosen for these shapes, and whether they are gated."""
+    found = {
+        (d, table is GATES)
+        for table in (MEASURED, GATES)
+        for by in table.values()
+        for d in by.values()
+    }
+    return sorted(((d, gated) for d, gated in found if d is not None), key=str)
+
+
+@pytest.mark.parametrize(("choice", "shape", "found"), CHOICES)
+def test_the_rule_gives_what_was_measured(
+    choice: Callable[..., Division | None],
+    shape: tuple[int, int],
+    found: dict[int, Division | None],
+) -> None:
+    want = None
+    for rows in range(1, 258):
+        want = found.get(rows, want) if rows < 257 else None
+        assert choice(rows, *shape, 132) == want, rows
+
+
+@pytest.mark.parametrize("choice", [choose_batch, choose_gated_batch])
+def test_programs_run_all_at_once(choice: Callable[..., Division | None]) -> None:
+    """Of other models' shapes, on other devices; and steps are at least as many as who shares them."""
+    for processors in (20, 78, 132, 200):
+        for features in range(512, 40000, 416):
+            for depth in (512, 1024, 2048, 5120, 14336):
+                for rows in (2, 63, 65, 128, 129, 193, 256):
+                    found = choice(rows, features, depth, processors)
+                    if found is not None:
+                        assert found.programs(rows, features) <= processors
+                        assert found.splits * 64 <= depth
+                        assert found.groups * 64 * found.stages * 128 <= 227 << 10
+    assert choose_batch(8, 151936, 1024, 132) is None, "an output head"
+    assert (
+        choose_batch(8, 4100, 1024, 132) is None and choose_gated_batch(8, 6152, 1024, 132) is None
+    )
+
+
+def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it works on a card")
+
+    def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
+        shape = {"in_features": 2048, "out_features": 1024}
+        request = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
+        offer = weft_kernels_triton.weft_kernel(op, request)
+        assert isinstance(offer, KernelOffer)
+        return offer.load().keywords["batches"]
+
+    module._works.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for capability, dtype in ((8, 0), "bfloat16"), ((10, 0), "bfloat16"), ((9, 0), "float32"):
+            assert loaded("linear", capability, dtype) is None
+        assert not caplog.records, "nothing was tried"
+        for op in ("linear", "linear_parts", "linear"):
+            assert loaded(op, (9, 0)) is None
+    found = [r.getMessage() for r in caplog.records if "torch's linear serves" in r.getMessage()]
+    assert len(found) == 1, "once for a process"
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
+def test_it_compiles_and_no_loop_spills(
+    division: Division, gated: bool, kind: str, for_hopper: Callable[..., str]
+) -> None:
+    from triton.experimental.gluon import language as gl
+    from weft_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
+
+    def described(*shape: int) -> str:
+        layout = gl.NVMMASharedLayout(2 * shape[-1], 16, len(shape))
+        return f"tensordesc<{kind}{list(shape)},{layout!r}>"
+
+    parts = division.splits > 1
+    constants = {"GROUPS": division.groups, "ROWS": division.rows, "STAGES": division.stages}
+    constants |= {"GATED": gated, "PARTS": parts}
+    types = {"x_desc": described(64, 64), "rest_desc": described(16, 64), "bias": f"*{kind}"}
+    types["w_desc"] = described(4, 2, 8, 64) if gated else described(64, 64)
+    result = (16, 64) if parts else (division.piece, 32 if gated else 64)
+    types |= {"y_desc": described(*result), "out": "*fp32" if parts else f"*{kind}"}
+    options = {"num_warps": WARPS, "maxnreg": REGISTERS[division.groups - 1], "launch_pdl": True}
+    spills = 64 if division.rows == 256 else 0  # after the last product
+    ptx = for_hopper(batch_kernel, constants, types, ("bias", "out"), spills, **options)
+    assert ptx.count("wgmma.mma_async") >= 8 * division.groups
+    assert ("stmatrix" in ptx) != parts, "results are turned around on their way"
+    assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("griddepcontrol.wait")
+
+
+def test_integers_do_not_make_other_kernels() -> None:
+    from weft_kernels_triton.hopper.batch_kernel import batch_kernel
+
+    others = ("x_desc", "rest_desc", "w_desc", "y_desc", "bias", "out")
+    plain = [p for p in batch_kernel.params if not p.is_constexpr and p.name not in others]
+    assert len(plain) == 6 and all(p.do_not_specialize for p in plain)
+
+
+CLOSE = 5e-3  # sums in another order are rounded to a neighbour now and then
+
+
+def off(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Not a number where one of ``got`` is not, so that no comparison holds."""
+    return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="needs a Hopper GPU",
+)
+class TestOnHopper:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
+    def test_results(self, division: Division, gated: bool, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        batches = Batches(dtype, 132, choose_batch, ())
+        for features, depth in ((1024, 2048), (528, 328), (4096, 1024)):
+            weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).to(dtype)
+            bias = torch.randn(features, device="cuda").to(dtype)
+            for rows in (1, 15, 16, 17, 64, 65, 127, 129, 200, 256, 300):
+                wide = torch.randn(rows, depth + 8, device="cuda").to(dtype)
+                wide[:, depth:] = torch.nan  # between the rows
+                x = wide[:, :depth]
+                want = F.linear(x, weight)
+                if gated:
+                    first = batches.gated(x, weight, division)
+                    assert off(first, silu_mul(want)) < CLOSE, (rows, features)
+                    assert torch.equal(first, batches.gated(x, weight, division))
+                elif division.splits > 1:
+                    first = batches.parts(x, weight, division)
+                    assert off(first.sum(0), want) < CLOSE, (rows, features)
+                    assert torch.equal(first, batches.parts(x, weight, division))
+                else:
+                    assert off(batches.whole(x, weight, None, division), want) < CLOSE
+                    want = F.linear(x, weight, bias)
+                    assert off(batches.whole(x, weight, bias, division), want) < CLOSE
+
+    @pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
+    def test_nothing_is_written_past_the_end(
+        self, division: Division, gated: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        batches = Batches(torch.bfloat16, 132, choose_batch, ())
+        rows, features = 2 * division.rows + 5, 528
+        x = torch.randn(rows, 1024, device="cuda").bfloat16()
+        weight = torch.randn(features, 1024, device="cuda").bfloat16() * 0.03
+        room = torch.full((1 << 20,), 7.0, device="cuda")
+
+        def own(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> torch.Tensor:
+            return room.view(dtype)[: torch.Size(shape).numel()].view(shape)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", own)
+            if gated:
+                out = batches.gated(x, weight, division)
+            elif division.splits > 1:
+                out = batches.parts(x, weight, division)
+            else:
+                out = batches.whole(x, weight, None, division)
+        size = out.numel() * out.element_size() // 4
+        assert bool((room[size:] == 7.0).all()) and bool(out.isfinite().all())
+        assert not bool((out == 7.0).all())
+
+    @pytest.mark.parametrize("op", ["linear", "linear_parts", "silu_linear"])
+    @pytest.mark.parametrize("shape", [QKV, OUT, GATE, BIG_DOWN])
+    def test_it_is_captured(self, op: str, shape: tuple[int, int]) -> None:
+        """The first calls of all: in the graph. Outside of one torch multiplies."""
+        features, depth = shape
+        request = KernelRequest(
+            DeviceInfo("cuda", torch.cuda.get_device_capability()),
+            "bfloat16",
+            {"in_features": depth, "out_features": features},
+        )
+        offer = weft_kernels_triton.weft_kernel(op, request)
+        assert isinstance(offer, KernelOffer)
+        kernel = offer.load()
+        weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).bfloat16()
+        for rows in (8, 96, 192, 256):
+            x = torch.randn(rows, depth, device="cuda").bfloat16()
+
+            def wanted(x: torch.Tensor = x) -> torch.Tensor:
+                y = F.linear(x, weight)
+                return silu_mul(y) if op == "silu_linear" else y
+
+            assert off(kernel(x, weight, None), wanted()) < CLOSE
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                got = kernel(x, weight, None)
+            for _ in range(3):
+                x.normal_()
+                got.fill_(torch.nan)
+                graph.replay()
+                assert off(got.sum(0) if got.dim() == 3 else got, wanted()) < CLOSE, rows
+
+    def test_shapes_of_models_get_all_that_was_chosen(self) -> None:
+        for choice, shape, found in CHOICES:
+            batches = find_batches("bfloat16", *shape, choice)
+            assert batches is not None and batches._usable == set(found.values()) - {None}
