@@ -204,7 +204,7 @@ class TestOnHopper:
         rows, features = 2 * division.rows + 5, 528
         x = torch.randn(rows, 1024, device="cuda").bfloat16()
         weight = torch.randn(features, 1024, device="cuda").bfloat16() * 0.03
-        room = torch.full((1 << 20,), 7.0, device="cuda")
+        room = torch.full((1 << 22,), 7.0, device="cuda")
 
         def own(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> torch.Tensor:
             return room.view(dtype)[: torch.Size(shape).numel()].view(shape)

@@ -277,12 +277,12 @@ BUILDS = """
             more = {"NORM": normed, "LIMIT": limit}
             before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
             assert bool(before) == normed, "only the norms' weights are read early"
-    for summed in False, True:
-        chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, SUM=summed, EARLY=True)
-        x = "*fp32" if summed else "*bf16"
-        assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x, "parts": "i32"})
-    sizes = dict.fromkeys(("size", "features", "count", "biased"), "i32")
-    assert build(join.join_kernel, 4, dict(BLOCK=1024, EARLY=True), parts="*fp32", **sizes) > 0
+    for parts, x in (0, "*bf16"), (4, "*fp32"):
+        chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, PARTS=parts, EARLY=True)
+        assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x})
+    sizes = dict.fromkeys(("size", "features", "biased"), "i32")
+    chosen = dict(PARTS=4, BLOCK=1024, EARLY=True)
+    assert build(join.join_kernel, 4, chosen, parts="*fp32", **sizes) > 0
     counted = dict(places="*i64", counts="*i32", numel="i32", room="i32", rank="i32")
     for kind in "*bf16", "*fp32":
         chosen = dict(RANKS=4, BLOCK=2048, EARLY=True)

@@ -12,16 +12,16 @@ from weft_kernels_triton.overlap import await_results, start_next
 __all__ = ("join", "join_kernel")
 
 
-# Not specialized: one kernel for all numbers of rows and parts.
-@triton.jit(do_not_specialize=("size", "features", "count", "biased"))
+# Not specialized: one kernel for all numbers of rows.
+@triton.jit(do_not_specialize=("size", "features", "biased"))
 def join_kernel(
-    parts,  # float32 [count, size]
+    parts,  # float32 [PARTS, size]
     bias,  # [features], if biased
     out,  # [size]
     size,
     features,  # of which size is a multiple
-    count,
     biased,  # 0 or 1
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -31,7 +31,7 @@ def join_kernel(
     inside = at < size
     total = tl.load(bias + at % features, mask=inside & (biased > 0), other=0.0).to(tl.float32)
     await_results(EARLY)
-    for part in range(count):
+    for part in tl.static_range(PARTS):
         total += tl.load(parts + part * size + at, mask=inside, other=0.0)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
@@ -42,8 +42,8 @@ def join(parts: Tensor, bias: Tensor | None, dtype: torch.dtype, *, early: bool 
     out = torch.empty((rows, features), dtype=dtype, device=parts.device)
     block = 1024
     join_kernel[(triton.cdiv(rows * features, block),)](
-        parts, out if bias is None else bias, out, rows * features, features, count,
+        parts, out if bias is None else bias, out, rows * features, features,
         int(bias is not None),
-        BLOCK=block, EARLY=early, num_warps=4, launch_pdl=early,
+        PARTS=count, BLOCK=block, EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return out

@@ -257,10 +257,16 @@ def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     if op == "silu_linear":
         gated = find_gated(request.dtype) if hopper else None
         return partial(silu_linear, early=early, batches=batches, gated=gated)
-    if batches is not None and op == "linear_parts":  # compiled now, for it will be captured
-        kind, device = batches.dtype, "cuda"
-        row = torch.zeros(1, features, dtype=kind, device=device)
-        add_parts_rms_norm(row.float()[None], row, row[0], 1.0, early=early)
+    if op == "linear_parts" and batches is not None:
+        _compile_norms(batches, features, early)
     zeros = Zeros() if early else None
     chosen = linear_parts if op == "linear_parts" else linear
     return partial(chosen, early=early, zeros=zeros, batches=batches)
+
+
+def _compile_norms(batches: Batches, size: int, early: bool) -> None:
+    """What adds up the parts, before it is captured."""
+    for count in batches.splits:
+        row = torch.zeros(1, size, dtype=batches.dtype, device="cuda")
+        parts = torch.zeros(count, 1, size, device="cuda")
+        add_parts_rms_norm(parts, row, row[0], 1.0, early=early)

@@ -18,20 +18,19 @@ def normalised(value, gain, eps, SIZE: tl.constexpr):
     return value * tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps) * gain
 
 
-@triton.jit(do_not_specialize=("parts",))
+@triton.jit
 def norm_kernel(
-    x,  # [rows, SIZE], rows x_stride elements apart; float32 [parts, rows, SIZE] if SUM
+    x,  # [rows, SIZE], rows x_stride elements apart; float32 [PARTS, rows, SIZE] unless PARTS is 0
     residual,  # [rows, SIZE]; replaced by x + residual. Not read unless ADD
     weight,  # [SIZE]
     out,  # [rows, SIZE]
     x_stride,
     eps,
     offset,
-    parts,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,  # the power of two that holds SIZE
     ADD: tl.constexpr,
-    SUM: tl.constexpr,
+    PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One program normalises one row; sums are in float32."""
@@ -42,8 +41,8 @@ def norm_kernel(
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
     await_results(EARLY)
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if SUM:
-        for part in range(1, parts):
+    if PARTS > 0:
+        for part in tl.static_range(1, PARTS):  # so that all are on their way at once
             before = tl.cast(tl.num_programs(0), tl.int64) * part * SIZE
             value += tl.load(x + before + row * SIZE + at, mask=inside, other=0.0)
         value = value.to(out.dtype.element_ty).to(
@@ -68,8 +67,8 @@ def _launch(
     out = torch.empty((rows, size), dtype=residual.dtype, device=x.device)
     block = triton.next_power_of_2(size)
     norm_kernel[(rows,)](
-        x, residual, weight, out, x.stride(-2), eps, offset, parts,
-        SIZE=size, BLOCK=block, ADD=add, SUM=parts > 0, EARLY=early,
+        x, residual, weight, out, x.stride(-2), eps, offset,
+        SIZE=size, BLOCK=block, ADD=add, PARTS=parts, EARLY=early,
         num_warps=min(16, max(1, block // 512)), launch_pdl=early,
     )  # fmt: skip
     return out

@@ -133,6 +133,8 @@ class Batches:
         self.processors = processors
         self._choice = choice
         self._usable = frozenset(usable)
+        self.splits = sorted({division.splits for division in self._usable} - {1})
+        """How many parts there may be."""
 
     def division(self, x: Tensor, weight: Tensor) -> Division | None:
         """For ``x [rows, depth]`` and ``weight [features, depth]``; ``None``: use torch."""
