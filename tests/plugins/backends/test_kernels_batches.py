@@ -42,7 +42,7 @@ MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
         241: None,
     },
     BIG_OUT: {2: Division(1, 64, 2), 65: None},
-    BIG_DOWN: {2: Division(1, 64, 2), 65: None, 192: Division(2, 256, 4)},
+    BIG_DOWN: {2: Division(1, 64, 2), 65: None, 209: Division(2, 256, 4), 241: None},
 }
 GATES: dict[tuple[int, int], dict[int, Division | None]] = {
     GATE: {2: Division(1, 64), 65: Division(1, 128), 129: Division(1, 192), 193: Division(2, 128)},

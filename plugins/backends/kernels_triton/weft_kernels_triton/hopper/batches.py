@@ -66,13 +66,13 @@ def _over(count: int, size: int) -> int:
 def choose_batch(rows: int, features: int, depth: int, processors: int) -> Division | None:
     """For ``x [rows, depth]`` and a weight ``[features, depth]``.
 
-    As times the speed of what else there is (cuBLAS with a bias of zeros or without, to 64 rows also a
-    kernel of Triton's), in graphs over cold weights on one H200 (132 multiprocessors, torch 2.11, Triton
-    3.6). Narrow weights in parts, with the norm that adds them up: 1.2 to 1.7 for 1024 x 2048 and
-    1024 x 3072 at 8 to 256 rows; eight shares of the depth are slower than four. 4096 x 1024: 1.0 to 1.2
-    to 64 rows, 1.04 to 1.16 beyond. 6144 x 4096: 1.01 to 1.09 to 64 rows, 1.1 at 176, 1.15 and 1.07 at 224
-    and 240, else slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04
-    to 64 rows, 1.02 to 1.13 from 192 on.
+    As times the speed of what else there is (cuBLAS with a bias of zeros or without), in graphs over cold
+    weights on one H200 (132 multiprocessors, torch 2.11, Triton 3.6). Narrow weights in parts, with the
+    norm that adds them up: 1.2 to 1.7 for 1024 x 2048 and 1024 x 3072 at 8 to 256 rows; eight shares of
+    the depth are slower than four. 4096 x 1024: 1.0 to 1.2 to 64 rows, 1.04 to 1.16 beyond. 6144 x 4096:
+    1.01 to 1.09 to 64 rows, 1.1 at 176, 1.15 and 1.07 at 224 and 240, for which cuBLAS chooses badly, else
+    slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64
+    rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
     """
     small, large = min(features, depth) < LEAST, features * depth > LARGEST
     tiles = _over(features, _TILE)
@@ -89,10 +89,10 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
         found = Division(1, 128, splits) if splits > 1 else None
     elif depth <= 1024:
         found = Division(1, 64 if rows <= 128 else 128)
-    elif features <= 4096 and depth >= 8192 and rows >= 192:
-        found = Division(2, 256, 4)
     elif features > 4096 and (161 <= rows <= 176 or 209 <= rows <= 240):
         found = Division(2, 128)
+    elif features <= 4096 and depth >= 8192 and 209 <= rows <= 240:
+        found = Division(2, 256, 4)
     return found if found and found.programs(rows, features) <= processors else None
 
 
