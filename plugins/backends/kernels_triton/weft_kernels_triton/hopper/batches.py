@@ -101,19 +101,20 @@ def choose_gated_batch(rows: int, features: int, depth: int, processors: int) ->
     multiprocessors would have nothing to do.
 
     6144 x 1024: 1.04 to 1.07 to 64 rows, 1.13 to 1.17 to 192, 1.11 to 1.20 beyond. 24576 x 4096: 1.01 to
-    1.06 to 64 rows, 1.06 to 1.08 to 128, 1.02 to 1.04 to 192, 1.05 from 224 on, slower at 208.
+    1.06 to 64 rows, 1.06 to 1.08 to 128, 1.02 to 1.04 to 192, 1.05 from 224 on, slower at 208. Two warp
+    groups, as for 12288 features, have been tried for right results only, and serve up to 128 rows.
     """
     tiles = _over(features, _TILE)
     groups = _over(tiles, processors)
     small = min(features, depth) < LEAST or 3 * tiles < processors
     if not 2 <= rows <= MOST_ROWS or small or features % 16 or groups > 3:
         return None
-    if rows <= 192:
+    if rows <= 128 or (rows <= 192 and groups != 2):
         found = Division(groups, _over(rows, 64) * 64)
     elif groups == 1:
         found = Division(2, 128)
-    elif rows > 208:
-        found = Division(groups, 256)
+    elif groups == 3 and rows > 208:
+        found = Division(3, 256)
     else:
         return None
     return found if found.programs(rows, features) <= processors else None
