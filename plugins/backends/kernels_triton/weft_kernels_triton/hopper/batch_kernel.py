@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from weft_kernels_triton.hopper.parts import (
+from weft_kernels_triton.hopper.pieces import (
     await_results,
     gate,
     packed,

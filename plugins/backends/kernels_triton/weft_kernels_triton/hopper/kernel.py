@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from weft_kernels_triton.hopper.parts import packed, sync, tile_of, tiles_of, write
+from weft_kernels_triton.hopper.pieces import packed, sync, tile_of, tiles_of, write
 
 __all__ = ("REGISTERS", "WARPS", "gated_kernel")
 
