@@ -1,9 +1,11 @@
-"""What tests of backends share: a bid in a process of its own, a captured step, an engine, and kernels
+"""What tests of backends share: a bid and kernels in processes of their own, a captured step, an engine, and kernels
 in Gluon compiled for Hopper."""
 
+import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,22 @@ from weft.api.attention import AttentionBackend, AttentionRequest
 from weft.testing.attention import Case
 
 LENGTHS = ([900, 5, 64], [1, 400, 333], [12, 12, 895])
+
+
+@pytest.fixture
+def in_process() -> Callable[..., None]:
+    """Runs the pieces of a program in a process of its own, in Triton's interpreter or not."""
+
+    def run(*pieces: str, interpret: bool) -> None:
+        more = {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": str(int(interpret))}
+        code = "".join(textwrap.dedent(piece) for piece in pieces)
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        ran = subprocess.run(
+            command, env=os.environ | more, capture_output=True, text=True, timeout=240
+        )
+        assert ran.returncode == 0, ran.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ Triton reads TRITON_INTERPRET when a kernel is defined, so kernels run in proces
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -156,27 +153,15 @@ BUILDS = """
 """
 
 
-def run(code: str, interpret: str) -> str:
-    """What it logs."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stderr
-
-
 @pytest.mark.parametrize("code", [EQUAL, FALLBACKS], ids=["equal", "fallbacks"])
-def test_kernels_and_what_replaces_them_equal_the_plain_product(code: str) -> None:
-    run(textwrap.dedent(MADE) + textwrap.dedent(code), "1")
+def test_kernels_and_what_replaces_them_equal_the_plain_product(
+    code: str, in_process: Callable[..., None]
+) -> None:
+    in_process(MADE, code, interpret=True)
 
 
-def test_kernels_build_for_hopper_and_ampere() -> None:
-    run(textwrap.dedent(BUILDS), "0")
+def test_kernels_build_for_hopper_and_ampere(in_process: Callable[..., None]) -> None:
+    in_process(BUILDS, interpret=False)
 
 
 def test_where_it_is_offered() -> None:

@@ -5,10 +5,7 @@ Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -29,88 +26,6 @@ CHECKS = {
         want = ops.add_rms_norm(x, residual, weight, 1e-5)
         close(add_rms_norm(x, residual, weight, 1e-5)[0], want[0])
         close(residual, want[1])
-    """,
-    "parts": """
-        from weft_kernels_triton.join import join
-        from weft_kernels_triton.norm import add_parts_rms_norm
-        for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
-            parts, bias = torch.randn(count, rows, size), torch.randn(size)
-            close(join(parts, None, torch.float32), parts.sum(0))
-            close(join(parts, bias, torch.float32), parts.sum(0) + bias)
-            residual, weight = torch.randn(rows, size), torch.randn(size)
-            want = ops.add_rms_norm(parts.sum(0), residual, weight, 1e-5, 1.0)
-            y, after = add_parts_rms_norm(parts, residual, weight, 1e-5, 1.0)
-            close(y, want[0])
-            close(after, want[1])
-            assert after is residual
-        # Of numbers whose sums are exact: rounded to the dtype before the residual is added.
-        parts = torch.randint(-99, 99, (3, 4, 64)) / 64 + 256.0
-        residual = torch.randint(-99, 99, (4, 64)).half()
-        assert torch.equal(join(parts, None, torch.float16), parts.sum(0).half())
-        whole = ops.add_rms_norm(parts.sum(0).half(), residual, torch.ones(64).half(), 1e-5)
-        found = add_parts_rms_norm(parts, residual, torch.ones(64).half(), 1e-5)
-        assert torch.equal(found[1], whole[1])
-    """,
-    "batches": """
-        from torch.nn.functional import linear as product
-        from weft_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
-        from weft_kernels_triton import linear as module
-        from weft_kernels_triton.linear import linear, linear_parts, silu_linear
-        module.silu_mul = lambda y, early: ops.silu_mul(y)  # the interpreter cuts bfloat16 off
-        captures = [True]
-        torch.cuda.is_current_stream_capturing = lambda: captures[0]
-        class Multiplied(Batches):
-            def __init__(self, choice):
-                found = {choice(rows, *shape, 132) for rows in range(257) for shape in SHAPES}
-                super().__init__(torch.bfloat16, 132, choice, found - {None})
-                self.calls = []
-            def whole(self, x, weight, bias, division):
-                self.calls.append(division)
-                return product(x, weight, bias)
-            def parts(self, x, weight, division):
-                self.calls.append(division)
-                pieces = zip(x.float().tensor_split(division.splits, 1), weight.float().tensor_split(division.splits, 1))
-                return torch.stack([product(*piece) for piece in pieces])
-            def gated(self, x, weight, division):
-                self.calls.append(division)
-                return ops.silu_mul(product(x, weight))
-        SHAPES = (4096, 1024), (1024, 2048)
-        plain, gates = Multiplied(choose_batch), Multiplied(choose_gated_batch)
-        def near(found, want):
-            assert found.shape == want.shape and found.dtype == want.dtype
-            assert (found.float() - want.float()).norm() < 2e-2 * want.float().norm()
-        for features, depth in SHAPES:
-            weight, bias = torch.randn(features, depth).bfloat16() / 32, torch.randn(features).bfloat16()
-            for shape in (5, depth), (2, 40, depth), (250, depth):
-                x = torch.randn(shape).bfloat16()
-                for given in None, bias:
-                    near(linear(x, weight, given, batches=plain), product(x, weight, given))
-                    splits = [division.splits for division in plain.calls]
-                    assert splits == ([1] if depth == 1024 else [] if len(x) == 250 else [4])
-                    plain.calls.clear()
-                    found = linear_parts(x, weight, given, batches=plain)
-                    whole = found.dim() == len(shape)
-                    assert whole == (depth == 1024 or given is not None or len(shape) == 3)
-                    near(found if whole else found.sum(0).bfloat16(), product(x, weight, given))
-                    assert len(plain.calls) == (not whole or depth == 1024 or len(x) < 250)
-                    plain.calls.clear()
-                want = ops.silu_mul(product(x, weight))
-                near(silu_linear(x, weight, None, batches=gates), want)
-                assert len(gates.calls) == (features == 4096), "or most multiprocessors had nothing to do"
-                gates.calls.clear()
-        x, weight = torch.randn(8, 1024).bfloat16(), torch.randn(4096, 1024).bfloat16()
-        wide = torch.randn(300, 1024).bfloat16()
-        for given in (
-            (x.float(), weight.float(), None), (wide, weight, None), (x[:1], weight, None),
-            (x[:, :-8], weight[:, :-8], None), (torch.randn(8, 1028).bfloat16()[:, :-4], weight, None),
-        ):
-            near(linear(*given, batches=plain), product(*given))
-            near(linear_parts(*given, batches=plain), product(*given))
-        near(silu_linear(x, weight, bias[:1].expand(4096), batches=gates), ops.silu_mul(product(x, weight, bias[:1].expand(4096))))
-        captures[0] = False
-        near(linear(x, weight, None, batches=plain), product(x, weight))
-        near(silu_linear(x, weight, None, batches=gates), ops.silu_mul(product(x, weight)))
-        assert not plain.calls and not gates.calls
     """,
     "silu_mul": """
         from weft_kernels_triton.activation import silu_mul
@@ -310,9 +225,9 @@ PROLOGUE = """
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_kernels_equal_the_layers_own(name: str) -> None:
+def test_kernels_equal_the_layers_own(name: str, in_process: Callable[..., None]) -> None:
     pytest.importorskip("triton")
-    run(textwrap.dedent(PROLOGUE) + textwrap.dedent(CHECKS[name]), TRITON_INTERPRET="1")
+    in_process(PROLOGUE, CHECKS[name], interpret=True)
 
 
 SHARING = """
@@ -411,29 +326,19 @@ RANKED = {
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_ranks_have_what_they_send_each_other(name: str) -> None:
+def test_ranks_have_what_they_send_each_other(name: str, in_process: Callable[..., None]) -> None:
     """Three processes over memory that they share, in Triton's interpreter; ``work`` yields what is
     wrong."""
     pytest.importorskip("triton")
-    parts = SHARING, RANKED[name], TOGETHER
-    run("".join(map(textwrap.dedent, parts)), TRITON_INTERPRET="1")
+    in_process(SHARING, RANKED[name], TOGETHER, interpret=True)
 
 
-def test_kernels_compile_for_hopper_and_wait_before_they_write() -> None:
+def test_kernels_compile_for_hopper_and_wait_before_they_write(
+    in_process: Callable[..., None],
+) -> None:
     """What starts early may read weights, and nothing else, until the kernel before has finished."""
     pytest.importorskip("triton")
-    run(textwrap.dedent(BUILDS), TRITON_INTERPRET="0")
-
-
-def run(code: str, **environment: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
+    in_process(BUILDS, interpret=False)
 
 
 @pytest.mark.parametrize(
