@@ -151,10 +151,8 @@ def multiply(acc0, acc1, x0, x1, own, ready, i, FIRST: gl.constexpr, TWO: gl.con
 def added(acc, bias, biased, feature, features):
     """Sums ``[features, rows]`` and the bias of these features, if there is one."""
     f = feature + gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
-    return (
-        acc
-        + gl.load(bias + f, mask=(f < features) & (biased > 0), other=0.0).to(gl.float32)[:, None]
-    )
+    own = gl.load(bias + f, mask=(f < features) & (biased > 0), other=0.0)
+    return acc + own.to(gl.float32)[:, None]
 
 
 @gluon.jit
