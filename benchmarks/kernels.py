@@ -19,7 +19,6 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +117,12 @@ def add_and_norm(y: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Ten
     return op(y, residual, gain, 1e-6, early=True)
 
 
+def product_and_norm(
+    product: Callable[..., Tensor], x: Tensor, w: Tensor, residual: Tensor, gain: Tensor
+) -> None:
+    add_and_norm(product(x, w, None), residual, gain)
+
+
 def gated_product(dtype: str) -> Gated | None:
     """As ``load`` of the plugin's linears does it."""
     return find_gated(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
@@ -136,8 +141,8 @@ def chain(rows: int, depth: int, inner: int) -> float:
     early = True
     x, residual, gain = normal(rows, depth), normal(rows, depth), normal(depth)
     w = [normal(n, k) * k**-0.5 for n, k in ((depth, depth), (2 * inner, depth), (depth, inner))]
-    ops_of = [("linear_parts", w[0]), ("silu_linear", w[1]), ("linear_parts", w[2])]
-    first, gated, last = (loaded(op, *weight.shape) for op, weight in ops_of)
+    first, last = (loaded("linear_parts", *weight.shape) for weight in (w[0], w[2]))
+    gated = loaded("silu_linear", *w[1].shape)
 
     def layers(a: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(a, gain, 1e-6, early=early)
@@ -268,13 +273,10 @@ def with_norm(name: str, weights: list[Tensor], ceiling: float) -> None:
     ours, gain = loaded("linear_parts", features, depth), normal(features)
     for rows in (1, 8, 32, 64, 128, 192, 256):
         x, residual = normal(rows, depth), normal(rows, features)
-        times = []
-        for product in (ours, lambda x, w, _: F.linear(x, w)):
-
-            def run(w: Tensor, product: Any = product, x: Tensor = x, r: Tensor = residual) -> None:
-                add_and_norm(product(x, w, None), r, gain)
-
-            times.append(seconds([partial(run, w) for w in weights]))
+        times = [
+            seconds([partial(product_and_norm, product, x, w, residual, gain) for w in weights])
+            for product in (ours, F.linear)
+        ]
         line(f"{name} and norm {rows} rows", *times, 2 * features * depth, ceiling)
 
 

@@ -49,12 +49,6 @@ def runs_plainly(module: nn.Module, kind: type[nn.Module], *others: str) -> bool
     )
 
 
-def defer(linear: Linear, norm: RMSNorm) -> None:
-    """Leave the sum over the ranks that ends a linear layer to the norm that it goes to."""
-    if runs_plainly(linear, Linear) and linear.reduces and runs_plainly(norm, RMSNorm):
-        linear.reduces, norm.ranks = False, linear.ranks
-
-
 class DecoderLayer(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
 
@@ -132,27 +126,24 @@ class Decoder(nn.Module):
         self.pairs: tuple[tuple[Linear, RMSNorm], ...] = ()
         """Linear layers whose result goes to one norm, as it is and nowhere else, and that norm."""
         if plain and type(self).forward is Decoder.forward:
-            self._defer_sums()
+            self._pair_up()
 
-    def _defer_sums(self) -> None:
-        """Leave each sum over the ranks to the norm that follows it, where one kernel makes both."""
+    def _pair_up(self) -> None:
+        """Find ``pairs``, and leave the sums over the ranks that end a linear layer to its norm."""
         layers: list[Any] = list(self.layers)
         norms = [layer.input_layernorm for layer in layers] + [self.norm]
-        pairs = []
+        found: list[tuple[Linear, RMSNorm]] = []
         for layer, following in zip(layers, norms[1:], strict=True):
             if runs_plainly(layer.self_attn, SelfAttention):
-                pair = layer.self_attn.o_proj, layer.post_attention_layernorm
-                defer(*pair)
-                if not layer.last:  # which chooses rows between the two
-                    pairs.append(pair)
+                found.append((layer.self_attn.o_proj, layer.post_attention_layernorm))
             if runs_plainly(layer.mlp, GatedMLP):
-                defer(layer.mlp.down_proj, following)
-                pairs.append((layer.mlp.down_proj, following))
-        self.pairs = tuple(
-            (linear, norm)
-            for linear, norm in pairs
-            if runs_plainly(linear, Linear) and runs_plainly(norm, RMSNorm)
-        )
+                found.append((layer.mlp.down_proj, following))
+        found = [p for p in found if runs_plainly(p[0], Linear) and runs_plainly(p[1], RMSNorm)]
+        for linear, norm in found:
+            if linear.reduces:
+                linear.reduces, norm.ranks = False, linear.ranks
+        # After the attention of the last layer, rows are chosen before they reach the norm.
+        self.pairs = tuple(p for p in found if p[1] is not layers[-1].post_attention_layernorm)
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)

@@ -114,6 +114,30 @@ def answers() -> Callable[..., list[str]]:
 
 
 @pytest.fixture
+def on_hopper() -> None:
+    """For tests that run kernels of Hopper's."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+
+
+@pytest.fixture
+def fails() -> Callable[..., bool]:
+    """A trial of a kernel on a device whose compiler is missing."""
+
+    def trial(*_: Any) -> bool:
+        raise OSError("no compiler")
+
+    return trial
+
+
+@pytest.fixture
+def off() -> Callable[[torch.Tensor, torch.Tensor], float]:
+    """How far one tensor is from another, of whose size. Not a number where one of ``got`` is not, so
+    that no comparison holds."""
+    return lambda got, want: float((got.float() - want.float()).norm() / want.float().norm())
+
+
+@pytest.fixture
 def for_hopper(tmp_path: Path) -> Callable[..., str]:
     """The PTX of a kernel in Gluon, compiled for Hopper without a GPU.
 

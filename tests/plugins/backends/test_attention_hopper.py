@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
@@ -51,9 +50,10 @@ def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
     assert not serves(replace(QWEN, **changes))
 
 
-def test_where_it_does_not_work_triton_serves(caplog: pytest.LogCaptureFixture) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("it works on a card")
+def test_where_it_does_not_work_triton_serves(
+    fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_attention_triton.hopper.prompts._right", fails)
     with caplog.at_level(logging.WARNING):
         assert find_prompts(QWEN, 132) is None
     assert "Triton's serves them" in caplog.text
@@ -110,10 +110,7 @@ def test_it_compiles_without_spills(group: int, kind: str, for_hopper: Callable[
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs a Hopper GPU",
-)
+@pytest.mark.usefixtures("on_hopper")
 class TestOnHopper:
     @pytest.mark.parametrize("heads", [8, 16, 32, 128])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

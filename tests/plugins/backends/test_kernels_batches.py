@@ -45,28 +45,26 @@ MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
     BIG_DOWN: {2: Division(1, 64, 2), 65: None, 209: Division(2, 256, 4), 241: None},
 }
 GATES: dict[tuple[int, int], dict[int, Division | None]] = {
-    GATE: {2: Division(1, 64), 65: Division(1, 128), 129: Division(1, 192), 193: Division(2, 128)},
+    GATE: {
+        2: Division(1, 64, gated=True),
+        65: Division(1, 128, gated=True),
+        129: Division(1, 192, gated=True),
+        193: Division(2, 128, gated=True),
+    },
     BIG_GATE: {
-        2: Division(3, 64),
-        65: Division(3, 128),
-        129: Division(3, 192),
+        2: Division(3, 64, gated=True),
+        65: Division(3, 128, gated=True),
+        129: Division(3, 192, gated=True),
         193: None,
-        209: Division(3, 256),
+        209: Division(3, 256, gated=True),
     },
 }
 CHOICES = [(choose_batch, *item) for item in MEASURED.items()]
 CHOICES += [(choose_gated_batch, *item) for item in GATES.items()]
 
 
-def divisions() -> list[tuple[Division, bool]]:
-    """All that are chosen for these shapes, and whether they are gated."""
-    found = {
-        (d, table is GATES)
-        for table in (MEASURED, GATES)
-        for by in table.values()
-        for d in by.values()
-    }
-    return sorted(((d, gated) for d, gated in found if d is not None), key=str)
+CHOSEN = {d for _, _, found in CHOICES for d in found.values() if d is not None}
+EVERY = pytest.mark.parametrize("division", sorted(CHOSEN, key=str), ids=str)
 
 
 @pytest.mark.parametrize(("choice", "shape", "found"), CHOICES)
@@ -99,14 +97,19 @@ def test_programs_run_all_at_once(choice: Callable[..., Division | None]) -> Non
     )
 
 
-def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("it works on a card")
+def test_where_it_does_not_work_torch_serves(
+    fails: Callable[..., bool],
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_right", fails)
+    request.addfinalizer(module._works.cache_clear)
 
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 2048, "out_features": 1024}
-        request = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
-        offer = weft_kernels_triton.weft_kernel(op, request)
+        asked = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
+        offer = weft_kernels_triton.weft_kernel(op, asked)
         assert isinstance(offer, KernelOffer)
         return offer.load().keywords["batches"]
 
@@ -122,9 +125,9 @@ def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
-@pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
+@EVERY
 def test_it_compiles_and_no_loop_spills(
-    division: Division, gated: bool, kind: str, for_hopper: Callable[..., str]
+    division: Division, kind: str, for_hopper: Callable[..., str]
 ) -> None:
     from triton.experimental.gluon import language as gl
     from weft_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
@@ -133,9 +136,9 @@ def test_it_compiles_and_no_loop_spills(
         layout = gl.NVMMASharedLayout(2 * shape[-1], 16, len(shape))
         return f"tensordesc<{kind}{list(shape)},{layout!r}>"
 
-    parts = division.splits > 1
-    constants = {"GROUPS": division.groups, "ROWS": division.rows, "STAGES": division.stages}
-    constants |= {"GATED": gated, "PARTS": parts}
+    parts, gated = division.splits > 1, division.gated
+    constants = {"GROUPS": division.groups, "ROWS": division.rows, "MOST": division.most}
+    constants |= {"STAGES": division.stages, "GATED": gated, "PARTS": parts}
     types = {"x_desc": described(64, 64), "rest_desc": described(16, 64), "bias": f"*{kind}"}
     types["w_desc"] = described(4, 2, 8, 64) if gated else described(64, 64)
     result = (16, 64) if parts else (division.piece, 32 if gated else 64)
@@ -148,6 +151,43 @@ def test_it_compiles_and_no_loop_spills(
     assert ptx.index("griddepcontrol.launch_dependents") < ptx.index("griddepcontrol.wait")
 
 
+@EVERY
+def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many programs as there are tiles and shares, boxes that fit together, room for the results."""
+    from weft_kernels_triton.hopper import batch_kernel as kernel
+
+    asked: list[tuple[Any, ...]] = []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *given, **constants: asked.append((grid, given, constants))
+
+    monkeypatch.setattr(kernel, "batch_kernel", Launched())
+    plain = division.splits == 1 and not division.gated
+    rows, features, depth = 130, 784, 520
+    x, weight = torch.randn(rows, depth).bfloat16(), torch.randn(features, depth).bfloat16()
+    bias = torch.randn(features).bfloat16() if plain else None
+    out = Batches(x.dtype, 132, choose_batch, ()).multiply(x, weight, bias, division)
+    [((programs,), given, constants)] = asked
+    tiles = -(-features // (64 * division.groups)) * -(-rows // division.rows)
+    assert programs == tiles * division.splits == division.programs(rows, features)
+    boxes, rest, weights, results, added, written, *numbers = given
+    assert boxes.base is x and boxes.block_shape == [64, 64] and rest.block_shape == [16, 64]
+    assert numbers == [rows, features, -(-rows // division.rows), 9, division.splits, plain]
+    assert added is (bias if plain else x) and written is out
+    assert constants["PARTS"] == (division.splits > 1) and constants["GATED"] == division.gated
+    if division.gated:
+        halves = weight.view(2, features // 16, 8, depth).transpose(0, 1)
+        assert torch.equal(weights.base, halves) and weights.block_shape == [4, 2, 8, 64]
+        assert out.shape == (rows, features // 2) and results.block_shape[1] == 32
+    elif plain:
+        assert weights.base is weight and out.shape == (rows, features)
+    else:
+        assert out.shape == (division.splits, rows, features) and out.dtype == torch.float32
+    if division.splits == 1:
+        assert results.base is out and division.most % results.block_shape[0] == 0
+
+
 def test_integers_do_not_make_other_kernels() -> None:
     from weft_kernels_triton.hopper.batch_kernel import batch_kernel
 
@@ -156,25 +196,19 @@ def test_integers_do_not_make_other_kernels() -> None:
     assert len(plain) == 6 and all(p.do_not_specialize for p in plain)
 
 
+Off = Callable[[torch.Tensor, torch.Tensor], float]
 CLOSE = 5e-3  # sums in another order are rounded to a neighbour now and then
 
 
-def off(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Not a number where one of ``got`` is not, so that no comparison holds."""
-    return float((got.float() - want.float()).norm() / want.float().norm())
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs a Hopper GPU",
-)
+@pytest.mark.usefixtures("on_hopper")
 class TestOnHopper:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
-    def test_results(self, division: Division, gated: bool, dtype: torch.dtype) -> None:
+    @EVERY
+    def test_results(self, division: Division, dtype: torch.dtype, off: Off) -> None:
         torch.manual_seed(0)
         batches = Batches(dtype, 132, choose_batch, ())
+        plain = division.splits == 1 and not division.gated
         for features, depth in ((1024, 2048), (528, 328), (4096, 1024)):
             weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).to(dtype)
             bias = torch.randn(features, device="cuda").to(dtype)
@@ -182,23 +216,18 @@ class TestOnHopper:
                 wide = torch.randn(rows, depth + 8, device="cuda").to(dtype)
                 wide[:, depth:] = torch.nan  # between the rows
                 x = wide[:, :depth]
-                want = F.linear(x, weight)
-                if gated:
-                    first = batches.gated(x, weight, division)
-                    assert off(first, silu_mul(want)) < CLOSE, (rows, features)
-                    assert torch.equal(first, batches.gated(x, weight, division))
-                elif division.splits > 1:
-                    first = batches.parts(x, weight, division)
-                    assert off(first.sum(0), want) < CLOSE, (rows, features)
-                    assert torch.equal(first, batches.parts(x, weight, division))
-                else:
-                    assert off(batches.whole(x, weight, None, division), want) < CLOSE
-                    want = F.linear(x, weight, bias)
-                    assert off(batches.whole(x, weight, bias, division), want) < CLOSE
+                for given in (None, bias) if plain else (None,):
+                    want = F.linear(x, weight, given)
+                    if division.gated:
+                        want = silu_mul(want)
+                    got = batches.multiply(x, weight, given, division)
+                    assert torch.equal(got, batches.multiply(x, weight, given, division))
+                    whole = got.sum(0) if division.splits > 1 else got
+                    assert off(whole, want) < CLOSE, (rows, features)
 
-    @pytest.mark.parametrize(("division", "gated"), divisions(), ids=str)
+    @EVERY
     def test_nothing_is_written_past_the_end(
-        self, division: Division, gated: bool, monkeypatch: pytest.MonkeyPatch
+        self, division: Division, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         batches = Batches(torch.bfloat16, 132, choose_batch, ())
         rows, features = 2 * division.rows + 5, 528
@@ -211,19 +240,14 @@ class TestOnHopper:
 
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", own)
-            if gated:
-                out = batches.gated(x, weight, division)
-            elif division.splits > 1:
-                out = batches.parts(x, weight, division)
-            else:
-                out = batches.whole(x, weight, None, division)
+            out = batches.multiply(x, weight, None, division)
         size = out.numel() * out.element_size() // 4
         assert bool((room[size:] == 7.0).all()) and bool(out.isfinite().all())
         assert not bool((out == 7.0).all())
 
     @pytest.mark.parametrize("op", ["linear", "linear_parts", "silu_linear"])
     @pytest.mark.parametrize("shape", [QKV, OUT, GATE, BIG_DOWN])
-    def test_it_is_captured(self, op: str, shape: tuple[int, int]) -> None:
+    def test_it_is_captured(self, op: str, shape: tuple[int, int], off: Off) -> None:
         """The first calls of all: in the graph. Outside of one torch multiplies."""
         features, depth = shape
         request = KernelRequest(

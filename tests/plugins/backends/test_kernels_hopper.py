@@ -109,9 +109,10 @@ def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPa
     assert len(spy.asked) == 1
 
 
-def test_where_it_does_not_work_torch_serves(caplog: pytest.LogCaptureFixture) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("it works on a card")
+def test_where_it_does_not_work_torch_serves(
+    fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft_kernels_triton.hopper.gated._right", fails)
 
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 1024, "out_features": 6144}
@@ -166,24 +167,17 @@ def theirs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return linear.silu_mul(torch.nn.functional.linear(x, weight))
 
 
+Off = Callable[[torch.Tensor, torch.Tensor], float]
 CLOSE = 5e-3  # sums in another order are rounded to a neighbour now and then
 
 
-def off(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Not a number where one of ``got`` is not, so that no comparison holds."""
-    return float((got.float() - want.float()).norm() / want.float().norm())
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs a Hopper GPU",
-)
+@pytest.mark.usefixtures("on_hopper")
 class TestOnHopper:
     @VARIANTS
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (1000, 136), (72, 4096)])
-    def test_results(self, variant: Variant, dtype: str, width: int, depth: int) -> None:
+    def test_results(self, variant: Variant, dtype: str, width: int, depth: int, off: Off) -> None:
         gated = find_gated(dtype)
         assert gated is not None
         torch.manual_seed(0)
@@ -197,7 +191,7 @@ class TestOnHopper:
 
     @VARIANTS
     def test_nothing_is_written_past_the_end(
-        self, variant: Variant, monkeypatch: pytest.MonkeyPatch
+        self, variant: Variant, off: Off, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gated = find_gated("bfloat16")
         assert gated is not None
@@ -211,7 +205,7 @@ class TestOnHopper:
         assert off(room[:300], theirs(x, weight)) < CLOSE
 
     @pytest.mark.parametrize(("width", "depth"), [BIG, SMALL])
-    def test_it_can_be_captured(self, width: int, depth: int) -> None:
+    def test_it_can_be_captured(self, width: int, depth: int, off: Off) -> None:
         request = KernelRequest(
             DeviceInfo("cuda", torch.cuda.get_device_capability()),
             "bfloat16",

@@ -311,10 +311,7 @@ def test_what_is_tried_is_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != HOPPER,
-    reason="needs a Hopper GPU",
-)
+@pytest.mark.usefixtures("on_hopper")
 class TestOnHopper:
     @pytest.mark.parametrize("dtype", KINDS)
     @pytest.mark.parametrize("group", [128, 256])

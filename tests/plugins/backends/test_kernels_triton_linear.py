@@ -53,16 +53,14 @@ BATCHES = """
             found = {choice(rows, *shape, 132) for rows in range(257) for shape in SHAPES}
             super().__init__(torch.bfloat16, 132, choice, found - {None})
             self.calls = []
-        def whole(self, x, weight, bias, division):
+        def multiply(self, x, weight, bias, division):
             self.calls.append(division)
-            return product(x, weight, bias)
-        def parts(self, x, weight, division):
-            self.calls.append(division)
-            pieces = zip(x.float().tensor_split(division.splits, 1), weight.float().tensor_split(division.splits, 1))
+            if division.gated:
+                return ops.silu_mul(product(x, weight))
+            if division.splits == 1:
+                return product(x, weight, bias)
+            pieces = zip(*(t.float().tensor_split(division.splits, 1) for t in (x, weight)))
             return torch.stack([product(*piece) for piece in pieces])
-        def gated(self, x, weight, division):
-            self.calls.append(division)
-            return ops.silu_mul(product(x, weight))
     SHAPES = (4096, 1024), (1024, 2048)
     plain, gates = Multiplied(choose_batch), Multiplied(choose_gated_batch)
     for features, depth in SHAPES:

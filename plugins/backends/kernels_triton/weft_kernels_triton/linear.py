@@ -31,6 +31,7 @@ from weft_kernels_triton.hopper.gated import Gated, find_gated
 from weft_kernels_triton.join import join
 from weft_kernels_triton.norm import add_parts_rms_norm
 from weft_kernels_triton.overlap import await_results, start_next
+from weft_kernels_triton.rows import flat
 from weft_kernels_triton.tiles import Tile, choose, with_bias
 
 __all__ = (
@@ -148,12 +149,6 @@ def small_linear(
     return out
 
 
-def _flat(x: Tensor) -> Tensor:
-    """``[rows, depth]`` with dense rows."""
-    rows = x.reshape(x.numel() // x.shape[-1], x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
 def _few(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, early: bool) -> Tensor | None:
     """The result for ``x [rows, depth]`` without tensor cores; ``None`` where that is slower."""
     tile = choose(len(x), len(weight), x.shape[1], gated)
@@ -167,13 +162,11 @@ def _batch(
 ) -> Tensor | None:
     """The same on tensor cores."""
     division = batches.division(x, weight)
-    if division is None:
+    if division is None or (division.splits > 1 and len(x) * len(weight) > MOST_JOINED):
         return None
     if division.splits == 1:
-        return batches.whole(x, weight, bias, division)
-    if len(x) * len(weight) > MOST_JOINED:
-        return None
-    return join(batches.parts(x, weight, division), bias, x.dtype, early=early)
+        return batches.multiply(x, weight, bias, division)
+    return join(batches.multiply(x, weight, None, division), bias, x.dtype, early=early)
 
 
 class Zeros:
@@ -204,7 +197,7 @@ def linear(
     """
     count = x.numel() // x.shape[-1]
     if count <= MOST_ROWS:
-        rows = _flat(x)
+        rows = flat(x)
         y = _few(rows, weight, bias, False, early)
         if y is None and batches is not None:
             y = _batch(rows, weight, bias, early, batches)
@@ -229,7 +222,7 @@ def linear_parts(
         division = batches.division(x, weight)
         few = choose(len(x), len(weight), x.shape[1], False)
         if division is not None and division.splits > 1 and few is None:
-            return batches.parts(x, weight, division)
+            return batches.multiply(x, weight, None, division)
     return linear(x, weight, bias, early=early, zeros=zeros, batches=batches)
 
 
@@ -249,11 +242,12 @@ def silu_linear(
     """
     y = None
     if x.numel() <= MOST_ROWS * x.shape[-1]:
-        rows = _flat(x)
+        rows = flat(x)
         y = _few(rows, weight, bias, True, early)
         if y is None and batches is not None and bias is None:
             division = batches.division(rows, weight)
-            y = None if division is None else batches.gated(rows, weight, division)
+            if division is not None:
+                y = batches.multiply(rows, weight, None, division)
     elif gated is not None and bias is None:
         y = gated.product(x, weight)
     if y is not None:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft_kernels_triton.overlap import await_results, start_next
+from weft_kernels_triton.rows import flat
 
 __all__ = ("add_parts_rms_norm", "add_rms_norm", "norm_kernel", "normalised", "rms_norm")
 
@@ -42,12 +43,11 @@ def norm_kernel(
     await_results(EARLY)
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
+        size = tl.cast(tl.num_programs(0), tl.int64) * SIZE  # of a part
         for part in tl.static_range(1, PARTS):  # so that all are on their way at once
-            before = tl.cast(tl.num_programs(0), tl.int64) * part * SIZE
-            value += tl.load(x + before + row * SIZE + at, mask=inside, other=0.0)
-        value = value.to(out.dtype.element_ty).to(
-            tl.float32
-        )  # what the linear layer would have given
+            value += tl.load(x + part * size + row * SIZE + at, mask=inside, other=0.0)
+        # Rounded to what the linear layer would have given.
+        value = value.to(out.dtype.element_ty).to(tl.float32)
     if ADD:
         before = tl.load(residual + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
         # The sum is rounded to the model's dtype before it is used, as without the fusion.
@@ -74,17 +74,11 @@ def _launch(
     return out
 
 
-def _flat(x: Tensor) -> Tensor:
-    """``[rows, size]`` with dense rows."""
-    rows = x.reshape(x.numel() // x.shape[-1], x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, early: bool = False
 ) -> Tensor:
     """See ``weft.layers.ops.rms_norm``."""
-    rows = _flat(x)
+    rows = flat(x)
     return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
 
 
@@ -99,7 +93,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """See ``weft.layers.ops.add_rms_norm``; overwrites ``residual``, which must be contiguous."""
     rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
-    y = _launch(_flat(x), rows, weight, eps, offset, add=True, early=early)
+    y = _launch(flat(x), rows, weight, eps, offset, add=True, early=early)
     return y.view(x.shape), residual
 
 

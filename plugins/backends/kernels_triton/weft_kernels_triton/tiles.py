@@ -48,11 +48,11 @@ def with_bias(rows: int, features: int, depth: int) -> bool:
 
     Products with a bias go to cuBLASLt, whose choice of kernels for large, deep weights of few features
     is the faster one. Measured on one H200 (torch 2.11) at every size that is captured, for Qwen3-8B's
-    output projection, 4096 x 4096: 15 to 20 % at 96, 112 and 160 rows, 5 to 10 % at 144 and at 176 to 224,
-    slower at 128 and 256; for its down projection, 4096 x 12288: 8 to 11 % from 64 to 112 rows, slower
-    from 128 to 176. For the other shapes of Qwen3-0.6B and 8B the choice is the same, and the bias costs
+    output projection, 4096 x 4096: 18 to 19 % at 96, 112 and 160 rows, 5 to 11 % at 144 and at 176 to 224,
+    slower at 128 and 256; for its down projection, 4096 x 12288: 8 to 11 % from 64 to 112 rows, 18 % at
+    192, slower elsewhere. For the other shapes of Qwen3-0.6B and 8B the choice is the same, and the bias costs
     0.2 to 1 us.
     """
     if not 2048 <= features <= 4096 <= depth:
         return False
-    return 17 <= rows <= 112 or (129 <= rows <= 240 if depth < 8192 else 177 <= rows <= 208)
+    return 17 <= rows <= 112 or (129 <= rows <= 240 if depth < 8192 else 177 <= rows <= 192)

@@ -203,11 +203,12 @@ def put_part(out, acc, before, row, feature, rows, features):
 
 @gluon.jit
 def consumer(
-    y_desc, bias, out, x0, x1, own, ready, free, place,
+    common, own,
     W: gl.constexpr, ROWS: gl.constexpr, GATED: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """A warp group: the ``W``-th 64 rows of the tile's weights."""
-    row, feature, rows, features, split, count, biased = place
+    """A warp group: the ``W``-th 64 rows of the tile's weights, which are in ``own``."""
+    y_desc, bias, out, x0, x1, ready, free = common[:7]
+    row, feature, rows, features, split, count, biased = common[7:]
     STAGES: gl.constexpr = x0.shape[0]
     MOST: gl.constexpr = x0.shape[1]
     REST: gl.constexpr = x1.shape[1]
@@ -268,6 +269,7 @@ def batch_kernel(
     biased,  # 0 or 1
     GROUPS: gl.constexpr,
     ROWS: gl.constexpr,
+    MOST: gl.constexpr,  # of these at once, the rest in a second product
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
     PARTS: gl.constexpr,
@@ -284,9 +286,6 @@ def batch_kernel(
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     ONE: gl.constexpr = mbarrier.MBarrierLayout()
     kind: gl.constexpr = x_desc.dtype
-    # Of three groups, 128 rows at once: an instruction may have no more registers than a thread has
-    # on average.
-    MOST: gl.constexpr = 128 if (GROUPS == 3 and ROWS > 128) or ROWS == 192 else ROWS
     x0 = gl.allocate_shared_memory(kind, [STAGES, MOST, _STEP], TILE)
     x1 = x0
     if ROWS > MOST:
@@ -307,14 +306,13 @@ def batch_kernel(
     fetched = (
         x_desc, rest_desc, w_desc, x0, x1, w0, w1, w2, ready, free, row, real, feature, first, count,
     )  # fmt: skip
-    place = (row, feature, rows, features, split, count, biased)
+    common = (
+        y_desc, bias, out, x0, x1, ready, free, row, feature, rows, features, split, count, biased,
+    )  # fmt: skip
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w0, ready, free, place, 0, ROWS, GATED, PARTS),
-                ),
+                (consumer, (common, w0, 0, ROWS, GATED, PARTS)),
                 (producer, (fetched, ROWS, GROUPS, GATED)),
             ],
             [1],
@@ -323,14 +321,8 @@ def batch_kernel(
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w0, ready, free, place, 0, ROWS, GATED, PARTS),
-                ),
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w1, ready, free, place, 1, ROWS, GATED, PARTS),
-                ),
+                (consumer, (common, w0, 0, ROWS, GATED, PARTS)),
+                (consumer, (common, w1, 1, ROWS, GATED, PARTS)),
                 (producer, (fetched, ROWS, GROUPS, GATED)),
             ],
             [4, 1],
@@ -339,18 +331,9 @@ def batch_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w0, ready, free, place, 0, ROWS, GATED, PARTS),
-                ),
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w1, ready, free, place, 1, ROWS, GATED, PARTS),
-                ),
-                (
-                    consumer,
-                    (y_desc, bias, out, x0, x1, w2, ready, free, place, 2, ROWS, GATED, PARTS),
-                ),
+                (consumer, (common, w0, 0, ROWS, GATED, PARTS)),
+                (consumer, (common, w1, 1, ROWS, GATED, PARTS)),
+                (consumer, (common, w2, 2, ROWS, GATED, PARTS)),
                 (producer, (fetched, ROWS, GROUPS, GATED)),
             ],
             [4, 4, 1],

@@ -30,11 +30,12 @@ _TILE = 64  # features of a warp group, rows of a box, columns of a step
 @dataclass(frozen=True, slots=True)
 class Division:
     """A tile has 64 · ``groups`` rows of the weight and ``rows`` of ``x``; ``splits`` programs share its
-    depth."""
+    depth. Of a ``gated`` one half the rows of the weight are the gate's, and its depth is not shared."""
 
     groups: int
     rows: int
     splits: int = 1
+    gated: bool = False
 
     @property
     def stages(self) -> int:
@@ -44,11 +45,15 @@ class Division:
         return min(10, max(4, (201 << 10) // step))
 
     @property
+    def most(self) -> int:
+        """Rows that one instruction multiplies, a power of two. With three groups no more than 128: it may
+        have no more registers than a thread has on average."""
+        return 128 if self.rows == 192 or (self.groups == 3 and self.rows > 128) else self.rows
+
+    @property
     def piece(self) -> int:
         """Rows that are written at once, for which results have one descriptor."""
-        if self.rows == 192:
-            return 64
-        return 128 if self.groups == 3 and self.rows > 128 else self.rows
+        return self.rows - self.most or self.most
 
     def programs(self, rows: int, features: int) -> int:
         """For ``x [rows, ..]`` and a weight ``[features, ..]``."""
@@ -70,8 +75,8 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
     weights on one H200 (132 multiprocessors, torch 2.11, Triton 3.6). Narrow weights in parts, with the
     norm that adds them up: 1.2 to 1.7 for 1024 x 2048 and 1024 x 3072 at 8 to 256 rows; eight shares of
     the depth are slower than four. 4096 x 1024: 1.0 to 1.2 to 64 rows, 1.04 to 1.16 beyond. 6144 x 4096:
-    1.01 to 1.09 to 64 rows, 1.1 at 176, 1.15 and 1.07 at 224 and 240, for which cuBLAS chooses badly, else
-    slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64
+    1.01 to 1.09 to 64 rows, 1.15 and 1.07 at 224 and 240, for which cuBLAS chooses badly, as for 176 (25.6
+    us there; the kernel 22.6 at 160 and 22.9 at 192, another card), else slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64
     rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
     """
     small, large = min(features, depth) < LEAST, features * depth > LARGEST
@@ -110,11 +115,11 @@ def choose_gated_batch(rows: int, features: int, depth: int, processors: int) ->
     if not 2 <= rows <= MOST_ROWS or small or features % 16 or groups > 3:
         return None
     if rows <= 128 or (rows <= 192 and groups != 2):
-        found = Division(groups, _over(rows, 64) * 64)
+        found = Division(groups, _over(rows, 64) * 64, gated=True)
     elif groups == 1:
-        found = Division(2, 128)
+        found = Division(2, 128, gated=True)
     elif groups == 3 and rows > 208:
-        found = Division(3, 256)
+        found = Division(3, 256, gated=True)
     else:
         return None
     return found if found.programs(rows, features) <= processors else None
@@ -123,8 +128,8 @@ def choose_gated_batch(rows: int, features: int, depth: int, processors: int) ->
 class Batches:
     """Multiplies rows of ``dtype`` by weights; see ``batch_kernel``. Uses only what ``usable`` has.
 
-    To be captured: a launch, with four descriptors, takes the host 60 us where torch's linear takes 13,
-    and steps of few rows that are not captured wait for the host.
+    To be captured: a launch, with four descriptors, takes the host 60 us more than torch's linear (13), and
+    steps of few rows that are not captured wait for the host.
     """
 
     def __init__(
@@ -146,54 +151,45 @@ class Batches:
         served = fetchable(x, self.dtype) and fetchable(weight, self.dtype)
         return found if found in self._usable and served and weight.is_contiguous() else None
 
-    def whole(self, x: Tensor, weight: Tensor, bias: Tensor | None, division: Division) -> Tensor:
-        """``[rows, features]`` in the dtype of ``x``; the depth is not shared."""
-        out = torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device)
-        self._launch(x, weight, boxes(weight, (_TILE, _TILE)), out, division, bias=bias)
-        return out
-
-    def gated(self, x: Tensor, weight: Tensor, division: Division) -> Tensor:
-        """``silu`` of the first half of the features, times the second: ``[rows, features / 2]``."""
-        features, depth = weight.shape
-        width = features // 2
-        eights = weight.as_strided((width // 8, 2, 8, depth), (8 * depth, width * depth, depth, 1))
-        out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
-        self._launch(x, weight, boxes(eights, (4, 2, 8, _TILE)), out, division, gated=True)
-        return out
-
-    def parts(self, x: Tensor, weight: Tensor, division: Division) -> Tensor:
-        """float32 ``[splits, rows, features]``, the sum of which is ``whole``."""
-        shape = (division.splits, len(x), len(weight))
-        out = torch.empty(shape, dtype=torch.float32, device=x.device)
-        self._launch(x, weight, boxes(weight, (_TILE, _TILE)), out, division)
-        return out
-
-    def _launch(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        weights: object,
-        out: Tensor,
-        division: Division,
-        *,
-        bias: Tensor | None = None,
-        gated: bool = False,
-    ) -> None:
+    def multiply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, division: Division
+    ) -> Tensor:
+        """``[rows, features]`` in the dtype of ``x``; ``silu`` of the first half of them times the second,
+        if ``division`` is gated; if it splits the depth, float32 ``[splits, rows, features]``, the sum of
+        which it is. Only what is neither has a bias."""
         # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
         from weft_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
 
-        rows, depth = x.shape
-        rest = boxes(x, (16, _TILE))
-        parts = out.dim() == 3
-        results = rest if parts else boxes(out, (division.piece, 32 if gated else _TILE))
-        batch_kernel[(division.programs(rows, len(weight)),)](
-            boxes(x, (_TILE, _TILE)), rest, weights, results, x if bias is None else bias, out,
-            rows, len(weight), _over(rows, division.rows), _over(depth, _TILE), division.splits,
+        (rows, depth), features = x.shape, len(weight)
+        parts, rest = division.splits > 1, boxes(x, (16, _TILE))
+        if parts:
+            shape = (division.splits, rows, features)
+            out = torch.empty(shape, dtype=torch.float32, device=x.device)
+            results = rest  # not used
+        else:
+            width = features // 2 if division.gated else features
+            out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+            results = boxes(out, (division.piece, 32 if division.gated else _TILE))
+        batch_kernel[(division.programs(rows, features),)](
+            boxes(x, (_TILE, _TILE)), rest, _boxes_of(weight, division.gated), results,
+            x if bias is None else bias, out,
+            rows, features, _over(rows, division.rows), _over(depth, _TILE), division.splits,
             int(bias is not None),
-            GROUPS=division.groups, ROWS=division.rows, STAGES=division.stages,
-            GATED=gated, PARTS=parts,
+            GROUPS=division.groups, ROWS=division.rows, MOST=division.most, STAGES=division.stages,
+            GATED=division.gated, PARTS=parts,
             num_warps=WARPS, maxnreg=REGISTERS[division.groups - 1], launch_pdl=True,
         )  # fmt: skip
+        return out
+
+
+def _boxes_of(weight: Tensor, gated: bool) -> object:
+    """64 rows of a weight; if ``gated``, eight of its first half, eight of its second, and so on."""
+    if not gated:
+        return boxes(weight, (_TILE, _TILE))
+    features, depth = weight.shape
+    half = features // 2
+    eights = weight.as_strided((half // 8, 2, 8, depth), (8 * depth, half * depth, depth, 1))
+    return boxes(eights, (4, 2, 8, _TILE))
 
 
 def find_batches(dtype: str, features: int, depth: int, choice: Choice) -> Batches | None:
@@ -206,42 +202,41 @@ def find_batches(dtype: str, features: int, depth: int, choice: Choice) -> Batch
     kind = getattr(torch, dtype)
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     found = {choice(rows, features, depth, processors) for rows in range(1, MOST_ROWS + 1)}
-    gated = choice is choose_gated_batch
-    usable = [d for d in found if d is not None and _passes(kind, d, gated)]
+    usable = [division for division in found if division and _passes(kind, division)]
     return Batches(kind, processors, choice, usable) if usable else None
 
 
 @cache
 def _works(dtype: str) -> bool:
     """Once for a process: where it does not work at all, one warning is enough."""
-    return _passes(getattr(torch, dtype), Division(1, 64), False)
+    return _passes(getattr(torch, dtype), Division(1, 64))
 
 
-def _passes(dtype: torch.dtype, division: Division, gated: bool) -> bool:
+def _passes(dtype: torch.dtype, division: Division) -> bool:
     warning = "no products of decode batches on Hopper here (%s): torch's linear serves"
-    return passes(lambda: _right(dtype, division, gated), log, warning)
+    return passes(lambda: _right(dtype, division), log, warning)
 
 
-def _right(dtype: torch.dtype, division: Division, gated: bool) -> bool:
+def _right(dtype: torch.dtype, division: Division) -> bool:
     """Several tiles both ways, with parts of tiles at the end of rows, features and depth."""
     made = torch.Generator("cuda").manual_seed(0)
     rows, width, depth = division.rows + 37, 64 * division.groups + 40, 64 * division.splits + 200
+    features = 2 * width if division.gated else width
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=made, device="cuda").to(dtype)
 
-    x, weight = random(rows, depth), random(2 * width if gated else width, depth) * depth**-0.5
+    x, weight, bias = random(rows, depth), random(features, depth) * depth**-0.5, random(features)
+    plain = division.splits == 1 and not division.gated
     batches = Batches(dtype, 1, choose_batch, ())
-    want = F.linear(x.float(), weight.float())
-    if gated:
-        first, second = want.chunk(2, 1)
-        want, got = F.silu(first) * second, batches.gated(x, weight, division)
-    elif division.splits > 1:
-        got = join(batches.parts(x, weight, division), None, dtype, early=True)
-    else:
-        bias = random(width)
-        want, got = want + bias.float(), batches.whole(x, weight, bias, division)
-        plain = batches.whole(x, weight, None, division) + bias
-        if not bool((plain - want).norm() < 0.02 * want.norm()):
+    for given in (None, bias) if plain else (None,):
+        want = F.linear(x.float(), weight.float(), None if given is None else given.float())
+        if division.gated:
+            first, second = want.chunk(2, 1)
+            want = F.silu(first) * second
+        got = batches.multiply(x, weight, given, division)
+        if division.splits > 1:  # which compiles what adds them, too
+            got = join(got, None, dtype, early=True)
+        if not bool((got.float() - want).norm() < 0.02 * want.norm()):
             return False
-    return bool((got.float() - want).norm() < 0.02 * want.norm())
+    return True
