@@ -1,13 +1,15 @@
-"""All-reduce of one tensor: NCCL against kernels over shared memory, by size.
+"""What ranks of one host send each other: NCCL against kernels over shared memory, by size.
 
 ::
 
     python benchmarks/collectives.py --ranks 2
 
-One JSON line for each size: microseconds of one sum, the median over replays of a CUDA graph of 32
-sums, on the slowest rank: of NCCL, of torch's kernel, of the plugin's. The last line has the largest
-size up to which the plugin's (or torch's) is faster at every size: what ``weft.runner.one_shot.most``
-should be on this machine.
+One JSON line for each operation and size: microseconds of one, the median over replays of a CUDA graph of
+several, on the slowest rank. ``all_reduce`` is of bfloat16, by NCCL, by torch's kernel (up to the size for
+which it is used) and by the plugin's; the next line has the largest size up to which the plugin's (or
+torch's) is faster at every size: what ``weft.runner.one_shot.most`` should be on this machine.
+``all_reduce_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
+and the kernel of the norm; ``all_gather`` that of a vocabulary's logits.
 """
 
 from __future__ import annotations
@@ -24,32 +26,40 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.api.attention import KernelRequest
+from weft.api.models import Collective, ModelContext
+from weft.layers import LMHead, RMSNorm
+from weft.layers.kernels import install_kernels
 from weft.plugins import Host
 from weft.runner.collective import TorchCollective
 from weft.runner.device import describe
-from weft.runner.one_shot import one_shot
+from weft.runner.one_shot import most, one_shot
 
-SIZES = [1 << n for n in range(12, 24)]  # bytes
-SUMS = 32
-REPLAYS = 30
+SIZES = [1 << n for n in range(12, 27)]  # bytes
+ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)
+GATHERED = (1, 8, 32, 96, 226)
+WIDTH, VOCABULARY = 4096, 151936
+MOST, LEAST = 32, 4  # calls of a graph
+TOTAL = 1 << 26  # bytes that those of a graph move, if they are more than the least
+REPLAYS = 20
 
 
-def captured(run: Callable[[Tensor], Any], x: Tensor) -> torch.cuda.CUDAGraph:
+def captured(run: Callable[[Tensor], Any], x: Tensor, calls: int) -> torch.cuda.CUDAGraph:
     for _ in range(3):
         run(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(SUMS):
+        for _ in range(calls):
             run(x)
     return graph
 
 
 def microseconds(run: Callable[[Tensor], Any], x: Tensor) -> float:
-    graph = captured(run, x)
+    calls = max(LEAST, min(MOST, TOTAL // x.nbytes))
+    graph = captured(run, x, calls)
     taken = []
     for _ in range(REPLAYS):
         dist.barrier()
@@ -57,10 +67,73 @@ def microseconds(run: Callable[[Tensor], Any], x: Tensor) -> float:
         began = time.perf_counter()
         graph.replay()
         torch.cuda.synchronize()
-        taken.append(1e6 * (time.perf_counter() - began) / SUMS)
+        taken.append(1e6 * (time.perf_counter() - began) / calls)
     slowest = torch.tensor([median(taken)], device="cuda")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    return round(float(slowest), 2)
+
+
+def say(ranks: Collective, **line: Any) -> None:
+    if ranks.rank == 0:
+        print(json.dumps({"ranks": ranks.size} | line), flush=True)
+
+
+def sums(ranks: Collective, device: torch.device) -> None:
+    request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks.size})
+    offers = {"torch": None, "kernel": Host().kernel("all_reduce", request)}
+    made = {
+        name: one_shot(ranks, device, dist.group.WORLD, most(ranks.size), offer)
+        for name, offer in offers.items()
+    }
+    crossing, ahead = 0, True
+    for size in SIZES:
+        x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+        taken = {"nccl": microseconds(dist.all_reduce, x)}
+        for name, add in made.items():
+            if add is not None and add.fits(x):
+                taken[name] = microseconds(add, x)
+        ours = taken.get("kernel", taken.get("torch"))
+        ahead = ahead and ours is not None and ours < taken["nccl"]
+        crossing = size if ahead else crossing
+        say(ranks, op="all_reduce", bytes=size, **taken)
+    say(ranks, device=torch.cuda.get_device_name(), limit_bytes=crossing)
+
+
+def layers(ranks: Collective, device: torch.device) -> None:
+    """Sums with norms, and logits side by side."""
+    kind = torch.bfloat16
+    context = ModelContext(
+        hf_config=None,
+        dtype=kind,
+        device=device,
+        ranks=ranks,
+        quantization=None,
+        attention=lambda request, spec: NotImplemented,
+    )
+    with device:
+        norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
+    norm.ranks = ranks
+    served = install_kernels(nn.ModuleList([norm, head]), Host(), describe(device), "bfloat16")
+    say(ranks, served=served)
+    gather_op = head.gather_op
+
+    def by_nccl(x: Tensor) -> tuple[Tensor, Tensor]:
+        dist.all_reduce(x)
+        return norm.add_op(x, x, norm.weight, norm.eps, norm.offset)
+
+    def by_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+        return norm(x, x)
+
+    for rows in ROWS:
+        x = torch.zeros(rows, WIDTH, dtype=kind, device=device)
+        taken = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
+        say(ranks, op="all_reduce_norm", rows=rows, width=WIDTH, **taken)
+    for rows in GATHERED:
+        x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
+        taken = {"nccl": microseconds(ranks.all_gather, x)}
+        if gather_op is not None:
+            taken["kernel"] = microseconds(gather_op, x)
+        say(ranks, op="all_gather", rows=rows, width=head.out_features, **taken)
 
 
 def work(rank: int, ranks: int, meeting: str) -> None:
@@ -69,25 +142,11 @@ def work(rank: int, ranks: int, meeting: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks})
-    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), small=0)
-    offers = {"torch": None, "kernel": Host().kernel("all_reduce", request)}
-    made = {
-        name: one_shot(group, device, dist.group.WORLD, SIZES[-1], offer)
-        for name, offer in offers.items()
-    }
-    crossing, ahead = 0, True
-    for size in SIZES:
-        x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        nccl = microseconds(dist.all_reduce, x)
-        ours = {name: microseconds(add, x) for name, add in made.items() if add is not None}
-        ahead = ahead and bool(ours) and ours.get("kernel", ours["torch"]) < nccl
-        crossing = size if ahead else crossing
-        if rank == 0:
-            taken = {"nccl": nccl, **ours}
-            line = {"bytes": size, "ranks": ranks}
-            print(json.dumps(line | {k: round(v, 2) for k, v in taken.items()}), flush=True)
-    if rank == 0:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "limit_bytes": crossing}))
+    offer = Host().kernel("all_reduce", request)
+    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), kernel=offer)
+    with torch.inference_mode():
+        sums(group, device)
+        layers(group, device)
     group.close()
 
 

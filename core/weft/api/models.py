@@ -73,8 +73,8 @@ class Collective(Protocol):
         """The smallest value of any rank, for each position: how ranks agree on sizes."""
 
     def share(self, limit: int, units: int) -> Shared | None:
-        """Memory that all ranks can write to: of ``limit`` bytes in two halves for each rank, then
-        flags, int32 ``[units, size]``; zeros at first.
+        """Memory that all ranks can write to: three times ``limit`` bytes for each rank, zeros at first,
+        and ``units`` counts.
 
         ``None`` on all ranks where there is none. Every rank must call it alike.
         """

@@ -132,8 +132,7 @@ def _layers(
             max_model_len=max_model_len(hf_config, config.model.max_model_len),
         )
         attention.allocate([2] * len(attention.cache_groups), meta, model)
-        rows = config.scheduler.max_num_seqs
-        install_kernels(model, asked, info, dtype_name(dtype), rows=rows)
+        install_kernels(model, asked, info, dtype_name(dtype))
     except WeftError:
         raise
     except Exception as error:  # a model may want memory while it is built

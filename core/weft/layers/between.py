@@ -31,10 +31,11 @@ T = TypeVar("T", bound=Kernel)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 16
 """Rows of whole multiples of it are moved at full speed."""
-PROGRAMS = 264
-"""Of a gather. Two for each multiprocessor of an H200; all must fit on a device at once."""
-GATHERED = 64 << 20
-"""Bytes of a rank's part of the most that is gathered: each rank keeps two of every rank."""
+MOST = 4 << 20
+"""Bytes that the programs of an operation have together. All fit on an H200 at once: they have 4 KiB for
+128 threads."""
+CHUNK = 4096
+"""Bytes that one of a gather has."""
 
 
 class Trial(NamedTuple):
@@ -46,12 +47,15 @@ class Trial(NamedTuple):
 
 
 class SumNorm:
-    """``all_reduce_norm`` for rows of ``size``; ``None`` for what does not fit, alike on all ranks."""
+    """``all_reduce_norm`` for rows of ``size``, together ``most`` bytes; ``None`` for what does not fit,
+    alike on all ranks."""
 
-    def __init__(self, kernel: Kernel, memory: Shared, size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kernel: Kernel, memory: Shared, size: int, dtype: torch.dtype, most: int
+    ) -> None:
         self._kernel, self._memory = kernel, memory
         self._size, self._dtype = size, dtype
-        self._most = len(memory.counts) * size
+        self._most = most // dtype.itemsize
 
     def __call__(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
@@ -83,7 +87,7 @@ class Gather:
     def __call__(self, x: Tensor) -> Tensor | None:
         fits = (
             x.dim() == 2
-            and 0 < x.numel() * x.element_size() <= self._memory.limit
+            and x.numel() > 0
             and x.shape[1] == self._size
             and x.dtype == self._dtype
             and x.stride(1) == 1
@@ -96,12 +100,12 @@ class Gather:
 
 
 def install_between(
-    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str, rows: int
+    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str
 ) -> dict[str, str]:
     """Give norms that sum and output heads their kernels, where ranks share memory.
 
-    ``rows`` is the most rows of logits. Returns which backend serves which operation. Every rank must
-    call it alike, after the kernels that need no other rank.
+    Returns which backend serves which operation. Every rank must call it alike, after the kernels that
+    need no other rank.
     """
     offers = _Offers(host, device, dtype)
     norms: dict[tuple[int, torch.dtype], SumNorm | None] = {}
@@ -112,7 +116,7 @@ def install_between(
                 norms[key] = offers.sum_norm(module, module.ranks)
             module.sum_op = norms[key]
         elif isinstance(module, LMHead):
-            module.gather_op = offers.gather(module, rows)
+            module.gather_op = offers.gather(module)
     return offers.serving
 
 
@@ -127,34 +131,33 @@ class _Offers:
         """What norms of this size and dtype can use, if all ranks can."""
         size, dtype = norm.weight.shape[0], norm.weight.dtype
         row = size * dtype.itemsize
-        # A program holds a row padded to a power of two, and all must fit on a device at once.
-        rows = ranks.sum_limit // ((1 << (size - 1).bit_length()) * dtype.itemsize)
-        if not rows or row % ALIGNMENT or dtype not in DTYPES:
+        most, padded = ranks.sum_limit, (1 << (size - 1).bit_length()) * dtype.itemsize
+        units = min(most, MOST) // padded
+        if not units or row % ALIGNMENT or dtype not in DTYPES:
             return None
         return self._agreed(
             "all_reduce_norm",
             ranks,
             {"size": size},
-            (rows * row, rows),
-            lambda kernel, memory: SumNorm(kernel, memory, size, dtype),
-            lambda home: _sums(norm, ranks, rows, home),
+            (units * padded, units),
+            lambda kernel, memory: SumNorm(kernel, memory, size, dtype, most),
+            lambda home: _sums(norm, ranks, min(units + 1, most // row), home),
         )
 
-    def gather(self, head: LMHead, rows: int) -> Gather | None:
-        """What a head can use for up to ``rows`` rows, if all ranks can."""
+    def gather(self, head: LMHead) -> Gather | None:
+        """What a head can use, if all ranks can."""
         ranks, size, dtype = head.ranks, head.out_features, head.dtype
         row = size * dtype.itemsize
-        rows = min(rows, GATHERED // row)
-        shares = ranks.size > 1 and ranks.sum_limit and rows
+        shares = ranks.size > 1 and ranks.sum_limit
         if not shares or row % ALIGNMENT or dtype not in DTYPES:
             return None
         return self._agreed(
             "all_gather",
             ranks,
             {},
-            (rows * row, PROGRAMS),
+            (MOST, MOST // CHUNK),
             lambda kernel, memory: Gather(kernel, memory, size, dtype),
-            lambda home: _gathers(ranks, rows, size, dtype, home),
+            lambda home: _gathers(ranks, MOST // row + 1, size, dtype, home),
         )
 
     def _agreed(

@@ -42,21 +42,21 @@ dimension unless it says otherwise.
     contiguous. Not for float32.
 
 Between the ranks of one host, over memory that all of them can write to (``weft.api.models.Shared``):
-``places`` int64 ``[ranks]`` has the address of each rank's, a multiple of 16, where 2 · ``ranks`` ·
-``limit`` bytes hold parts of up to ``limit``, then 4 · ``ranks`` · ``len(counts)`` bytes flags; ``counts``
-int32 is the rank's own. All are zeros at first, and nobody else touches them. The operations must be
-capturable, and the ranks may be a call apart.
+``places`` int64 ``[ranks]`` has the address of each rank's, a multiple of 16, of 3 · ``ranks`` · ``limit``
+bytes; ``counts`` int32 is the rank's own, of as many programs as all fit on a device at once, which share
+``limit`` evenly. All are zeros at first, and nobody else touches them. What is too large for the memory
+goes through it in turns. The operations must be capturable, and the ranks may be a call apart.
 
 ``all_reduce`` (ranks)
     ``f(x, places, counts, rank) -> y``: the sum of ``x`` over the ranks, alike on all of them; ``x`` is
-    contiguous, of bfloat16 or float32 whatever the request says, ``counts`` ``[limit / 4096]``.
+    contiguous, of bfloat16 or float32 whatever the request says; a program has 4096 bytes.
 ``all_reduce_norm`` (ranks, size)
     ``f(x, residual, weight, eps, offset, places, counts, rank) -> (y, residual)``: ``add_rms_norm`` of
     the sum of ``x`` over the ranks, which is rounded to the dtype first. ``x`` and ``residual`` are
-    contiguous, of up to ``len(counts)`` rows, which fill ``limit``. May overwrite ``residual``.
+    contiguous; a program has the power of two that holds a row. May overwrite ``residual``.
 ``all_gather`` (ranks)
     ``f(x, places, counts, rank, limit) -> y`` for ``x [rows, n]`` to ``[rows, ranks · n]``: the ranks'
-    ``x`` side by side in their order. ``n`` is the same in every call. A program can have a count.
+    ``x`` side by side in their order; a program has 4096 bytes.
 
 Those of the sampler (``weft.sampling.kernels``), in the dtype of the logits:
 
@@ -102,12 +102,11 @@ class Kernels(Protocol):
 
 
 def install_kernels(
-    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str, *, rows: int
+    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str
 ) -> dict[str, str]:
     """Give every layer the best kernel that is offered for it, once the cache is allocated.
 
-    ``rows`` is the most rows of logits. Returns which backend serves which operation. A layer without
-    an offer keeps its own operation.
+    Returns which backend serves which operation. A layer without an offer keeps its own operation.
     """
     loaded: dict[tuple[str, tuple[tuple[str, int], ...]], Callable[..., Any] | None] = {}
     serving: dict[str, str] = {}
@@ -141,7 +140,7 @@ def install_kernels(
             if kernel is not None:
                 module.fused = FusedRotary(module, kernel)
     _install_parts(model, best)
-    return serving | install_between(model, host, device, dtype, rows)
+    return serving | install_between(model, host, device, dtype)
 
 
 def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 def most(ranks: int) -> int:
-    """Bytes up to which one kernel beats NCCL.
+    """Bytes up to which one kernel beats NCCL; a plugin's between two ranks always does.
 
     ``benchmarks/collectives.py`` on H200: with two ranks torch's kernel and NCCL cross between 4 and
     8 MiB, with four a plugin's kernel and NCCL between 512 KiB and 1 MiB. It falls with the cube of the
@@ -83,9 +84,9 @@ def one_shot(
 ) -> OneShot | None:
     """Set it up on every rank of ``group`` (a process group), or on none.
 
-    ``limit`` is in bytes, whole pieces. ``ranks`` is how the ranks agree; its ``smallest`` must not
-    need what is made here. ``offer`` is that of ``all_reduce``, the same on every rank. Whatever fails,
-    one line in the log says why, and NCCL does the work.
+    ``limit`` is in bytes, whole pieces, and what a plugin's kernel has of memory. ``ranks`` is how the
+    ranks agree; its ``smallest`` must not need what is made here. ``offer`` is that of ``all_reduce``,
+    the same on every rank. Whatever fails, one line in the log says why, and NCCL does the work.
     """
     kernel = None
     try:
@@ -110,7 +111,8 @@ def one_shot(
         _without(ranks, reason or "of another rank")
         return None
     if ranks.rank == 0:
-        log.info("all-reduce: %s up to %d KiB, NCCL beyond", made.name, limit >> 10)
+        beyond = "" if made.limit > limit else f" up to {limit >> 10} KiB, NCCL beyond"
+        log.info("all-reduce: %s%s", made.name, beyond)
     return made
 
 
@@ -146,11 +148,12 @@ def _make(
         add = _by_torch(device, group, limit)
     else:
         add = _by_kernel(ranks, device, group, limit, kernel)
-    made = OneShot(add, limit, name)
+    always = kernel is not None and ranks.size == 2
+    made = OneShot(add, sys.maxsize if always else limit, name)
     total = ranks.size * (ranks.size + 1) / 2
     sums = []
     for dtype in DTYPES:
-        for size in (ALIGNMENT, limit // 2, limit):
+        for size in (ALIGNMENT, limit // 2, limit, *([2 * limit + PIECE] if always else [])):
             x = torch.full((size // dtype.itemsize,), ranks.rank + 1, dtype=dtype, device=device)
             sums.append(made(x))
     for y in sums:  # after all of them: a rank that stopped before would be waited for

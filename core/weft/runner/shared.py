@@ -15,8 +15,8 @@ __all__ = ("share",)
 
 log = logging.getLogger("weft.runner")
 
-FLAG = 4
-"""Bytes of a flag: each unit has one of every rank."""
+THIRDS = 3
+"""One is written to while the one before is read and the one before that is cleared."""
 
 
 def share(
@@ -30,7 +30,7 @@ def share(
     forbid_multicast()  # a rendezvous would make multicast objects, used or not
     import torch.distributed._symmetric_memory as symmetric
 
-    size = ranks.size * (2 * limit + FLAG * units)
+    size = THIRDS * ranks.size * limit
     buffer: Tensor | None = None
     try:
         buffer = symmetric.empty(size, dtype=torch.uint8, device=device).zero_()

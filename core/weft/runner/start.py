@@ -96,8 +96,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     if config.cache.calculate_kv_scales:
         with guard.watching("forward"):
             calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    rows = config.scheduler.max_num_seqs
-    kernels = install_kernels(model, plugins, info, dtype_name(dtype), rows=rows)
+    kernels = install_kernels(model, plugins, info, dtype_name(dtype))
     groups = attention.describe(pages)
     stages.done("cache and kernels")
     facts = EngineFacts(

@@ -126,7 +126,7 @@ def test_memory_is_shared_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) 
         assert made.counts.tolist() == [0] * 3 and made.counts.dtype == torch.int32
         buffer, _ = made.owner  # type: ignore[misc]
         assert not buffer.any()
-    assert set(sizes) == {2 * 2 * 64 + 4 * 2 * 3}
+    assert set(sizes) == {3 * 2 * 64}
 
 
 def test_multicast_is_off_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def between(ranks: Collective, device: torch.device) -> list[str]:
     norm.ranks = ranks
     norm.weight.data.uniform_(0.5, 2)
     model = torch.nn.ModuleList([norm, head])
-    served = install_kernels(model, Host(), describe(device), "bfloat16", rows=226)
+    served = install_kernels(model, Host(), describe(device), "bfloat16")
     sum_op, gather_op = norm.sum_op, head.gather_op
     if sum_op is None or gather_op is None:
         return [f"only {served} are served"]
@@ -223,23 +223,27 @@ def between(ranks: Collective, device: torch.device) -> list[str]:
     torch.manual_seed(ranks.rank)
     wrong = []
     for run, width in (summed, 4096), (gathered, head.out_features):
-        for rows in (1, 3, 226, 3):
+        for rows in (1, 3, 226, 1500, 3):
             if run is summed and rows * width * kind.itemsize > ranks.sum_limit:
                 continue
-            x = torch.randn(rows, width, dtype=kind, device=device)
+            x = torch.randn(rows, width, dtype=kind, device=device).relu_()  # zeros count, too
             run(x)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 captured = run(x)
             for turn in range(5):
-                x.normal_()
+                x.normal_().relu_()
                 norm.sum_op = head.gather_op = None
                 wanted = run(x)
                 norm.sum_op, head.gather_op = sum_op, gather_op
                 graph.replay()
+                slack = 2**-7 * (run is summed)  # the order of a norm's sum is free
                 for how, found in ("captured", captured), ("called", run(x)):
-                    if not all(map(torch.equal, found, wanted)):
+                    if not all(
+                        torch.allclose(y, want, slack, slack)
+                        for y, want in zip(found, wanted, strict=True)
+                    ):
                         wrong.append(f"{run.__name__} of {rows}, {how}, turn {turn}")
     return wrong
 

@@ -73,7 +73,7 @@ class Offers:
         return ops.add_rms_norm(total, residual, weight, eps, offset)
 
     def gathered(self, x: Tensor, places: Tensor, counts: Tensor, rank: int, limit: int) -> Tensor:
-        assert limit == 4 * x.shape[1] * 4 and len(x) <= 4
+        assert limit == 4 << 20 and len(counts) == 1024
         self.rows.append(len(x))
         y = self.ranks.all_gather(x)
         self.fail("all_gather", y)
@@ -115,17 +115,16 @@ def test_what_fits_is_done_by_the_kernels(context: Context) -> None:
         model, offers = Model(context(ranks=sharing)), Offers(sharing)
         inputs = [parts(ranks.rank, rows) for rows in (1, 4, 6, 7)]
         wanted = [model(x.clone()) for x in inputs]
-        served = install_kernels(model, offers, CUDA, "float32", rows=4)
+        served = install_kernels(model, offers, CUDA, "float32")
         assert served == {"all_reduce_norm": "mine", "all_gather": "mine"}
         assert model.first.sum_op is None, "it sums nothing"
         size = model.head.out_features
-        assert sharing.asked == [(6 * SIZE * 4, 6), (4 * size * 4, 264)]
+        assert sharing.asked == [(6 * SIZE * 4, 6), (4 << 20, 1024)]
         for x, want in zip(inputs, wanted, strict=True):
             offers.rows.clear()
             for found, expected in zip(model(x.clone()), want, strict=True):
                 assert torch.equal(found, expected)
-            sums, gathers = len(x) <= 6, len(x) <= 4
-            assert offers.rows == [len(x)] * (sums + gathers)
+            assert offers.rows == [len(x)] * ((len(x) <= 6) + 1)
         offers.rows.clear()
         sum_op, gather_op, rest = model.norm.sum_op, model.head.gather_op, (None, 1e-5, 0.0)
         assert sum_op is not None and gather_op is not None
@@ -165,7 +164,7 @@ def test_what_fails_on_one_rank_is_used_on_none(
         offers = Offers(sharing, **({fault: op} if ranks.rank == culprit else {}))
         x = parts(ranks.rank, 3)
         want = model(x.clone())
-        served = install_kernels(model, offers, CUDA, "float32", rows=4)
+        served = install_kernels(model, offers, CUDA, "float32")
         offers.faults.clear()
         offers.rows.clear()
         for found, expected in zip(model(x.clone()), want, strict=True):
@@ -190,7 +189,7 @@ def test_without_shared_memory_or_an_offer_nothing_changes(context: Context, rea
         if reason == "nobody offers":
             offers.kernel = lambda op, request: None  # type: ignore[method-assign]
         device = DeviceInfo("cpu") if reason == "no cuda" else CUDA
-        assert install_kernels(model, offers, device, "float32", rows=4) == {}
+        assert install_kernels(model, offers, device, "float32") == {}
         assert model.norm.sum_op is None and model.head.gather_op is None
         assert bool(sharing.asked) == (reason == "no memory") and not offers.rows
 

@@ -130,7 +130,7 @@ def test_layers_take_the_kernel_that_is_offered() -> None:
     for layer in layers[:2]:
         layer.finish()
     cuda = DeviceInfo("cuda", (9, 0))
-    served = install_kernels(nn.ModuleList(layers), Offers(), cuda, "bfloat16", rows=1)
+    served = install_kernels(nn.ModuleList(layers), Offers(), cuda, "bfloat16")
     assert served == {"int4_linear": "mine"}
     shape = {"in_features": 128, "out_features": 48, "group": 64}
     assert asked == [("int4_linear", shape)] and loaded == ["int4_linear"], "one for all of a shape"

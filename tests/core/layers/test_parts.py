@@ -66,7 +66,7 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
     want, wanted = tiny.logits(IDS), torch.tensor([4, 12])
     chosen = tiny.logits(IDS, wanted=wanted)
     offers = Offers()
-    served = install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    served = install_kernels(tiny.model, offers, CPU, "float32")
     assert served == {"linear_parts": "mine", "add_parts_rms_norm": "mine"}
     torch.testing.assert_close(tiny.logits(IDS), want, rtol=1e-4, atol=1e-5)
     layers = tiny.config.num_hidden_layers
@@ -81,7 +81,7 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
 def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
     tiny = built(tmp_path, "LlamaForCausalLM")
     want, offers = tiny.logits(IDS), Offers(missing)
-    install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    install_kernels(tiny.model, offers, CPU, "float32")
     assert torch.equal(tiny.logits(IDS), want) and not offers.added
 
 
@@ -95,7 +95,7 @@ def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
 def test_others_stay_whole(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     tiny = built(tmp_path, architecture, **changes)
     want, offers = tiny.logits(IDS), Offers()
-    install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+    install_kernels(tiny.model, offers, CPU, "float32")
     assert torch.equal(tiny.logits(IDS), want) and not offers.added
 
 
@@ -105,7 +105,7 @@ def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
     def run(ranks: Any) -> tuple[int, int]:
         tiny = TinyModel(folder, Host(), ranks=ranks)
         offers = Offers()
-        install_kernels(tiny.model, offers, CPU, "float32", rows=1)
+        install_kernels(tiny.model, offers, CPU, "float32")
         tiny.logits(IDS)
         decoders = [m for m in tiny.model.modules() if isinstance(m, Decoder)]
         return offers.added, len(decoders[0].pairs)

@@ -28,6 +28,7 @@ from weft.api.types import KernelOffer, KernelRequest
 QKV, OUT, DOWN = (4096, 1024), (1024, 2048), (1024, 3072)
 BIG_QKV, BIG_OUT, BIG_DOWN = (6144, 4096), (4096, 4096), (4096, 12288)
 GATE, BIG_GATE = (6144, 1024), (24576, 4096)
+HALF_QKV, HALF_OUT, HALF_DOWN, HALF_GATE = (3072, 4096), (4096, 2048), (4096, 6144), (12288, 4096)
 NARROW = {2: Division(1, 64, 4), 65: Division(1, 128, 4)}
 MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
     QKV: {2: Division(1, 64), 129: Division(1, 128)},
@@ -43,6 +44,15 @@ MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
     },
     BIG_OUT: {2: Division(1, 64, 2), 65: None},
     BIG_DOWN: {2: Division(1, 64, 2), 65: None, 209: Division(2, 256, 4), 241: None},
+    HALF_QKV: {
+        2: Division(1, 64, 2),
+        65: None,
+        177: Division(1, 128),
+        193: None,
+        241: Division(1, 128),
+    },
+    HALF_OUT: {2: Division(1, 64), 129: Division(1, 128)},
+    HALF_DOWN: {2: Division(1, 64, 2), 65: None},
 }
 GATES: dict[tuple[int, int], dict[int, Division | None]] = {
     GATE: {
@@ -57,6 +67,13 @@ GATES: dict[tuple[int, int], dict[int, Division | None]] = {
         129: Division(3, 192, gated=True),
         193: None,
         209: Division(3, 256, gated=True),
+    },
+    HALF_GATE: {
+        2: Division(2, 64, gated=True),
+        65: Division(2, 128, gated=True),
+        129: Division(2, 192, gated=True),
+        193: None,
+        209: Division(3, 128, gated=True),
     },
 }
 CHOICES = [(choose_batch, *item) for item in MEASURED.items()]

@@ -33,7 +33,7 @@ class OnCuda(QuantizationSuite):
     def load(self, *given: Any, **named: Any) -> Linear:
         built = super().load(*given, **named)
         packed = dict(built.named_children()).get("int4")
-        served = install_kernels(built, Host(), self.device, dtype_name(built.dtype), rows=1)
+        served = install_kernels(built, Host(), self.device, dtype_name(built.dtype))
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served)
         return built
 

@@ -1,9 +1,4 @@
-"""The ranks' columns side by side in one kernel: every rank pushes its own to all others.
-
-What the programs of a rank have in common with those of ``weft_kernels_triton.reduce`` is the memory
-that they write to and the flags behind it; a program here serves several chunks, and has one flag for
-all of them, so that it never waits before everything is on its way.
-"""
+"""The ranks' columns side by side in one kernel: see ``weft_kernels_triton.exchange``."""
 
 from __future__ import annotations
 
@@ -12,75 +7,63 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft_kernels_triton.exchange import REGISTERS, next_turn, receive, send, sendable
 from weft_kernels_triton.overlap import await_results, start_next
-from weft_kernels_triton.reduce import announce, await_peer, flags_of, place_of
 
-__all__ = ("BLOCK", "all_gather", "gather_kernel")
-
-BLOCK = 8192
-"""Elements of a chunk, which is a row or a part of one."""
+__all__ = ("all_gather", "gather_kernel")
 
 
 @triton.jit
 def gather_kernel(
     x,  # [rows, n], rows x_stride elements apart
     y,  # [rows, RANKS * n]
-    places,  # int64 [RANKS]; see ``weft_kernels_triton.reduce``
-    counts,  # int32 [STEP]
+    places,  # int64 [RANKS]; see ``weft_kernels_triton.exchange``
+    counts,  # int32 [units]
     rows,
     n,
     x_stride,
     room,
-    rank,
+    rank: tl.constexpr,
     RANKS: tl.constexpr,
-    STEP: tl.constexpr,  # which program has a chunk must not depend on their number
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # elements of a chunk, which is a row or a part of one
+    TURNS: tl.constexpr,  # there are more chunks than programs
     EARLY: tl.constexpr,
 ):
-    """Program (chunks p, p + STEP, ...)."""
+    """Program (unit): every so many chunks."""
     start_next(EARLY)
-    program = tl.program_id(0)
-    KIND: tl.constexpr = x.dtype.element_ty
-    SIZE: tl.constexpr = KIND.primitive_bitwidth // 8
-    wide = tl.cdiv(n, BLOCK)
+    unit, step = tl.program_id(0), tl.num_programs(0)
+    each = tl.arange(0, BLOCK)
+    slot, wide = unit * BLOCK + each, tl.cdiv(n, BLOCK)
+    kind: tl.constexpr = x.dtype.element_ty
     await_results(EARLY)
-    turn = tl.load(counts + program) + 1
-    half = (turn & 1).to(tl.int64) * RANKS
-    for chunk in range(program, rows * wide, STEP):
+    turn = tl.load(counts + unit)
+    for chunk in range(unit, rows * wide, step):
+        turn += 1
         row = (chunk // wide).to(tl.int64)
-        at = chunk % wide * BLOCK + tl.arange(0, BLOCK)
+        at = chunk % wide * BLOCK + each
         inside = at < n
-        value = tl.load(x + row * x_stride + at, mask=inside)
+        own = y + row * RANKS * n + at
+        bits = sendable(tl.load(x + row * x_stride + at, mask=inside, other=0.0))
+        send(bits, slot, inside, turn, places, room, rank, RANKS)
+        next_turn(counts, unit, turn, TURNS)
+        tl.store(own + rank * n, bits.to(kind, bitcast=True), mask=inside)
         for peer in tl.static_range(RANKS):
             if peer != rank:
-                theirs = place_of(places, peer, KIND) + (half + rank) * room
-                tl.store(theirs + row * n + at, value, mask=inside)
-        tl.store(y + (row * RANKS + rank) * n + at, value, mask=inside)
-    announce(places, room, program, turn, rank, SIZE, RANKS)
-    flags = flags_of(places, rank, room, program, SIZE, RANKS)
-    parts = place_of(places, rank, KIND) + half * room
-    for peer in tl.static_range(RANKS):
-        if peer != rank:
-            come = await_peer(flags, peer, turn)
-            for chunk in range(program, rows * wide, STEP):
-                row = (chunk // wide).to(tl.int64)
-                at = chunk % wide * BLOCK + tl.arange(0, BLOCK)
-                inside = (at < n) & come
-                found = parts + peer * room + row * n + at
-                value = tl.load(found, mask=inside, cache_modifier=".cg")
-                tl.store(y + (row * RANKS + peer) * n + at, value, mask=inside)
-    tl.store(counts + program, turn)
+                part = receive(peer, slot, inside, turn, places, room, rank, bits.dtype, RANKS)
+                tl.store(own + peer * n, part.to(kind, bitcast=True), mask=inside)
 
 
 def all_gather(
     x: Tensor, places: Tensor, counts: Tensor, rank: int, limit: int, *, early: bool
 ) -> Tensor:
     """The operation ``all_gather`` of ``weft.layers.kernels``."""
-    (rows, n), ranks, step = x.shape, places.numel(), counts.numel()
+    (rows, n), ranks, units, size = x.shape, places.numel(), counts.numel(), x.element_size()
     y = torch.empty(rows, ranks * n, dtype=x.dtype, device=x.device)
-    programs = min(step, rows * triton.cdiv(n, BLOCK))
-    gather_kernel[(programs,)](
-        x, y, places, counts, rows, n, x.stride(0), limit // x.element_size(), rank,
-        RANKS=ranks, STEP=step, BLOCK=BLOCK, EARLY=early, num_warps=8, launch_pdl=early,
+    block = limit // units // size
+    chunks = rows * triton.cdiv(n, block)
+    gather_kernel[(min(units, chunks),)](
+        x, y, places, counts, rows, n, x.stride(0), limit // size,
+        rank=rank, RANKS=ranks, BLOCK=block, TURNS=chunks > units, EARLY=early,
+        num_warps=4, maxnreg=REGISTERS, launch_pdl=early,
     )  # fmt: skip
     return y

@@ -74,10 +74,12 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
     As times the speed of what else there is (cuBLAS with a bias of zeros or without), in graphs over cold
     weights on one H200 (132 multiprocessors, torch 2.11, Triton 3.6). Narrow weights in parts, with the
     norm that adds them up: 1.2 to 1.7 for 1024 x 2048 and 1024 x 3072 at 8 to 256 rows; eight shares of
-    the depth are slower than four. 4096 x 1024: 1.0 to 1.2 to 64 rows, 1.04 to 1.16 beyond. 6144 x 4096:
+    the depth are slower than four. 4096 x 1024: 1.0 to 1.2 to 64 rows, 1.04 to 1.16 beyond. 4096 x 2048:
+    1.0 to 64 rows, 1.03 to 1.12 to 128, 0.99 at 160, 1.09 to 1.15 beyond. 3072 x 4096: 1.16 at 192, 1.05
+    at 256, else slower from 48 rows on. 6144 x 4096:
     1.01 to 1.09 to 64 rows, 1.15 and 1.07 at 224 and 240, for which cuBLAS chooses badly, as for 176 (25.6
-    us there; the kernel 22.6 at 160 and 22.9 at 192, another card), else slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64
-    rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
+    us there; the kernel 22.6 at 160 and 22.9 at 192, another card), else slower. In parts 4096 x 4096: 1.0
+    to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64 rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
     """
     small, large = min(features, depth) < LEAST, features * depth > LARGEST
     tiles = _over(features, _TILE)
@@ -92,12 +94,14 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
     if narrow:
         splits = min(4, processors // (tiles * down))
         found = Division(1, 128, splits) if splits > 1 else None
-    elif depth <= 1024:
+    elif depth <= 2048:
         found = Division(1, 64 if rows <= 128 else 128)
     elif features > 4096 and (161 <= rows <= 176 or 209 <= rows <= 240):
         found = Division(2, 128)
     elif features <= 4096 and depth >= 8192 and 209 <= rows <= 240:
         found = Division(2, 256, 4)
+    elif features <= 3072 and depth <= 4096 and (177 <= rows <= 192 or rows > 240):
+        found = Division(1, 128)
     return found if found and found.programs(rows, features) <= processors else None
 
 
@@ -106,20 +110,20 @@ def choose_gated_batch(rows: int, features: int, depth: int, processors: int) ->
     multiprocessors would have nothing to do.
 
     6144 x 1024: 1.04 to 1.07 to 64 rows, 1.13 to 1.17 to 192, 1.11 to 1.20 beyond. 24576 x 4096: 1.01 to
-    1.06 to 64 rows, 1.06 to 1.08 to 128, 1.02 to 1.04 to 192, 1.05 from 224 on, slower at 208. Two warp
-    groups, as for 12288 features, have been tried for right results only, and serve up to 128 rows.
+    1.06 to 64 rows, 1.06 to 1.08 to 128, 1.02 to 1.04 to 192, 1.05 from 224 on, slower at 208. 12288 x 4096:
+    1.0 to 160 rows, 1.30 at 192, for which cuBLAS chooses badly, 1.00 to 1.03 from 224 on, slower at 208.
     """
     tiles = _over(features, _TILE)
     groups = _over(tiles, processors)
     small = min(features, depth) < LEAST or 3 * tiles < processors
     if not 2 <= rows <= MOST_ROWS or small or features % 16 or groups > 3:
         return None
-    if rows <= 128 or (rows <= 192 and groups != 2):
+    if rows <= 192:
         found = Division(groups, _over(rows, 64) * 64, gated=True)
     elif groups == 1:
         found = Division(2, 128, gated=True)
-    elif groups == 3 and rows > 208:
-        found = Division(3, 256, gated=True)
+    elif rows > 208:
+        found = Division(3, 256 if groups == 3 else 128, gated=True)
     else:
         return None
     return found if found.programs(rows, features) <= processors else None
