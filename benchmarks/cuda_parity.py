@@ -1,8 +1,8 @@
 """Does a CUDA device give the tokens that it should? Run: ``python benchmarks/cuda_parity.py``.
 
 Tiny random checkpoints of every first-party architecture, in float32, against transformers on the
-CPU: each attention backend, CUDA graphs on and off, in one mixed batch, in small chunks, and with
-so few pages that sequences are preempted. Then the sampled distribution on the device against the
+CPU: each attention backend, CUDA graphs on and off, in one mixed batch, in small chunks, with so few
+pages that sequences are preempted, and, if there are two devices, shared between them. Then the sampled distribution on the device against the
 exact one (chi squared). One line per case; the exit code is the number of failures.
 """
 
@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "chunks": {"prefill_chunk": 7},
     "preempted": {"page_size": 16, "num_pages": 24},
 }
+SHARED = {"executor": "processes", "tensor_parallel_size": 2}
 NEW = 48
 
 
@@ -143,13 +144,14 @@ def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float
 
 def main() -> int:
     failures = 0
+    variants = VARIANTS | ({"shared": SHARED} if torch.cuda.device_count() > 1 else {})
     with tempfile.TemporaryDirectory() as scratch:
         for name, (architecture, changes) in MODELS.items():
             folder = make_checkpoint(Path(scratch) / name, architecture, **SHAPE, **changes)
             want = expected(folder)
             for backend in ("sdpa", "triton"):
                 for eager in (False, True):
-                    for variant, options in VARIANTS.items():
+                    for variant, options in variants.items():
                         right, preempted = greedy(
                             folder,
                             want,

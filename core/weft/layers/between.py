@@ -31,11 +31,10 @@ T = TypeVar("T", bound=Kernel)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ALIGNMENT = 16
 """Rows of whole multiples of it are moved at full speed."""
-MOST = 4 << 20
-"""Bytes that the programs of an operation have together. All fit on an H200 at once: they have 4 KiB for
-128 threads."""
-CHUNK = 4096
-"""Bytes that one of a gather has."""
+SUMMED, GATHERED = 4 << 20, 8 << 20
+"""Bytes that the programs of a sum and of a gather have together: so many fit on an H200 at once."""
+CHUNK = 8192
+"""Bytes that a program of a gather has."""
 
 
 class Trial(NamedTuple):
@@ -132,7 +131,7 @@ class _Offers:
         size, dtype = norm.weight.shape[0], norm.weight.dtype
         row = size * dtype.itemsize
         most, padded = ranks.sum_limit, (1 << (size - 1).bit_length()) * dtype.itemsize
-        units = min(most, MOST) // padded
+        units = min(most, SUMMED) // padded
         if not units or row % ALIGNMENT or dtype not in DTYPES:
             return None
         return self._agreed(
@@ -155,9 +154,9 @@ class _Offers:
             "all_gather",
             ranks,
             {},
-            (MOST, MOST // CHUNK),
+            (GATHERED, GATHERED // CHUNK),
             lambda kernel, memory: Gather(kernel, memory, size, dtype),
-            lambda home: _gathers(ranks, MOST // row + 1, size, dtype, home),
+            lambda home: _gathers(ranks, GATHERED // row + 1, size, dtype, home),
         )
 
     def _agreed(

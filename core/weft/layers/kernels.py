@@ -56,7 +56,7 @@ goes through it in turns. The operations must be capturable, and the ranks may b
     contiguous; a program has the power of two that holds a row. May overwrite ``residual``.
 ``all_gather`` (ranks)
     ``f(x, places, counts, rank, limit) -> y`` for ``x [rows, n]`` to ``[rows, ranks · n]``: the ranks'
-    ``x`` side by side in their order; a program has 4096 bytes.
+    ``x`` side by side in their order; a program has 8192 bytes.
 
 Those of the sampler (``weft.sampling.kernels``), in the dtype of the logits:
 

@@ -73,7 +73,7 @@ class Offers:
         return ops.add_rms_norm(total, residual, weight, eps, offset)
 
     def gathered(self, x: Tensor, places: Tensor, counts: Tensor, rank: int, limit: int) -> Tensor:
-        assert limit == 4 << 20 and len(counts) == 1024
+        assert limit == 8 << 20 and len(counts) == 1024
         self.rows.append(len(x))
         y = self.ranks.all_gather(x)
         self.fail("all_gather", y)
@@ -119,7 +119,7 @@ def test_what_fits_is_done_by_the_kernels(context: Context) -> None:
         assert served == {"all_reduce_norm": "mine", "all_gather": "mine"}
         assert model.first.sum_op is None, "it sums nothing"
         size = model.head.out_features
-        assert sharing.asked == [(6 * SIZE * 4, 6), (4 << 20, 1024)]
+        assert sharing.asked == [(6 * SIZE * 4, 6), (8 << 20, 1024)]
         for x, want in zip(inputs, wanted, strict=True):
             offers.rows.clear()
             for found, expected in zip(model(x.clone()), want, strict=True):

@@ -209,7 +209,7 @@ BUILDS = """
         rows = dict(x=kind, residual=kind, weight=kind, out=kind, eps="fp32", offset="fp32", rows="i32")
         chosen |= dict(SIZE=2048)
         assert build(reduce.sum_norm_kernel, 4, chosen, **rows, **counted) > 0, "no weight read early"
-        chosen = dict(rank=0, RANKS=2, BLOCK=2048, TURNS=turns, EARLY=True)
+        chosen = dict(rank=0, RANKS=2, BLOCK=4096, TURNS=turns, EARLY=True)
         rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
         assert build(gather.gather_kernel, 4, chosen, **rows, **counted) == 0
     assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
