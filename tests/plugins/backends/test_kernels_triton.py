@@ -256,6 +256,11 @@ SHARING = """
         parts[seed % RANKS].zero_()
         return parts
 
+    def counted(*memories):
+        for _, counts in memories:
+            if not 0 <= int(counts.min()) <= int(counts.max()) <= 2:
+                yield "a count that overflows some day"
+
     def start(rank, memories, results):
         try:
             results.put(list(work(rank, memories)))
@@ -291,6 +296,7 @@ RANKED = {
                     got = all_reduce(parts[rank], *memory, rank, early=False)
                     if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
                         yield turn, size
+            yield from counted(memory)
     """,
     "all_reduce_norm": """
         RANKS, ROWS = 3, 5
@@ -315,6 +321,7 @@ RANKED = {
                         yield turn, rows, size
                     if got[1] is not residual:
                         yield "the residual is not replaced"
+            yield from counted(*memories)
     """,
     "all_gather": """
         RANKS, ROWS, PROGRAMS = 3, 6, 4
@@ -330,6 +337,7 @@ RANKED = {
                     got = all_gather(parts[rank], *memory, rank, limit, early=False)
                     if not torch.equal(got, torch.cat(parts, 1)):
                         yield turn, rows, n
+            yield from counted(*memories)
     """,
 }
 

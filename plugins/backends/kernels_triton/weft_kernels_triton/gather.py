@@ -7,7 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft_kernels_triton.exchange import REGISTERS, next_turn, receive, send, sendable
+from weft_kernels_triton.exchange import (
+    REGISTERS,
+    next_third,
+    receive,
+    send,
+    sendable,
+    took_turn,
+)
 from weft_kernels_triton.overlap import await_results, start_next
 
 __all__ = ("all_gather", "gather_kernel")
@@ -36,20 +43,20 @@ def gather_kernel(
     slot, wide = unit * BLOCK + each, tl.cdiv(n, BLOCK)
     kind: tl.constexpr = x.dtype.element_ty
     await_results(EARLY)
-    turn = tl.load(counts + unit)
+    third = tl.load(counts + unit)
     for chunk in range(unit, rows * wide, step):
-        turn += 1
+        third = next_third(third)
         row = (chunk // wide).to(tl.int64)
         at = chunk % wide * BLOCK + each
         inside = at < n
         own = y + row * RANKS * n + at
         bits = sendable(tl.load(x + row * x_stride + at, mask=inside, other=0.0))
-        send(bits, slot, inside, turn, places, room, rank, RANKS)
-        next_turn(counts, unit, turn, TURNS)
+        send(bits, slot, inside, third, places, room, rank, RANKS)
+        took_turn(counts, unit, third, TURNS)
         tl.store(own + rank * n, bits.to(kind, bitcast=True), mask=inside)
         for peer in tl.static_range(RANKS):
             if peer != rank:
-                part = receive(peer, slot, inside, turn, places, room, rank, bits.dtype, RANKS)
+                part = receive(peer, slot, inside, third, places, room, rank, bits.dtype, RANKS)
                 tl.store(own + peer * n, part.to(kind, bitcast=True), mask=inside)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft_kernels_triton.exchange import REGISTERS, exchange
+from weft_kernels_triton.exchange import REGISTERS, exchange, next_third
 from weft_kernels_triton.norm import normalised
 from weft_kernels_triton.overlap import await_results, start_next
 
@@ -45,13 +45,13 @@ def all_reduce_kernel(
     each, long_block = tl.arange(0, BLOCK), tl.full((), BLOCK, tl.int64)
     slot = unit * BLOCK + each
     await_results(EARLY)
-    turn = tl.load(counts + unit)
+    third = tl.load(counts + unit)
     for chunk in range(unit, tl.cdiv(numel, BLOCK), step):
-        turn += 1
+        third = next_third(third)
         at = chunk * long_block + each
         inside = at < numel
         value = tl.load(x + at, mask=inside, other=0.0)
-        total = exchange(value, slot, inside, unit, turn, places, counts, room, rank, RANKS, TURNS)
+        total = exchange(value, slot, inside, unit, third, places, counts, room, rank, RANKS, TURNS)
         tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -83,13 +83,13 @@ def sum_norm_kernel(
     gain = tl.load(weight + each, mask=inside, other=0.0).to(tl.float32) + offset
     kind: tl.constexpr = x.dtype.element_ty
     await_results(EARLY)
-    turn = tl.load(counts + unit)
+    third = tl.load(counts + unit)
     for row in range(unit, rows, step):
-        turn += 1
+        third = next_third(third)
         at = row * long_size + each
         value = tl.load(x + at, mask=inside, other=0.0)
         before = tl.load(residual + at, mask=inside, other=0.0)
-        total = exchange(value, slot, inside, unit, turn, places, counts, room, rank, RANKS, TURNS)
+        total = exchange(value, slot, inside, unit, third, places, counts, room, rank, RANKS, TURNS)
         total = (total.to(kind).to(tl.float32) + before.to(tl.float32)).to(kind)
         tl.store(residual + at, total, mask=inside)
         tl.store(out + at, normalised(total.to(tl.float32), gain, eps, SIZE).to(kind), mask=inside)
