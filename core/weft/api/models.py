@@ -62,6 +62,8 @@ class Collective(Protocol):
     size: int
     sum_limit: int
     """Bytes up to which one kernel makes a sum; 0 where the ranks share no memory."""
+    shared: int
+    """Bytes of this rank's device that ``share`` has taken."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks. May work in place; use the returned tensor."""

@@ -19,6 +19,7 @@ class NullCollective:
     rank = 0
     size = 1
     sum_limit = 0
+    shared = 0
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x

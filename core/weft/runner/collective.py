@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.api.attention import KernelOffer
 from weft.api.models import Shared
 from weft.runner.one_shot import OneShot, most, one_shot
-from weft.runner.shared import share
+from weft.runner.shared import memory_size, share
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -57,7 +57,7 @@ class TorchCollective:
             device_id=device if cuda else None,
         )
         self.small: OneShot | None = None
-        self.sum_limit = 0
+        self.sum_limit, self.shared = 0, 0
         limit = most(size) if small is None else small
         if cuda and size > 1 and limit:
             self.small = one_shot(self, device, dist.group.WORLD, limit, kernel)
@@ -83,9 +83,9 @@ class TorchCollective:
         return agreed.tolist()
 
     def share(self, limit: int, units: int) -> Shared | None:
-        if self.small is None:
-            return None
-        return share(self, self._device, dist.group.WORLD, limit, units)
+        made = share(self, self._device, dist.group.WORLD, limit, units)
+        self.shared += 0 if made is None else memory_size(self.size, limit)
+        return made
 
     def close(self) -> None:
         self.small, self.sum_limit = None, 0

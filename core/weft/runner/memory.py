@@ -39,6 +39,8 @@ class Usage:
     """Of the weights: matrices in 16 bits that ``quantization`` could store in 8."""
     activations: int = 0
     cache: int = 0
+    shared: int = 0
+    """What ranks send each other goes through."""
     graphs: int = 0
 
     def room(self, config: EngineConfig, device: torch.device) -> int:

@@ -22,7 +22,6 @@ from torch import Tensor
 from weft.api.attention import KernelOffer
 from weft.api.models import Collective
 from weft.config import forbid_multicast
-from weft.runner.shared import share
 
 __all__ = ("OneShot", "most", "one_shot")
 
@@ -145,11 +144,10 @@ def _make(
 ) -> OneShot:
     """Raises whatever torch or the kernel raises, and ``RuntimeError`` if a sum is wrong."""
     if kernel is None:
-        add = _by_torch(device, group, limit)
+        made, always = OneShot(_by_torch(device, group, limit), limit, name), False
     else:
-        add = _by_kernel(ranks, device, group, limit, kernel)
-    always = kernel is not None and ranks.size == 2
-    made = OneShot(add, sys.maxsize if always else limit, name)
+        always = ranks.size == 2
+        made = OneShot(_by_kernel(ranks, limit, kernel), sys.maxsize if always else limit, name)
     total = ranks.size * (ranks.size + 1) / 2
     sums = []
     for dtype in DTYPES:
@@ -179,10 +177,8 @@ def _by_torch(device: torch.device, group: Any, limit: int) -> Callable[[Tensor]
     return add
 
 
-def _by_kernel(
-    ranks: Collective, device: torch.device, group: Any, limit: int, kernel: Kernel
-) -> Callable[[Tensor], Tensor]:
-    memory = share(ranks, device, group, limit, limit // PIECE)
+def _by_kernel(ranks: Collective, limit: int, kernel: Kernel) -> Callable[[Tensor], Tensor]:
+    memory = ranks.share(limit, limit // PIECE)
     if memory is None:
         raise RuntimeError("a rank cannot share its memory")
 

@@ -42,6 +42,8 @@ def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator
         f"KV cache     {usage.cache / GIB:8.3f} GiB: {parts}, "
         f"enough for {longest:.1f} sequences of {length} tokens"
     )
+    if usage.shared:
+        yield f"shared       {usage.shared / GIB:8.3f} GiB for what ranks send each other"
 
 
 def option_line(config: EngineConfig, usage: Usage) -> str:

@@ -11,12 +11,17 @@ from torch import Tensor
 from weft.api.models import Collective, Shared
 from weft.config import forbid_multicast
 
-__all__ = ("share",)
+__all__ = ("memory_size", "share")
 
 log = logging.getLogger("weft.runner")
 
 THIRDS = 3
 """One is written to while the one before is read and the one before that is cleared."""
+
+
+def memory_size(ranks: int, limit: int) -> int:
+    """Bytes that each rank takes from its device."""
+    return THIRDS * ranks * limit
 
 
 def share(
@@ -30,7 +35,7 @@ def share(
     forbid_multicast()  # a rendezvous would make multicast objects, used or not
     import torch.distributed._symmetric_memory as symmetric
 
-    size = THIRDS * ranks.size * limit
+    size = memory_size(ranks.size, limit)
     buffer: Tensor | None = None
     try:
         buffer = symmetric.empty(size, dtype=torch.uint8, device=device).zero_()

@@ -97,6 +97,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         with guard.watching("forward"):
             calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
     kernels = install_kernels(model, plugins, info, dtype_name(dtype))
+    usage.shared = ranks.shared
     groups = attention.describe(pages)
     stages.done("cache and kernels")
     facts = EngineFacts(

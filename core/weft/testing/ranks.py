@@ -37,6 +37,7 @@ class _Meeting:
 
 class _Rank:
     sum_limit = 0
+    shared = 0
 
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self.meeting, self.rank, self.size = meeting, rank, size

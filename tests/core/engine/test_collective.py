@@ -19,6 +19,7 @@ from weft.config import forbid_multicast
 from weft.layers import LMHead, NullCollective, RMSNorm
 from weft.layers.kernels import install_kernels
 from weft.plugins import Host
+from weft.runner import collective
 from weft.runner import one_shot as module
 from weft.runner.collective import TorchCollective
 from weft.runner.device import describe
@@ -127,6 +128,18 @@ def test_memory_is_shared_by_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) 
         buffer, _ = made.owner  # type: ignore[misc]
         assert not buffer.any()
     assert set(sizes) == {3 * 2 * 64}
+
+
+def test_what_a_rank_shares_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    ranks = TorchCollective(0, 1, torch.device("cpu"), FileStore(str(tmp_path / "meeting"), 1))
+    try:
+        monkeypatch.setattr(collective, "share", lambda *given: given[-2] or None)
+        assert ranks.share(64, 3) == 64 and ranks.share(0, 3) is None
+        assert ranks.share(32, 3) == 32 and ranks.shared == 3 * (64 + 32)
+    finally:
+        ranks.close()
 
 
 def test_multicast_is_off_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

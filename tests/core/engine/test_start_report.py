@@ -40,6 +40,12 @@ def test_the_lines_of_a_card() -> None:
     ]
 
 
+def test_a_rank_has_a_line_for_what_it_shares() -> None:
+    full = CacheGroup("full", None, 1001, 28, GIB // 100)
+    lines = list(memory_lines(facts(full), Usage(weights=GIB, shared=96 << 20), 1))
+    assert lines[-1] == "shared          0.094 GiB for what ranks send each other"
+
+
 def test_the_group_with_the_least_room_decides() -> None:
     full, sliding = CacheGroup("full", None, 641, 4, 1), CacheGroup("sliding", 512, 31, 4, 1)
     assert held_pages(4096, 512, 64) == 10

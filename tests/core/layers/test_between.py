@@ -27,6 +27,7 @@ class Sharing:
 
     sum_limit = 6 * SIZE * 4 + 5
     """Six rows of float32, and no whole seventh."""
+    shared = 0
 
     def __init__(self, ranks: Collective, shares: bool = True) -> None:
         self._ranks, self._shares = ranks, shares

@@ -11,8 +11,9 @@ which it read in the last turn. Nobody writes there before the turn after the ne
 seen the next one, which follows what was cleared: by the border of two kernels, or by the fence of
 ``took_turn`` in one that takes several.
 
-All programs of a kernel must fit on the device at once, or those that run could wait for some that cannot
-start. So they take turns instead of being many.
+All programs of a kernel should fit on the device at once, so they take turns instead of being many. Where
+they do not, those that run wait only for their like on other ranks, which have started too if programs start
+in their order, as they do, though nobody promises it.
 
 A rank's memory (``places``, the address of each rank's) is 3 thirds of RANKS parts of ``room`` elements.
 ``counts`` int32 [units] is which third each unit wrote to last. ``rank`` is a constant: what every program
