@@ -7,16 +7,17 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 from outlines_core import Guide, Index, Vocabulary
 from outlines_core.json_schema import build_regex_from_schema
 
-from weft.api.types import Grammar, GrammarCompiler, GrammarSpec, Tokenizer
+from weft.api.types import Grammar, GrammarSpec, Tokenizer
 from weft_guided_outlines.preflight import refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from weft_guided_outlines.grammars import Grammars
 
 __all__ = ("Compiler",)
 
@@ -44,7 +45,7 @@ class Compiler:
         self._depth = max_recursion_depth
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._others: GrammarCompiler | None = None
+        self._grammars: Grammars | None = None
         self._lock = threading.Lock()
         known: dict[bytes, list[int]] = {}
         for token in range(min(vocab_size, tokenizer.vocab_size)):
@@ -66,18 +67,22 @@ class Compiler:
                 return f"grammars of the kind {spec.kind} are not supported"
 
     def compile(self, spec: GrammarSpec) -> Grammar:
+        whitespace = spec.options.get("whitespace_pattern")
         match spec.kind:
             case "json_schema":
-                whitespace = spec.options.get("whitespace_pattern", self._whitespace)
-                source = build_regex_from_schema(spec.source, whitespace, self._depth)
+                source = build_regex_from_schema(
+                    spec.source, whitespace or self._whitespace, self._depth
+                )
                 # The library's own patterns of formats take any digit of Unicode.
                 return self._index(re.sub(r"\\(.)", _ascii_digit, source))
             case "regex":
                 return self._index(spec.source)
             case "choice":
                 return self._index("|".join(map(_escaped, json.loads(spec.source))))
-            case _:  # a JSON object of any depth is no regex, and one of some depth takes seconds
-                return self._llguidance().compile(spec)
+            case "json_object":  # as a regex it is bounded in depth, and takes seconds
+                return self._llguidance().json_object(whitespace)
+            case _:
+                return self._llguidance().lark(spec.source)
 
     def _index(self, pattern: str) -> _Grammar:
         # The library builds the automaton of a search too, for which a match may begin anywhere.
@@ -85,14 +90,13 @@ class Compiler:
         # comes nowhere else it does not.
         return _Grammar(Index(rf"\x00(?:{pattern})", self._vocabulary), self._vocab_size)
 
-    def _llguidance(self) -> GrammarCompiler:
-        from weft_guided_llguidance import Options, compiler
+    def _llguidance(self) -> Grammars:
+        from weft_guided_outlines.grammars import Grammars
 
         with self._lock:
-            if self._others is None:
-                options = msgspec.structs.asdict(Options())
-                self._others = compiler.Compiler(self._tokenizer, self._vocab_size, **options)
-            return self._others
+            if self._grammars is None:
+                self._grammars = Grammars(self._tokenizer, self._vocab_size)
+            return self._grammars
 
 
 class _Grammar:
