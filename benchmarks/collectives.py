@@ -102,14 +102,7 @@ def sums(ranks: Collective, device: torch.device) -> None:
 def layers(ranks: Collective, device: torch.device) -> None:
     """Sums with norms, and logits side by side."""
     kind = torch.bfloat16
-    context = ModelContext(
-        hf_config=None,
-        dtype=kind,
-        device=device,
-        ranks=ranks,
-        quantization=None,
-        attention=lambda request, spec: NotImplemented,
-    )
+    context = ModelContext(None, kind, device, ranks, None, lambda request, spec: NotImplemented)
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.ranks = ranks

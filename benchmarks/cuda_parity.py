@@ -2,8 +2,9 @@
 
 Tiny random checkpoints of every first-party architecture, in float32, against transformers on the
 CPU: each attention backend, CUDA graphs on and off, in one mixed batch, in small chunks, with so few
-pages that sequences are preempted, and, if there are two devices, shared between them. Then the sampled distribution on the device against the
-exact one (chi squared). One line per case; the exit code is the number of failures.
+pages that sequences are preempted, and, if there are two devices, shared between them. Then the sampled
+distribution on the device against the exact one (chi squared). One line per case; the exit code is the
+number of failures.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ dimension unless it says otherwise.
 
 Between the ranks of one host, over memory that all of them can write to (``weft.api.models.Shared``):
 ``places`` int64 ``[ranks]`` has the address of each rank's, a multiple of 16, of 3 · ``ranks`` · ``limit``
-bytes; ``counts`` int32 is the rank's own, of as many programs as all fit on a device at once, which share
-``limit`` evenly. All are zeros at first, and nobody else touches them. What is too large for the memory
-goes through it in turns. The operations must be capturable, and the ranks may be a call apart.
+bytes; ``counts`` int32, one for each program, is the rank's own, and the programs share ``limit`` evenly. All
+are zeros at first, and nobody else touches them. What is too large for the memory goes through it in turns.
+The operations must be capturable, and the ranks may be a call apart.
 
 ``all_reduce`` (ranks)
     ``f(x, places, counts, rank) -> y``: the sum of ``x`` over the ranks, alike on all of them; ``x`` is

@@ -27,9 +27,9 @@ START_TIMEOUT = timedelta(minutes=30)
 class TorchCollective:
     """See ``weft.api.models.Collective``. One per process; ``close`` it.
 
-    ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA small
-    sums, up to ``small`` bytes, are made by ``weft.runner.one_shot`` where it works; ``kernel`` offers
-    the operation ``all_reduce``, alike on every rank.
+    ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA sums are
+    made by ``weft.runner.one_shot`` where it works and is faster, with ``small`` bytes of memory for each
+    rank; ``kernel`` offers the operation ``all_reduce``, alike on every rank.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class TorchCollective:
 
     def share(self, limit: int, units: int) -> Shared | None:
         made = share(self, self._device, dist.group.WORLD, limit, units)
-        self.shared += 0 if made is None else memory_size(self.size, limit)
+        if made is not None:
+            self.shared += memory_size(self.size, limit)
         return made
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""All-reduce of small messages in one kernel, over memory that GPUs of one host share.
+"""All-reduce in one kernel, over memory that GPUs of one host share: of small messages, or of all.
 
-A decode step all-reduces a few hundred kilobytes twice a layer: NCCL's latency, not its bandwidth,
-is what that costs. Here every rank has the parts of all in memory that they share (torch's symmetric
+A decode step all-reduces a few hundred kilobytes twice a layer: NCCL's latency, not its bandwidth, is
+what that costs, and two ranks have nothing to gain from NCCL's rings. Here every rank has the parts of all in memory that they share (torch's symmetric
 memory), and sums them itself: with a plugin's kernel, the operation ``all_reduce`` of
 ``weft.layers.kernels``, or with ``symm_mem::one_shot_all_reduce_copy`` (torch 2.11 to 2.13). It can be
 captured in CUDA graphs. NVLink multicast is never used.
@@ -144,14 +144,15 @@ def _make(
 ) -> OneShot:
     """Raises whatever torch or the kernel raises, and ``RuntimeError`` if a sum is wrong."""
     if kernel is None:
-        made, always = OneShot(_by_torch(device, group, limit), limit, name), False
+        made = OneShot(_by_torch(device, group, limit), limit, name)
     else:
-        always = ranks.size == 2
-        made = OneShot(_by_kernel(ranks, limit, kernel), sys.maxsize if always else limit, name)
+        largest = sys.maxsize if ranks.size == 2 else limit
+        made = OneShot(_by_kernel(ranks, limit, kernel), largest, name)
+    sizes = [n for n in (ALIGNMENT, limit // 2, limit, 2 * limit + PIECE) if n <= made.limit]
     total = ranks.size * (ranks.size + 1) / 2
     sums = []
     for dtype in DTYPES:
-        for size in (ALIGNMENT, limit // 2, limit, *([2 * limit + PIECE] if always else [])):
+        for size in sizes:
             x = torch.full((size // dtype.itemsize,), ranks.rank + 1, dtype=dtype, device=device)
             sums.append(made(x))
     for y in sums:  # after all of them: a rank that stopped before would be waited for

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.api.attention import KernelRequest
-from weft.api.models import Collective, ModelContext
+from weft.api.attention import KernelOffer, KernelRequest
+from weft.api.models import Collective, ModelContext, Shared
 from weft.config import forbid_multicast
 from weft.layers import LMHead, NullCollective, RMSNorm
 from weft.layers.kernels import install_kernels
@@ -146,6 +146,37 @@ def test_multicast_is_off_whatever_the_environment_says(monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
     forbid_multicast()
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_plugins_kernel_makes_sums_of_any_size_between_two(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_obstacle", lambda device: None)
+
+    def run(ranks: Any) -> tuple[OneShot | None, list[int]]:
+        seen: list[int] = []
+
+        def kernel(x: Tensor, places: Tensor, counts: Tensor, rank: int) -> Tensor:
+            assert len(counts) == 4, "a program has a piece"
+            seen.append(x.nbytes)
+            return ranks.all_reduce(x)
+
+        ranks.share = lambda limit, units: Shared(
+            torch.zeros(size), torch.zeros(units), ranks.rank, limit
+        )
+        offer = KernelOffer("mine", 1, lambda: kernel)
+        return one_shot(ranks, torch.device("cpu"), None, 4 * PIECE, offer), seen
+
+    with caplog.at_level(logging.INFO, "weft.runner"):
+        found = on_ranks(size, run)
+    for made, seen in found:
+        assert made is not None
+        large = torch.empty(64, PIECE)
+        assert made.fits(large[:1]) and made.fits(large) == (size == 2)
+        assert (max(seen) > 4 * PIECE) == (size == 2), "what is used has been tried"
+    beyond = "" if size == 2 else " up to 16 KiB, NCCL beyond"
+    assert [r.getMessage() for r in caplog.records] == [f"all-reduce: kernel mine{beyond}"]
 
 
 def test_the_limit_falls_with_the_cube_of_the_ranks() -> None:

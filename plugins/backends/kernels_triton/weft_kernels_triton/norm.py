@@ -107,6 +107,5 @@ def add_parts_rms_norm(
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The operation of ``weft.layers.kernels``; overwrites ``residual``, which must be contiguous."""
-    count = len(parts)
-    y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=count)
+    y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=len(parts))
     return y, residual

@@ -76,10 +76,10 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
     norm that adds them up: 1.2 to 1.7 for 1024 x 2048 and 1024 x 3072 at 8 to 256 rows; eight shares of
     the depth are slower than four. 4096 x 1024: 1.0 to 1.2 to 64 rows, 1.04 to 1.16 beyond. 4096 x 2048:
     1.0 to 64 rows, 1.03 to 1.12 to 128, 0.99 at 160, 1.09 to 1.15 beyond. 3072 x 4096: 1.16 at 192, 1.05
-    at 256, else slower from 48 rows on. 6144 x 4096:
-    1.01 to 1.09 to 64 rows, 1.15 and 1.07 at 224 and 240, for which cuBLAS chooses badly, as for 176 (25.6
-    us there; the kernel 22.6 at 160 and 22.9 at 192, another card), else slower. In parts 4096 x 4096: 1.0
-    to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04 to 64 rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
+    at 256, else slower from 48 rows on. 6144 x 4096: 1.01 to 1.09 to 64 rows, 1.15 and 1.07 at 224 and 240,
+    for which cuBLAS chooses badly, as for 176 (25.6 us there; the kernel 22.6 at 160 and 22.9 at 192, another
+    card), else slower. In parts 4096 x 4096: 1.0 to 1.07 to 64 rows, beyond slower; 4096 x 12288: 1.0 to 1.04
+    to 64 rows, 1.13 and 1.08 at 224 and 240, and 1.02 at 192 and 256, where whole steps were slower with it.
     """
     small, large = min(features, depth) < LEAST, features * depth > LARGEST
     tiles = _over(features, _TILE)
