@@ -1,8 +1,8 @@
-"""Fill in what the ``weft`` meta-distribution depends on.
+"""Fill in what the ``treadle`` meta-distribution depends on.
 
-In a checkout the members are the sibling folders. In a release (``WEFT_RELEASE=1``) they are the
-distributions of the same version. A member that says ``[tool.weft] default = false`` is part of
-``weft[all]`` only.
+In a checkout the members are the sibling folders. In a release (``TREADLE_RELEASE=1``) they are the
+distributions of the same version. A member that says ``[tool.treadle] default = false`` is part of
+``treadle[all]`` only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Members(MetadataHookInterface):
 
 
 def wanted(member: dict[str, Any]) -> bool:
-    return bool(member.get("tool", {}).get("weft", {}).get("default", True))
+    return bool(member.get("tool", {}).get("treadle", {}).get("default", True))
 
 
 def requirement(folder: Path, member: dict[str, Any]) -> str:
     project = member["project"]
-    if os.environ.get("WEFT_RELEASE") == "1":
+    if os.environ.get("TREADLE_RELEASE") == "1":
         return f"{project['name']}=={project['version']}"
     return f"{project['name']} @ {folder.as_uri()}"

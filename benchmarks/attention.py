@@ -26,20 +26,20 @@ from importlib.util import find_spec
 
 import torch
 from torch.nn import functional as F
-from weft_attention_triton.backend import create
+from treadle_attention_triton.backend import create
 
-from weft.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer
-from weft.api.cache import DeviceInfo, LayerCacheSpec
-from weft.attention.sdpa import SdpaAttention
-from weft.testing.attention import Case
+from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer
+from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.attention.sdpa import SdpaAttention
+from treadle.testing.attention import Case
 
 BIDS = {
-    name: import_module(module).weft_attention
+    name: import_module(module).treadle_attention
     for name, module in {
-        "triton": "weft_attention_triton",
-        "flashinfer": "weft_attention_flashinfer",
-        "xformers": "weft_attention_xformers",
-        "sdpa": "weft.attention.plugin",
+        "triton": "treadle_attention_triton",
+        "flashinfer": "treadle_attention_flashinfer",
+        "xformers": "treadle_attention_xformers",
+        "sdpa": "treadle.attention.plugin",
     }.items()
     if find_spec(module)
 }

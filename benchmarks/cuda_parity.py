@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft.testing.checkpoints import make_checkpoint
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle.testing.checkpoints import make_checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,

@@ -31,18 +31,18 @@ from typing import Any
 
 import torch
 
-from weft.api.files import ModelFiles
-from weft.api.guided import Grammar, GrammarSpec
-from weft.api.types import Tokenizer
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.isolated import limit_cpu, limit_memory
-from weft.engine.messages import EngineRequest
-from weft.frontend.tokenizer import AutoTokenizer
-from weft.guided.checker import CPU_SECONDS, MEMORY
-from weft.plugins import Host
-from weft.sampling.params import GuidedParams, SamplingParams
-from weft.testing.guided_vocabulary import SmallTokenizer
+from treadle.api.files import ModelFiles
+from treadle.api.guided import Grammar, GrammarSpec
+from treadle.api.types import Tokenizer
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.isolated import limit_cpu, limit_memory
+from treadle.engine.messages import EngineRequest
+from treadle.frontend.tokenizer import AutoTokenizer
+from treadle.guided.checker import CPU_SECONDS, MEMORY
+from treadle.plugins import Host
+from treadle.sampling.params import GuidedParams, SamplingParams
+from treadle.testing.guided_vocabulary import SmallTokenizer
 
 TEXT = {"type": "string"}
 GRAMMARS: dict[str, GrammarSpec] = {
@@ -106,9 +106,9 @@ STEPS, PASSES = 48, 5
 
 
 def demo() -> Tokenizer:
-    import weft_demo
+    import treadle_demo
 
-    return AutoTokenizer.open(ModelFiles(Path(weft_demo.__file__).parent / "model", (), {}))
+    return AutoTokenizer.open(ModelFiles(Path(treadle_demo.__file__).parent / "model", (), {}))
 
 
 # ------------------------------------------------------------------------ a backend on its own
@@ -194,7 +194,7 @@ class Engine:
     """The demo model, put to work without text or sockets."""
 
     def __init__(self) -> None:
-        config = from_options(model="demo:weft-demo", device="cpu", threads=1, num_pages=1024)
+        config = from_options(model="demo:treadle-demo", device="cpu", threads=1, num_pages=1024)
         self.core = EngineCore(config, Host(config.plugins))
         self._count = 0
 

@@ -8,7 +8,7 @@ First every kernel, with its early start, against float64, fresh numbers in ever
 chain, over poisoned outputs. Then times: the median of replays of a graph that holds many calls, each
 over memory of its own, so that nothing is read from L2 that a model would read from memory. ``share``
 is that of the copy bandwidth that the bytes which must move would come to; ``torch`` is the layers'
-own operation. ``--sweep`` times linears with many tiles, to choose those of ``weft_kernels_triton.tiles``.
+own operation. ``--sweep`` times linears with many tiles, to choose those of ``treadle_kernels_triton.tiles``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from weft_kernels_triton import linear as kernels
-from weft_kernels_triton.activation import silu_mul
-from weft_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
-from weft_kernels_triton.norm import add_parts_rms_norm, add_rms_norm, rms_norm
-from weft_kernels_triton.rotary import rotary_write
-from weft_kernels_triton.sample import likeliest, sample
-from weft_kernels_triton.tiles import Tile
+from treadle_kernels_triton import linear as kernels
+from treadle_kernels_triton.activation import silu_mul
+from treadle_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
+from treadle_kernels_triton.norm import add_parts_rms_norm, add_rms_norm, rms_norm
+from treadle_kernels_triton.rotary import rotary_write
+from treadle_kernels_triton.sample import likeliest, sample
+from treadle_kernels_triton.tiles import Tile
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelRequest
-from weft.engine.plan import SlotStart
-from weft.layers import ops
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelRequest
+from treadle.engine.plan import SlotStart
+from treadle.layers import ops
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 # (name, features, depth, gated) of the linears of Qwen3-0.6B and Qwen3-8B
 LINEARS = (

@@ -17,18 +17,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import weft_qwen
+import treadle_qwen
 from safetensors.torch import save_file
 from torch import nn
 
-from weft.api.files import ModelFiles
-from weft.api.models import ModelSpec
-from weft.layers import NullCollective
-from weft.loading.build import build_model
-from weft.loading.config import read_config
-from weft.loading.formats import weft_load_format
-from weft.loading.sources import files_in
-from weft.testing.attention_reference import ReferenceBackend
+from treadle.api.files import ModelFiles
+from treadle.api.models import ModelSpec
+from treadle.layers import NullCollective
+from treadle.loading.build import build_model
+from treadle.loading.config import read_config
+from treadle.loading.formats import treadle_load_format
+from treadle.loading.sources import files_in
+from treadle.testing.attention_reference import ReferenceBackend
 
 SHARD = 4 << 30
 
@@ -37,13 +37,13 @@ class OnePlugin:
     """A host with one model plugin: this file runs where nothing is installed."""
 
     def model(self, architecture: str, hf_config: Any) -> ModelSpec:
-        spec: ModelSpec | None = weft_qwen.weft_model(architecture, hf_config)
+        spec: ModelSpec | None = treadle_qwen.treadle_model(architecture, hf_config)
         if spec is None:
-            raise ValueError(f"weft_qwen does not know {architecture}")
+            raise ValueError(f"treadle_qwen does not know {architecture}")
         return spec
 
     def load_format(self, format: str, files: ModelFiles) -> Any:
-        return weft_load_format(format, files, {})
+        return treadle_load_format(format, files, {})
 
     def options(self, kind: str, key: str) -> Mapping[str, Any]:
         return {}

@@ -6,10 +6,10 @@
 
 Each time is the median over replays of a CUDA graph that goes through enough weights to keep them out
 of L2; what is compared takes turns, so that the device's clock is the same for all. The first column is
-the operation ``int4_linear`` of ``weft-kernels-triton``, as a model has it; then Triton's kernel and, on
+the operation ``int4_linear`` of ``treadle-kernels-triton``, as a model has it; then Triton's kernel and, on
 Hopper, the one written in Gluon, with a tile of theirs whether or not it would be chosen. The rules to
-change are in ``weft_kernels_triton.int4.tiles``, for the kernel of other widths and of inputs in any
-order in ``weft_gptq.gemm``. With ``--sweep``, every tile of a list is timed for every shape.
+change are in ``treadle_kernels_triton.int4.tiles``, for the kernel of other widths and of inputs in any
+order in ``treadle_gptq.gemm``. With ``--sweep``, every tile of a list is timed for every shape.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from weft_gptq.kernel import gptq_gemm, gptq_unpack
-from weft_kernels_triton import weft_kernel
-from weft_kernels_triton.int4 import hopper, kernel
-from weft_kernels_triton.int4.product import processors
-from weft_kernels_triton.int4.tiles import MOST, WIDES, Tile, Wide, choose, choose_wide
+from treadle_gptq.kernel import gptq_gemm, gptq_unpack
+from treadle_kernels_triton import treadle_kernel
+from treadle_kernels_triton.int4 import hopper, kernel
+from treadle_kernels_triton.int4.product import processors
+from treadle_kernels_triton.int4.tiles import MOST, WIDES, Tile, Wide, choose, choose_wide
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest
-from weft.layers.int4 import PackedInt4, pack_steps
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest
+from treadle.layers.int4 import PackedInt4, pack_steps
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -93,7 +93,7 @@ def operation(depth: int, columns: int) -> Callable[..., Tensor]:
     """What an engine gives to layers of that shape."""
     shape = {"in_features": depth, "out_features": columns, "group": GROUP}
     device = DeviceInfo("cuda", torch.cuda.get_device_capability())
-    offer = weft_kernel("int4_linear", KernelRequest(device, "bfloat16", shape))
+    offer = treadle_kernel("int4_linear", KernelRequest(device, "bfloat16", shape))
     if not isinstance(offer, KernelOffer):
         raise SystemExit(f"no kernel for int4_linear here: {offer}")
     return offer.load()

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.engine.plan import SlotStart
-from weft.sampling.logprobs import prompt_logprobs
-from weft.sampling.masks import bitmask_words
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.sampling.logprobs import prompt_logprobs
+from treadle.sampling.masks import bitmask_words
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 PROMPT = 500
 STAGES: dict[str, dict[str, Any]] = {

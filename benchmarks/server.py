@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.api.matching import ModelTraits
-from weft.config import EngineConfig, from_options
-from weft.engine.plan import EngineFacts
-from weft.engine.stats import EngineStats
-from weft.outputs import CompletionOutput, RequestOutput
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
+from treadle.api.matching import ModelTraits
+from treadle.config import EngineConfig, from_options
+from treadle.engine.plan import EngineFacts
+from treadle.engine.stats import EngineStats
+from treadle.outputs import CompletionOutput, RequestOutput
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
 
 CHUNKS = 200
 
@@ -189,8 +189,8 @@ SCENARIOS = {
 
 
 def serve(port: int, pause: float) -> None:
-    from weft_server.config import server_from_options
-    from weft_server.run import serve_engine
+    from treadle_server.config import server_from_options
+    from treadle_server.run import serve_engine
 
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of this process
     build: Callable[[], Any] = lambda: Instant(pause)  # noqa: E731

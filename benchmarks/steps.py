@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft_cli.bench.config import BenchConfig
-from weft_cli.bench.workloads import Workload, fitted, workload
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle_cli.bench.config import BenchConfig
+from treadle_cli.bench.workloads import Workload, fitted, workload
 
 NAMES = ("bs1", "dec32", "dec256", "prefill", "mixed")
 LENGTHS = (1, 2, 5, 20, 100)  # microseconds of gaps

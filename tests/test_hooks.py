@@ -1,4 +1,4 @@
-"""Every hook, called as weft calls it, with every argument of its specification."""
+"""Every hook, called as treadle calls it, with every argument of its specification."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from litestar.config.app import AppConfig
 from repository import hooks
 
-from weft.api import types as t
-from weft.api.hookspecs import Every, First
-from weft.config import EngineConfig, PluginConfig
-from weft.errors import PluginLoadError
-from weft.plugins import KINDS, Host
-from weft_cli.hookspecs import CommandHooks
-from weft_server.app import create_app
-from weft_server.config import ServerConfig
-from weft_server.context import Context
-from weft_server.hookspecs import ServerHooks
-from weft_server.testing.engine import Parrot
+from treadle.api import types as t
+from treadle.api.hookspecs import Every, First
+from treadle.config import EngineConfig, PluginConfig
+from treadle.errors import PluginLoadError
+from treadle.plugins import KINDS, Host
+from treadle_cli.hookspecs import CommandHooks
+from treadle_server.app import create_app
+from treadle_server.config import ServerConfig
+from treadle_server.context import Context
+from treadle_server.hookspecs import ServerHooks
+from treadle_server.testing.engine import Parrot
 
 CONFIG = EngineConfig()
 FILES = t.ModelFiles(Path("nowhere"), (), {})
@@ -49,68 +49,74 @@ def served(host: Host) -> None:
 
 
 def run(host: Host) -> Any:
-    """As the command ``weft`` asks for a subcommand."""
+    """As the command ``treadle`` asks for a subcommand."""
     host.add_hookspecs(CommandHooks)
-    return host.first("commands", "key", "weft_command", name="key")
+    return host.first("commands", "key", "treadle_command", name="key")
 
 
 # hook -> the call of the host that leads to it, and the arguments that must arrive
 CALLS: dict[str, tuple[Call, dict[str, object]]] = {
-    "weft_model_source": (lambda h: h.model_source("key"), {"scheme": "key"}),
-    "weft_load_format": (lambda h: h.load_format("key", FILES), {"format": "key", "files": FILES}),
-    "weft_tokenizer": (lambda h: h.tokenizer("key", FILES), {"mode": "key", "files": FILES}),
-    "weft_renderer": (
+    "treadle_model_source": (lambda h: h.model_source("key"), {"scheme": "key"}),
+    "treadle_load_format": (
+        lambda h: h.load_format("key", FILES),
+        {"format": "key", "files": FILES},
+    ),
+    "treadle_tokenizer": (lambda h: h.tokenizer("key", FILES), {"mode": "key", "files": FILES}),
+    "treadle_renderer": (
         lambda h: h.renderer("key", FILES, TOKENIZER),
         {"mode": "key", "files": FILES, "tokenizer": TOKENIZER},
     ),
-    "weft_model": (lambda h: h.model("key", CONFIG), {"architecture": "key", "hf_config": CONFIG}),
-    "weft_quantization": (
+    "treadle_model": (
+        lambda h: h.model("key", CONFIG),
+        {"architecture": "key", "hf_config": CONFIG},
+    ),
+    "treadle_quantization": (
         lambda h: h.quantization("key", {"bits": 4}, DEVICE),
         {"method": "key", "checkpoint": {"bits": 4}, "device": DEVICE},
     ),
-    "weft_multimodal": (
+    "treadle_multimodal": (
         lambda h: h.multimodal("key", FILES),
         {"architecture": "key", "files": FILES},
     ),
-    "weft_executor": (lambda h: h.executor("key", CONFIG), {"name": "key", "config": CONFIG}),
-    "weft_policy": (lambda h: h.policy("key"), {"name": "key"}),
-    "weft_proposer": (lambda h: h.proposer("key", CONFIG), {"name": "key", "config": CONFIG}),
-    "weft_kv_connector": (
+    "treadle_executor": (lambda h: h.executor("key", CONFIG), {"name": "key", "config": CONFIG}),
+    "treadle_policy": (lambda h: h.policy("key"), {"name": "key"}),
+    "treadle_proposer": (lambda h: h.proposer("key", CONFIG), {"name": "key", "config": CONFIG}),
+    "treadle_kv_connector": (
         lambda h: h.kv_connector("key", t.ConnectorRole.WORKER, LAYOUT),
         {"name": "key", "role": t.ConnectorRole.WORKER, "layout": LAYOUT},
     ),
-    "weft_logits_processor": (
+    "treadle_logits_processor": (
         lambda h: h.logits_processors(["key"], 99)[0],
         {"name": "key", "vocab_size": 99},
     ),
-    "weft_lora_resolver": (lambda h: h.lora_resolvers(["key"])[0], {"name": "key"}),
-    "weft_stat_logger": (lambda h: h.stat_loggers(["key"])[0], {"name": "key"}),
-    "weft_match": (
+    "treadle_lora_resolver": (lambda h: h.lora_resolvers(["key"])[0], {"name": "key"}),
+    "treadle_stat_logger": (lambda h: h.stat_loggers(["key"])[0], {"name": "key"}),
+    "treadle_match": (
         lambda h: h.match("tool_parsers", "key", TRAITS),
         {"kind": "tool_parsers", "key": "key", "model": TRAITS},
     ),
-    "weft_grammar_compiler": (
+    "treadle_grammar_compiler": (
         lambda h: h.grammar_compiler("key", TOKENIZER, 99),
         {"name": "key", "tokenizer": TOKENIZER, "vocab_size": 99},
     ),
-    "weft_tool_parser": (
+    "treadle_tool_parser": (
         lambda h: h.tool_parser("key", TOKENIZER, []),
         {"name": "key", "tokenizer": TOKENIZER, "tools": []},
     ),
-    "weft_reasoning_parser": (
+    "treadle_reasoning_parser": (
         lambda h: h.reasoning_parser("key", TOKENIZER, "<think>"),
         {"name": "key", "tokenizer": TOKENIZER, "prompt": "<think>"},
     ),
-    "weft_attention": (lambda h: h.attention_bids(ATTENTION), {"request": ATTENTION}),
-    "weft_kernel": (
+    "treadle_attention": (lambda h: h.attention_bids(ATTENTION), {"request": ATTENTION}),
+    "treadle_kernel": (
         lambda h: h.kernel_bids("rms_norm", KERNEL),
         {"op": "rms_norm", "request": KERNEL},
     ),
-    "weft_configure": (configured, {"config": CONFIG}),
-    "weft_unconfigure": (configured, {}),
-    "weft_report": (lambda h: h.report(), {}),
-    "weft_server": (served, {}),
-    "weft_command": (run, {"name": "key"}),
+    "treadle_configure": (configured, {"config": CONFIG}),
+    "treadle_unconfigure": (configured, {}),
+    "treadle_report": (lambda h: h.report(), {}),
+    "treadle_server": (served, {}),
+    "treadle_command": (run, {"name": "key"}),
 }
 
 IMPLEMENTATION = """
@@ -126,7 +132,7 @@ def specifications() -> dict[str, Callable[..., Any]]:
         name: function
         for specs in SPECIFICATIONS
         for name, function in vars(specs).items()
-        if name.startswith("weft_")
+        if name.startswith("treadle_")
     }
 
 
@@ -138,11 +144,11 @@ def arguments(hook: str) -> list[str]:
 def host(tmp_path: Path) -> Host:
     """A host with one plugin that owns ``key`` in every kind and says how it was called."""
     declared = {kind: ["key"] for kind in KINDS}
-    text = f"from weft.api import impl\nWEFT = {declared!r}\nRECEIVED = {{}}\n"
+    text = f"from treadle.api import impl\nTREADLE = {declared!r}\nRECEIVED = {{}}\n"
     for hook in CALLS:
         names = arguments(hook)
         pairs = ", ".join(f"{name}={name}" for name in names)
-        answer = repr(hook) if hasattr(First, hook) and hook != "weft_match" else None
+        answer = repr(hook) if hasattr(First, hook) and hook != "treadle_match" else None
         text += IMPLEMENTATION.format(
             hook=hook, arguments=", ".join(names), pairs=pairs, answer=answer
         )
@@ -156,12 +162,12 @@ def host(tmp_path: Path) -> Host:
 def test_a_hook_receives_every_argument(hook: str, host: Host) -> None:
     call, expected = CALLS[hook]
     plugin: Any = host.load("extensions", "key")
-    if hook == "weft_command":
+    if hook == "treadle_command":
         with pytest.raises(PluginLoadError, match="returned None"):
             call(host)
     else:
         answer = call(host)
-        assert not hasattr(First, hook) or answer == (None if hook == "weft_match" else hook)
+        assert not hasattr(First, hook) or answer == (None if hook == "treadle_match" else hook)
     received = plugin.RECEIVED[hook]
     assert set(received) == set(arguments(hook))
     assert {name: received[name] for name in expected} == expected

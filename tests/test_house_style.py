@@ -16,38 +16,38 @@ from repository import ROOT, Hook, Member, hooks, members, plugins, python_files
 
 LONGEST_FILE = 500
 
-# What a plugin may import of weft. Anything else is the inside of the core.
-CONTRACT = ("weft.api", "weft.errors", "weft.layers", "weft.testing")
+# What a plugin may import of treadle. Anything else is the inside of the core.
+CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing")
 
 # Plugins that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
     # An executor moves plans between processes and runs the core's own runner in each of them.
-    "weft_executor_processes": frozenset(
+    "treadle_executor_processes": frozenset(
         {
-            "weft.config",
-            "weft.engine.child",
-            "weft.engine.plan",
-            "weft.plugins",
-            "weft.runner.orders",
-            "weft.runner.rank",
+            "treadle.config",
+            "treadle.engine.child",
+            "treadle.engine.plan",
+            "treadle.plugins",
+            "treadle.runner.orders",
+            "treadle.runner.rank",
         }
     ),
-    "weft_executor_ray": frozenset(
+    "treadle_executor_ray": frozenset(
         {
-            "weft.config",
-            "weft.engine.plan",
-            "weft.plugins",
-            "weft.runner.collective",
-            "weft.runner.orders",
-            "weft.runner.rank",
+            "treadle.config",
+            "treadle.engine.plan",
+            "treadle.plugins",
+            "treadle.runner.collective",
+            "treadle.runner.orders",
+            "treadle.runner.rank",
         }
     ),
     # What is installed is asked of metadata, and a context length is computed as the engine does.
-    "weft_command_models": frozenset({"weft.loading.config", "weft.plugins"}),
+    "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
 }
 
-# Modules that may read the environment beside weft/config.py, relative to the root.
-ENVIRONMENT = {"core/weft/config.py"}
+# Modules that may read the environment beside treadle/config.py, relative to the root.
+ENVIRONMENT = {"core/treadle/config.py"}
 
 # Modules too heavy to import before a plugin is asked for something.
 HEAVY = (
@@ -66,9 +66,9 @@ HEAVY = (
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec"}
 
-# Rows of the table of keys in a plugin's README: | `awq` | `weft.quantization` | …, or
+# Rows of the table of keys in a plugin's README: | `awq` | `treadle.quantization` | …, or
 # | `quantization:awq` | …
-KEY_ROW = re.compile(r"^\|\s*`([^`]+)`\s*\|\s*`weft\.(\w+)`\s*\|", re.MULTILINE)
+KEY_ROW = re.compile(r"^\|\s*`([^`]+)`\s*\|\s*`treadle\.(\w+)`\s*\|", re.MULTILINE)
 ID_ROW = re.compile(r"^\|\s*`(\w+:[^`]+)`\s*\|", re.MULTILINE)
 
 SHIPPED = [path for member in members() for path in shipped(member)]
@@ -102,16 +102,16 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            if node.module == "weft":  # from weft import errors
+            if node.module == "treadle":  # from treadle import errors
                 yield from ((node.lineno, home(alias.name)) for alias in node.names)
             else:
                 yield node.lineno, node.module
 
 
 def home(name: str) -> str:
-    """Where ``from weft import name`` takes it from: a module of the core, or its public names."""
-    inside = ROOT / "core/weft" / name
-    return f"weft.{name}" if inside.is_dir() or inside.with_suffix(".py").exists() else "weft"
+    """Where ``from treadle import name`` takes it from: a module of the core, or its public names."""
+    inside = ROOT / "core/treadle" / name
+    return f"treadle.{name}" if inside.is_dir() or inside.with_suffix(".py").exists() else "treadle"
 
 
 # ------------------------------------------------------------------------------ the source
@@ -126,7 +126,7 @@ def test_no_assert_checks_anything_in_shipped_code() -> None:
     def check(path: Path) -> Iterator[str]:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Assert):
-                yield f"{node.lineno} assert vanishes under -O; raise an error of weft.errors"
+                yield f"{node.lineno} assert vanishes under -O; raise an error of treadle.errors"
 
     outside = [p for p in SHIPPED if p.parent.name != "testing"]
     assert offences(check, outside) == []
@@ -145,7 +145,7 @@ def test_the_environment_is_read_in_one_module() -> None:
                 and id(node) not in written
                 and (name := dotted(node)) in ("os.environ", "os.getenv", "os.environb")
             ):
-                yield f"{node.lineno} {name}; add it to weft.config"
+                yield f"{node.lineno} {name}; add it to treadle.config"
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 names = {alias.name for alias in node.names} & {"environ", "getenv", "environb"}
                 yield from (f"{node.lineno} from os import {name}" for name in names)
@@ -204,12 +204,12 @@ def test_a_plugin_imports_only_the_contract(member: Member) -> None:
 
     def check(path: Path) -> Iterator[str]:
         for line, module in imported(path):
-            inside = module.startswith("weft.")
+            inside = module.startswith("treadle.")
             contract = module.startswith(tuple(f"{m}." for m in CONTRACT)) or module in CONTRACT
             if inside and not contract and module not in allowed:
                 yield f"{line} imports {module}"
             other = module.partition(".")[0]
-            if other.startswith("weft_") and other != member.package.name:
+            if other.startswith("treadle_") and other != member.package.name:
                 yield f"{line} imports another plugin: {module}"
 
     assert offences(check, list(shipped(member))) == []
@@ -226,10 +226,10 @@ def test_core_knows_neither_server_nor_plugins() -> None:
     def check(path: Path) -> Iterator[str]:
         for line, module in imported(path):
             top = module.partition(".")[0]
-            if top.startswith("weft_") or top in ("litestar", "uvicorn", "typer"):
+            if top.startswith("treadle_") or top in ("litestar", "uvicorn", "typer"):
                 yield f"{line} imports {module}"
 
-    (core,) = (m for m in members() if m.name == "weft-core")
+    (core,) = (m for m in members() if m.name == "treadle-core")
     assert offences(check, list(shipped(core))) == []
 
 
@@ -255,14 +255,19 @@ def test_the_probe_for_heavy_imports_can_fail() -> None:
 
 def test_entry_point_modules_import_nothing_heavy() -> None:
     modules = {e.module for member in members() for e in member.entry_points}
-    assert probe(["weft", "weft.api", "weft.config", "weft.plugins", *sorted(modules)]) == ""
+    assert (
+        probe(["treadle", "treadle.api", "treadle.config", "treadle.plugins", *sorted(modules)])
+        == ""
+    )
 
 
 # ------------------------------------------------------------------------------- the members
 
 
 def test_the_three_fixed_members_exist() -> None:
-    assert {"weft-core", "weft-server", "weft-cli"} <= {member.name for member in members()}
+    assert {"treadle-core", "treadle-server", "treadle-cli"} <= {
+        member.name for member in members()
+    }
 
 
 @pytest.mark.parametrize("member", members(), ids=lambda m: m.name)
@@ -279,10 +284,10 @@ class TestMember:
         assert member.pyproject["project"]["requires-python"] == root["requires-python"]
 
     def test_it_asks_for_a_range_of_the_core(self, member: Member) -> None:
-        if member.name == "weft-core":
+        if member.name == "treadle-core":
             return
         major, minor, _ = member.version.split(".")
-        wanted = f"weft-core>={major}.{minor},<{major}.{int(minor) + 1}"
+        wanted = f"treadle-core>={major}.{minor},<{major}.{int(minor) + 1}"
         assert wanted in member.pyproject["project"]["dependencies"]
 
     def test_it_never_pins_torch(self, member: Member) -> None:
@@ -316,11 +321,11 @@ def test_no_two_members_claim_one_key() -> None:
     assert {key: names for key, names in owners.items() if len(names) > 1} == {}
 
 
-def test_weft_says_the_version_of_its_distribution() -> None:
-    import weft
+def test_treadle_says_the_version_of_its_distribution() -> None:
+    import treadle
 
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert weft.__version__ == root["version"]
+    assert treadle.__version__ == root["version"]
 
 
 # --------------------------------------------------------------------------------- the hooks
@@ -333,10 +338,10 @@ def sources_of_tests() -> str:
 
 
 def test_the_hooks_read_from_the_source_are_those_of_pluggy() -> None:
-    from weft.api.hookspecs import Every, First
+    from treadle.api.hookspecs import Every, First
 
-    real = {name for spec in (First, Every) for name in vars(spec) if name.startswith("weft_")}
-    assert {hook.name for hook in hooks() if hook.owner == "weft-core"} == real
+    real = {name for spec in (First, Every) for name in vars(spec) if name.startswith("treadle_")}
+    assert {hook.name for hook in hooks() if hook.owner == "treadle-core"} == real
 
 
 @pytest.mark.parametrize("hook", hooks(), ids=lambda h: h.name)

@@ -36,7 +36,7 @@ def test_exported_names_exist_once(module: str) -> None:
 
 @pytest.mark.parametrize("part", CONTRACT)
 def test_every_type_of_the_contract_is_in_types(part: str) -> None:
-    from weft.api import types
+    from treadle.api import types
 
-    names = importlib.import_module(f"weft.api.{part}").__all__
+    names = importlib.import_module(f"treadle.api.{part}").__all__
     assert [name for name in names if not hasattr(types, name)] == []

@@ -30,11 +30,11 @@ from msgspec.inspect import (
 )
 from repository import hooks, members, plugins, shipped
 
-import weft.errors
-from weft.config import EngineConfig, sections
-from weft.plugins import KINDS
-from weft.sampling import params
-from weft_server.config import ServerConfig
+import treadle.errors
+from treadle.config import EngineConfig, sections
+from treadle.plugins import KINDS
+from treadle.sampling import params
+from treadle_server.config import ServerConfig
 
 __all__ = ("BLOCKS", "filled")
 
@@ -98,7 +98,7 @@ def kinds() -> str:
     """One row for each kind of plugin."""
     rows = (
         (
-            f"`weft.{k.name}`",
+            f"`treadle.{k.name}`",
             k.key,
             k.mode,
             f"[`{k.hook}`](#{k.hook})",
@@ -122,7 +122,7 @@ def _hooks() -> Iterator[str]:
         yield f"`{hook.name}({', '.join(hook.arguments)})`\n"
         yield f"{one_line(hook.doc)}\n"
         if kind := groups.get(hook.name):
-            yield f"Group `weft.{kind.name}`, key: {kind.key}, mode *{kind.mode}*.\n"
+            yield f"Group `treadle.{kind.name}`, key: {kind.key}, mode *{kind.mode}*.\n"
         yield f"```text\n{hook.signature}\n```\n"
 
 
@@ -132,9 +132,11 @@ def uncalled() -> str:
     callers = (m for m in members() if m not in plugins())
     files = [path for m in callers for path in shipped(m)]
     source = "\n".join(p.read_text() for p in files if p.name not in ("host.py", "kinds.py"))
-    called = set(re.findall(r"host\.(\w+?)s?\(", source)) | set(re.findall(r'"weft_(\w+)"', source))
-    names = (hook.name for hook in hooks() if hook.owner == "weft-core")
-    idle = [f"`{name}`" for name in names if name.removeprefix("weft_") not in called]
+    called = set(re.findall(r"host\.(\w+?)s?\(", source)) | set(
+        re.findall(r'"treadle_(\w+)"', source)
+    )
+    names = (hook.name for hook in hooks() if hook.owner == "treadle-core")
+    idle = [f"`{name}`" for name in names if name.removeprefix("treadle_") not in called]
     return f"{', '.join(idle) or 'none'}.\n"
 
 
@@ -247,7 +249,7 @@ def parameters(struct: type[msgspec.Struct], meaning: dict[str, str]) -> str:
 
 def shown(hint: Any) -> str:
     text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
-    return re.sub(r"\b(?:typing|weft\.sampling\.params)\.", "", text).replace("'", '"')
+    return re.sub(r"\b(?:typing|treadle\.sampling\.params)\.", "", text).replace("'", '"')
 
 
 def bounds(name: str) -> str:
@@ -274,7 +276,9 @@ def number(value: float) -> str:
 
 def errors() -> str:
     """The tree that the module of the errors draws."""
-    tree = inspect.cleandoc(weft.errors.__doc__ or "").split("::\n", 1)[1].split("\n\nA message")[0]
+    tree = (
+        inspect.cleandoc(treadle.errors.__doc__ or "").split("::\n", 1)[1].split("\n\nA message")[0]
+    )
     return f"```text\n{inspect.cleandoc(tree)}\n```\n"
 
 

@@ -1,6 +1,6 @@
 """The generated part of docs/plugins/KIND.md: the hook as it is called, and a whole plugin.
 
-The example is the template of ``weft plugin new``, which the tests install and run as it stands.
+The example is the template of ``treadle plugin new``, which the tests install and run as it stands.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import get_args
 
 from repository import ROOT, hooks
 
-from weft.api import types
-from weft.plugins import KINDS
-from weft.plugins.matching import FLAGS
-from weft.testing.catalog import SUITES
+from treadle.api import types
+from treadle.plugins import KINDS
+from treadle.plugins.matching import FLAGS
+from treadle.testing.catalog import SUITES
 
 __all__ = ("BLOCKS", "page")
 
 MORE: dict[str, tuple[str, ...]] = {
-    **{kind: ("weft_match",) for kind in FLAGS},
-    "extensions": ("weft_unconfigure", "weft_report"),
+    **{kind: ("treadle_match",) for kind in FLAGS},
+    "extensions": ("treadle_unconfigure", "treadle_report"),
 }
 """Hooks that plugins of a kind may answer beside the one that the kind is named for."""
 
-TEMPLATES = ROOT / "cli/weft_cli/templates"
+TEMPLATES = ROOT / "cli/treadle_cli/templates"
 TYPE = r"\bt\.(\w+)"
 
 
@@ -37,11 +37,11 @@ def page(kind: str) -> str:
     names = (about.hook, *MORE.get(kind, ()))
     signatures = [h.signature for name in names for h in hooks() if h.name == name]
     example = "MyForCausalLM" if kind == "models" else "mine"
-    marks = {"key": example, "package": f"weft_{example.lower()}", "kind": kind, "title": "Mine"}
+    marks = {"key": example, "package": f"treadle_{example.lower()}", "kind": kind, "title": "Mine"}
     parts = [
-        f"Group `weft.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
+        f"Group `treadle.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
         "```text\n" + "\n".join(signatures) + "\n```",
-        f"`weft plugin new {kind} {example}` writes this plugin, with a README that says what it "
+        f"`treadle plugin new {kind} {example}` writes this plugin, with a README that says what it "
         "changes\nwhere it is installed, how to try it, and what to change first:",
     ]
     files = sorted((TEMPLATES / kind).glob("*.py.in"), key=lambda p: (p.stem == "test.py", p.name))
@@ -50,12 +50,12 @@ def page(kind: str) -> str:
         where = "tests/test_conformance.py" if name == "test.py" else f"{marks['package']}/{name}"
         text = Template(file.read_text()).substitute(marks)
         parts.append(f"`{where}`:\n\n```python\n{text}```")
-    suite = SUITES.get(kind, "weft.testing.plugin:PluginSuite").replace(":", ".")
+    suite = SUITES.get(kind, "treadle.testing.plugin:PluginSuite").replace(":", ".")
     parts.append(f"Its suite is `{suite}`.")
     if sources := _types(signatures):
         code = "\n\n".join(sources)
         parts.append(
-            f"### Types\n\nOf `weft.api.types`, as they are written there:\n\n```py\n{code}```"
+            f"### Types\n\nOf `treadle.api.types`, as they are written there:\n\n```py\n{code}```"
         )
     return "\n" + "\n\n".join(parts) + "\n\n"
 

@@ -1,4 +1,4 @@
-"""Write ``core/weft/known_plugins.py`` from the pyprojects of this repository.
+"""Write ``core/treadle/known_plugins.py`` from the pyprojects of this repository.
 
 python tools/known_plugins.py            write it
 python tools/known_plugins.py --check    exit with 1 if it is out of date
@@ -15,8 +15,8 @@ from repository import ROOT, members
 
 __all__ = ("TARGET", "render")
 
-TARGET = ROOT / "core" / "weft" / "known_plugins.py"
-HEADER = '''"""Which distribution of weft provides which key: for ``install weft-awq`` in messages.
+TARGET = ROOT / "core" / "treadle" / "known_plugins.py"
+HEADER = '''"""Which distribution of treadle provides which key: for ``install treadle-awq`` in messages.
 
 Written by tools/known_plugins.py from the pyprojects of the repository. DO NOT EDIT.
 """

@@ -62,8 +62,10 @@ class Member:
 
     @property
     def package(self) -> Path:
-        """The folder that is imported: ``weft`` for the core, else the name with underscores."""
-        return self.folder / ("weft" if self.name == "weft-core" else self.name.replace("-", "_"))
+        """The folder that is imported: ``treadle`` for the core, else the name with underscores."""
+        return self.folder / (
+            "treadle" if self.name == "treadle-core" else self.name.replace("-", "_")
+        )
 
     @property
     def path(self) -> str:
@@ -71,12 +73,12 @@ class Member:
 
     @property
     def entry_points(self) -> list[EntryPoint]:
-        """Those of weft's own groups: ``weft.KIND`` or ``weft.KIND.vN``."""
+        """Those of treadle's own groups: ``treadle.KIND`` or ``treadle.KIND.vN``."""
         groups = self.pyproject["project"].get("entry-points", {})
         return [
             EntryPoint(group.split(".")[1], key, target.partition(":")[0])
             for group, keys in sorted(groups.items())
-            if group.startswith("weft.")
+            if group.startswith("treadle.")
             for key, target in keys.items()
         ]
 

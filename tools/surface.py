@@ -11,20 +11,20 @@ from collections.abc import Iterable, Iterator
 
 from repository import ROOT, hooks
 
-from weft.config import EngineConfig, sections
-from weft.sampling.params import GuidedParams, SamplingParams
-from weft.testing.catalog import SUITES
+from treadle.config import EngineConfig, sections
+from treadle.sampling.params import GuidedParams, SamplingParams
+from treadle.testing.catalog import SUITES
 
 __all__ = ("surface",)
 
-KIT = sorted(p.stem for p in (ROOT / "core/weft/testing").glob("*.py") if p.stem != "__init__")
+KIT = sorted(p.stem for p in (ROOT / "core/treadle/testing").glob("*.py") if p.stem != "__init__")
 MODULES = (
-    "weft",
-    "weft.api",
-    "weft.errors",
-    "weft.layers",
-    *(f"weft.testing.{name}" for name in KIT),
-    *sorted({suite.partition(":")[0] for suite in SUITES.values() if suite[:5] != "weft."}),
+    "treadle",
+    "treadle.api",
+    "treadle.errors",
+    "treadle.layers",
+    *(f"treadle.testing.{name}" for name in KIT),
+    *sorted({suite.partition(":")[0] for suite in SUITES.values() if suite[:5] != "treadle."}),
 )
 CONTRACT = (
     "attention",
@@ -40,7 +40,7 @@ CONTRACT = (
 
 def surface() -> dict[str, dict[str, list[str]]]:
     """Everything that is frozen, by table and name."""
-    parts = [importlib.import_module(f"weft.api.{part}") for part in CONTRACT]
+    parts = [importlib.import_module(f"treadle.api.{part}") for part in CONTRACT]
     return {
         "modules": {name: exported(name) for name in MODULES},
         "contract": {
@@ -60,7 +60,7 @@ def exported(module: str) -> list[str]:
 
 
 def lines(tables: dict[str, dict[str, list[str]]]) -> Iterator[str]:
-    yield "# The public names of weft; see tests/test_public_surface.py.\n"
+    yield "# The public names of treadle; see tests/test_public_surface.py.\n"
     for table, entries in tables.items():
         yield f"\n[{table}]\n"
         for key, names in entries.items():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from weft_cli.main import main
+from treadle_cli.main import main
 
 
 class Done(NamedTuple):
@@ -25,11 +25,11 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def weft(
+def treadle(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Run:
-    """``weft(*arguments, stdin="")`` in this process, in an empty folder."""
-    for variable in [v for v in os.environ if v.startswith("WEFT_")]:
+    """``treadle(*arguments, stdin="")`` in this process, in an empty folder."""
+    for variable in [v for v in os.environ if v.startswith("TREADLE_")]:
         monkeypatch.delenv(variable)
     monkeypatch.chdir(tmp_path)
 
@@ -43,10 +43,10 @@ def weft(
     return run
 
 
-def weft_process(*arguments: str, **options: object) -> Done:
-    """``weft`` in a new process."""
+def treadle_process(*arguments: str, **options: object) -> Done:
+    """``treadle`` in a new process."""
     done = subprocess.run(
-        [sys.executable, "-m", "weft_cli", *arguments], capture_output=True, text=True, **options
+        [sys.executable, "-m", "treadle_cli", *arguments], capture_output=True, text=True, **options
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -54,6 +54,6 @@ def weft_process(*arguments: str, **options: object) -> Done:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny random model with a byte-level tokenizer."""
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     return str(make_checkpoint(tmp_path_factory.mktemp("model"), tokenizer=True))

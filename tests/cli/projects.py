@@ -33,7 +33,7 @@ def install(project: Path, site: Path) -> None:
 
 
 def environment(site: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "PYTEST_"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TREADLE_", "PYTEST_"))}
     return {**kept, "PYTHONPATH": str(site)}
 
 
@@ -61,7 +61,9 @@ def scratch(folder: Path) -> str:
 
 def call(python: str, *arguments: str) -> str:
     """What a command of ``python`` prints; its failure is the test's."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEFT_", "PYTEST_", "PYTHON"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("TREADLE_", "PYTEST_", "PYTHON"))
+    }
     done = subprocess.run(
         [python, *arguments],
         env=kept,

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from weft.errors import ConfigError, EngineError
-from weft_cli.bench.config import BenchConfig
-from weft_cli.bench.percentiles import Spread, spread
-from weft_cli.bench.results import picked
-from weft_cli.bench.shapes import known_shapes, shape_folder
-from weft_cli.bench.throughput import check_count
-from weft_cli.bench.workloads import fitted, workload
+from treadle.errors import ConfigError, EngineError
+from treadle_cli.bench.config import BenchConfig
+from treadle_cli.bench.percentiles import Spread, spread
+from treadle_cli.bench.results import picked
+from treadle_cli.bench.shapes import known_shapes, shape_folder
+from treadle_cli.bench.throughput import check_count
+from treadle_cli.bench.workloads import fitted, workload
 
 SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1", "--dtype", "float32")
 SHAPE = {
@@ -104,8 +104,8 @@ def shape(tmp_path):
     return str(file)
 
 
-def test_throughput_of_a_shape_without_weights_and_tokenizer(weft, shape):
-    done = weft(
+def test_throughput_of_a_shape_without_weights_and_tokenizer(treadle, shape):
+    done = treadle(
         *("bench", "throughput", "--hf-config", shape, *SMALL, *CUSTOM),
         *(
             "--workload",
@@ -133,8 +133,8 @@ def test_throughput_of_a_shape_without_weights_and_tokenizer(weft, shape):
     assert about["startup_seconds"] > 0 and about == second["about"]
 
 
-def test_latency(weft, shape):
-    done = weft(
+def test_latency(treadle, shape):
+    done = treadle(
         "bench",
         "latency",
         "--hf-config",
@@ -154,8 +154,10 @@ def test_latency(weft, shape):
     assert times["itl_ms"]["p50"] > 0
 
 
-def test_startup_is_measured_in_a_process_of_its_own(weft, shape):
-    done = weft("bench", "startup", "--hf-config", shape, *SMALL, "--passes", "1", "--warmup", "0")
+def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
+    done = treadle(
+        "bench", "startup", "--hf-config", shape, *SMALL, "--passes", "1", "--warmup", "0"
+    )
     assert done.code == 0, done.err
     found = json.loads(done.out)
     stages = found["stages"]
@@ -166,9 +168,9 @@ def test_startup_is_measured_in_a_process_of_its_own(weft, shape):
     assert found["about"]["startup_seconds"] == found["ready_seconds"]
 
 
-def test_a_start_that_fails_is_not_a_figure(weft, shape):
+def test_a_start_that_fails_is_not_a_figure(treadle, shape):
     wrong = ("--passes", "1", "--warmup", "0", "--max-model-len", "100000")
-    done = weft("bench", "startup", "--hf-config", shape, *SMALL, *wrong)
+    done = treadle("bench", "startup", "--hf-config", shape, *SMALL, *wrong)
     assert done.code == 1 and not done.out and done.err.count("\n") == 1
     assert "did not start (exit status 1)" in done.err and "max_model_len is 100000" in done.err
 
@@ -189,14 +191,14 @@ def test_a_start_that_fails_is_not_a_figure(weft, shape):
     ],
     ids=lambda v: v[-1] if isinstance(v, tuple) else "",
 )
-def test_errors(weft, shape, arguments, message):
-    done = weft("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
+def test_errors(treadle, shape, arguments, message):
+    done = treadle("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"weft: {message}") and done.err.count("\n") == 1
+    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
 
 
 def test_host_cost_drives_the_real_engine_loop():
-    from weft_cli.bench.scheduler import SIZES, host_cost
+    from treadle_cli.bench.scheduler import SIZES, host_cost
 
     found = list(host_cost(steps=5))
     assert [cost.running for cost in found] == list(SIZES)

@@ -1,4 +1,4 @@
-"""``weft chat``: the conversation, the pipe, and a real terminal with Ctrl-C."""
+"""``treadle chat``: the conversation, the pipe, and a real terminal with Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft_cli.conversation import Conversation
+from treadle_cli.conversation import Conversation
 
 SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
 
@@ -74,9 +74,9 @@ def test_a_question_that_failed_is_taken_back():
 # -- a pipe --------------------------------------------------------------------------------
 
 
-def test_every_line_of_a_pipe_is_a_turn(weft, checkpoint):
+def test_every_line_of_a_pipe_is_a_turn(treadle, checkpoint):
     """The second answer knows the first turn; after /reset it is the first answer again."""
-    from weft import LLM, SamplingParams
+    from treadle import LLM, SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=6)
     messages = [{"role": "user", "content": "Hi"}]
@@ -84,7 +84,7 @@ def test_every_line_of_a_pipe_is_a_turn(weft, checkpoint):
         first = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
         second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
-    done = weft(
+    done = treadle(
         *("chat", checkpoint, *SMALL, "--temperature", "0", "--max-tokens", "6"),
         stdin="Hi\n\nMore\n/reset\nHi\n/exit\nnever\n",
     )
@@ -92,9 +92,9 @@ def test_every_line_of_a_pipe_is_a_turn(weft, checkpoint):
     assert done.out == f"{first}\n{second}\n{first}\n"
 
 
-def test_a_turn_that_does_not_fit_ends_a_pipe(weft, checkpoint):
-    done = weft("chat", checkpoint, *SMALL, "--max-model-len", "32", stdin="x" * 100 + "\n")
-    assert done.code == 2 and done.err.startswith("weft: ") and done.err.count("\n") == 1
+def test_a_turn_that_does_not_fit_ends_a_pipe(treadle, checkpoint):
+    done = treadle("chat", checkpoint, *SMALL, "--max-model-len", "32", stdin="x" * 100 + "\n")
+    assert done.code == 2 and done.err.startswith("treadle: ") and done.err.count("\n") == 1
 
 
 # -- a terminal ----------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "weft_cli", *arguments],
+            [sys.executable, "-m", "treadle_cli", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -183,7 +183,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(checkpoint):
 
 
 def test_an_interrupt_is_a_mark_first_and_an_exception_then():
-    from weft_cli.terminal import Interrupt
+    from treadle_cli.terminal import Interrupt
 
     before = signal.getsignal(signal.SIGINT)
     with Interrupt(patience=60.0) as interrupt:

@@ -9,10 +9,10 @@ import pytest
 
 TUNE = """
     import typer
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_command(name, options):
+    def treadle_command(name, options):
         app = typer.Typer()
 
         @app.command()
@@ -32,7 +32,7 @@ def install(tmp_path, monkeypatch):
 
     modules = []
 
-    def write(dist, key, code, group="weft.commands"):
+    def write(dist, key, code, group="treadle.commands"):
         module = dist.replace("-", "_")
         modules.append(module)
         (site / f"{module}.py").write_text(textwrap.dedent(code))
@@ -46,28 +46,28 @@ def install(tmp_path, monkeypatch):
         sys.modules.pop(module, None)  # the next test has another of that name
 
 
-def test_weft_command_of_another_distribution(weft, install):
+def test_treadle_command_of_another_distribution(treadle, install):
     install("acme-tune", "tune", TUNE)
-    assert "tune      (from acme-tune 1.0)" in weft("--help").out
-    assert weft("tune", "--rounds", "5").out == "tune 5 {}\n"
+    assert "tune      (from acme-tune 1.0)" in treadle("--help").out
+    assert treadle("tune", "--rounds", "5").out == "tune 5 {}\n"
 
 
-def test_a_command_can_be_replaced(weft, install):
-    install("acme-chat", "commands.chat", TUNE, group="weft.overrides")
-    assert "Talk to a model in the terminal. (from acme-chat 1.0)" in weft("--help").out
-    assert weft("chat").out == "chat 3 {}\n"
+def test_a_command_can_be_replaced(treadle, install):
+    install("acme-chat", "commands.chat", TUNE, group="treadle.overrides")
+    assert "Talk to a model in the terminal. (from acme-chat 1.0)" in treadle("--help").out
+    assert treadle("chat").out == "chat 3 {}\n"
 
 
 HOOK = """
     import typer
-    from weft.api import impl
-    from weft.errors import CheckpointError
+    from treadle.api import impl
+    from treadle.errors import CheckpointError
 
     class Panic(BaseException):
         pass
 
     @impl
-    def weft_command(name):
+    def treadle_command(name):
         app = typer.Typer()
 
         @app.command()
@@ -78,59 +78,59 @@ HOOK = """
         return app
 """
 FAILS = {
-    "raise KeyError('oh')": "failed in weft_command: KeyError: 'oh' (acme_bad.py, line ",
-    "raise Panic('oh')": "failed in weft_command: Panic: oh",
-    "return None": "its weft_command returned None",
+    "raise KeyError('oh')": "failed in treadle_command: KeyError: 'oh' (acme_bad.py, line ",
+    "raise Panic('oh')": "failed in treadle_command: Panic: oh",
+    "return None": "its treadle_command returned None",
     "return 5": "TypeError: it returned 5; a Typer application is wanted",
-    "return typer.Typer()": "failed in weft_command: RuntimeError: Could not get a command",
+    "return typer.Typer()": "failed in treadle_command: RuntimeError: Could not get a command",
 }
 
 
 @pytest.mark.fault("commands", "hook")
 @pytest.mark.parametrize("fails", FAILS)
-def test_a_hook_that_fails_is_one_line_and_costs_its_command(weft, install, fails):
+def test_a_hook_that_fails_is_one_line_and_costs_its_command(treadle, install, fails):
     install("acme-bad", "bad", HOOK % ("pass", fails))
-    done = weft("bad")
+    done = treadle("bad")
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("weft: commands:bad ") and FAILS[fails] in done.err
+    assert done.err.startswith("treadle: commands:bad ") and FAILS[fails] in done.err
     assert done.err.count("\n") == 1 and "Traceback" not in done.err
-    assert weft("--help").code == 0 and weft("plugin", "list", "commands").code == 0
+    assert treadle("--help").code == 0 and treadle("plugin", "list", "commands").code == 0
 
 
 @pytest.mark.fault("commands", "body")
-def test_an_error_of_weft_in_a_command_is_one_line(weft, install):
+def test_an_error_of_treadle_in_a_command_is_one_line(treadle, install):
     install("acme-bad", "bad", HOOK % ("raise CheckpointError('no such model')", ""))
-    done = weft("bad")
-    assert (done.code, done.out, done.err) == (1, "", "weft: no such model\n")
+    done = treadle("bad")
+    assert (done.code, done.out, done.err) == (1, "", "treadle: no such model\n")
 
 
 @pytest.mark.fault("commands", "body")
-def test_any_other_error_in_a_command_shows_where(weft, install):
+def test_any_other_error_in_a_command_shows_where(treadle, install):
     install("acme-bad", "bad", HOOK % ("raise ValueError('oh')", ""))
     with pytest.raises(ValueError, match="oh"):
-        weft("bad")
+        treadle("bad")
 
 
-def test_a_broken_command_breaks_only_itself(weft, install):
+def test_a_broken_command_breaks_only_itself(treadle, install):
     install("acme-bad", "bad", "import missing_kernel")
-    assert weft("plugin", "list").code == 0
-    done = weft("bad")
+    assert treadle("plugin", "list").code == 0
+    done = treadle("bad")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "weft: commands:bad from acme-bad 1.0 failed to load: ModuleNotFoundError: "
+        "treadle: commands:bad from acme-bad 1.0 failed to load: ModuleNotFoundError: "
         "No module named 'missing_kernel' (acme_bad.py, line 1)\n"
     )
 
 
-def test_two_owners_of_a_command(weft, install):
+def test_two_owners_of_a_command(treadle, install):
     install("one", "tune", TUNE)
     install("two", "tune", TUNE)
-    assert "tune      commands:tune is provided by one 1.0, two 1.0" in weft("--help").out
-    assert weft("tune").code == 1
+    assert "tune      commands:tune is provided by one 1.0, two 1.0" in treadle("--help").out
+    assert treadle("tune").code == 1
 
 
-def test_disabled_by_the_environment(weft, install, monkeypatch):
+def test_disabled_by_the_environment(treadle, install, monkeypatch):
     install("acme-tune", "tune", TUNE)
-    monkeypatch.setenv("WEFT_DISABLE", "acme-tune")
-    assert weft("tune").code == 2
-    assert "tune" not in weft("--help").out
+    monkeypatch.setenv("TREADLE_DISABLE", "acme-tune")
+    assert treadle("tune").code == 2
+    assert "tune" not in treadle("--help").out

@@ -1,29 +1,29 @@
-"""``weft doctor``: what is said, and the exit code."""
+"""``treadle doctor``: what is said, and the exit code."""
 
 from __future__ import annotations
 
 import json
 
-from weft.plugins.survey import ATTENTION, KERNELS
+from treadle.plugins.survey import ATTENTION, KERNELS
 
 
-def test_a_sound_installation(weft):
-    done = weft("doctor", "--json")
+def test_a_sound_installation(treadle):
+    done = treadle("doctor", "--json")
     told = json.loads(done.out)
     assert (done.code, told["ok"], told["problems"]) == (0, True, []), told
     assert [p for p in told["plugins"] if p["findings"]] == []
     assert {p["state"] for p in told["plugins"]} == {"loaded"}
     assert set(told["seen"]["attention"]) == set(ATTENTION)
     assert set(told["seen"]["kernels"]) == set(KERNELS)
-    assert told["machine"]["versions"]["weft-core"] == "0.1.0"
+    assert told["machine"]["versions"]["treadle-core"] == "0.1.0"
 
 
-def test_a_broken_plugin_fails_with_its_code(weft, tmp_path):
+def test_a_broken_plugin_fails_with_its_code(treadle, tmp_path):
     (tmp_path / "bad.py").write_text("import not_installed_anywhere\n")
     (tmp_path / "heavy.py").write_text(
-        "import numpy\nfrom weft.api import impl\n@impl\ndef weft_report():\n    return 'hello'\n"
+        "import numpy\nfrom treadle.api import impl\n@impl\ndef treadle_report():\n    return 'hello'\n"
     )
-    done = weft("doctor", "--plugin-file", "bad.py", "--plugin-file", "heavy.py")
+    done = treadle("doctor", "--plugin-file", "bad.py", "--plugin-file", "heavy.py")
     assert done.code == 1
     assert "error     extensions:bad from bad.py " in done.out
     assert "dependency: its import needs the module 'not_installed_anywhere'" in done.out
@@ -32,9 +32,9 @@ def test_a_broken_plugin_fails_with_its_code(weft, tmp_path):
     assert "\nattention plain: sdpa (50)\n" in done.out
 
 
-def test_warnings_fail_only_when_asked(weft, tmp_path):
+def test_warnings_fail_only_when_asked(treadle, tmp_path):
     (tmp_path / "heavy.py").write_text(
-        "import numpy\nfrom weft.api import impl\n@impl\ndef weft_report():\n    return 'hello'\n"
+        "import numpy\nfrom treadle.api import impl\n@impl\ndef treadle_report():\n    return 'hello'\n"
     )
-    assert weft("doctor", "--plugin-file", "heavy.py").code == 0
-    assert weft("doctor", "--plugin-file", "heavy.py", "--strict").code == 1
+    assert treadle("doctor", "--plugin-file", "heavy.py").code == 0
+    assert treadle("doctor", "--plugin-file", "heavy.py", "--strict").code == 1

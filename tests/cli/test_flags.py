@@ -10,13 +10,13 @@ import msgspec
 import pytest
 import typer
 
-from weft.errors import ConfigError
-from weft_cli.flags import BENCH, ENGINE, SAMPLING, Group, Options, server_group, with_flags
-from weft_cli.flags.options import plugin_options
-from weft_cli.flags.types import decoded, flag_type, holds_json, merged
-from weft_cli.help import single
-from weft_cli.main import app
-from weft_cli.rewrite import plugin_flags
+from treadle.errors import ConfigError
+from treadle_cli.flags import BENCH, ENGINE, SAMPLING, Group, Options, server_group, with_flags
+from treadle_cli.flags.options import plugin_options
+from treadle_cli.flags.types import decoded, flag_type, holds_json, merged
+from treadle_cli.help import single
+from treadle_cli.main import app
+from treadle_cli.rewrite import plugin_flags
 
 FROZEN = Path(__file__).parent / "flags.txt"
 
@@ -173,12 +173,12 @@ def test_a_file_lies_under_the_flags(parse, tmp_path):
     assert (found.number, found.share, found.names, found.table) == (3, 0.75, ["b"], {"a": 1})
 
 
-def test_dashes_are_underscores_and_other_sections_are_left_alone(weft, tmp_path):
+def test_dashes_are_underscores_and_other_sections_are_left_alone(treadle, tmp_path):
     (tmp_path / "f.toml").write_text(
         "max-num-seqs = 0\n[server]\nport = 1\n[bench]\npasses = 1\n[sampling]\nseed = 1\n"
     )
-    done = weft("generate", "--prompt", "x", "--config", "f.toml")
-    assert done == (2, "", "weft: option max_num_seqs is 0: Expected `int` >= 1\n")
+    done = treadle("generate", "--prompt", "x", "--config", "f.toml")
+    assert done == (2, "", "treadle: option max_num_seqs is 0: Expected `int` >= 1\n")
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,16 @@ def test_dashes_are_underscores_and_other_sections_are_left_alone(weft, tmp_path
         ("max_num_seqs = '8'", "option max_num_seqs is '8': Expected `int"),
     ],
 )
-def test_a_wrong_file(weft, tmp_path, text, message):
+def test_a_wrong_file(treadle, tmp_path, text, message):
     (tmp_path / "f.toml").write_text(text)
-    done = weft("generate", "--prompt", "x", "--config", "f.toml")
+    done = treadle("generate", "--prompt", "x", "--config", "f.toml")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"weft: {message}") and done.err.count("\n") == 1
+    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
 
 
-def test_a_missing_file(weft):
-    done = weft("generate", "--prompt", "x", "--config", "nope.toml")
-    assert done.code == 2 and done.err.startswith("weft: --config nope.toml cannot be read: ")
+def test_a_missing_file(treadle):
+    done = treadle("generate", "--prompt", "x", "--config", "nope.toml")
+    assert done.code == 2 and done.err.startswith("treadle: --config nope.toml cannot be read: ")
 
 
 # -- options of plugins --------------------------------------------------------------------
@@ -254,20 +254,20 @@ def test_a_wrong_plugin_option(text):
         plugin_options([text])
 
 
-def test_plugin_options_of_file_and_flags_are_merged(weft, tmp_path):
+def test_plugin_options_of_file_and_flags_are_merged(treadle, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "import msgspec\nfrom weft.api import impl\n"
-        "WEFT = {'executors': ['mine']}\n"
-        "@impl\ndef weft_executor(name, options):\n"
-        "    from weft.errors import ConfigError\n"
+        "import msgspec\nfrom treadle.api import impl\n"
+        "TREADLE = {'executors': ['mine']}\n"
+        "@impl\ndef treadle_executor(name, options):\n"
+        "    from treadle.errors import ConfigError\n"
         "    raise ConfigError(f'got {sorted(options.items())}')\n"
     )
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "f.toml").write_text(
         '[plugins.plugin_options."executors:mine"]\na = 1\nb = 1\nc = 1\n'
     )
-    done = weft(
+    done = treadle(
         *(
             "generate",
             str(tmp_path),
@@ -281,7 +281,7 @@ def test_plugin_options_of_file_and_flags_are_merged(weft, tmp_path):
         *("--executor", "mine", "--plugin-options", '{"executors:mine": {"b": 2, "c": 2}}'),
         *("--plugin.executors.mine.c=3", "--plugin.executors.mine.d", "four"),
     )
-    assert done.err == "weft: got [('a', 1), ('b', 2), ('c', 3), ('d', 'four')]\n"
+    assert done.err == "treadle: got [('a', 1), ('b', 2), ('c', 3), ('d', 'four')]\n"
 
 
 def test_plugin_options_of_a_wrong_shape():

@@ -1,4 +1,4 @@
-"""``weft generate`` with a real engine and a tiny random model."""
+"""``treadle generate`` with a real engine and a tiny random model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ GREEDY = (*SMALL, "--temperature", "0")
 @pytest.fixture
 def expected(checkpoint):
     """What the library says to ``Hello`` in 12 greedy tokens."""
-    from weft import LLM, SamplingParams
+    from treadle import LLM, SamplingParams
 
     with LLM(model=checkpoint, cpu_cache_gib=0.01, threads=1) as llm:
         params = SamplingParams(temperature=0, max_tokens=12)
         return llm.generate("Hello", params, use_tqdm=False)[0].outputs[0]
 
 
-def test_a_flag_and_a_pipe_give_what_the_library_gives(weft, checkpoint, expected):
+def test_a_flag_and_a_pipe_give_what_the_library_gives(treadle, checkpoint, expected):
     given = ("generate", checkpoint, *GREEDY, "--max-tokens", "12")
-    flag = weft(*given, "--prompt", "Hello", "--stats")
+    flag = treadle(*given, "--prompt", "Hello", "--stats")
     assert flag.code == 0 and flag.out == expected.text + "\n"
     assert flag.err.startswith("12 tokens, ") and "ended by length" in flag.err
-    assert weft(*given, stdin="Hello") == (0, expected.text + "\n", "")
+    assert treadle(*given, stdin="Hello") == (0, expected.text + "\n", "")
 
 
-def test_json(weft, checkpoint, expected):
-    done = weft(
+def test_json(treadle, checkpoint, expected):
+    done = treadle(
         *("generate", checkpoint, *GREEDY, "--max-tokens", "12", "--json", "--logprobs", "1"),
         *("--prompt", "Hello", "--prompt", "Bye"),
     )
@@ -41,8 +41,8 @@ def test_json(weft, checkpoint, expected):
     assert second["prompt"] == "Bye"
 
 
-def test_several_outputs(weft, checkpoint):
-    done = weft(
+def test_several_outputs(treadle, checkpoint):
+    done = treadle(
         *("generate", checkpoint, *SMALL, "--max-tokens", "4", "--n", "2", "--seed", "1"),
         *("--prompt", "a", "--prompt", "b"),
     )
@@ -51,13 +51,13 @@ def test_several_outputs(weft, checkpoint):
     ]
 
 
-def test_the_checkpoint_recommends_and_flags_decide(weft, checkpoint, tmp_path):
+def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_path):
     """Greedy by recommendation gives one text; a high temperature from a flag another."""
     given = ("generate", checkpoint, *SMALL, "--prompt", "Hello", "--max-tokens", "12")
     recommended = ("--override-generation-config", '{"temperature": 0}')
-    greedy = weft(*given, "--temperature", "0")
-    assert weft(*given, *recommended) == greedy
-    assert weft(*given, *recommended, "--temperature", "50") != greedy
+    greedy = treadle(*given, "--temperature", "0")
+    assert treadle(*given, *recommended) == greedy
+    assert treadle(*given, *recommended, "--temperature", "50") != greedy
 
 
 @pytest.mark.parametrize(
@@ -72,41 +72,41 @@ def test_the_checkpoint_recommends_and_flags_decide(weft, checkpoint, tmp_path):
     ],
     ids=lambda v: v[0] if isinstance(v, tuple) else "",
 )
-def test_an_error_is_one_line(weft, checkpoint, arguments, code, message):
-    done = weft("generate", checkpoint, "--prompt", "x", *arguments)
+def test_an_error_is_one_line(treadle, checkpoint, arguments, code, message):
+    done = treadle("generate", checkpoint, "--prompt", "x", *arguments)
     assert (done.code, done.out) == (code, "")
-    assert done.err.startswith(f"weft: {message}") and done.err.count("\n") == 1
+    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there(weft):
-    done = weft("generate", "./nowhere", "--prompt", "x")
-    assert done.code == 1 and done.err.startswith("weft: ") and "nowhere" in done.err
+def test_a_model_that_is_not_there(treadle):
+    done = treadle("generate", "./nowhere", "--prompt", "x")
+    assert done.code == 1 and done.err.startswith("treadle: ") and "nowhere" in done.err
 
 
-def test_a_prompt_that_is_too_long(weft, checkpoint):
-    done = weft("generate", checkpoint, *SMALL, "--max-model-len", "16", "--prompt", "x" * 50)
+def test_a_prompt_that_is_too_long(treadle, checkpoint):
+    done = treadle("generate", checkpoint, *SMALL, "--max-model-len", "16", "--prompt", "x" * 50)
     assert done.code == 2 and "50" in done.err and done.err.count("\n") == 1
 
 
-def test_an_empty_pipe(weft):
-    assert weft("generate") == (
+def test_an_empty_pipe(treadle):
+    assert treadle("generate") == (
         2,
         "",
-        "weft: standard input is empty; give --prompt TEXT or pipe text to it\n",
+        "treadle: standard input is empty; give --prompt TEXT or pipe text to it\n",
     )
 
 
-def test_debug_shows_the_traceback(weft, monkeypatch):
-    from weft.errors import ConfigError
+def test_debug_shows_the_traceback(treadle, monkeypatch):
+    from treadle.errors import ConfigError
 
-    monkeypatch.setenv("WEFT_DEBUG", "1")
+    monkeypatch.setenv("TREADLE_DEBUG", "1")
     with pytest.raises(ConfigError, match="standard input is empty"):
-        weft("generate")
+        treadle("generate")
 
 
 def test_a_reader_that_leaves_is_no_error():
-    """``weft plugin list | head -1``"""
-    command = f"{sys.executable} -m weft_cli plugin list --json"
+    """``treadle plugin list | head -1``"""
+    command = f"{sys.executable} -m treadle_cli plugin list --json"
     code = "import sys; sys.stdin.read(1)"
     shell = f"set -o pipefail; {command} | {sys.executable} -c '{code}'"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from weft_cli.terminal.screen import Screen, visible
+from treadle_cli.terminal.screen import Screen, visible
 
 
 class Tty(io.StringIO):

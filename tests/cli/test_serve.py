@@ -1,4 +1,4 @@
-"""``weft serve``: flags and file reach the server, and a signal ends it."""
+"""``treadle serve``: flags and file reach the server, and a signal ends it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from contextlib import contextmanager
 SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
 
 
-WEFT = (sys.executable, "-m", "weft_cli")
+TREADLE = (sys.executable, "-m", "treadle_cli")
 
 
 def run(*arguments):
-    return subprocess.run([*WEFT, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*TREADLE, *arguments], capture_output=True, text=True, timeout=60)
 
 
 @contextmanager
 def serving(*arguments):
-    """``weft serve`` in a process of its own: the process and its address."""
+    """``treadle serve`` in a process of its own: the process and its address."""
     process = subprocess.Popen(
-        [*WEFT, "serve", *arguments, "--port", "0"],
+        [*TREADLE, "serve", *arguments, "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -56,7 +56,7 @@ def test_it_serves_until_sigterm(checkpoint, tmp_path):
 
 def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     """The way of a deployment: what was tested is written down, and nothing else starts."""
-    lock = tmp_path / "weft.lock"
+    lock = tmp_path / "treadle.lock"
     done = run("plugin", "lock", str(lock))
     assert (done.returncode, done.stderr) == (0, "") and lock.exists()
     with (
@@ -75,39 +75,42 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     done = run("serve", checkpoint, *SMALL, "--port", "0", "--locked", str(lock))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        f"weft: plugins are not as {lock} says:",
-        f"  ~ policies:fcfs: weft-core 0.0.9 is locked, {version} is here",
+        f"treadle: plugins are not as {lock} says:",
+        f"  ~ policies:fcfs: treadle-core 0.0.9 is locked, {version} is here",
         "  - policies:gone from acme 1 is gone",
-        f"  + renderers:jinja from weft-core {version} is not in the file",
-        f"install what it says, or write it anew with weft plugin lock {lock}",
+        f"  + renderers:jinja from treadle-core {version} is not in the file",
+        f"install what it says, or write it anew with treadle plugin lock {lock}",
     ]
 
 
-def test_wrong_options_of_both_kinds(weft, checkpoint):
-    done = weft("serve", checkpoint, "--port", "70000")
+def test_wrong_options_of_both_kinds(treadle, checkpoint):
+    done = treadle("serve", checkpoint, "--port", "70000")
     assert done.code == 2 and done.err.startswith(
-        "weft: option port is 70000: Expected `int` <= 65535"
+        "treadle: option port is 70000: Expected `int` <= 65535"
     )
-    done = weft("serve", checkpoint, "--max-num-seqs", "0")
-    assert done.code == 2 and done.err.startswith("weft: option max_num_seqs is 0")
+    done = treadle("serve", checkpoint, "--max-num-seqs", "0")
+    assert done.code == 2 and done.err.startswith("treadle: option max_num_seqs is 0")
 
 
-def test_without_weft_server(weft, monkeypatch):
+def test_without_treadle_server(treadle, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = weft("serve")
-    assert (done.code, done.err) == (1, "weft: weft serve needs the server; install weft-server\n")
+    done = treadle("serve")
+    assert (done.code, done.err) == (
+        1,
+        "treadle: treadle serve needs the server; install treadle-server\n",
+    )
 
 
-def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch, tmp_path):
+def test_explain_says_what_would_be_chosen_and_starts_nothing(treadle, monkeypatch, tmp_path):
     """The model has no weights: none are read."""
-    from weft.testing.checkpoints import make_tokenizer, tiny_config
+    from treadle.testing.checkpoints import make_tokenizer, tiny_config
 
     folder = make_tokenizer(tmp_path)
     tiny_config().save_pretrained(folder)
     template = "{{ messages }}<tool_call>arguments</tool_call><think></think>"
     (folder / "chat_template.jinja").write_text(template)
     monkeypatch.setenv("COLUMNS", "80")
-    done = weft("serve", str(folder), "--explain", "--device", "cpu")
+    done = treadle("serve", str(folder), "--explain", "--device", "cpu")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -122,7 +125,7 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch,
         "device": "cpu:",
         "dtype": "float32:",
         "attention-backend": "sdpa",
-        "kernels": "weft's",
+        "kernels": "treadle's",
         "executor": "inline",
         "scheduling-policy": "fcfs",
         "guided-backends": "llguidance",
@@ -132,29 +135,29 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(weft, monkeypatch,
     words = " ".join(done.out.split())
     assert "not flashinfer, triton, xformers: device 'cpu' is not CUDA" in words
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
-    off = weft("serve", str(folder), "--explain", "--tool-parser", "none").out
+    off = treadle("serve", str(folder), "--explain", "--tool-parser", "none").out
     assert "tool-parser        none: --tool-parser none" in off
     for command in ("generate", "chat"):
-        engine = weft(command, str(folder), "--explain", "--device", "cpu")
+        engine = treadle(command, str(folder), "--explain", "--device", "cpu")
         assert engine.code == 0 and engine.out == done.out.partition("tool-parser ")[0]
 
 
-def test_explain_of_an_ambiguous_model_lists_the_candidates(weft, checkpoint, tmp_path):
+def test_explain_of_an_ambiguous_model_lists_the_candidates(treadle, checkpoint, tmp_path):
     plugin = tmp_path / "two.py"
     plugin.write_text(
-        "from weft.api import impl\nfrom weft.api.matching import Match\n"
-        'WEFT = {"reasoning": ["one", "two"]}\n'
-        "@impl\ndef weft_match(kind, key, model):\n"
+        "from treadle.api import impl\nfrom treadle.api.matching import Match\n"
+        'TREADLE = {"reasoning": ["one", "two"]}\n'
+        "@impl\ndef treadle_match(kind, key, model):\n"
         '    return Match(100, f"{key} is for all") if kind == "reasoning" else None\n'
     )
-    done = weft("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
+    done = treadle("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
     assert done.code == 1
     assert "--reasoning-parser NAME:\n  one: one is for all\n  two: two is for all" in done.err
 
 
-def test_help_ends_with_the_options_of_plugins(weft, tmp_path, monkeypatch):
+def test_help_ends_with_the_options_of_plugins(treadle, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    done = weft("serve", "--help")
+    done = treadle("serve", "--help")
     text = done.out.partition("Options of plugins:")[2]
     assert "--plugin.renderers.jinja.chat_template <string|null>" in text
     assert "Time between two lines; 0 writes one for every step. (default: 10.0)" in " ".join(
@@ -162,12 +165,12 @@ def test_help_ends_with_the_options_of_plugins(weft, tmp_path, monkeypatch):
     )
     assert "--plugin.executors.ray.placement <PACK|SPREAD|STRICT_PACK|STRICT_SPREAD>" in text
     assert "--no-plugin" not in text and "--port" not in text
-    assert "Options of plugins" not in weft("generate", "--help").out
+    assert "Options of plugins" not in treadle("generate", "--help").out
 
 
-def test_help_goes_without_a_plugin_that_is_broken(weft, monkeypatch):
-    monkeypatch.setenv("WEFT_DISABLE", "weft-stats-jsonl")
-    monkeypatch.setitem(sys.modules, "weft_executor_ray", None)
-    done = weft("serve", "--help")
+def test_help_goes_without_a_plugin_that_is_broken(treadle, monkeypatch):
+    monkeypatch.setenv("TREADLE_DISABLE", "treadle-stats-jsonl")
+    monkeypatch.setitem(sys.modules, "treadle_executor_ray", None)
+    done = treadle("serve", "--help")
     assert done.code == 0 and "renderers.jinja" in done.out
     assert "plugin.stat_loggers" not in done.out and "plugin.executors.ray" not in done.out

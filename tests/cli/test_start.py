@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-import weft as package
-from weft_cli.lazy import HELP
+import treadle as package
+from treadle_cli.lazy import HELP
 
 HEAVY = ("torch", "transformers", "tokenizers", "litestar", "uvicorn", "numpy", "rich", "jinja2")
 
@@ -20,7 +20,7 @@ def best_of(count: int, *arguments: str) -> float:
     for _ in range(count):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [sys.executable, "-m", "weft_cli", *arguments], check=True, capture_output=True
+            [sys.executable, "-m", "treadle_cli", *arguments], check=True, capture_output=True
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
@@ -31,7 +31,7 @@ def modules_after(*arguments: str) -> set[str]:
     """The modules in memory when the command line has been run."""
     code = (
         "import sys\n"
-        "from weft_cli.main import main\n"
+        "from treadle_cli.main import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit as ended: assert not ended.code\n"
         "print('MODULES', *sys.modules)"
@@ -42,8 +42,8 @@ def modules_after(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("MODULES ")[2].split())
 
 
-def test_version(weft):
-    assert weft("--version") == (0, f"weft {package.__version__}\n", "")
+def test_version(treadle):
+    assert treadle("--version") == (0, f"treadle {package.__version__}\n", "")
 
 
 def test_version_takes_less_than_300_ms():
@@ -71,50 +71,50 @@ def test_nothing_heavy_is_imported(arguments):
 
 
 def test_help_imports_no_command():
-    assert not any(m.startswith("weft_cli.commands") for m in modules_after("--help"))
+    assert not any(m.startswith("treadle_cli.commands") for m in modules_after("--help"))
 
 
 def test_plugin_list_imports_no_plugin():
     """Of all targets of entry points, only the command that lists may be in memory."""
-    from weft.plugins.entries import scan
+    from treadle.plugins.entries import scan
 
-    targets = {entry.target.partition(":")[0] for entry in scan()} - {"weft_cli.commands.plugin"}
-    assert "weft.attention.plugin" in targets
+    targets = {entry.target.partition(":")[0] for entry in scan()} - {"treadle_cli.commands.plugin"}
+    assert "treadle.attention.plugin" in targets
     assert not modules_after("plugin", "list") & targets
 
 
 def test_help_of_serve_imports_only_plugins_with_options():
-    from weft.plugins import Host
-    from weft.plugins.entries import scan
-    from weft.plugins.options import declared_options
+    from treadle.plugins import Host
+    from treadle.plugins.entries import scan
+    from treadle.plugins.options import declared_options
 
     targets = {entry.target.partition(":")[0] for entry in scan()}
-    found = modules_after("serve", "--help") & targets - {"weft_cli.commands.serve"}
+    found = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
     host = Host()
     declaring = {
         entry.target.partition(":")[0]
         for entry in host.entries
         if declared_options(host.load(entry.kind, entry.key))
     }
-    assert found == declaring and "weft.frontend.plugin" in found
+    assert found == declaring and "treadle.frontend.plugin" in found
 
 
 def test_help_of_serve_takes_less_than_500_ms():
     assert best_of(3, "serve", "--help") < 0.5
 
 
-def test_help_lists_the_commands_in_order(weft):
-    done = weft("--help")
+def test_help_lists_the_commands_in_order(treadle):
+    done = treadle("--help")
     # A long help text goes on in a second line, which is indented further.
     lines = done.out.partition("Commands:")[2].splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].strip()]
     assert names[: len(HELP)] == list(HELP)
 
 
-def test_no_arguments_is_help(weft):
-    assert "Usage: weft [OPTIONS] COMMAND" in weft().err
+def test_no_arguments_is_help(treadle):
+    assert "Usage: treadle [OPTIONS] COMMAND" in treadle().err
 
 
-def test_an_unknown_command(weft):
-    done = weft("generat")
+def test_an_unknown_command(treadle):
+    done = treadle("generat")
     assert done.code == 2 and "No such command 'generat'" in done.err

@@ -1,4 +1,4 @@
-"""Every template of ``weft plugin new`` makes a project that passes its own test as it is."""
+"""Every template of ``treadle plugin new`` makes a project that passes its own test as it is."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from repository import ROOT
 
-from weft.errors import ConfigError
-from weft.plugins import KINDS
-from weft_cli.templates import render
+from treadle.errors import ConfigError
+from treadle.plugins import KINDS
+from treadle_cli.templates import render
 
 spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_name("projects.py"))
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]
 
-PUBLIC = ("weft.api", "weft.config", "weft.errors", "weft.layers", "weft.testing")
-PUBLIC += ("weft_cli.testing", "weft_server.testing")
+PUBLIC = ("treadle.api", "treadle.config", "treadle.errors", "treadle.layers", "treadle.testing")
+PUBLIC += ("treadle_cli.testing", "treadle_server.testing")
 NEEDY = ("doctor", "FOLDER", "model.zip")
 FOLLOW = """
 import shlex, sys
-from weft_cli.main import main
+from treadle_cli.main import main
 for line in sys.argv[1:]:
     print("$", line, flush=True)
     try:
@@ -76,14 +76,14 @@ def test_they_use_the_published_surface_only(made):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            ours = [n for n in names if n.startswith("weft") and not n.startswith("weft_my")]
+            ours = [n for n in names if n.startswith("treadle") and not n.startswith("treadle_my")]
             assert all(name.startswith(PUBLIC) for name in ours), f"{path} imports {ours}"
 
 
 def test_the_commands_of_the_readmes_work(made, site):
-    """``weft serve`` as far as ``--explain`` goes; what needs a checkpoint is left out."""
+    """``treadle serve`` as far as ``--explain`` goes; what needs a checkpoint is left out."""
     text = "\n".join((project / "README.md").read_text() for project in made.values())
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    weft ")]
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    treadle ")]
     lines = [line for line in lines if not any(need in line for need in NEEDY)]
     served = [f"{line} --explain" if "serve" in line else line for line in lines]
     done = subprocess.run(
@@ -127,11 +127,11 @@ def test_pip_installs_every_project(made, tmp_path):
     projects.call(python, "-m", "pip", "install", *options, *map(str, made.values()))
     tests = [str(project / "tests") for project in made.values()]
     projects.call(python, *projects.PYTEST, *tests)
-    listed = json.loads(projects.call(python, "-m", "weft_cli", "plugin", "list", "--json"))
+    listed = json.loads(projects.call(python, "-m", "treadle_cli", "plugin", "list", "--json"))
     states = {(row["kind"], row["key"]): (row["distribution"], row["state"]) for row in listed}
     for kind, key in KEYS.items():
         assert states[kind, key] == (made[kind].name, "ready")
-    projects.call(python, "-m", "weft_cli", "doctor")
+    projects.call(python, "-m", "treadle_cli", "doctor")
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_pip_installs_every_project(made, tmp_path):
         ("policies", "a b", "it begins with a letter"),
         ("policies", "../x", "it begins with a letter"),
         ("policies", "x-", "ends with a letter or digit"),
-        ("policies", "core", "weft-core, which 'core' makes, is a distribution of weft"),
-        ("policies", "llama", "is a distribution of weft"),
+        ("policies", "core", "treadle-core, which 'core' makes, is a distribution of treadle"),
+        ("policies", "llama", "is a distribution of treadle"),
         ("model_sources", "my_zip", "the scheme of my_zip:path"),
         ("model_sources", "Zip", "in lower case"),
     ],
@@ -161,11 +161,11 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 def test_the_name_of_another_distribution_is_refused(tmp_path, monkeypatch):
-    info = tmp_path / "weft_mine-2.0.dist-info"
+    info = tmp_path / "treadle_mine-2.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weft-mine\nVersion: 2.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: treadle-mine\nVersion: 2.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"weft-mine 2\.0 is installed"):
+    with pytest.raises(ConfigError, match=r"treadle-mine 2\.0 is installed"):
         render("policies", "mine", tmp_path)
 
 

@@ -15,12 +15,12 @@ import pytest
 from checks import failing
 from mutants.specimen import Specimen
 
-import weft.testing
-from weft.config import PluginConfig
-from weft.plugins import Entry, Host
-from weft.plugins.entries import scan
-from weft.testing.catalog import SUITES
-from weft.testing.plugin import PluginSuite
+import treadle.testing
+from treadle.config import PluginConfig
+from treadle.plugins import Entry, Host
+from treadle.plugins.entries import scan
+from treadle.testing.catalog import SUITES
+from treadle.testing.plugin import PluginSuite
 
 SPECIMENS: dict[str, Specimen] = {
     f"{module.name}-{number}-{specimen.suite.__name__}": specimen
@@ -52,7 +52,9 @@ def subject(specimen: Specimen, folder: Path, monkeypatch: pytest.MonkeyPatch) -
         info = folder / "mine-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(specimen.metadata)
-        (info / "entry_points.txt").write_text(f"[weft.{specimen.kind}]\n{specimen.key} = mine\n")
+        (info / "entry_points.txt").write_text(
+            f"[treadle.{specimen.kind}]\n{specimen.key} = mine\n"
+        )
         monkeypatch.syspath_prepend(str(folder))
 
     class Subject(specimen.suite):  # type: ignore[name-defined, misc]
@@ -91,9 +93,9 @@ def test_a_mutant_fails_its_check_and_no_other(
 
 
 def suites() -> Iterator[type]:
-    """Every class of ``weft.testing`` that has checks of its own."""
-    for module in pkgutil.iter_modules(weft.testing.__path__):
-        for value in vars(importlib.import_module(f"weft.testing.{module.name}")).values():
+    """Every class of ``treadle.testing`` that has checks of its own."""
+    for module in pkgutil.iter_modules(treadle.testing.__path__):
+        for value in vars(importlib.import_module(f"treadle.testing.{module.name}")).values():
             if isinstance(value, type) and any(n.startswith("test_") for n in vars(value)):
                 yield value
 

@@ -1,4 +1,4 @@
-"""The suites of ``weft.testing`` over everything that is installed, ours and others'.
+"""The suites of ``treadle.testing`` over everything that is installed, ours and others'.
 
 A plugin that is installed later is tested by the same command. Our own have no other door: what a
 suite must know of a plugin (a file that it can read, arguments that it takes) stands in ``ABOUT``
@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from weft.api.files import ModelRef
-from weft.plugins import Entry, Host
-from weft.plugins.health import editable_folder
-from weft.testing.catalog import suite_of
-from weft.testing.logits import LogitsProcessorSuite
-from weft.testing.plugin import PluginSuite
-from weft.testing.sources import LoadFormatSuite, ModelSourceSuite
+from treadle.api.files import ModelRef
+from treadle.plugins import Entry, Host
+from treadle.plugins.health import editable_folder
+from treadle.testing.catalog import suite_of
+from treadle.testing.logits import LogitsProcessorSuite
+from treadle.testing.plugin import PluginSuite
+from treadle.testing.sources import LoadFormatSuite, ModelSourceSuite
 
 
 class Folder(ModelSourceSuite):
@@ -32,7 +32,7 @@ class Folder(ModelSourceSuite):
 
 class Demo(ModelSourceSuite):
     def ref(self, folder: Path) -> ModelRef:
-        return ModelRef("demo", "weft-demo")
+        return ModelRef("demo", "treadle-demo")
 
 
 class Newest(ModelSourceSuite):

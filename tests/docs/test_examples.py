@@ -2,8 +2,8 @@
 
 The blocks of a page run in order, in a folder of their own, as a reader would run them: Python
 blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file,
-``<!-- example: output -->`` is what the command before must have printed, ``weft`` and ``curl``
-commands run in a shell, and ``weft serve`` keeps running until the page ends.
+``<!-- example: output -->`` is what the command before must have printed, ``treadle`` and ``curl``
+commands run in a shell, and ``treadle serve`` keeps running until the page ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from pages import Block, blocks
 
-RUN = ("weft", "curl", "echo")
+RUN = ("treadle", "curl", "echo")
 # Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
 NOT_RUN = (
     "pip",
@@ -86,7 +86,7 @@ class Reader:
             return
         assert program in RUN, f"the reader does not know how to run {command!r}"
         words = shlex.split(command)
-        if words[:2] == ["weft", "serve"] and "--explain" not in words:
+        if words[:2] == ["treadle", "serve"] and "--explain" not in words:
             self.serve(command)
             return
         done = subprocess.run(

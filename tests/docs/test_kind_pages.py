@@ -9,11 +9,11 @@ from string import Template
 import pytest
 from repository import ROOT, hooks
 
-from weft.api.hookspecs import Every, First
-from weft.plugins import KINDS
-from weft.plugins.matching import FLAGS
-from weft_cli.hookspecs import CommandHooks
-from weft_server.hookspecs import ServerHooks
+from treadle.api.hookspecs import Every, First
+from treadle.plugins import KINDS
+from treadle.plugins.matching import FLAGS
+from treadle_cli.hookspecs import CommandHooks
+from treadle_server.hookspecs import ServerHooks
 
 FOLDER = ROOT / "docs/plugins"
 PARTS = ("**It gets.** ", "**It returns.** ", "**Threads.** ", "**When it fails.** ")
@@ -34,19 +34,19 @@ def test_a_page_says_what_an_author_must_know(kind: str) -> None:
 
 def pages_of(hook: str) -> list[str]:
     """The pages on which an author looks for a hook."""
-    if hook == "weft_match":
+    if hook == "treadle_match":
         return list(FLAGS)
-    if hook in ("weft_unconfigure", "weft_report"):
+    if hook in ("treadle_unconfigure", "treadle_report"):
         return ["extensions"]
     return [name for name, kind in KINDS.items() if kind.hook == hook]
 
 
 def specifications() -> dict[str, str]:
-    """Every hook of weft, with its arguments and types as they stand in the specification."""
+    """Every hook of treadle, with its arguments and types as they stand in the specification."""
     found = {}
     for specs in (First, Every, ServerHooks, CommandHooks):
         for name, function in vars(specs).items():
-            if name.startswith("weft_"):
+            if name.startswith("treadle_"):
                 signature = inspect.signature(function)
                 given = [p for p in signature.parameters.values() if p.name != "self"]
                 said = ", ".join(f"{p.name}: {p.annotation}" for p in given)
@@ -75,8 +75,8 @@ def test_the_example_is_the_template_that_the_tests_run(kind: str) -> None:
     for code in shown:
         compile(code, f"{kind}.md", "exec")
     key = "MyForCausalLM" if kind == "models" else "mine"
-    marks = {"key": key, "package": f"weft_{key.lower()}", "kind": kind, "title": "Mine"}
-    files = (ROOT / "cli/weft_cli/templates" / kind).glob("*.py.in")
+    marks = {"key": key, "package": f"treadle_{key.lower()}", "kind": kind, "title": "Mine"}
+    files = (ROOT / "cli/treadle_cli/templates" / kind).glob("*.py.in")
     wanted = [Template(path.read_text()).substitute(marks) for path in files]
     assert sorted(shown) == sorted(wanted)
     assert any(f"def {KINDS[kind].hook}(" in code for code in shown)

@@ -22,7 +22,7 @@ def test_every_hook_is_documented_with_its_arguments(hook: Hook) -> None:
 
 
 def test_the_reference_documents_no_hook_that_is_gone() -> None:
-    documented = set(re.findall(r"^### (weft_\w+)$", REFERENCE, re.MULTILINE))
+    documented = set(re.findall(r"^### (treadle_\w+)$", REFERENCE, re.MULTILINE))
     assert documented == {hook.name for hook in hooks()}
 
 
@@ -80,21 +80,21 @@ def test_ci_installs_as_contributors_are_told() -> None:
 
 
 def test_the_errors_drawn_are_the_errors_defined() -> None:
-    import weft.errors
+    import treadle.errors
 
-    drawn = set(re.findall(r"\w+Error\b", (weft.errors.__doc__ or "").split("A message")[0]))
-    assert drawn == set(weft.errors.__all__)
+    drawn = set(re.findall(r"\w+Error\b", (treadle.errors.__doc__ or "").split("A message")[0]))
+    assert drawn == set(treadle.errors.__all__)
 
 
 def test_imports_of_the_examples_stay_in_the_public_modules() -> None:
     """A reader who copies an example must not depend on the inside of the core."""
-    public = re.compile(r"(weft(\.(api|errors|config|testing|layers)(\.\w+)*)?|weft_\w+)$")
+    public = re.compile(r"(treadle(\.(api|errors|config|testing|layers)(\.\w+)*)?|treadle_\w+)$")
     inside = [
         f"{block.page.name}:{block.line} {module}"
         for page in pages()
         for block in blocks(page)
         if block.language == "python"
-        for module in re.findall(r"^\s*(?:from|import) (weft[\w.]*)", block.code, re.MULTILINE)
+        for module in re.findall(r"^\s*(?:from|import) (treadle[\w.]*)", block.code, re.MULTILINE)
         if not public.match(module)
     ]
     assert inside == []
@@ -109,19 +109,21 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
 
 def test_every_variable_of_the_environment_is_documented() -> None:
-    read = set(re.findall(r'"(WEFT_[A-Z_]+)"', (ROOT / "core/weft/config.py").read_text()))
-    listed = set(re.findall(r"^\| `(WEFT_[A-Z_]+)", (ROOT / "docs/options.md").read_text(), re.M))
+    read = set(re.findall(r'"(TREADLE_[A-Z_]+)"', (ROOT / "core/treadle/config.py").read_text()))
+    listed = set(
+        re.findall(r"^\| `(TREADLE_[A-Z_]+)", (ROOT / "docs/options.md").read_text(), re.M)
+    )
     assert listed == read
 
 
 def test_every_command_that_is_named_exists() -> None:
-    """Prose too: `weft serve` in a sentence must be a command of the command line."""
+    """Prose too: `treadle serve` in a sentence must be a command of the command line."""
     commands = {e.key for m in members() for e in m.entry_points if e.kind == "commands"}
     written = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("plugins/*/*/README.md")]
     unknown = [
-        f"{page.relative_to(ROOT)}: weft {word}"
+        f"{page.relative_to(ROOT)}: treadle {word}"
         for page in written
-        for word in re.findall(r"`weft ([a-z]+)", page.read_text())
+        for word in re.findall(r"`treadle ([a-z]+)", page.read_text())
         if word not in commands
     ]
     assert unknown == []
@@ -131,5 +133,10 @@ def test_hooks_that_nobody_calls_are_admitted() -> None:
     """The block is derived; this only sees that its search still finds what certainly is called."""
     listed = REFERENCE.split("not called by this version:")[1].split("<!-- end generated -->")[0]
     idle = set(re.findall(r"`(\w+)`", listed))
-    assert not idle & {"weft_model", "weft_attention", "weft_policy", "weft_logits_processor"}
+    assert not idle & {
+        "treadle_model",
+        "treadle_attention",
+        "treadle_policy",
+        "treadle_logits_processor",
+    }
     assert idle <= {hook.name for hook in hooks()}

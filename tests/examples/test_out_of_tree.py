@@ -14,7 +14,7 @@ from repository import ROOT, members
 
 HOME = ROOT / "examples/plugins"
 PROJECTS = sorted(file.parent for file in HOME.glob("*/pyproject.toml"))
-PUBLIC = ("weft.api", "weft.errors", "weft.layers", "weft.testing")
+PUBLIC = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing")
 
 spec = importlib.util.spec_from_file_location("projects", ROOT / "tests/cli/projects.py")
 projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -28,12 +28,12 @@ def test_they_are_no_members() -> None:
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)
 def test_it_uses_the_published_surface_only(project: Path) -> None:
-    for path in project.rglob("weft_*/*.py"):
+    for path in project.rglob("treadle_*/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                inside = name == "weft" or name.startswith("weft.")
+                inside = name == "treadle" or name.startswith("treadle.")
                 assert not inside or name.startswith(PUBLIC), f"{path.name} imports {name}"
 
 
@@ -44,7 +44,7 @@ def test_it_is_installed_and_passes(project: Path, tmp_path: Path) -> None:
     projects.install(project, site)
     done = projects.run_tests([project / "tests"], site)
     assert done.returncode == 0, done.stdout[-5000:]
-    command = [sys.executable, "-m", "weft_cli", "plugin", "list"]
+    command = [sys.executable, "-m", "treadle_cli", "plugin", "list"]
     environment = projects.environment(site)
     listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert f"{project.name} 0.1.0" in listed.stdout

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "server")]
 
 if TYPE_CHECKING:
-    from weft import LLM
+    from treadle import LLM
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def odd() -> Iterator[Callable[..., LLM]]:
     """``odd(kind, method, how, …)``: an engine with a plugin that goes wrong, closed afterwards."""
     from engines import config
 
-    from weft import LLM
+    from treadle import LLM
 
     made: list[LLM] = []
 
@@ -39,7 +39,7 @@ def expected() -> list[int]:
     """What the demo model answers when nothing goes wrong."""
     from engines import config, finish
 
-    from weft import LLM
+    from treadle import LLM
 
     with LLM(config=config("kernels")) as llm:
         return finish(llm, {})[0].token_ids

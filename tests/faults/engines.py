@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weft import LLM, SamplingParams
-from weft.config import EngineConfig, from_options
-from weft.engine.core import EngineCore
-from weft.frontend.opening import open_checkpoint, plugin_config
-from weft.outputs import CompletionOutput
-from weft.plugins import Host
+from treadle import LLM, SamplingParams
+from treadle.config import EngineConfig, from_options
+from treadle.engine.core import EngineCore
+from treadle.frontend.opening import open_checkpoint, plugin_config
+from treadle.outputs import CompletionOutput
+from treadle.plugins import Host
 
 __all__ = (
     "EXPERTS",
@@ -26,7 +26,7 @@ __all__ = (
 )
 
 ODD = Path(__file__).with_name("odd.py")
-MODEL = "demo:weft-demo"
+MODEL = "demo:treadle-demo"
 PROMPT = [312, 284, 223, 1540]
 KEYS = {"models": "OddForCausalLM"}
 
@@ -44,7 +44,7 @@ EXPERTS: dict[str, Any] = {
 
 # kind -> the options with which an engine uses the plugin
 USE: dict[str, dict[str, Any]] = {
-    "model_sources": {"model": "odd:weft-demo"},
+    "model_sources": {"model": "odd:treadle-demo"},
     "load_formats": {"load_format": "odd"},
     "tokenizers": {"tokenizer_mode": "odd"},
     "models": {"hf_overrides": {"architectures": ["OddForCausalLM"]}},

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from weft.config import PluginConfig
-from weft.plugins import Host
+from treadle.config import PluginConfig
+from treadle.plugins import Host
 
 __all__ = ("edited", "errors", "hosting")
 
@@ -24,7 +24,7 @@ def errors(page: str, plugin: str) -> dict[str, float]:
     found = {}
     for line in page.splitlines():
         labels, _, count = line.rpartition(" ")
-        if labels.startswith("weft_plugin_calls_total{") and f'plugin="{plugin}"' in labels:
+        if labels.startswith("treadle_plugin_calls_total{") and f'plugin="{plugin}"' in labels:
             hook = labels.partition('hook="')[2].partition('"')[0]
             if 'outcome="error"' in labels:
                 found[hook] = float(count)

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from weft.api import impl
-from weft.api.types import KernelOffer, Refusal
-from weft.errors import CheckpointError, EngineDeadError, RequestError
+from treadle.api import impl
+from treadle.api.types import KernelOffer, Refusal
+from treadle.errors import CheckpointError, EngineDeadError, RequestError
 
-WEFT = {
+TREADLE = {
     "model_sources": ["odd"],
     "load_formats": ["odd"],
     "tokenizers": ["odd"],
@@ -42,7 +42,7 @@ class Options(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-WEFT_OPTIONS = {f"{kind}:{key}": Options for kind, (key,) in WEFT.items()}
+TREADLE_OPTIONS = {f"{kind}:{key}": Options for kind, (key,) in TREADLE.items()}
 
 
 class Panic(BaseException):
@@ -129,15 +129,15 @@ def answer(options: Any, inner: Any, found: type[Proxy] = Proxy) -> Any:
 
 
 @impl
-def weft_model_source(scheme: str, options: Any) -> Any:
-    from weft_demo import DemoSource
+def treadle_model_source(scheme: str, options: Any) -> Any:
+    from treadle_demo import DemoSource
 
     return answer(options, DemoSource())
 
 
 @impl
-def weft_load_format(format: str, files: Any, options: Any) -> Any:
-    from weft.loading.formats import SafetensorsLoader
+def treadle_load_format(format: str, files: Any, options: Any) -> Any:
+    from treadle.loading.formats import SafetensorsLoader
 
     return answer(options, SafetensorsLoader(files), Loader)
 
@@ -153,8 +153,8 @@ class Loader(Proxy):
 
 
 @impl
-def weft_tokenizer(mode: str, files: Any, options: Any) -> Any:
-    from weft.frontend.tokenizer import AutoTokenizer
+def treadle_tokenizer(mode: str, files: Any, options: Any) -> Any:
+    from treadle.frontend.tokenizer import AutoTokenizer
 
     return answer(options, AutoTokenizer.open(files), Tokenizer)
 
@@ -171,14 +171,14 @@ class Tokenizer(Proxy):
 
 
 @impl
-def weft_model(architecture: str, hf_config: Any, options: Any) -> Any:
-    import weft_llama
-    import weft_mixtral
+def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
+    import treadle_llama
+    import treadle_mixtral
 
     made = Fault(options)
     moe = hasattr(hf_config, "num_local_experts")
-    home, name = (weft_mixtral, "Mixtral") if moe else (weft_llama, "Llama")
-    spec = home.weft_model(architecture=f"{name}ForCausalLM", hf_config=hf_config)
+    home, name = (treadle_mixtral, "Mixtral") if moe else (treadle_llama, "Llama")
+    spec = home.treadle_model(architecture=f"{name}ForCausalLM", hf_config=hf_config)
 
     def build(ctx: Any) -> Any:
         model = spec.build(ctx)
@@ -198,13 +198,13 @@ def weft_model(architecture: str, hf_config: Any, options: Any) -> Any:
 
 
 @impl
-def weft_quantization(method: str, options: Any) -> Any:
+def treadle_quantization(method: str, options: Any) -> Any:
     return answer(options, None, Scheme)
 
 
 @impl
-def weft_match(kind: str, key: str, options: Any) -> Any:
-    return Fault(options)("weft_match", lambda: None)
+def treadle_match(kind: str, key: str, options: Any) -> Any:
+    return Fault(options)("treadle_match", lambda: None)
 
 
 class Scheme(Proxy):
@@ -213,11 +213,11 @@ class Scheme(Proxy):
     name = "odd"
 
     def linear(self, spec: Any) -> Any:
-        from weft.layers.plain import PlainLinear
+        from treadle.layers.plain import PlainLinear
 
         class Gated(PlainLinear):
             def apply_gated(self, module: Any, x: Any, bias: Any) -> Any:
-                from weft.layers import ops
+                from treadle.layers import ops
 
                 return self.apply(module, ops.silu_mul(x), bias)
 
@@ -228,7 +228,7 @@ class Scheme(Proxy):
         return self._fault("linear", lambda: Proxy(kind(), self._fault))
 
     def experts(self, spec: Any) -> Any:
-        from weft.layers.experts import PlainExperts
+        from treadle.layers.experts import PlainExperts
 
         return self._fault("experts", lambda: Proxy(PlainExperts(), self._fault))
 
@@ -240,10 +240,10 @@ class Scheme(Proxy):
 
 
 @impl
-def weft_attention(request: Any, options: Any) -> Any:
-    from weft.attention import plugin
+def treadle_attention(request: Any, options: Any) -> Any:
+    from treadle.attention import plugin
 
-    offer, made = plugin.weft_attention(request=request, options={}), Fault(options)
+    offer, made = plugin.treadle_attention(request=request, options={}), Fault(options)
 
     def create() -> Any:
         return made("create", lambda: Backend(offer.create(), made))
@@ -257,9 +257,9 @@ class Backend(Proxy):
 
 
 @impl
-def weft_kernel(op: str, options: Any) -> Any:
+def treadle_kernel(op: str, options: Any) -> Any:
     """Bids only where it is told how to fail."""
-    from weft.layers import ops
+    from treadle.layers import ops
 
     if not options["method"] or op not in ("rms_norm", "rotary_write"):
         return None
@@ -273,8 +273,8 @@ def weft_kernel(op: str, options: Any) -> Any:
 
 
 def rotary_write(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
-    """``weft.layers.kernels`` for a model without norms."""
-    from weft.layers import ops
+    """``treadle.layers.kernels`` for a model without norms."""
+    from treadle.layers import ops
 
     kv_heads, size = cache.shape[-2:]
     heads = qkv.view(len(qkv), -1, size)
@@ -287,15 +287,15 @@ def rotary_write(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: An
 
 
 @impl
-def weft_executor(name: str, config: Any, host: Any, options: Any) -> Any:
-    from weft.runner.inline import InlineExecutor
+def treadle_executor(name: str, config: Any, host: Any, options: Any) -> Any:
+    from treadle.runner.inline import InlineExecutor
 
     return answer(options, InlineExecutor(config, host))
 
 
 @impl
-def weft_policy(name: str, options: Any) -> Any:
-    from weft.scheduler.policies import FirstCome
+def treadle_policy(name: str, options: Any) -> Any:
+    from treadle.scheduler.policies import FirstCome
 
     return answer(options, FirstCome(), Policy)
 
@@ -308,7 +308,7 @@ class Policy(Proxy):
 
 
 @impl
-def weft_logits_processor(name: str, options: Any) -> Any:
+def treadle_logits_processor(name: str, options: Any) -> Any:
     return answer(options, None, Sevens)
 
 
@@ -324,7 +324,7 @@ class Sevens(Proxy):
 
 
 @impl
-def weft_stat_logger(name: str, options: Any) -> Any:
+def treadle_stat_logger(name: str, options: Any) -> Any:
     return answer(options, SimpleNamespace(record=lambda stats: None))
 
 
@@ -332,7 +332,7 @@ def weft_stat_logger(name: str, options: Any) -> Any:
 
 
 @impl
-def weft_grammar_compiler(name: str, tokenizer: Any, vocab_size: int, options: Any) -> Any:
+def treadle_grammar_compiler(name: str, tokenizer: Any, vocab_size: int, options: Any) -> Any:
     return answer(options, vocab_size, Compiler)
 
 

@@ -30,16 +30,16 @@ import typer
 from litestar.config.app import AppConfig
 from typing_extensions import get_protocol_members, is_protocol
 
-from weft.api import attention, engine, files, guided, models, parsers, types
-from weft.api import cache as caches
-from weft.api.hookspecs import Every, First
-from weft.config import EngineConfig
-from weft.engine import plan, stats
-from weft.plugins import KINDS
-from weft.plugins.matching import FLAGS
-from weft_cli.hookspecs import CommandHooks
-from weft_server.engine import Engine
-from weft_server.hookspecs import ServerHooks
+from treadle.api import attention, engine, files, guided, models, parsers, types
+from treadle.api import cache as caches
+from treadle.api.hookspecs import Every, First
+from treadle.config import EngineConfig
+from treadle.engine import plan, stats
+from treadle.plugins import KINDS
+from treadle.plugins.matching import FLAGS
+from treadle_cli.hookspecs import CommandHooks
+from treadle_server.engine import Engine
+from treadle_server.hookspecs import ServerHooks
 
 TESTS = Path(__file__).parents[1]
 
@@ -64,8 +64,8 @@ FREE = frozenset({"commands", "extensions", "server"})
 """Kinds that return an object of another library, or nothing: a mark may name any part of it."""
 
 MORE_HOOKS: dict[str, tuple[str, ...]] = {
-    **{kind: ("weft_match",) for kind in FLAGS},
-    "extensions": ("weft_unconfigure", "weft_report", "wrapper"),
+    **{kind: ("treadle_match",) for kind in FLAGS},
+    "extensions": ("treadle_unconfigure", "treadle_report", "wrapper"),
 }
 """What is called beside the hook that a kind is named for; a ``wrapper`` is around any other."""
 
@@ -93,7 +93,7 @@ def returned(function: Callable[..., Any]) -> Any:
 
 
 def is_ours(found: Any) -> bool:
-    return inspect.isclass(found) and found.__module__.startswith("weft.")
+    return inspect.isclass(found) and found.__module__.startswith("treadle.")
 
 
 def classes(annotation: Any) -> Iterator[Any]:
@@ -190,7 +190,7 @@ def test_marks_name_what_there_is() -> None:
 def test_kinds_that_nobody_calls_are_not_called() -> None:
     """An exception ends when the engine begins to call the kind."""
     methods_of_host = {"multimodal", "proposer", "kv_connector", "lora_resolvers"}
-    sources = [*TESTS.parent.glob("core/weft/**/*.py"), *TESTS.parent.glob("server/**/*.py")]
+    sources = [*TESTS.parent.glob("core/treadle/**/*.py"), *TESTS.parent.glob("server/**/*.py")]
     called = {
         f"{file.name}:{node.lineno}"
         for file in sources

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from engines import calls, config, finish, hosted, named, start
 
-from weft import LLM
-from weft.errors import EngineDeadError, PluginLoadError
+from treadle import LLM
+from treadle.errors import EngineDeadError, PluginLoadError
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -103,23 +103,23 @@ def test_a_failed_start_is_stopped_and_the_cause_is_kept() -> None:
 
 
 EXTENSION = """
-from weft.api import impl
+from treadle.api import impl
 
 log = []
 
 
 @impl
-def weft_configure(config):
+def treadle_configure(config):
     log.append("configured")
 
 
 @impl
-def weft_unconfigure():
+def treadle_unconfigure():
     log.append("released")
 
 
 @impl
-def weft_report():
+def treadle_report():
     return " ".join(log)
 """
 

@@ -12,17 +12,17 @@ from faulty import errors
 from scripted import ScriptedEngine
 from serving import serving
 
-from weft.config import EngineConfig, PluginConfig
-from weft.errors import EngineError, PluginLoadError
-from weft.plugins import Host
-from weft.plugins.entries import Entry
-from weft.plugins.tally import MOST_FAILURES
+from treadle.config import EngineConfig, PluginConfig
+from treadle.errors import EngineError, PluginLoadError
+from treadle.plugins import Host
+from treadle.plugins.entries import Entry
+from treadle.plugins.tally import MOST_FAILURES
 
 PARSER = """
-from weft.api import impl
-from weft.api.parsers import TextDelta
+from treadle.api import impl
+from treadle.api.parsers import TextDelta
 
-WEFT = {"tool_parsers": ["plain"]}
+TREADLE = {"tool_parsers": ["plain"]}
 
 
 class Plain:
@@ -34,13 +34,13 @@ class Plain:
 
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     return Plain()
 """
 WRAPPER = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"extensions": ["faulty"]}
+TREADLE = {"extensions": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -48,12 +48,12 @@ class Panic(BaseException):
 
 
 @impl(wrapper=True)
-def weft_tool_parser(name, options):
+def treadle_tool_parser(name, options):
     %s
 
 
 @impl(wrapper=True)
-def weft_server():
+def treadle_server():
     yield
     raise KeyError("too late")
 """
@@ -72,7 +72,7 @@ def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> H
     """A host with a parser of its own distribution, and a wrapper of another around it."""
     source = WRAPPER % body
     if not routes:
-        source = source.partition("@impl(wrapper=True)\ndef weft_server")[0]
+        source = source.partition("@impl(wrapper=True)\ndef treadle_server")[0]
     (folder / "parser.py").write_text(PARSER)
     (folder / "wrapper.py").write_text(source)
     files = [str(folder / "parser.py"), str(folder / "wrapper.py")]
@@ -89,14 +89,14 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
         for _ in range(MOST_FAILURES + 1):
             whole = await server.chat(tools=TOOLS)
             assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
-            assert "x-weft-parser-error" not in whole.headers, "it is not the parser's failure"
+            assert "x-treadle-parser-error" not in whole.headers, "it is not the parser's failure"
         assert "Hel" in (await server.chat(tools=TOOLS, stream=True)).text
         page = (await server.client.get("/metrics")).text
         rows = (await server.client.get("/plugins")).json()["data"]
-    assert errors(page, "extensions:faulty") == {"weft_tool_parser": MOST_FAILURES}
+    assert errors(page, "extensions:faulty") == {"treadle_tool_parser": MOST_FAILURES}
     assert errors(page, "tool_parsers:plain") == {}
     labels = 'model_name="scripted",plugin="extensions:faulty",state="broken"'
-    assert f"weft_plugin_state{{{labels}}} 1.0" in page
+    assert f"treadle_plugin_state{{{labels}}} 1.0" in page
     assert [r["state"] for r in rows if r["id"] == "extensions:faulty"] == ["broken"]
     assert "extensions:faulty is not called any more" in caplog.text
 
@@ -110,7 +110,7 @@ def test_in_strict_mode_a_wrapper_is_fatal(how: str, tmp_path: Path) -> None:
 
 
 def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) -> None:
-    good = WRAPPER.partition("@impl(wrapper=True)\ndef weft_server")[0] % "return (yield)"
+    good = WRAPPER.partition("@impl(wrapper=True)\ndef treadle_server")[0] % "return (yield)"
     for name, source in (
         ("a_good", good),
         ("m_bad", good.replace("return (yield)", "yield")),
@@ -137,10 +137,10 @@ async def test_a_wrapper_of_the_servers_hook_ends_the_start(tmp_path: Path) -> N
 
 
 LIFE = """
-from weft.api import impl
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.errors import RequestError
 
-WEFT = {"extensions": ["faulty"]}
+TREADLE = {"extensions": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -156,37 +156,37 @@ def said(where, good=None):
 
 
 @impl
-def weft_configure(config):
+def treadle_configure(config):
     return said("configure")
 
 
 @impl
-def weft_unconfigure():
+def treadle_unconfigure():
     return said("unconfigure")
 
 
 @impl
-def weft_report():
+def treadle_report():
     return said("report", "all is well")
 """
 OTHER = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {{"extensions": ["{name}"]}}
+TREADLE = {{"extensions": ["{name}"]}}
 
 
 @impl
-def weft_configure(config):
+def treadle_configure(config):
     LOG.append("configure {name}")
 
 
 @impl
-def weft_unconfigure():
+def treadle_unconfigure():
     LOG.append("unconfigure {name}")
 
 
 @impl
-def weft_report():
+def treadle_report():
     return "well"
 
 
@@ -217,10 +217,12 @@ def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
         assert isinstance(raised.value, PluginLoadError)
         assert "extensions:faulty from faulty.py" in str(raised.value)
     assert log["before"] == ["configure before", "unconfigure before"] and log["zuletzt"] == []
-    assert dict((m, n) for p, m, o, n in host.tally.rows() if o == "error") == {"weft_configure": 1}
+    assert dict((m, n) for p, m, o, n in host.tally.rows() if o == "error") == {
+        "treadle_configure": 1
+    }
 
 
-@pytest.mark.fault("extensions", "weft_unconfigure")
+@pytest.mark.fault("extensions", "treadle_unconfigure")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
@@ -232,35 +234,35 @@ def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
     for name, noted in log.items():
         assert noted == [f"configure {name}", f"unconfigure {name}"]
     assert "oh" in caplog.text
-    assert ("extensions:faulty", "weft_unconfigure", "error", 1) in host.tally.rows()
+    assert ("extensions:faulty", "treadle_unconfigure", "error", 1) in host.tally.rows()
 
 
-@pytest.mark.fault("extensions", "weft_report")
+@pytest.mark.fault("extensions", "treadle_report")
 @pytest.mark.parametrize("how", [*HOWS, "5", "[None]", "None"])
 def test_a_report_that_fails_is_a_line(how: str, tmp_path: Path) -> None:
     host, _ = living(tmp_path, "report", how)
-    lines = [line for line in host.report() if not line.startswith("weft")]
+    lines = [line for line in host.report() if not line.startswith("treadle")]
     assert [line for line in lines if line.endswith(": well")] == [
         line for line in lines if line.startswith(("before.py", "zuletzt.py"))
     ]
     own = [line for line in lines if line.startswith("faulty.py")]
     assert len(own) == (how != "None")
-    assert how not in HOWS or "weft_report failed" in own[0]
+    assert how not in HOWS or "treadle_report failed" in own[0]
 
 
 DATA = """
 from dataclasses import dataclass
-from weft.api import impl
+from treadle.api import impl
 
 
 @dataclass
 class Data:
     @impl
-    def weft_report(self):
+    def treadle_report(self):
         return "here"
 
     @impl(wrapper=True)
-    def weft_policy(self):
+    def treadle_policy(self):
         return (yield)
 """
 
@@ -273,7 +275,7 @@ def test_an_object_without_a_hash_is_told_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = [
         Entry("extensions", "data", "faulty_data:Data", "data", "1"),
-        Entry("policies", "fcfs", "weft.scheduler.policies", "weft-core", "1"),
+        Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "1"),
     ]
     assert Host(source=lambda: entries).policy("fcfs") is not None
     assert "extensions:data from data 1 failed to load" in caplog.text

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from engines import calls, config, finish, healthy, named
 
-from weft import LLM
-from weft.errors import EngineDeadError, EngineError, RequestError
-from weft.sampling.params import GuidedParams
+from treadle import LLM
+from treadle.errors import EngineDeadError, EngineError, RequestError
+from treadle.sampling.params import GuidedParams
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -163,9 +163,9 @@ def test_what_fails_in_the_engine_alone_is_not_the_clients_fault(
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("RuntimeError", named("guided", "weft_grammar_compiler")),
-        ("Panic", named("guided", "weft_grammar_compiler", "Panic: odd")),
-        ("None", "its weft_grammar_compiler returned None"),
+        ("RuntimeError", named("guided", "treadle_grammar_compiler")),
+        ("Panic", named("guided", "treadle_grammar_compiler", "Panic: odd")),
+        ("None", "its treadle_grammar_compiler returned None"),
     ],
 )
 def test_a_compiler_that_cannot_be_opened_fails_who_asks(
@@ -193,8 +193,10 @@ def test_a_backend_that_cannot_be_made_ready_is_told_at_the_start(
     """Only backends that the configuration names are made ready before a request asks for them."""
     llm = odd("guided", "hook")
     llm._core._guided._started().pool.shutdown()  # waits for what it was given
-    said = named("guided", "weft_grammar_compiler")
-    assert any(r.name == "weft.guided" and re.search(said, r.getMessage()) for r in caplog.records)
+    said = named("guided", "treadle_grammar_compiler")
+    assert any(
+        r.name == "treadle.guided" and re.search(said, r.getMessage()) for r in caplog.records
+    )
 
 
 def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
@@ -225,7 +227,7 @@ def test_in_strict_mode_it_ends_the_engine(odd: Odd, method: str, at: int, words
 @fault("guided", "hook")
 def test_in_strict_mode_a_compiler_that_cannot_be_opened_ends_the_engine(odd: Odd) -> None:
     llm = odd("guided", "hook", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("guided", "weft_grammar_compiler") + FATAL):
+    with pytest.raises(EngineError, match=named("guided", "treadle_grammar_compiler") + FATAL):
         finish(llm, FINE)
 
 
@@ -245,7 +247,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
 def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
     import torch
 
-    from weft.guided import Guide
+    from treadle.guided import Guide
 
     class Greedy:
         complete = finished = False

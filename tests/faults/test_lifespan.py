@@ -17,14 +17,14 @@ from faulty import edited
 from scripted import ScriptedEngine
 from serving import Server, serving, until
 
-from weft.errors import PluginLoadError
-from weft_server import served
+from treadle.errors import PluginLoadError
+from treadle_server import served
 
 LIFE = '''
 from contextlib import asynccontextmanager
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"server": ["faulty"]}
+TREADLE = {"server": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -32,7 +32,7 @@ class Panic(BaseException):
 
 
 @impl
-def weft_server(app, engine, options):
+def treadle_server(app, engine, options):
     import asyncio
 
     async def fails(how):
@@ -84,10 +84,10 @@ async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
 
 
 async def _whole(engine: Any) -> None:
-    from weft_server.config import server_from_options
-    from weft_server.context import Context
-    from weft_server.lifecycle import Lifecycle, Signals
-    from weft_server.listen import bind
+    from treadle_server.config import server_from_options
+    from treadle_server.context import Context
+    from treadle_server.lifecycle import Lifecycle, Signals
+    from treadle_server.listen import bind
 
     config = server_from_options({"port": 0})
     bound, signals = bind(config), Signals()
@@ -120,9 +120,9 @@ sys.path[:0] = {paths!r}
 from pathlib import Path
 from faulty import hosting
 from scripted import ScriptedEngine
-from weft_server import lifecycle
-from weft_server.config import server_from_options
-from weft_server.run import serve_engine
+from treadle_server import lifecycle
+from treadle_server.config import server_from_options
+from treadle_server.run import serve_engine
 
 lifecycle.FAREWELL = 0.2
 host = hosting(Path({folder!r}), {source!r})
@@ -131,13 +131,13 @@ serve_engine(
 )
 """
 THREAD = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"server": ["faulty"]}
+TREADLE = {"server": ["faulty"]}
 
 
 @impl
-def weft_server(app):
+def treadle_server(app):
     import threading
     from litestar import get
 

@@ -12,20 +12,20 @@ from faulty import errors, hosting
 from scripted import ScriptedEngine
 from serving import Server, events, serving
 
-from weft.api.matching import ModelTraits
-from weft.errors import PluginLoadError
-from weft.plugins import Host
-from weft_server.config import server_from_options
-from weft_server.run import serve_engine
+from treadle.api.matching import ModelTraits
+from treadle.errors import PluginLoadError
+from treadle.plugins import Host
+from treadle_server.config import server_from_options
+from treadle_server.run import serve_engine
 
 PLUGIN = '''
-from weft.api import impl
-from weft.api.guided import GrammarSpec
-from weft.api.matching import Match
-from weft.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.api.guided import GrammarSpec
+from treadle.api.matching import Match
+from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
+from treadle.errors import RequestError
 
-WEFT = {"tool_parsers": ["faulty"], "reasoning": ["faulty"]}
+TREADLE = {"tool_parsers": ["faulty"], "reasoning": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -88,17 +88,17 @@ class Parser:
 
 
 @impl
-def weft_tool_parser(name, options):
+def treadle_tool_parser(name, options):
     return said("hook", options, Parser(options))
 
 
 @impl
-def weft_reasoning_parser(name, options):
+def treadle_reasoning_parser(name, options):
     return said("hook", options, Parser(options))
 
 
 @impl
-def weft_match(kind, key, model, options):
+def treadle_match(kind, key, model, options):
     return said("match", options, Match(1, "a weak sign")) if options else None
 '''
 PIECES = ["one ", "two ", "three"]
@@ -155,13 +155,13 @@ async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: 
         whole, streamed = await with_others(server, **fields)
         page = (await server.client.get("/metrics")).text
         if fields:
-            assert "x-weft-parser-error" not in (await server.chat()).headers
+            assert "x-treadle-parser-error" not in (await server.chat()).headers
     for answer in (whole, streamed):
         assert answer.status_code == 200 and content(answer) == "".join(PIECES)
         assert "secret" not in answer.text
-    assert whole.headers["x-weft-parser-error"] == f"{option}=faulty"
+    assert whole.headers["x-treadle-parser-error"] == f"{option}=faulty"
     assert f": parser-error {option}=faulty" in streamed.text
-    assert f'weft_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
+    assert f'treadle_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
     method = "finish" if where == "finish" else "feed"
     assert errors(page, f"{kind}:faulty")[method] == 2
 
@@ -217,7 +217,7 @@ async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: 
             assert errors(page, f"{kind}:faulty") == {"tags": 2}
         else:
             assert [content(answer) for answer in answers] == ["Hello world"] * 2
-            assert "x-weft-parser-error" not in answers[0].headers
+            assert "x-treadle-parser-error" not in answers[0].headers
             assert errors(page, f"{kind}:faulty") == {"tags": 1}, "it is asked once"
 
 
@@ -279,8 +279,8 @@ QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think
 CHOSEN = {"tool_parsers": "hermes", "reasoning": "qwen3"}
 
 
-@pytest.mark.fault("tool_parsers", "weft_match")
-@pytest.mark.fault("reasoning", "weft_match")
+@pytest.mark.fault("tool_parsers", "treadle_match")
+@pytest.mark.fault("reasoning", "treadle_match")
 @pytest.mark.parametrize("how", ["raise", "panic", "number"])
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_who_cannot_say_what_it_matches_is_not_chosen(
@@ -292,7 +292,7 @@ async def test_who_cannot_say_what_it_matches_is_not_chosen(
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
     if how != "number":
-        assert errors(page, f"{kind}:faulty") == {"weft_match": 1}
+        assert errors(page, f"{kind}:faulty") == {"treadle_match": 1}
     strict = faulty(tmp_path, kind, "match", how, plugin_strict=True)
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty"):
         async with serving(ScriptedEngine(host=strict, traits=QWEN3)):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from engines import PROMPT, config, named
 
-from weft import AsyncLLM, SamplingParams
-from weft.errors import EngineDeadError, EngineError, PluginLoadError, WeftError
-from weft.outputs import CompletionOutput
+from treadle import AsyncLLM, SamplingParams
+from treadle.errors import EngineDeadError, EngineError, PluginLoadError, TreadleError
+from treadle.outputs import CompletionOutput
 
 FATAL = r" \(plugin_strict makes it fatal\)"
 
@@ -72,7 +72,7 @@ async def test_what_ends_the_engine_is_told_to_everybody(
     ],
 )
 async def test_a_start_that_fails_in_the_process_is_told_here(
-    how: str, error: type[WeftError], words: str
+    how: str, error: type[TreadleError], words: str
 ) -> None:
     engine = AsyncLLM(config=config("models", "build", how))
     with pytest.raises(error, match=words):

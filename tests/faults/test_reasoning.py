@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from engines import MODEL, finish, healthy
 
-from weft import LLM
-from weft.errors import RequestError
-from weft.sampling.params import GuidedParams
+from treadle import LLM
+from treadle.errors import RequestError
+from treadle.sampling.params import GuidedParams
 
 PLUGIN = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"reasoning": ["faulty"]}
+TREADLE = {"reasoning": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -56,7 +56,7 @@ class Thinks:
 
 
 @impl
-def weft_reasoning_parser(name, prompt, options):
+def treadle_reasoning_parser(name, prompt, options):
     return Thinks(options, prompt)
 """
 GUIDED = {"guided": GuidedParams(regex="[a-z]+", reasoning="faulty"), "ignore_eos": False}

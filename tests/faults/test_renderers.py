@@ -11,20 +11,20 @@ from faulty import errors, hosting
 from scripted import ScriptedEngine
 from serving import events, serving
 
-from weft.api.matching import ModelTraits
-from weft.config import from_options
-from weft.errors import PluginLoadError
-from weft.frontend.opening import choose_renderer, open_checkpoint
-from weft.plugins import Host
-from weft.plugins.guarded import Guarded
-from weft.testing.checkpoints import make_tokenizer, tiny_config
+from treadle.api.matching import ModelTraits
+from treadle.config import from_options
+from treadle.errors import PluginLoadError
+from treadle.frontend.opening import choose_renderer, open_checkpoint
+from treadle.plugins import Host
+from treadle.plugins.guarded import Guarded
+from treadle.testing.checkpoints import make_tokenizer, tiny_config
 
 PLUGIN = """
 import threading
-from weft.api import impl
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.errors import RequestError
 
-WEFT = {"renderers": ["faulty"]}
+TREADLE = {"renderers": ["faulty"]}
 released = threading.Event()
 
 
@@ -66,17 +66,17 @@ class Lines:
 
 
 @impl
-def weft_renderer(mode, options):
+def treadle_renderer(mode, options):
     return said("hook", options, Lines(options))
 
 
 @impl
-def weft_match(kind, key, model, options):
+def treadle_match(kind, key, model, options):
     return said("match", options, None)
 
 
 @impl
-def weft_report():
+def treadle_report():
     released.set()
 """
 FAULTS = [
@@ -159,7 +159,7 @@ def test_a_hook_that_fails_ends_the_start(how: str, tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path)
     tiny_config().save_pretrained(folder)
     config = from_options(model=str(folder), renderer="faulty")
-    words = "returned None" if how == "none" else r"weft_renderer: (KeyError|Panic): '?/secret"
+    words = "returned None" if how == "none" else r"treadle_renderer: (KeyError|Panic): '?/secret"
     with pytest.raises(PluginLoadError, match=f"renderers:faulty .*{words}"):
         open_checkpoint(config, faulty(tmp_path, "hook", how))
 
@@ -175,7 +175,7 @@ def test_a_renderer_of_a_model_is_guarded(tmp_path: Path) -> None:
         renderer.render(BAD)
 
 
-@pytest.mark.fault("renderers", "weft_match")
+@pytest.mark.fault("renderers", "treadle_match")
 @pytest.mark.parametrize("how", ["raise", "panic", "number"])
 def test_who_cannot_say_what_it_matches_is_not_chosen(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

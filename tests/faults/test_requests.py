@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from engines import calls, finish, healthy, name, named
 
-from weft import LLM
-from weft.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
-from weft.plugins.tally import MOST_FAILURES
+from treadle import LLM
+from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
+from treadle.plugins.tally import MOST_FAILURES
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]

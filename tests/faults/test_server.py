@@ -13,14 +13,14 @@ from faulty import edited, errors, hosting
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
-from weft.errors import PluginLoadError
-from weft_server import lifecycle
+from treadle.errors import PluginLoadError
+from treadle_server import lifecycle
 
 ROUTES = '''
 from typing import Any
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"server": ["faulty"]}
+TREADLE = {"server": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -28,7 +28,7 @@ class Panic(BaseException):
 
 
 @impl
-def weft_server(app, engine):
+def treadle_server(app, engine):
     import asyncio
     from contextlib import asynccontextmanager
     from litestar import Request, Response, asgi, get
@@ -188,13 +188,13 @@ async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(
 
 
 AROUND = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"server": ["faulty"]}
+TREADLE = {"server": ["faulty"]}
 
 
 @impl
-def weft_server(app, options):
+def treadle_server(app, options):
     from litestar import get
 
     @get("/fine")
@@ -304,7 +304,7 @@ async def test_an_answer_taken_away_is_an_error_of_ours(tmp_path: Path) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
 
 
-async def test_an_error_of_weft_is_no_failure_of_a_plugin_around_it(tmp_path: Path) -> None:
+async def test_an_error_of_treadle_is_no_failure_of_a_plugin_around_it(tmp_path: Path) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("/secret")
 
@@ -317,13 +317,13 @@ async def test_an_error_of_weft_is_no_failure_of_a_plugin_around_it(tmp_path: Pa
 
 
 HOOK = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"server": ["faulty"]}
+TREADLE = {"server": ["faulty"]}
 
 
 @impl
-def weft_server(app, options):
+def treadle_server(app, options):
     from litestar.datastructures import State
 
     match options["how"]:
@@ -361,7 +361,7 @@ async def test_what_the_hook_returns_does_not_matter(tmp_path: Path) -> None:
 async def test_a_plugin_that_cannot_be_imported_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = 'WEFT = {"server": ["faulty"]}\nimport missing_module\n'
+    source = 'TREADLE = {"server": ["faulty"]}\nimport missing_module\n'
     async with serving(ScriptedEngine(host=hosting(tmp_path, source))) as server:
         assert (await server.chat()).status_code == 200
     assert "server:faulty" in caplog.text and "goes on without it" in caplog.text

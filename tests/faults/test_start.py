@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from engines import EXPERTS, calls, config, hosted, name, named, start
 
-from weft.errors import CheckpointError, PluginLoadError
+from treadle.errors import CheckpointError, PluginLoadError
 
 fault = pytest.mark.fault
 
 HOOKS = {
-    "model_sources": "weft_model_source",
-    "load_formats": "weft_load_format",
-    "tokenizers": "weft_tokenizer",
-    "models": "weft_model",
-    "quantization": "weft_quantization",
-    "executors": "weft_executor",
-    "policies": "weft_policy",
-    "logits_processors": "weft_logits_processor",
-    "stat_loggers": "weft_stat_logger",
+    "model_sources": "treadle_model_source",
+    "load_formats": "treadle_load_format",
+    "tokenizers": "treadle_tokenizer",
+    "models": "treadle_model",
+    "quantization": "treadle_quantization",
+    "executors": "treadle_executor",
+    "policies": "treadle_policy",
+    "logits_processors": "treadle_logits_processor",
+    "stat_loggers": "treadle_stat_logger",
 }
 KINDS = [
     pytest.param("model_sources", marks=fault("model_sources", "hook")),
@@ -174,8 +174,8 @@ def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> No
 @pytest.mark.parametrize(
     ("kind", "hook"),
     [
-        pytest.param("attention", "weft_attention", marks=fault("attention", "hook")),
-        pytest.param("kernels", "weft_kernel", marks=fault("kernels", "hook")),
+        pytest.param("attention", "treadle_attention", marks=fault("attention", "hook")),
+        pytest.param("kernels", "treadle_kernel", marks=fault("kernels", "hook")),
     ],
 )
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_offer_without_pages_is_a_refusal() -> None:
         start(hosted(made), made)
 
 
-@pytest.mark.fault("quantization", "weft_match")
+@pytest.mark.fault("quantization", "treadle_match")
 @pytest.mark.parametrize(
     ("how", "words"), [("RuntimeError", "RuntimeError: odd"), ("text", "'odd'")]
 )
@@ -217,12 +217,12 @@ def test_a_match_that_fails_matches_nothing(how: str, words: str) -> None:
     """It is asked only where a checkpoint does not say how it is quantized."""
     unnamed = {"quantization_config": {"bits": 4}}
     options = {"hf_overrides": unnamed, "quantization": "auto"}
-    made = config("quantization", "weft_match", how, **options)
+    made = config("quantization", "treadle_match", how, **options)
     host = hosted(made)
     with pytest.raises(CheckpointError, match="no installed plugin recognizes it"):
         start(host, made)
     if how == "RuntimeError":
-        assert calls(host, "quantization", "weft_match") == {"error": 1}
-    strict = config("quantization", "weft_match", how, plugin_strict=True, **options)
-    with pytest.raises(PluginLoadError, match=f"quantization:odd .*weft_match.*{words}"):
+        assert calls(host, "quantization", "treadle_match") == {"error": 1}
+    strict = config("quantization", "treadle_match", how, plugin_strict=True, **options)
+    with pytest.raises(PluginLoadError, match=f"quantization:odd .*treadle_match.*{words}"):
         start(hosted(strict), strict)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from engines import EXPERTS, USE, calls, finish, healthy, name, named
 
-from weft import LLM, SamplingParams
-from weft.errors import EngineDeadError, EngineError
+from treadle import LLM, SamplingParams
+from treadle.errors import EngineDeadError, EngineError
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]

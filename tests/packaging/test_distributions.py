@@ -46,12 +46,12 @@ class TestRoot:
         requirements = metadata(wheel).get_all("Requires-Dist", [])
         for member in members():
             line = f"{member.name} @ {member.folder.as_uri()}"
-            if member.pyproject.get("tool", {}).get("weft", {}).get("default", True):
+            if member.pyproject.get("tool", {}).get("treadle", {}).get("default", True):
                 assert line in requirements
             assert f"{line} ; extra == 'all'" in [r.replace('"', "'") for r in requirements]
 
     def test_a_release_depends_on_versions_and_on_nothing_local(self, tmp_path: Path) -> None:
-        wheel = build(ROOT, tmp_path, WEFT_RELEASE="1")
+        wheel = build(ROOT, tmp_path, TREADLE_RELEASE="1")
         requirements = [str(r) for r in metadata(wheel).get_all("Requires-Dist", [])]
         assert [r for r in requirements if "file:" in r] == []
         for member in members():
@@ -62,13 +62,13 @@ class TestRoot:
     def test_it_holds_no_code(self, tmp_path: Path) -> None:
         assert [n for n in build(ROOT, tmp_path).namelist() if n.endswith(".py")] == []
 
-    def test_everything_that_a_member_needs_of_weft_is_installed_by_default(self) -> None:
+    def test_everything_that_a_member_needs_of_treadle_is_installed_by_default(self) -> None:
         default = {
             m.name
             for m in members()
-            if m.pyproject.get("tool", {}).get("weft", {}).get("default", True)
+            if m.pyproject.get("tool", {}).get("treadle", {}).get("default", True)
         }
-        assert {"weft-core", "weft-server", "weft-cli"} <= default
+        assert {"treadle-core", "treadle-server", "treadle-cli"} <= default
 
 
 @pytest.mark.parametrize("member", members(), ids=lambda m: m.name)
@@ -92,7 +92,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(member: Member, tmp_path: Pa
 
 # Plugins that need another one. Each entry is a reason why removing a plugin takes more with it.
 NEEDS = {
-    "weft-demo": {"weft-llama"},  # a checkpoint is of no use without its architecture
+    "treadle-demo": {"treadle-llama"},  # a checkpoint is of no use without its architecture
 }
 
 
@@ -101,7 +101,7 @@ def test_a_plugin_can_be_installed_with_the_core_alone(member: Member) -> None:
     """No plugin drags in the server, the command line, or another plugin."""
     first_party = {m.name for m in members()}
     needs = {re.split(r"[<>=!~ \[]", r)[0] for r in member.pyproject["project"]["dependencies"]}
-    assert needs & first_party == {"weft-core"} | NEEDS.get(member.name, set())
+    assert needs & first_party == {"treadle-core"} | NEEDS.get(member.name, set())
 
 
 def test_torch_is_pinned_in_the_constraints_only() -> None:

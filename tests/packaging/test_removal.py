@@ -35,8 +35,8 @@ CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2Fo
 
 GENERATE = """
 import sys
-from weft import LLM, SamplingParams
-from weft.plugins import Host
+from treadle import LLM, SamplingParams
+from treadle.plugins import Host
 
 gone = sys.argv[1]
 assert gone not in {entry.dist for entry in Host().entries}
@@ -48,7 +48,7 @@ with LLM(**options) as llm:
 """
 
 LIST = """
-from weft_cli.main import main
+from treadle_cli.main import main
 main(["plugin", "list", "--json"])
 """
 
@@ -123,7 +123,7 @@ def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == "4"
 
 
-@pytest.mark.parametrize("name", ["weft-server", "weft-cli"])
+@pytest.mark.parametrize("name", ["treadle-server", "treadle-cli"])
 def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: Path) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
@@ -132,12 +132,12 @@ def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: P
 
 
 def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Generate with a Llama where ``weft-llama`` and ``more`` are not installed."""
+    """Generate with a Llama where ``treadle-llama`` and ``more`` are not installed."""
     named = {m.name: m for m in plugins()}
-    model = checkpoint(folder, named["weft-qwen"])
+    model = checkpoint(folder, named["treadle-qwen"])
     assert "LlamaForCausalLM" in (model / "config.json").read_text()
-    site = without(named["weft-llama"], folder, *(named[name] for name in more))
-    return run(site, GENERATE, "weft-llama", str(model))
+    site = without(named["treadle-llama"], folder, *(named[name] for name in more))
+    return run(site, GENERATE, "treadle-llama", str(model))
 
 
 def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path) -> None:
@@ -148,6 +148,6 @@ def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path) -> None:
 
 def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path) -> None:
     """The absence is real, and the message names the distribution to install."""
-    done = removed_llama(tmp_path, "weft-transformers")
+    done = removed_llama(tmp_path, "treadle-transformers")
     assert done.returncode != 0
-    assert "weft-llama" in done.stderr.splitlines()[-1], done.stderr
+    assert "treadle-llama" in done.stderr.splitlines()[-1], done.stderr

@@ -1,4 +1,4 @@
-"""Which parsers and quantization weft's own plugins take models for, by what checkpoints say.
+"""Which parsers and quantization treadle's own plugins take models for, by what checkpoints say.
 
 The templates are short forms of the families', with the words that the models were trained on.
 """
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from weft.api.matching import ModelTraits
-from weft.config import from_options
-from weft.frontend.opening import open_checkpoint, plugin_config
-from weft.plugins import Host
-from weft.plugins.matching import AUTO, decide
-from weft.testing.matching import PLAIN, Matching
+from treadle.api.matching import ModelTraits
+from treadle.config import from_options
+from treadle.frontend.opening import open_checkpoint, plugin_config
+from treadle.plugins import Host
+from treadle.plugins.matching import AUTO, decide
+from treadle.testing.matching import PLAIN, Matching
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -105,7 +105,7 @@ def test_the_parsers_of_a_model(name: str) -> None:
 
 
 def test_the_demo_model_as_it_is_opened() -> None:
-    config = from_options(model="demo:weft-demo")
+    config = from_options(model="demo:treadle-demo")
     host = Host(plugin_config(config))
     model = open_checkpoint(config, host).traits
     assert model.config["architectures"] == ["LlamaForCausalLM"]
@@ -115,7 +115,7 @@ def test_the_demo_model_as_it_is_opened() -> None:
 
 
 def test_a_template_of_the_users_own_decides() -> None:
-    config = from_options(model="demo:weft-demo", chat_template=MISTRAL)
+    config = from_options(model="demo:treadle-demo", chat_template=MISTRAL)
     host = Host(plugin_config(config))
     model = open_checkpoint(config, host).traits
     assert model.templates == {"default": MISTRAL}

@@ -1,4 +1,4 @@
-"""``weft serve`` as a process of its own, always ended."""
+"""``treadle serve`` as a process of its own, always ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 
 
 class Process:
-    """A running ``weft serve``."""
+    """A running ``treadle serve``."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
         self.process, self.url, self.log = process, url, log
@@ -38,7 +38,7 @@ class Process:
     def settles(self, wait: float = 5.0) -> bool:
         """Whether the engine becomes idle, with every page free."""
         deadline = time.monotonic() + wait
-        names = ("weft_requests_running", "weft_requests_waiting", "weft_cache_pages_used")
+        names = ("treadle_requests_running", "treadle_requests_waiting", "treadle_cache_pages_used")
         while any(self.metric(name) for name in names):
             if time.monotonic() > deadline:
                 return False
@@ -54,7 +54,7 @@ class Process:
 
 @contextmanager
 def served(model: Path, log: Path, *options: str) -> Iterator[Process]:
-    command = [sys.executable, "-m", "weft_cli", "serve", str(model), "--port", "0"]
+    command = [sys.executable, "-m", "treadle_cli", "serve", str(model), "--port", "0"]
     command += ["--device", "cpu", "--dtype", "float32", "--threads", "1", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as out:
@@ -73,7 +73,7 @@ def served(model: Path, log: Path, *options: str) -> Iterator[Process]:
         process.kill()
         process.wait(10)
         for child in children:
-            if Path(f"/proc/{child}").exists() and "weft" in cmdline(child):
+            if Path(f"/proc/{child}").exists() and "treadle" in cmdline(child):
                 os.kill(child, signal.SIGKILL)
 
 

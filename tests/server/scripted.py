@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from weft.api.matching import ModelTraits
-from weft.config import EngineConfig, from_options
-from weft.engine.plan import EngineFacts
-from weft.engine.stats import EngineStats
-from weft.errors import EngineDeadError, RequestError
-from weft.outputs import CompletionOutput, Logprob, RequestOutput
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft_server.testing.engine import Characters, Lines
+from treadle.api.matching import ModelTraits
+from treadle.config import EngineConfig, from_options
+from treadle.engine.plan import EngineFacts
+from treadle.engine.stats import EngineStats
+from treadle.errors import EngineDeadError, RequestError
+from treadle.outputs import CompletionOutput, Logprob, RequestOutput
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle_server.testing.engine import Characters, Lines
 
 Before = Callable[["ScriptedEngine", int], None]
 

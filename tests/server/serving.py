@@ -12,10 +12,10 @@ import httpx
 import msgspec
 from scripted import ScriptedEngine
 
-from weft_server.config import server_from_options
-from weft_server.context import Context
-from weft_server.lifecycle import Lifecycle, Signals
-from weft_server.listen import bind
+from treadle_server.config import server_from_options
+from treadle_server.context import Context
+from treadle_server.lifecycle import Lifecycle, Signals
+from treadle_server.listen import bind
 
 
 class Server:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import ConfigError
-from weft_server.config import ServerConfig, server_from_options
-from weft_server.listen import bind
+from treadle.errors import ConfigError
+from treadle_server.config import ServerConfig, server_from_options
+from treadle_server.listen import bind
 
 
 def test_a_key_is_never_shown() -> None:
@@ -18,10 +18,10 @@ def test_a_key_is_never_shown() -> None:
 
 
 def test_keys_come_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_API_KEY", "one, two")
+    monkeypatch.setenv("TREADLE_API_KEY", "one, two")
     assert server_from_options().api_key == ["one", "two"]
     assert server_from_options(api_key=["three"]).api_key == ["three"]
-    monkeypatch.setenv("WEFT_ADMIN_API_KEY", "boss")
+    monkeypatch.setenv("TREADLE_ADMIN_API_KEY", "boss")
     found = server_from_options()
     assert (found.api_key, found.admin_api_key) == (["one", "two"], ["boss"])
 
@@ -64,7 +64,7 @@ def test_a_taken_port_is_told_before_anything_starts() -> None:
 
 
 def test_a_unix_socket_replaces_a_dead_one_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "weft.sock"
+    path = tmp_path / "treadle.sock"
     config = server_from_options(uds=str(path))
     first = bind(config)
     first.close()  # its file stays behind

@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import pytest
 
-from weft_server.decode import DANGEROUS, Reader, check_depth
-from weft_server.errors import APIError
-from weft_server.wire.chat import ChatRequest
-from weft_server.wire.completions import CompletionRequest
-from weft_server.wire.messages import AssistantMessage, ToolMessage
+from treadle_server.decode import DANGEROUS, Reader, check_depth
+from treadle_server.errors import APIError
+from treadle_server.wire.chat import ChatRequest
+from treadle_server.wire.completions import CompletionRequest
+from treadle_server.wire.messages import AssistantMessage, ToolMessage
 
 CHAT, TEXT = Reader(ChatRequest), Reader(CompletionRequest)
 

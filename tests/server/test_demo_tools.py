@@ -1,4 +1,4 @@
-"""The demo model behind a real ``weft serve``: it calls a tool and reads the result,
+"""The demo model behind a real ``treadle serve``: it calls a tool and reads the result,
 thinks, and answers in a schema; each with the others, whole and streamed.
 
 No flag names a parser: they are found by what the model's chat template says.
@@ -38,7 +38,7 @@ THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     log = tmp_path_factory.mktemp("log") / "server.log"
-    with served(Path("demo:weft-demo"), log, "--served-model-name", "demo") as process:
+    with served(Path("demo:treadle-demo"), log, "--served-model-name", "demo") as process:
         yield process
         assert "Traceback" not in log.read_text()
 
@@ -190,7 +190,7 @@ def test_without_thinking_there_is_no_reasoning(client: openai.OpenAI) -> None:
 def test_a_call_can_be_forced(client: openai.OpenAI, thinking: Any) -> None:
     """Of a question that no tool is for."""
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
-    question: Any = [{"role": "user", "content": "What is weft?"}]
+    question: Any = [{"role": "user", "content": "What is treadle?"}]
     assert not asked(client, question, tools=TOOLS).choices[0].message.tool_calls
     for choice in ("required", named):
         answer = asked(client, question, tools=TOOLS, tool_choice=choice, extra_body=thinking)

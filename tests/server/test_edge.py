@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from serving import Server, serving
 
-from weft_server import keys
-from weft_server.edge import Edge
+from treadle_server import keys
+from treadle_server.edge import Edge
 
 KEYS = {"api_key": ["k1", "k2-é"]}
 
@@ -95,12 +95,12 @@ def test_all_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_loopback_server_knows_its_names() -> None:
-    async with serving(allowed_host=["weft.test"]) as server:
+    async with serving(allowed_host=["treadle.test"]) as server:
         for host, status in {
             "localhost:1": 200,
             "127.0.0.1": 200,
             "[::1]:8000": 200,
-            "weft.test": 200,
+            "treadle.test": 200,
             "evil.example": 403,
             "localhost.evil.example": 403,
             "127.0.0.1.evil.example:80": 403,
@@ -182,6 +182,6 @@ async def test_a_client_that_leaves_before_the_last_event_is_no_fault(
     scope["headers"] = [(b"host", b"localhost")]
     async with serving() as server:
         monkeypatch.setattr(server.context.served, "app", answer)
-        with caplog.at_level(logging.INFO, "weft.server"):
+        with caplog.at_level(logging.INFO, "treadle.server"):
             await Edge(server.context)(scope, gone, ignored)
     assert not caplog.records

@@ -10,7 +10,7 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
-from weft.errors import (
+from treadle.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineError,

@@ -1,4 +1,4 @@
-"""Guided decoding through ``weft serve`` and the official client."""
+"""Guided decoding through ``treadle serve`` and the official client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOOLS: Any = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     model = make_checkpoint(
         tmp_path_factory.mktemp("tiny"), tokenizer=True, max_position_embeddings=512

@@ -14,16 +14,16 @@ import pytest
 from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
-from weft.config import PluginConfig
-from weft.plugins import Host
-from weft_server.watch import MOST_STUCK, PATIENCE, Watch
+from treadle.config import PluginConfig
+from treadle.plugins import Host
+from treadle_server.watch import MOST_STUCK, PATIENCE, Watch
 
 PLUGIN = """
 import threading
-from weft.api.hookspecs import impl
-from weft.api.parsers import TextDelta
+from treadle.api.hookspecs import impl
+from treadle.api.parsers import TextDelta
 
-WEFT = {"tool_parsers": ["build", "feed", "finish", "grammar", "good", "tags"], "reasoning": ["feed"]}
+TREADLE = {"tool_parsers": ["build", "feed", "finish", "grammar", "good", "tags"], "reasoning": ["feed"]}
 released = threading.Event()
 
 
@@ -57,17 +57,17 @@ class Parser:
 
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     return Parser(name)
 
 
 @impl
-def weft_reasoning_parser(name):
+def treadle_reasoning_parser(name):
     return Parser(name)
 
 
 @impl
-def weft_report():
+def treadle_report():
     released.set()
 """
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -100,16 +100,16 @@ async def test_others_are_served_while_a_parser_hangs(host: Host, kind: str) -> 
             assert await healthy(server) < 1
             assert (await server.complete()).status_code == 200
         engine.text = ["fine"]
-        assert "x-weft-parser-error" not in (await server.chat(**fields)).headers
+        assert "x-treadle-parser-error" not in (await server.chat(**fields)).headers
         page = (await server.client.get("/metrics")).text
     *chunks, done = events(hanging.result().text)
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "abc!d"
     assert done == "[DONE]" and f": parser-error {kind}=feed" in hanging.result().text
-    assert f'weft_parser_failures_total{{parser="{kind}=feed"}} 1.0' in page
-    assert "weft_parser_threads_stuck 1.0" in page
+    assert f'treadle_parser_failures_total{{parser="{kind}=feed"}} 1.0' in page
+    assert "treadle_parser_threads_stuck 1.0" in page
     plugin = "tool_parsers:feed" if kind == "tool_parser" else "reasoning:feed"
     labels = f'hook="feed",model_name="scripted",outcome="error",plugin="{plugin}"'
-    assert f"weft_plugin_calls_total{{{labels}}} 1.0" in page
+    assert f"treadle_plugin_calls_total{{{labels}}} 1.0" in page
 
 
 @pytest.mark.parametrize("where", ["build", "feed", "finish"])
@@ -125,7 +125,7 @@ async def test_the_text_is_delivered_wherever_it_hangs(
         assert f": parser-error tool_parser={where}" in response.text
     else:
         text = response.json()["choices"][0]["message"]["content"]
-        assert response.headers["x-weft-parser-error"] == f"tool_parser={where}"
+        assert response.headers["x-treadle-parser-error"] == f"tool_parser={where}"
     assert text == "ab!c"
 
 
@@ -149,12 +149,12 @@ async def test_threads_that_are_lost_are_bounded(host: Host) -> None:
         for _ in range(MOST_STUCK + 3):
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
-            assert response.headers["x-weft-parser-error"] == "tool_parser=feed"
+            assert response.headers["x-treadle-parser-error"] == "tool_parser=feed"
         assert server.context.watch.stuck == MOST_STUCK
         assert threading.active_count() <= before + MOST_STUCK + 3  # one to go on, two for text
         host.report()
         await until(lambda: server.context.watch.stuck == 0)
-        assert "x-weft-parser-error" not in (await server.chat(tools=TOOLS)).headers
+        assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers
 
 
 async def test_calls_behind_a_slow_one_go_on_in_another_thread() -> None:

@@ -1,4 +1,4 @@
-"""``weft_server``: plugins edit the application."""
+"""``treadle_server``: plugins edit the application."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from scripted import ScriptedEngine
 from serving import serving
 
-from weft.config import PluginConfig
-from weft.errors import PluginLoadError
-from weft.plugins import Host
+from treadle.config import PluginConfig
+from treadle.errors import PluginLoadError
+from treadle.plugins import Host
 
 PLUGIN = """
-from weft.api.hookspecs import impl
+from treadle.api.hookspecs import impl
 
-WEFT = {"server": ["hello"]}
+TREADLE = {"server": ["hello"]}
 
 
 @impl
-def weft_server(app, engine):
+def treadle_server(app, engine):
     from litestar import get
 
     @get("/hello")
@@ -71,9 +71,9 @@ async def test_a_hook_that_raises_stops_the_start_and_names_its_owner(tmp_path: 
 
 PROBE = """
 import sys
-import weft_server, weft_server.plugin
+import treadle_server, treadle_server.plugin
 light = [m for m in ("litestar", "uvicorn", "torch") if m in sys.modules]
-import weft_server.run, weft_server.routes.tokenize, weft_server.chat.stream, weft_server.lifecycle
+import treadle_server.run, treadle_server.routes.tokenize, treadle_server.chat.stream, treadle_server.lifecycle
 heavy = [m for m in ("torch", "transformers", "numpy") if m in sys.modules]
 print(light, heavy)
 """

@@ -10,7 +10,7 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
-from weft.errors import EngineDeadError
+from treadle.errors import EngineDeadError
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
@@ -87,7 +87,7 @@ async def test_a_dead_engine_is_told_to_everybody_and_ends_the_server(idle: bool
 
 
 async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft_server.lifecycle.HEARTBEAT", 0.02)
+    monkeypatch.setattr("treadle_server.lifecycle.HEARTBEAT", 0.02)
     engine = ScriptedEngine()
     async with serving(engine, hang_timeout=0.1) as server:
         engine.healthy.clear()
@@ -98,7 +98,7 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "engine_hangs"
         assert (
-            'weft_engine_up{model_name="scripted"} 1.0'
+            'treadle_engine_up{model_name="scripted"} 1.0'
             in (await server.client.get("/metrics")).text
         )
         engine.healthy.set()

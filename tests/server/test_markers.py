@@ -8,10 +8,10 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
 
-from weft.outputs import CompletionOutput
-from weft.sampling.params import SamplingParams
-from weft_server.markers import Sieve
-from weft_server.testing.engine import Characters
+from treadle.outputs import CompletionOutput
+from treadle.sampling.params import SamplingParams
+from treadle_server.markers import Sieve
+from treadle_server.testing.engine import Characters
 
 SPECIAL = {"\ue000": "[TOOL_CALLS]", "\ue001": "[ARGS]", "\ue002": "<think>", "\ue003": "</think>"}
 SPECIAL |= {"\ue004": "<|turn|>"}

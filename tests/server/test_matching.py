@@ -9,26 +9,26 @@ import pytest
 from scripted import ScriptedEngine
 from serving import serving
 
-from weft.api.matching import ModelTraits
-from weft.config import PluginConfig
-from weft.errors import PluginConflictError
-from weft.plugins import Host
-from weft_server.config import server_from_options
-from weft_server.run import serve_engine
+from treadle.api.matching import ModelTraits
+from treadle.config import PluginConfig
+from treadle.errors import PluginConflictError
+from treadle.plugins import Host
+from treadle_server.config import server_from_options
+from treadle_server.run import serve_engine
 
 QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think>"'})
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 RIVAL = """
-from weft.api import impl
-from weft.api.matching import Match
+from treadle.api import impl
+from treadle.api.matching import Match
 
-WEFT = {"tool_parsers": ["rival"]}
+TREADLE = {"tool_parsers": ["rival"]}
 
 
 @impl
-def weft_match(kind, key, model):
+def treadle_match(kind, key, model):
     return Match(100, "it wants everything") if key == "rival" else None
 """
 

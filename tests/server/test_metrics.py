@@ -5,7 +5,7 @@ import re
 from scripted import ScriptedEngine
 from serving import serving
 
-from weft_server.histogram import Histogram
+from treadle_server.histogram import Histogram
 
 
 def value(page: str, name: str, **labels: str) -> float:
@@ -23,17 +23,17 @@ async def test_the_numbers_are_those_of_the_client() -> None:
         await server.complete(n=0)
         page = (await server.client.get("/metrics")).text
     chat = {"route": "/v1/chat/completions"}
-    assert value(page, "weft_http_requests_total", method="POST", status="200", **chat) == 10
-    assert value(page, "weft_http_requests_total", status="400", route="/v1/completions") == 1
-    assert value(page, "weft_http_request_seconds_count", **chat) == 10
-    assert value(page, "weft_time_to_first_token_seconds_count") == 4
-    assert value(page, "weft_inter_token_latency_seconds_count") == 12
-    assert value(page, "weft_request_latency_seconds_count") == 10
-    assert value(page, "weft_request_generated_tokens_sum") == 110
-    assert value(page, "weft_request_prompt_tokens_bucket", le="8") == 10
-    assert value(page, "weft_sequences_finished_total", reason="stop") == 10
-    assert value(page, "weft_engine_up", model_name="scripted") == 1
-    assert value(page, "weft_http_requests_active") == 1  # the scrape itself
+    assert value(page, "treadle_http_requests_total", method="POST", status="200", **chat) == 10
+    assert value(page, "treadle_http_requests_total", status="400", route="/v1/completions") == 1
+    assert value(page, "treadle_http_request_seconds_count", **chat) == 10
+    assert value(page, "treadle_time_to_first_token_seconds_count") == 4
+    assert value(page, "treadle_inter_token_latency_seconds_count") == 12
+    assert value(page, "treadle_request_latency_seconds_count") == 10
+    assert value(page, "treadle_request_generated_tokens_sum") == 110
+    assert value(page, "treadle_request_prompt_tokens_bucket", le="8") == 10
+    assert value(page, "treadle_sequences_finished_total", reason="stop") == 10
+    assert value(page, "treadle_engine_up", model_name="scripted") == 1
+    assert value(page, "treadle_http_requests_active") == 1  # the scrape itself
     assert value(page, "process_open_fds") > 0
 
 
@@ -60,8 +60,8 @@ async def test_metrics_survive_the_engine_and_can_be_switched_off() -> None:
     async with serving(engine, enable_request_metrics=False) as server:
         await server.chat(stream=True)
         page = (await server.client.get("/metrics")).text
-        assert value(page, "weft_time_to_first_token_seconds_count") == 0
-        assert value(page, "weft_http_requests_total", method="POST") == 1
+        assert value(page, "treadle_time_to_first_token_seconds_count") == 0
+        assert value(page, "treadle_http_requests_total", method="POST") == 1
 
 
 def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:

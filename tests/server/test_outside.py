@@ -6,8 +6,8 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
-from weft.engine.async_llm import AsyncLLM
-from weft_server.engine import Engine
+from treadle.engine.async_llm import AsyncLLM
+from treadle_server.engine import Engine
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])

@@ -13,20 +13,20 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
 
-from weft.api.parsers import Delta, TextDelta
-from weft.config import PluginConfig
-from weft.errors import PluginNotFoundError
-from weft.plugins import Host
-from weft_server.config import server_from_options
-from weft_server.parsing import Guard, Splitter
-from weft_server.run import serve_engine
+from treadle.api.parsers import Delta, TextDelta
+from treadle.config import PluginConfig
+from treadle.errors import PluginNotFoundError
+from treadle.plugins import Host
+from treadle_server.config import server_from_options
+from treadle_server.parsing import Guard, Splitter
+from treadle_server.run import serve_engine
 
 PLUGIN = '''
-from weft.api.guided import GrammarSpec
-from weft.api.hookspecs import impl
-from weft.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
+from treadle.api.guided import GrammarSpec
+from treadle.api.hookspecs import impl
+from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 
-WEFT = {"tool_parsers": ["bars", "bad", "late", "unborn"], "reasoning": ["think", "bad"]}
+TREADLE = {"tool_parsers": ["bars", "bad", "late", "unborn"], "reasoning": ["think", "bad"]}
 
 
 class Bars:
@@ -106,12 +106,12 @@ class Late(Bad):
 
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     return {"bars": Bars, "bad": Bad, "late": Late}[name]()  # KeyError: unborn
 
 
 @impl
-def weft_reasoning_parser(name):
+def treadle_reasoning_parser(name):
     return {"think": Think, "bad": Bad}[name]()
 '''
 TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
@@ -226,8 +226,8 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
     assert content == "".join(pieces)
     assert f": parser-error {label}" in response.text
     if options != {"tool_parser": "late"}:  # that one needs more than one feed to fail
-        assert whole.headers["x-weft-parser-error"] == label
-    assert f'weft_parser_failures_total{{parser="{label}"}}' in metrics
+        assert whole.headers["x-treadle-parser-error"] == label
+    assert f'treadle_parser_failures_total{{parser="{label}"}}' in metrics
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,9 +6,9 @@ from time import perf_counter
 
 from serving import serving
 
-from weft.engine.stats import EngineStats
-from weft.plugins.tally import Tally
-from weft_server.metrics import Metrics
+from treadle.engine.stats import EngineStats
+from treadle.plugins.tally import Tally
+from treadle_server.metrics import Metrics
 
 
 async def test_plugins_are_listed_with_their_states() -> None:
@@ -16,16 +16,16 @@ async def test_plugins_are_listed_with_their_states() -> None:
         assert (await server.client.get("/plugins")).status_code == 401
         answer = await server.client.get("/plugins", headers={"authorization": "Bearer k"})
     rows = {f"{row['kind']}:{row['key']}": row for row in answer.json()["data"]}
-    assert rows["policies:fcfs"]["distribution"] == "weft-core"
+    assert rows["policies:fcfs"]["distribution"] == "treadle-core"
     assert rows["server:plugins"]["state"] == "loaded"
     assert all("target" not in row for row in rows.values()), "paths of the machine"
 
 
 def test_states_of_the_engine_are_shown() -> None:
-    from weft.plugins.listing import Row
-    from weft_server.routes.plugins import shown
+    from treadle.plugins.listing import Row
+    from treadle_server.routes.plugins import shown
 
-    row = Row("stat_loggers", "x", "weft-x", "1.0", "ready", "", "weft_x")
+    row = Row("stat_loggers", "x", "treadle-x", "1.0", "ready", "", "treadle_x")
     assert shown(row, {"stat_loggers:x": "broken"})["state"] == "broken"
     assert shown(row, {})["state"] == "ready"
 
@@ -44,10 +44,10 @@ def test_calls_and_states_are_metrics() -> None:
     own.done("policies:fcfs", "order", perf_counter() - 1.5)
     page = Metrics("m", own).exposition(stats).decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
-    assert f"weft_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
+    assert f"treadle_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
     labels = 'hook="order",model_name="m",outcome="slow",plugin="policies:fcfs"'
-    assert f"weft_plugin_calls_total{{{labels}}} 1.0" in page
+    assert f"treadle_plugin_calls_total{{{labels}}} 1.0" in page
     labels = 'hook="order",model_name="m",plugin="policies:fcfs"'
-    assert f"weft_plugin_seconds_count{{{labels}}} 8.0" in page
-    assert f"weft_plugin_seconds_sum{{{labels}}} 2.0" in page
-    assert 'weft_plugin_state{model_name="m",plugin="stat_loggers:x",state="broken"} 1.0' in page
+    assert f"treadle_plugin_seconds_count{{{labels}}} 8.0" in page
+    assert f"treadle_plugin_seconds_sum{{{labels}}} 2.0" in page
+    assert 'treadle_plugin_state{model_name="m",plugin="stat_loggers:x",state="broken"} 1.0' in page

@@ -1,4 +1,4 @@
-"""A real ``weft serve`` with a real (tiny) model, and the official client."""
+"""A real ``treadle serve`` with a real (tiny) model, and the official client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     folder = tmp_path_factory.mktemp("tiny")
     return make_checkpoint(folder, tokenizer=True, max_position_embeddings=512)
@@ -167,14 +167,14 @@ def test_a_client_that_leaves_frees_everything(server: Process, stream: bool) ->
     body %= b"true" if stream else b"false"
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sesame\r\n"
     host, port = server.url.removeprefix("http://").split(":")
-    before = server.metric("weft_generated_tokens_total")
+    before = server.metric("treadle_generated_tokens_total")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         deadline = time.monotonic() + 5
-        while server.metric("weft_requests_running") < 4 and time.monotonic() < deadline:
+        while server.metric("treadle_requests_running") < 4 and time.monotonic() < deadline:
             pass
     assert server.settles()
-    assert 0 < server.metric("weft_generated_tokens_total") - before < 4 * 480
+    assert 0 < server.metric("treadle_generated_tokens_total") - before < 4 * 480
 
 
 def test_many_at_once(client: openai.OpenAI, server: Process) -> None:
@@ -238,7 +238,7 @@ def test_the_fallback_serves_what_no_plugin_has(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     folder = make_checkpoint(
         tmp_path_factory.mktemp("phi"), "Phi3ForCausalLM", tokenizer=True, sliding_window=8

@@ -14,18 +14,18 @@ import pytest
 from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
-from weft.config import PluginConfig
-from weft.plugins import Host
-from weft_server import reload as reloading
-from weft_server.watch import MOST_STUCK
+from treadle.config import PluginConfig
+from treadle.plugins import Host
+from treadle_server import reload as reloading
+from treadle_server.watch import MOST_STUCK
 
 ADMIN = {"authorization": "Bearer boss"}
 ID = "tool_parsers:acme"
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 PARSER = """
-from weft.api.hookspecs import impl
-from weft.api.parsers import TextDelta
+from treadle.api.hookspecs import impl
+from treadle.api.parsers import TextDelta
 
 class Parser:
     def feed(self, text, ids):
@@ -35,15 +35,15 @@ class Parser:
         return [TextDelta(" SAYS")]
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     return Parser()
 """
 ROUTE = """
 from contextlib import asynccontextmanager
-from weft.api.hookspecs import impl
+from treadle.api.hookspecs import impl
 
 @impl
-def weft_server(app, engine):
+def treadle_server(app, engine):
     from litestar import get
 
     @asynccontextmanager
@@ -60,7 +60,7 @@ def weft_server(app, engine):
     app.route_handlers.append(acme)
     app.lifespan.append(life)
 """
-POINTS = "[weft.tool_parsers]\nacme = acme_parser\n"
+POINTS = "[treadle.tool_parsers]\nacme = acme_parser\n"
 
 
 class Acme:
@@ -76,7 +76,7 @@ class Acme:
         info = self.folder / f"acme-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: acme\nVersion: {version}\nRequires-Dist: weft-core\n"
+            f"Metadata-Version: 2.1\nName: acme\nVersion: {version}\nRequires-Dist: treadle-core\n"
         )
         (info / "entry_points.txt").write_text(points)
         for name, source in modules.items():
@@ -166,8 +166,8 @@ async def test_who_has_begun_keeps_the_old_parser(fields: dict[str, Any], acme: 
 
 
 async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
-    points = f"{POINTS}\n[weft.reasoning]\nacme = acme_thoughts\n"
-    thoughts = PARSER.replace("weft_tool_parser", "weft_reasoning_parser")
+    points = f"{POINTS}\n[treadle.reasoning]\nacme = acme_thoughts\n"
+    thoughts = PARSER.replace("treadle_tool_parser", "treadle_reasoning_parser")
     acme.install("1.0", points, acme_parser=PARSER, acme_thoughts=thoughts)
     async with parsed(reasoning_parser="acme") as server:
         assert await said(server) == "Hello world 1.0 1.0"
@@ -302,7 +302,7 @@ async def test_reloads_wait_for_each_other(acme: Acme) -> None:
     assert befores == ["1.0", "2.0", "2.0"]
 
 
-BOTH = f"{POINTS}\n[weft.server]\nacme = acme_route\n"
+BOTH = f"{POINTS}\n[treadle.server]\nacme = acme_route\n"
 
 
 async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:

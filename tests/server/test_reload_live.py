@@ -1,4 +1,4 @@
-"""A parser's bug is repaired under load, in a real ``weft serve``, and no request fails."""
+"""A parser's bug is repaired under load, in a real ``treadle serve``, and no request fails."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MODULE = '''
 import json
 import re
 
-from weft.api.hookspecs import impl
-from weft.api.parsers import TextDelta, ToolCallDelta
+from treadle.api.hookspecs import impl
+from treadle.api.parsers import TextDelta, ToolCallDelta
 
 
 class Parser:
@@ -49,7 +49,7 @@ class Parser:
 
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     return Parser()
 '''
 RAISES = "if call: raise KeyError('name')"
@@ -83,9 +83,9 @@ def install(folder: Path, version: str, code: str) -> None:
     info = folder / f"hasty_parser-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: hasty-parser\nVersion: {version}\nRequires-Dist: weft-core\n"
+        f"Metadata-Version: 2.1\nName: hasty-parser\nVersion: {version}\nRequires-Dist: treadle-core\n"
     )
-    (info / "entry_points.txt").write_text("[weft.tool_parsers]\nhasty = hasty_parser\n")
+    (info / "entry_points.txt").write_text("[treadle.tool_parsers]\nhasty = hasty_parser\n")
     source = MODULE.replace("CODE", code).replace("VERSION", version)
     (folder / "hasty_parser.py").write_text(source)
 
@@ -140,7 +140,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     options = ("--tool-parser", "hasty", "--admin-api-key", KEY, "--served-model-name", "demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        with served(Path("demo:weft-demo"), log, *options) as process:
+        with served(Path("demo:treadle-demo"), log, *options) as process:
             yield process
 
 

@@ -1,4 +1,4 @@
-"""``weft serve`` with one process for each rank: an answer, and what is left when a rank dies."""
+"""``treadle serve`` with one process for each rank: an answer, and what is left when a rank dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG: Any = {"model": "tiny", "prompt": "ab", "max_tokens": 400, "extra_body": {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     folder = tmp_path_factory.mktemp("tiny")
     sizes: dict[str, Any] = {"max_position_embeddings": 512, "num_hidden_layers": 8}
@@ -53,7 +53,7 @@ def descendants(pid: int) -> set[int]:
 
 def workers(pid: int) -> list[int]:
     """The processes of the ranks; the one of rank 0 was started first."""
-    return sorted(p for p in descendants(pid) if "weft_executor_processes" in cmdline(p))
+    return sorted(p for p in descendants(pid) if "treadle_executor_processes" in cmdline(p))
 
 
 def running(pid: int) -> bool:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.attention import AttentionSuite, steps
+from treadle.testing.attention import AttentionSuite, steps
 
 SOURCE = """
 from dataclasses import replace
 
 import torch
-from weft.api import impl
-from weft.api.types import Offer, Refusal
-from weft.attention import plugin
-from weft.attention.sdpa import SdpaAttention
+from treadle.api import impl
+from treadle.api.types import Offer, Refusal
+from treadle.attention import plugin
+from treadle.attention.sdpa import SdpaAttention
 
-WEFT = {"attention": ["mine"]}
+TREADLE = {"attention": ["mine"]}
 
 
 class Mine(SdpaAttention):
@@ -22,8 +22,8 @@ class Mine(SdpaAttention):
 
 
 @impl
-def weft_attention(request):
-    bid = plugin.weft_attention(request, {})
+def treadle_attention(request):
+    bid = plugin.treadle_attention(request, {})
     if isinstance(bid, Refusal):
         return Refusal("mine", bid.reasons)
     return replace(bid, name="mine", create=lambda: Mine(request))

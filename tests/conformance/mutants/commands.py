@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft_cli.testing.commands import CommandSuite
+from treadle_cli.testing.commands import CommandSuite
 
 SOURCE = """
 import typer
 
-from weft.api import impl
-from weft.errors import ConfigError
+from treadle.api import impl
+from treadle.errors import ConfigError
 
-WEFT = {"commands": ["mine"]}
+TREADLE = {"commands": ["mine"]}
 
 
 def build():
@@ -32,7 +32,7 @@ def build():
 
 
 @impl
-def weft_command(name):
+def treadle_command(name):
     return build() if name == "mine" else None
 """
 

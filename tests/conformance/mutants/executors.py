@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.executors import ExecutorSuite
+from treadle.testing.executors import ExecutorSuite
 
 SOURCE = """
 import threading
 
-from weft.api import impl
-from weft.api.types import StepResult
-from weft.errors import WeftError
+from treadle.api import impl
+from treadle.api.types import StepResult
+from treadle.errors import TreadleError
 
-WEFT = {"executors": ["mine"]}
+TREADLE = {"executors": ["mine"]}
 
 
 class Mine:
@@ -45,7 +45,7 @@ class Mine:
 
 
 @impl
-def weft_executor(name, config, host):
+def treadle_executor(name, config, host):
     return Mine(host.executor("inline", config)) if name == "mine" else None
 """
 
@@ -64,16 +64,16 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_its_tokens_are_those_of_one_process",
-                {"self.inner.check()": "raise WeftError('idle')"},
+                {"self.inner.check()": "raise TreadleError('idle')"},
                 also=frozenset({"test_two_executors_share_nothing"}),
                 why="both look whether the executor is still there",
             ),
             Mutant(
-                "test_a_failed_start_is_an_error_of_weft",
+                "test_a_failed_start_is_an_error_of_treadle",
                 {
                     "return self.inner.start()": """try:
             return self.inner.start()
-        except WeftError as error:
+        except TreadleError as error:
             raise RuntimeError("no start") from error"""
                 },
             ),

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.extensions import ExtensionSuite
+from treadle.testing.extensions import ExtensionSuite
 
 METADATA = """Metadata-Version: 2.1
 Name: mine
 Version: 1.0
-Requires-Dist: weft-core>=0.0.1,<99
+Requires-Dist: treadle-core>=0.0.1,<99
 """
 SOURCE = """
-from weft.api import impl
+from treadle.api import impl
 
 ENGINES = []
 SEEN = []
 
 
 @impl
-def weft_configure(config):
+def treadle_configure(config):
     ENGINES.append(config)
 
 
 @impl
-def weft_unconfigure():
+def treadle_unconfigure():
     ENGINES.pop()
 
 
 @impl
-def weft_report():
+def treadle_report():
     return f"{len(ENGINES)} engines, {len(SEEN)} policies"
 
 
 @impl(wrapper=True)
-def weft_policy(name):
+def treadle_policy(name):
     found = yield
     if found is not None:
         SEEN.append(name)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.guided import GuidedSuite
+from treadle.testing.guided import GuidedSuite
 
 SOURCE = """
 import json
 import threading
 
-from weft.api import impl
-from weft.api.types import GrammarSpec
+from treadle.api import impl
+from treadle.api.types import GrammarSpec
 
-WEFT = {"guided": ["mine"]}
+TREADLE = {"guided": ["mine"]}
 
 
 class Matcher:
@@ -65,10 +65,10 @@ class Mine:
 
 
 @impl
-def weft_grammar_compiler(name, tokenizer, vocab_size):
+def treadle_grammar_compiler(name, tokenizer, vocab_size):
     if name != "mine":
         return None
-    from weft_guided_llguidance.compiler import Compiler
+    from treadle_guided_llguidance.compiler import Compiler
 
     return Mine(Compiler(tokenizer, vocab_size, strict=True, whitespace_pattern=" {0,2}"))
 """
@@ -171,7 +171,7 @@ SPECIMENS = (
             Mutant(
                 "test_special_and_unused_ids_are_never_allowed",
                 {
-                    "import threading": """from weft.testing.guided_vocabulary import SmallTokenizer
+                    "import threading": """from treadle.testing.guided_vocabulary import SmallTokenizer
 
 EMPTY = max(SmallTokenizer().special_ids)""",
                     "        self.real.fill(bitmask, row)\n": """        self.real.fill(bitmask, row)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.kernels import KernelSuite
+from treadle.testing.kernels import KernelSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.api.types import KernelOffer, Refusal
+from treadle.api import impl
+from treadle.api.types import KernelOffer, Refusal
 
-WEFT = {"kernels": ["mine"]}
+TREADLE = {"kernels": ["mine"]}
 
 
 def load():
@@ -19,7 +19,7 @@ def load():
 
 
 @impl
-def weft_kernel(op, request):
+def treadle_kernel(op, request):
     if op != "rms_norm":
         return None
     if request.device.kind != "cpu":
@@ -28,15 +28,15 @@ def weft_kernel(op, request):
 """
 
 ROTARY = """
-from weft.api import impl
-from weft.api.types import KernelOffer
+from treadle.api import impl
+from treadle.api.types import KernelOffer
 
-WEFT = {"kernels": ["rotary"]}
+TREADLE = {"kernels": ["rotary"]}
 
 
 def load():
     import torch
-    from weft.layers import ops
+    from treadle.layers import ops
 
     def write(qkv, cos, sin, norms, cache, slots):
         size, kv_heads = cos.shape[-1], cache.shape[2]
@@ -52,15 +52,15 @@ def load():
 
 
 @impl
-def weft_kernel(op, request):
+def treadle_kernel(op, request):
     return KernelOffer("rotary", 10, load) if op == "rotary_write" else None
 """
 
 PARTS = """
-from weft.api import impl
-from weft.api.types import KernelOffer
+from treadle.api import impl
+from treadle.api.types import KernelOffer
 
-WEFT = {"kernels": ["parts"]}
+TREADLE = {"kernels": ["parts"]}
 
 
 def multiplies():
@@ -77,7 +77,7 @@ def multiplies():
 
 
 def adds():
-    from weft.layers import ops
+    from treadle.layers import ops
 
     def add(parts, residual, weight, eps, offset):
         total = parts.sum(0).to(residual.dtype)
@@ -87,7 +87,7 @@ def adds():
 
 
 @impl
-def weft_kernel(op, request):
+def treadle_kernel(op, request):
     known = {"linear_parts": multiplies, "add_parts_rms_norm": adds}
     return KernelOffer("parts", 10, known[op]) if op in known else None
 """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.connectors import PAGES, KVConnectorSuite
+from treadle.testing.connectors import PAGES, KVConnectorSuite
 
 SOURCE = """
 import functools
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"kv_connectors": ["mine"]}
+TREADLE = {"kv_connectors": ["mine"]}
 KEPT = {}
 
 
@@ -43,7 +43,7 @@ def build(layout, role):
 
 
 @impl
-def weft_kv_connector(name, role, layout):
+def treadle_kv_connector(name, role, layout):
     return build(layout, role) if name == "mine" else None
 """
 

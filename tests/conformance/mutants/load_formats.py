@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.sources import LoadFormatSuite
+from treadle.testing.sources import LoadFormatSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.errors import CheckpointError
-from weft.loading.formats import SafetensorsLoader
+from treadle.api import impl
+from treadle.errors import CheckpointError
+from treadle.loading.formats import SafetensorsLoader
 
-WEFT = {"load_formats": ["mine"]}
+TREADLE = {"load_formats": ["mine"]}
 
 
 class Mine:
@@ -31,7 +31,7 @@ class Mine:
 
 
 @impl
-def weft_load_format(format, files):
+def treadle_load_format(format, files):
     return Mine(files) if format == "mine" else None
 """
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.testing.logits import LogitsProcessorSuite
+from treadle.testing.logits import LogitsProcessorSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.errors import RequestError
 
-WEFT = {"logits_processors": ["mine"]}
+TREADLE = {"logits_processors": ["mine"]}
 
 
 class Mine:
@@ -27,7 +27,7 @@ class Mine:
 
 
 @impl
-def weft_logits_processor(name):
+def treadle_logits_processor(name):
     return Mine() if name == "mine" else None
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.adapters import LoRAResolverSuite
+from treadle.testing.adapters import LoRAResolverSuite
 
 SOURCE = """
 import functools
@@ -16,18 +16,18 @@ from pathlib import Path
 
 import msgspec
 
-from weft.api import impl
-from weft.api.types import LoRA
-from weft.errors import CheckpointError
+from treadle.api import impl
+from treadle.api.types import LoRA
+from treadle.errors import CheckpointError
 
-WEFT = {"lora_resolvers": ["mine"]}
+TREADLE = {"lora_resolvers": ["mine"]}
 
 
 class Options(msgspec.Struct, frozen=True):
     folder: str
 
 
-WEFT_OPTIONS = {"lora_resolvers:mine": Options}
+TREADLE_OPTIONS = {"lora_resolvers:mine": Options}
 
 
 class Mine:
@@ -58,7 +58,7 @@ def build(folder):
 
 
 @impl
-def weft_lora_resolver(name, options):
+def treadle_lora_resolver(name, options):
     return build(options["folder"]) if name == "mine" else None
 """
 ANYWHERE = """

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.api.files import ModelRef
-from weft.testing.sources import ModelSourceSuite
+from treadle.api.files import ModelRef
+from treadle.testing.sources import ModelSourceSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.api.files import ModelFiles
-from weft.loading.sources import FolderSource
+from treadle.api import impl
+from treadle.api.files import ModelFiles
+from treadle.loading.sources import FolderSource
 
-WEFT = {"model_sources": ["mine"]}
+TREADLE = {"model_sources": ["mine"]}
 
 
 class Mine:
@@ -26,7 +26,7 @@ class Mine:
 
 
 @impl
-def weft_model_source(scheme):
+def treadle_model_source(scheme):
     return Mine() if scheme == "mine" else None
 """
 

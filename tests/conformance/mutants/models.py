@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.architectures import ModelSuite
+from treadle.testing.architectures import ModelSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.api.types import ModelSpec
+from treadle.api import impl
+from treadle.api.types import ModelSpec
 
-WEFT = {"models": ["MineForCausalLM"]}
+TREADLE = {"models": ["MineForCausalLM"]}
 BUILT = {}
 
 
 def build(ctx):
-    from weft.layers import (
+    from treadle.layers import (
         CausalDecoder,
         DecoderLayer,
         GatedMLP,
@@ -57,7 +57,7 @@ def build(ctx):
 
 
 @impl
-def weft_model(architecture):
+def treadle_model(architecture):
     if architecture != "MineForCausalLM":
         return None
     fused = {
@@ -73,7 +73,7 @@ class Model(ModelSuite):
 
     def checkpoint(self, folder: Path, **changes: Any) -> Path:
         """A Llama under the name of the model, made once."""
-        from weft.testing.checkpoints import make_checkpoint
+        from treadle.testing.checkpoints import make_checkpoint
 
         if Model.made is None:
             Model.made = make_checkpoint(folder, num_hidden_layers=2)

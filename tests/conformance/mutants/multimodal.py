@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.testing.multimodal import MultimodalSuite
+from treadle.testing.multimodal import MultimodalSuite
 
 SOURCE = """
-from weft.api import impl
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.errors import RequestError
 
-WEFT = {"multimodal": ["mine"]}
+TREADLE = {"multimodal": ["mine"]}
 
 
 class Mine:
@@ -30,7 +30,7 @@ class Mine:
 
 
 @impl
-def weft_multimodal(architecture):
+def treadle_multimodal(architecture):
     return Mine() if architecture == "mine" else None
 """
 

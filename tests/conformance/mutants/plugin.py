@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.plugin import PluginSuite
+from treadle.testing.plugin import PluginSuite
 
 METADATA = """Metadata-Version: 2.1
 Name: mine
 Version: 1.0
-Requires-Dist: weft-core>=0.0.1,<99
+Requires-Dist: treadle-core>=0.0.1,<99
 """
 SOURCE = """
 from typing import Annotated
 
 import msgspec
-from weft.api import impl
+from treadle.api import impl
 
 
 class Options(msgspec.Struct, frozen=True):
     depth: Annotated[int, msgspec.Meta(description="How deep.")] = 1
 
 
-WEFT_OPTIONS = {"policies:mine": Options}
+TREADLE_OPTIONS = {"policies:mine": Options}
 
 
 class Mine:
@@ -33,7 +33,7 @@ class Mine:
 
 
 @impl
-def weft_policy(name: str):
+def treadle_policy(name: str):
     return Mine() if name == "mine" else None
 """
 

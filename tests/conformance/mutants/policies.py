@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.testing.policies import PolicySuite
+from treadle.testing.policies import PolicySuite
 
 SOURCE = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"policies": ["mine"]}
+TREADLE = {"policies": ["mine"]}
 
 
 class Mine:
@@ -23,7 +23,7 @@ class Mine:
 
 
 @impl
-def weft_policy(name: str):
+def treadle_policy(name: str):
     return Mine() if name == "mine" else None
 """
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.testing.proposers import ProposerSuite
+from treadle.testing.proposers import ProposerSuite
 
 SOURCE = """
 import random
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"proposers": ["mine"]}
+TREADLE = {"proposers": ["mine"]}
 
 
 class Mine:
@@ -29,7 +29,7 @@ class Mine:
 
 
 @impl
-def weft_proposer(name):
+def treadle_proposer(name):
     return Mine() if name == "mine" else None
 """
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.linears import Layer
-from weft.testing.packing import Format
-from weft.testing.quantization import QuantizationSuite
+from treadle.testing.linears import Layer
+from treadle.testing.packing import Format
+from treadle.testing.quantization import QuantizationSuite
 
 SOURCE = """
 import torch
-from weft.api import impl
-from weft.errors import CheckpointError
-from weft.layers import weight
-from weft.testing.packing import Packed
+from treadle.api import impl
+from treadle.errors import CheckpointError
+from treadle.layers import weight
+from treadle.testing.packing import Packed
 
-WEFT = {"quantization": ["mine"]}
+TREADLE = {"quantization": ["mine"]}
 
 
 class Format:
@@ -76,7 +76,7 @@ class Scheme:
 
 
 @impl
-def weft_quantization(method, checkpoint):
+def treadle_quantization(method, checkpoint):
     if method != "mine":
         return None
     if checkpoint["bits"] != 8:

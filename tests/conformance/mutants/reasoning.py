@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
 from mutants.tool_parsers import AGAIN, ALIKE, KEPT, MATCH, MATCHED, MATCHING, SLOW
-from weft.testing.parsers import ReasoningSuite, reasoning, text
-from weft.testing.streams import PROSE
+from treadle.testing.parsers import ReasoningSuite, reasoning, text
+from treadle.testing.streams import PROSE
 
 SOURCE = f"""
-from weft.api import impl
-from weft.api.matching import Match
-from weft.api.parsers import TextDelta
-from weft.api.thinking import Thinking, opened
+from treadle.api import impl
+from treadle.api.matching import Match
+from treadle.api.parsers import TextDelta
+from treadle.api.thinking import Thinking, opened
 
 KIND = "reasoning"
-WEFT = {{"reasoning": ["mine"]}}
+TREADLE = {{"reasoning": ["mine"]}}
 TAGS = ("<think>", "</think>")
 
 
@@ -28,7 +28,7 @@ class Mine(Sound):
 
 
 @impl
-def weft_reasoning_parser(name, tokenizer, prompt):
+def treadle_reasoning_parser(name, tokenizer, prompt):
     return Mine(prompt, tokenizer) if name == "mine" else None
 
 {MATCH}"""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.text import RendererSuite
+from treadle.testing.text import RendererSuite
 
 SOURCE = """
 import re
 
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"renderers": ["mine"]}
+TREADLE = {"renderers": ["mine"]}
 MARK = "<|end|>"
 
 
@@ -59,7 +59,7 @@ class Mine:
 
 
 @impl
-def weft_renderer(mode, tokenizer):
+def treadle_renderer(mode, tokenizer):
     return Mine(tokenizer) if mode == "mine" else None
 """
 

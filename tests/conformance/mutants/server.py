@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft_server.testing.plugins import ServerSuite
+from treadle_server.testing.plugins import ServerSuite
 
 SOURCE = """
 import asyncio
@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from weft.api import impl
-from weft.errors import RequestError
+from treadle.api import impl
+from treadle.errors import RequestError
 
-WEFT = {"server": ["mine"]}
+TREADLE = {"server": ["mine"]}
 SEEN = []
 
 
@@ -52,7 +52,7 @@ async def life(app):
 
 
 @impl
-def weft_server(app):
+def treadle_server(app):
     from litestar import Request, get, post
 
     context = app.state.context

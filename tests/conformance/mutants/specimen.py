@@ -31,7 +31,7 @@ class Mutant:
 class Specimen:
     """A plugin that passes ``suite``, as the text of a module, and its ``mutants``.
 
-    ``suite`` is a suite of ``weft.testing``, or a subclass that says what the plugin takes, with
+    ``suite`` is a suite of ``treadle.testing``, or a subclass that says what the plugin takes, with
     sizes that run in a fraction of a second; ``only`` narrows the values of parametrized checks, by
     argument. The plugin is loaded from a file; with ``metadata`` it is installed, as the
     distribution that this text describes.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import SHARED, Mutant, Specimen
-from weft.testing.stats import StatLoggerSuite
+from treadle.testing.stats import StatLoggerSuite
 
 SOURCE = """
 import time
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"stat_loggers": ["mine"]}
+TREADLE = {"stat_loggers": ["mine"]}
 
 
 class Mine:
@@ -18,7 +18,7 @@ class Mine:
 
 
 @impl
-def weft_stat_logger(name):
+def treadle_stat_logger(name):
     return Mine() if name == "mine" else None
 """
 

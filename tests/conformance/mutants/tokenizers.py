@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.testing.text import TokenizerSuite
+from treadle.testing.text import TokenizerSuite
 
 SOURCE = """
 import codecs
 
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"tokenizers": ["mine"]}
+TREADLE = {"tokenizers": ["mine"]}
 BEGIN, END = 256, 257
 MARKS = {"<begin>": BEGIN, "<end>": END}
 TEXTS = {BEGIN: "<begin>", END: "<end>"}
@@ -62,7 +62,7 @@ class Mine:
 
 
 @impl
-def weft_tokenizer(mode, files):
+def treadle_tokenizer(mode, files):
     return Mine() if mode == "mine" else None
 """
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mutants.specimen import Mutant, Specimen
-from weft.api.matching import ModelTraits
-from weft.testing.parsers import TOOLS, ToolParserSuite, call, text
-from weft.testing.streams import PROSE
+from treadle.api.matching import ModelTraits
+from treadle.testing.parsers import TOOLS, ToolParserSuite, call, text
+from treadle.testing.streams import PROSE
 
 MATCH = """
 @impl
-def weft_match(kind, key, model):
+def treadle_match(kind, key, model):
     if (kind, key) == (KIND, "mine") and model.writes("<call>"):
         return Match(100, "the chat template writes <call>")
 """
@@ -21,15 +21,15 @@ MATCHING = (
     Mutant("test_its_reason_can_be_shown", {"100": "0"}),
 )
 SOURCE = f"""
-from weft.api import impl
-from weft.api.callparser import Prose
-from weft.api.guided import GrammarSpec
-from weft.api.matching import Match
-from weft.api.parsers import TextDelta, ToolCallDelta
-from weft_hermes.parser import Hermes as Sound
+from treadle.api import impl
+from treadle.api.callparser import Prose
+from treadle.api.guided import GrammarSpec
+from treadle.api.matching import Match
+from treadle.api.parsers import TextDelta, ToolCallDelta
+from treadle_hermes.parser import Hermes as Sound
 
 KIND = "tool_parsers"
-WEFT = {{"tool_parsers": ["mine"]}}
+TREADLE = {{"tool_parsers": ["mine"]}}
 
 
 class Mine(Sound):
@@ -37,7 +37,7 @@ class Mine(Sound):
 
 
 @impl
-def weft_tool_parser(name, tokenizer, tools):
+def treadle_tool_parser(name, tokenizer, tools):
     return Mine(tokenizer, tools) if name == "mine" else None
 
 {MATCH}"""

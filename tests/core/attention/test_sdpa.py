@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo, LayerCacheSpec
-from weft.attention import sdpa, storage
-from weft.attention.plan import bias, width
-from weft.attention.plugin import weft_attention
-from weft.attention.sdpa import SdpaAttention
-from weft.testing.attention import Case
+from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.attention import sdpa, storage
+from treadle.attention.plan import bias, width
+from treadle.attention.plugin import treadle_attention
+from treadle.attention.sdpa import SdpaAttention
+from treadle.testing.attention import Case
 
 FLOAT32 = AttentionRequest(DeviceInfo("cpu"), "float32", "float32", 32, 4, 2, 32**-0.5)
 
@@ -152,7 +152,7 @@ def test_bias_against_its_definition() -> None:
 
 
 def test_every_reason_is_given_at_once() -> None:
-    bid = weft_attention(
+    bid = treadle_attention(
         replace(FLOAT32, device=DeviceInfo("abacus"), mask=MaskKind.TREE, sinks=True, latent=True),
         {},
     )
@@ -161,7 +161,7 @@ def test_every_reason_is_given_at_once() -> None:
 
 
 def test_on_cuda_it_is_the_last_resort() -> None:
-    bid = weft_attention(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
+    bid = treadle_attention(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
     assert isinstance(bid, Offer) and bid.score == 10 and not bid.graph_safe
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cache import NULL_PAGE, PagePool
+from treadle.cache import NULL_PAGE, PagePool
 
 
 def test_hands_out_every_page_but_the_null_page() -> None:

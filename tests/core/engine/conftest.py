@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.engine.plan import TokenLogprobs
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.engine.plan import TokenLogprobs
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
 
 
 class Driven:
@@ -83,7 +83,7 @@ def engine() -> Iterator[Callable[..., Driven]]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes each tiny checkpoint once."""
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     known: dict[str, Path] = {}
 

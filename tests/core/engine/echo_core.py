@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from weft.config import EngineConfig
-from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.plan import EngineFacts
-from weft.engine.process import main as engine_main
-from weft.engine.request import check_request
-from weft.engine.stats import EngineStats
-from weft.errors import CheckpointError, QueueFullError
+from treadle.config import EngineConfig
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.engine.plan import EngineFacts
+from treadle.engine.process import main as engine_main
+from treadle.engine.request import check_request
+from treadle.engine.stats import EngineStats
+from treadle.errors import CheckpointError, QueueFullError
 
 RAISE, EXIT, KILL, HANG, FULL, BREAK, SLOW = 201, 202, 203, 204, 205, 206, 207
 FACTS = EngineFacts(

@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from weft.engine.async_llm import AsyncLLM
-from weft.errors import (
+from treadle.engine.async_llm import AsyncLLM
+from treadle.errors import (
     CheckpointError,
     EngineDeadError,
     EngineError,
     QueueFullError,
     RequestError,
-    WeftError,
+    TreadleError,
 )
-from weft.outputs import RequestOutput
-from weft.sampling.params import SamplingParams
+from treadle.outputs import RequestOutput
+from treadle.sampling.params import SamplingParams
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
@@ -75,7 +75,7 @@ def ids_of(outputs: list[RequestOutput]) -> list[int]:
 
 
 async def test_it_equals_the_engine_in_process(folder: Path) -> None:
-    from weft.engine.llm import LLM
+    from treadle.engine.llm import LLM
 
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=1)
     prompts: list[Any] = ["Hello", "The capital of France is", [1, 2, 3]]
@@ -102,8 +102,8 @@ async def test_it_equals_the_engine_in_process(folder: Path) -> None:
 
 PROGRAM = """
 import sys
-from weft import AsyncLLM, SamplingParams
-from weft.engine.async_llm import run
+from treadle import AsyncLLM, SamplingParams
+from treadle.engine.async_llm import run
 
 async def main():
     engine = AsyncLLM(sys.argv[1], threads=1)
@@ -174,13 +174,13 @@ async def test_stop_strings_end_the_sequence_in_the_engine(served: AsyncLLM) -> 
 
 
 async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.engine.client.FRAME_TOKENS", 1000)
+    monkeypatch.setattr("treadle.engine.client.FRAME_TOKENS", 1000)
     params = SamplingParams(max_tokens=1)
     results = await asyncio.gather(
         *(collect(served.generate([i] * 900, params)) for i in range(1, 30))
     )
     assert [r[-1].outputs[0].token_ids for r in results] == [[i] for i in range(1, 30)]
-    monkeypatch.setattr("weft.engine.wire.LONGEST_FRAME", 1000)
+    monkeypatch.setattr("treadle.engine.wire.LONGEST_FRAME", 1000)
     with pytest.raises(RequestError, match="at most 1000"):
         await collect(served.generate([300] * 900, params))
     assert await collect(served.generate([1], params))
@@ -333,7 +333,7 @@ async def test_a_hanging_engine_is_not_healthy(served: AsyncLLM) -> None:
     ],
 )
 async def test_failures_of_the_start_travel_back(
-    folder: Path, name: str, kind: type[WeftError], message: str
+    folder: Path, name: str, kind: type[TreadleError], message: str
 ) -> None:
     engine = AsyncLLM(str(folder), entry=ENTRY, served_model_name=[name])
     for _ in range(2):
@@ -404,7 +404,7 @@ async def test_signals_of_a_terminal_leave_the_engine_alone(served: AsyncLLM) ->
 ORPHAN = """
 import asyncio, os, sys, time
 sys.path.insert(0, {here!r})
-from weft import AsyncLLM, SamplingParams
+from treadle import AsyncLLM, SamplingParams
 
 async def main():
     engine = AsyncLLM({folder!r}, entry="echo_core:main")

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.config import from_options
-from weft.errors import CheckpointError, ConfigError
-from weft.layers import Attention
-from weft.plugins import Host
-from weft.runner.runner import ModelRunner
-from weft.runner.start import Started, start_model
-from weft.testing.attention_reference import batch_of
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.ranks import on_ranks
+from treadle.config import from_options
+from treadle.errors import CheckpointError, ConfigError
+from treadle.layers import Attention
+from treadle.plugins import Host
+from treadle.runner.runner import ModelRunner
+from treadle.runner.start import Started, start_model
+from treadle.testing.attention_reference import batch_of
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.ranks import on_ranks
 
 # Far from what e4m3 holds: keys up to some thousands, values of some hundred thousandths.
 KEYS, VALUES = 3000.0, 1e-5
@@ -136,7 +136,7 @@ def test_on_a_card_the_fused_write_scales_too(dtype: str, tmp_path: Path) -> Non
 
 @pytest.mark.gpu
 def test_graphs_keep_the_scales(tmp_path: Path) -> None:
-    from weft import LLM, SamplingParams
+    from treadle import LLM, SamplingParams
 
     folder = checkpoint(tmp_path, head_dim=64, tokenizer=True)
     greedy = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.api.attention import KernelOffer, KernelRequest
-from weft.api.models import Collective, ModelContext, Shared
-from weft.config import forbid_multicast
-from weft.layers import LMHead, NullCollective, RMSNorm
-from weft.layers.kernels import install_kernels
-from weft.plugins import Host
-from weft.runner import collective
-from weft.runner import one_shot as module
-from weft.runner.collective import TorchCollective
-from weft.runner.device import describe
-from weft.runner.one_shot import PIECE, OneShot, most, one_shot
-from weft.runner.shared import share
-from weft.testing.ranks import on_ranks
+from treadle.api.attention import KernelOffer, KernelRequest
+from treadle.api.models import Collective, ModelContext, Shared
+from treadle.config import forbid_multicast
+from treadle.layers import LMHead, NullCollective, RMSNorm
+from treadle.layers.kernels import install_kernels
+from treadle.plugins import Host
+from treadle.runner import collective
+from treadle.runner import one_shot as module
+from treadle.runner.collective import TorchCollective
+from treadle.runner.device import describe
+from treadle.runner.one_shot import PIECE, OneShot, most, one_shot
+from treadle.runner.shared import share
+from treadle.testing.ranks import on_ranks
 
 
 class Two(NullCollective):
@@ -51,7 +51,7 @@ def test_what_fits() -> None:
 
 
 def test_a_cpu_has_nccls_place_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "weft.runner"):
+    with caplog.at_level(logging.INFO, "treadle.runner"):
         assert one_shot(Two(), torch.device("cpu"), None, PIECE) is None
     assert [r.getMessage() for r in caplog.records] == [
         "all-reduce: NCCL for every size (no shared memory between GPUs: the device is cpu)"
@@ -60,7 +60,7 @@ def test_a_cpu_has_nccls_place_and_says_so(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a torch without CUDA")
 def test_a_set_up_that_fails_leaves_nccl(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "weft.runner"):
+    with caplog.at_level(logging.INFO, "treadle.runner"):
         group = torch.distributed.GroupMember
         assert one_shot(Two(), torch.device("cuda"), group, PIECE) is None
     (record,) = caplog.records
@@ -79,7 +79,7 @@ def test_all_ranks_or_none(
 
     monkeypatch.setattr(module, "_obstacle", lambda device: None)
     monkeypatch.setattr(module, "_make", make)
-    with caplog.at_level(logging.INFO, "weft.runner"):
+    with caplog.at_level(logging.INFO, "treadle.runner"):
         made = on_ranks(2, lambda ranks: one_shot(ranks, torch.device("cuda"), None, PIECE))
         assert made == [None] * 2
     assert [r.getMessage()[-17:] for r in caplog.records] == [" of another rank)"]
@@ -168,7 +168,7 @@ def test_a_plugins_kernel_makes_sums_of_any_size_between_two(
         offer = KernelOffer("mine", 1, lambda: kernel)
         return one_shot(ranks, torch.device("cpu"), None, 4 * PIECE, offer), seen
 
-    with caplog.at_level(logging.INFO, "weft.runner"):
+    with caplog.at_level(logging.INFO, "treadle.runner"):
         found = on_ranks(size, run)
     for made, seen in found:
         assert made is not None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
-from weft.sampling.params import SamplingParams
+from treadle.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
+from treadle.sampling.params import SamplingParams
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.config import from_options
-from weft.engine.explain import Explained, explain
-from weft.errors import ConfigError, UnsupportedModelError
-from weft.frontend.opening import open_checkpoint, plugin_config
-from weft.plugins import Host
-from weft.testing.checkpoints import tiny_config
+from treadle.config import from_options
+from treadle.engine.explain import Explained, explain
+from treadle.errors import ConfigError, UnsupportedModelError
+from treadle.frontend.opening import open_checkpoint, plugin_config
+from treadle.plugins import Host
+from treadle.testing.checkpoints import tiny_config
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 
@@ -65,7 +65,7 @@ def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
     assert rows["attention-backend"].reason.startswith("the best bid (50) for 4 heads")
     refusals = dict(rows["attention-backend"].others)
     assert "is not CUDA" in refusals["triton"]
-    assert rows["executor"].choice.startswith("inline (weft-core")
+    assert rows["executor"].choice.startswith("inline (treadle-core")
     assert rows["executor"].reason == "the default"
     assert ("processes", "taken with --executor processes") in rows["executor"].others
     priority = explained(tmp_path, scheduling_policy="priority")["scheduling-policy"]
@@ -83,7 +83,7 @@ def test_attention_is_that_of_one_rank(tmp_path: Path) -> None:
 def test_quantization_is_the_checkpoints_or_the_users(tmp_path: Path) -> None:
     folder = configured(tmp_path, "LlamaForCausalLM", {"quantization_config": AWQ})
     found = explained(folder)["quantization"]
-    assert found.choice.startswith("awq (weft-awq") and "quant_method" in found.reason
+    assert found.choice.startswith("awq (treadle-awq") and "quant_method" in found.reason
     unnamed = {"w_bit": 4, "q_group_size": 32}
     folder = configured(tmp_path, "LlamaForCausalLM", {"quantization_config": unnamed})
     found = explained(folder)["quantization"]
@@ -103,18 +103,20 @@ def test_what_a_start_refuses_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_pin_is_shown(tmp_path: Path) -> None:
-    rows = explained(configured(tmp_path, "LlamaForCausalLM"), plugin=["policies:fcfs=weft-core"])
+    rows = explained(
+        configured(tmp_path, "LlamaForCausalLM"), plugin=["policies:fcfs=treadle-core"]
+    )
     assert rows["scheduling-policy"].choice.endswith("pinned)")
 
 
 def test_a_model_that_wants_memory_leaves_the_rest(tmp_path: Path) -> None:
     plugin = tmp_path / "greedy.py"
     plugin.write_text(
-        "import torch\nfrom weft.api import impl\nfrom weft.api.models import ModelSpec\n"
-        'WEFT = {"models": ["GreedyForCausalLM"]}\n'
+        "import torch\nfrom treadle.api import impl\nfrom treadle.api.models import ModelSpec\n"
+        'TREADLE = {"models": ["GreedyForCausalLM"]}\n'
         "def build(ctx): return torch.ones(1).item()\n"
-        "@impl\ndef weft_model(architecture):\n"
-        '    return ModelSpec(architecture, build) if architecture == WEFT["models"][0] else None\n'
+        "@impl\ndef treadle_model(architecture):\n"
+        '    return ModelSpec(architecture, build) if architecture == TREADLE["models"][0] else None\n'
     )
     folder = configured(tmp_path, "LlamaForCausalLM", {"architectures": ["GreedyForCausalLM"]})
     rows = explained(folder, plugin_file=[str(plugin)])

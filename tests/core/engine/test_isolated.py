@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.engine.isolated import IsolatedProcess
+from treadle.engine.isolated import IsolatedProcess
 
 CHILD = """
 import os, time
-from weft.engine.isolated import answer_questions, limit_cpu, limit_memory, resident
+from treadle.engine.isolated import answer_questions, limit_cpu, limit_memory, resident
 
 said = []
 

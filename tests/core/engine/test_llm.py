@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from weft import LLM, SamplingParams
-from weft.errors import (
+from treadle import LLM, SamplingParams
+from treadle.errors import (
     CheckpointError,
     ConfigError,
     ContextLengthError,

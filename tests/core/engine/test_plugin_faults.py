@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from weft.errors import EngineError
-from weft.plugins.tally import MOST_FAILURES
+from treadle.errors import EngineError
+from treadle.plugins.tally import MOST_FAILURES
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 
 EXTENSION = """
-from weft.api import impl
+from treadle.api import impl
 
 
 @impl(wrapper=True)
-def weft_policy(name):
+def treadle_policy(name):
     found = yield
     raise TypeError("the extension is wrong")
 """
@@ -46,10 +46,10 @@ def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plug
     driven.add("a", PROMPT, max_tokens=4, ignore_eos=True)
     driven.run()
     assert driven.reasons == {"a": "length"}
-    assert calls(driven, "extensions:odd", "weft_policy") == {"error": 1}
+    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": 1}
     for _ in range(MOST_FAILURES):
         assert driven.core.host.policy("fcfs") is not None
-    assert calls(driven, "extensions:odd", "weft_policy") == {"error": MOST_FAILURES}
+    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": MOST_FAILURES}
     assert driven.core.stats.plugin_states["extensions:odd"] == "broken"
 
 
@@ -63,14 +63,14 @@ def test_in_strict_mode_an_extension_that_raises_ends_the_start(
 def test_an_error_of_the_plugin_is_not_put_on_the_extension(
     engine: Any, checkpoint: Any, plugin: Any, tmp_path: Any
 ) -> None:
-    from weft.config import PluginConfig
-    from weft.errors import PluginLoadError
-    from weft.plugins import Host
+    from treadle.config import PluginConfig
+    from treadle.errors import PluginLoadError
+    from treadle.plugins import Host
 
     files = plugin(EXTENSION.replace('raise TypeError("the extension is wrong")', "return found"))
-    bad = 'from weft.api import impl\nWEFT = {"policies": ["bad"]}\n@impl\ndef weft_policy(name):\n    1 / 0\n'
+    bad = 'from treadle.api import impl\nTREADLE = {"policies": ["bad"]}\n@impl\ndef treadle_policy(name):\n    1 / 0\n'
     files += plugin(bad, "bad")
     host = Host(PluginConfig(plugin_file=files))
     with pytest.raises(PluginLoadError, match=r"policies:bad .*division by zero"):
         host.policy("bad")
-    assert ("policies:bad", "weft_policy", "error", 1) in host.tally.rows()
+    assert ("policies:bad", "treadle_policy", "error", 1) in host.tally.rows()

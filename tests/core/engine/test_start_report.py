@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.config import from_options
-from weft.engine.plan import CacheGroup, EngineFacts
-from weft.errors import OutOfMemoryError
-from weft.plugins import Host
-from weft.runner.memory import GIB, Usage, count_pages, explained, held_pages, savings
-from weft.runner.report import Stages, memory_lines, option_line, process_seconds, stage_line
-from weft.runner.runner import ModelRunner
-from weft.testing.checkpoints import make_checkpoint
+from treadle.config import from_options
+from treadle.engine.plan import CacheGroup, EngineFacts
+from treadle.errors import OutOfMemoryError
+from treadle.plugins import Host
+from treadle.runner.memory import GIB, Usage, count_pages, explained, held_pages, savings
+from treadle.runner.report import Stages, memory_lines, option_line, process_seconds, stage_line
+from treadle.runner.runner import ModelRunner
+from treadle.testing.checkpoints import make_checkpoint
 
 CARD = Usage(
     total=140 * GIB, weights=16 * GIB, plain=14 * GIB, activations=2 * GIB, cache=90 * GIB,

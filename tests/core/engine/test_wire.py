@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft import errors
-from weft.config import from_options
-from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.wire import (
+from treadle import errors
+from treadle.config import from_options
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.engine.wire import (
     Abort,
     Add,
     Failure,
@@ -21,8 +21,8 @@ from weft.engine.wire import (
     decode_report,
     frame,
 )
-from weft.errors import EngineError, RequestError
-from weft.sampling.params import GuidedParams, SamplingParams
+from treadle.errors import EngineError, RequestError
+from treadle.sampling.params import GuidedParams, SamplingParams
 
 
 @settings(max_examples=100, deadline=None)

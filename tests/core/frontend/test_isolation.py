@@ -13,9 +13,9 @@ import pytest
 import templates
 from test_renderer import CONVERSATIONS, TOOL, opened
 
-from weft.errors import CheckpointError, RequestError
-from weft.frontend.isolation import TemplateProcess
-from weft.frontend.renderer import open_renderer
+from treadle.errors import CheckpointError, RequestError
+from treadle.frontend.isolation import TemplateProcess
+from treadle.frontend.renderer import open_renderer
 
 
 @pytest.fixture

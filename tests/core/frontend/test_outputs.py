@@ -12,14 +12,14 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.plan import TokenLogprobs
-from weft.errors import RequestError
-from weft.frontend.outputs import OutputProcessor, PreparedRequest, merged
-from weft.frontend.stops import StopMatcher, StopStrings
-from weft.frontend.tokenizer import AutoTokenizer
-from weft.outputs import RequestOutput
-from weft.sampling.params import SamplingParams
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.engine.plan import TokenLogprobs
+from treadle.errors import RequestError
+from treadle.frontend.outputs import OutputProcessor, PreparedRequest, merged
+from treadle.frontend.stops import StopMatcher, StopStrings
+from treadle.frontend.tokenizer import AutoTokenizer
+from treadle.outputs import RequestOutput
+from treadle.sampling.params import SamplingParams
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
 EOS = 2

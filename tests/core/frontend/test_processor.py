@@ -10,17 +10,17 @@ import pytest
 import templates
 import vocabularies
 
-from weft.config import from_options
-from weft.engine.plan import EngineFacts
-from weft.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
-from weft.frontend.defaults import default_params
-from weft.frontend.opening import open_checkpoint, plugin_config
-from weft.frontend.processor import Processor
-from weft.frontend.prompts import Prompt, parse_prompt, parse_prompts
-from weft.frontend.renderer import JinjaRenderer
-from weft.frontend.tokenizer import AutoTokenizer
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
+from treadle.config import from_options
+from treadle.engine.plan import EngineFacts
+from treadle.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
+from treadle.frontend.defaults import default_params
+from treadle.frontend.opening import open_checkpoint, plugin_config
+from treadle.frontend.processor import Processor
+from treadle.frontend.prompts import Prompt, parse_prompt, parse_prompts
+from treadle.frontend.renderer import JinjaRenderer
+from treadle.frontend.tokenizer import AutoTokenizer
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
 FACTS = EngineFacts(
@@ -233,7 +233,7 @@ def test_defaults_of_a_checkpoint(tmp_path: Path) -> None:
         1.0,
         5,
     )
-    assert defaults(tmp_path, None, generation_config="weft") == (SamplingParams(), None)
+    assert defaults(tmp_path, None, generation_config="treadle") == (SamplingParams(), None)
     override = {"top_k": 9, "presence_penalty": 0.5}
     params, _ = defaults(tmp_path, None, override_generation_config=override)
     assert (params.top_k, params.presence_penalty, params.temperature) == (9, 0.5, 0.3)
@@ -246,7 +246,7 @@ def test_defaults_of_a_checkpoint(tmp_path: Path) -> None:
     ("file", "options", "message"),
     [
         ({"temperature": -3}, {}, "temperature is -3"),
-        ({"max_new_tokens": "many"}, {}, "generation_config=weft"),
+        ({"max_new_tokens": "many"}, {}, "generation_config=treadle"),
         (None, {"override_generation_config": {"tempratur": 1}}, "'tempratur'"),
         (None, {"generation_config": "/no/such"}, "/no/such"),
     ],

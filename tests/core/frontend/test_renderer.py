@@ -11,10 +11,10 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.api.files import ModelFiles
-from weft.errors import CheckpointError, ConfigError, RequestError
-from weft.frontend.renderer import JinjaRenderer, open_renderer, template_text
-from weft.frontend.tokenizer import AutoTokenizer
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError, ConfigError, RequestError
+from treadle.frontend.renderer import JinjaRenderer, open_renderer, template_text
+from treadle.frontend.tokenizer import AutoTokenizer
 
 CONFIG = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": None}
 

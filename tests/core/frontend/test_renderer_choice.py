@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from weft.config import from_options
-from weft.errors import PluginConflictError, PluginNotFoundError
-from weft.frontend.opening import Opened, open_checkpoint, plugin_config
-from weft.frontend.renderer import JinjaRenderer
-from weft.plugins import Host
-from weft.testing.checkpoints import make_tokenizer
+from treadle.config import from_options
+from treadle.errors import PluginConflictError, PluginNotFoundError
+from treadle.frontend.opening import Opened, open_checkpoint, plugin_config
+from treadle.frontend.renderer import JinjaRenderer
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_tokenizer
 
 PLUGIN = """
-from weft.api import impl
-from weft.api.matching import Match
+from treadle.api import impl
+from treadle.api.matching import Match
 
-WEFT = {"renderers": ["mine"]}
+TREADLE = {"renderers": ["mine"]}
 
 
 class Mine:
@@ -26,12 +26,12 @@ class Mine:
 
 
 @impl
-def weft_renderer(mode):
+def treadle_renderer(mode):
     return Mine() if mode == "mine" else None
 
 
 @impl
-def weft_match(kind, key, model):
+def treadle_match(kind, key, model):
     if (kind, key) == ("renderers", "mine") and model.config.get("model_type") == "mine":
         return Match(SCORE, "its model_type is mine")
 """

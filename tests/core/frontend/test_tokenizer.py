@@ -15,9 +15,9 @@ import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.api.files import ModelFiles
-from weft.errors import CheckpointError, RequestError
-from weft.frontend.tokenizer import AutoTokenizer
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError, RequestError
+from treadle.frontend.tokenizer import AutoTokenizer
 
 TOKENIZERS = {name: AutoTokenizer(make()) for name, make in vocabularies.FAMILIES.items()}
 FALLBACK = ("sentence_piece", "gemma")  # their decoders treat invalid bytes by whole runs
@@ -278,11 +278,11 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from weft.api.files import ModelFiles
-from weft.frontend import plugin
+from treadle.api.files import ModelFiles
+from treadle.frontend import plugin
 files = ModelFiles(Path({str(tmp_path)!r}), (), {{}})
-tokenizer = plugin.weft_tokenizer("auto", files)
-renderer = plugin.weft_renderer("jinja", tokenizer, {{}})
+tokenizer = plugin.treadle_tokenizer("auto", files)
+renderer = plugin.treadle_renderer("jinja", tokenizer, {{}})
 renderer.encode(renderer.render([{{"role": "user", "content": "hi <|im_end|>"}}]))
 tokenizer.stream().step(5)
 print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])

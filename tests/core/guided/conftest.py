@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from weft import LLM
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest, TokenOutput
-from weft.plugins import Host
-from weft.sampling.params import GuidedParams, SamplingParams
+from treadle import LLM
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.plugins import Host
+from treadle.sampling.params import GuidedParams, SamplingParams
 
 
 class Driven:
@@ -49,7 +49,7 @@ class Driven:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), tokenizer=True)
 

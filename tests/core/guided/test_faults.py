@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import EngineError
-from weft.guided import Guide, Ticket
-from weft.sampling.params import GuidedParams
+from treadle.errors import EngineError
+from treadle.guided import Guide, Ticket
+from treadle.sampling.params import GuidedParams
 
 
 class Panic(BaseException):
@@ -120,7 +120,7 @@ def test_signals_are_not_swallowed() -> None:
 def test_the_plugin_may_fail_when_it_makes_a_matcher(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.guided.compilers import Compiled, Compilers
+    from treadle.guided.compilers import Compiled, Compilers
 
     class Broken:
         def matcher(self) -> Any:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft import LLM, GuidedParams, SamplingParams
-from weft.errors import RequestError
-from weft.guided import Guide
+from treadle import LLM, GuidedParams, SamplingParams
+from treadle.errors import RequestError
+from treadle.guided import Guide
 
 PLUGIN = '''
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"reasoning": ["three"]}
+TREADLE = {"reasoning": ["three"]}
 
 class Thinking:
     """Reasons from a "?" at the end of the prompt up to the third "Z"."""
@@ -32,7 +32,7 @@ class Thinking:
         return []
 
 @impl
-def weft_reasoning_parser(name, tokenizer, prompt):
+def treadle_reasoning_parser(name, tokenizer, prompt):
     return Thinking(prompt) if name == "three" else None
 '''
 

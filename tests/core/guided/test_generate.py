@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from weft import LLM, AsyncLLM, GuidedParams, SamplingParams
-from weft.errors import RequestError
+from treadle import LLM, AsyncLLM, GuidedParams, SamplingParams
+from treadle.errors import RequestError
 
 BACKENDS = ("llguidance", "outlines", "lmfe")
 PERSON: dict[str, Any] = {
@@ -141,7 +141,7 @@ def test_min_tokens_never_fails_a_complete_output(
 
 def test_any_of_the_models_stop_ids_ends_it(tmp_path: Path) -> None:
     """The tokenizer knows one end, the model three, and the request one more."""
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     folder = make_checkpoint(tmp_path, tokenizer=True, eos_token_id=[257, 300, 301])
     with LLM(model=str(folder), threads=1, num_pages=128) as llm:
@@ -223,7 +223,7 @@ def test_strict_may_be_relaxed(folder: Path) -> None:
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path, engine: Callable[..., Any]) -> None:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     with LLM(model=str(make_checkpoint(tmp_path)), threads=1, num_pages=64) as bare:
         params = hot(GuidedParams(regex="a"), detokenize=False)

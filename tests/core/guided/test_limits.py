@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from weft.engine.messages import EngineRequest
-from weft.errors import RequestError
-from weft.guided import desk
-from weft.sampling.params import GuidedParams
+from treadle.engine.messages import EngineRequest
+from treadle.errors import RequestError
+from treadle.guided import desk
+from treadle.sampling.params import GuidedParams
 
 LONG = GuidedParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
 REPEATS = "(a{1,1000}){1,1000}"
@@ -55,9 +55,9 @@ def test_a_bomb_is_refused_while_others_generate(
 
 
 ENDLESS = """
-from weft.api import impl
+from treadle.api import impl
 
-WEFT = {"guided": ["endless"]}
+TREADLE = {"guided": ["endless"]}
 
 class Endless:
     name = "endless"
@@ -66,7 +66,7 @@ class Endless:
             pass
 
 @impl
-def weft_grammar_compiler(name, tokenizer, vocab_size):
+def treadle_grammar_compiler(name, tokenizer, vocab_size):
     return Endless() if name == "endless" else None
 """
 
@@ -147,7 +147,7 @@ def test_a_compiler_that_crashes_costs_one_request(engine: Callable[..., Any], n
 def test_one_grammar_is_compiled_once(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weft.guided.compilers import Compilers
+    from treadle.guided.compilers import Compilers
 
     compiled: list[Any] = []
     compile = Compilers.compile
@@ -170,7 +170,7 @@ def test_one_grammar_is_compiled_once(
 def test_a_ready_grammar_is_not_slept_through(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.engine.core.IDLE_SECONDS", 120.0)
+    monkeypatch.setattr("treadle.engine.core.IDLE_SECONDS", 120.0)
     driven, began = engine(), time.monotonic()
     for name, regex in (("good", "ab"), ("known", "ab"), ("bad", "(")):
         driven.add(name, GuidedParams(regex=regex, backend="llguidance"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.api.schemas import disjoint, subschemas
-from weft.guided.regexes import ascii_classes, without_anchors
-from weft.guided.spec import grammar_spec
-from weft.sampling.params import GuidedParams
+from treadle.api.schemas import disjoint, subschemas
+from treadle.guided.regexes import ascii_classes, without_anchors
+from treadle.guided.spec import grammar_spec
+from treadle.sampling.params import GuidedParams
 
 
 @pytest.mark.parametrize(

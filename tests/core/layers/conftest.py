@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.api.models import ModelContext
-from weft.layers import NullCollective
-from weft.testing.attention_reference import ReferenceBackend
+from treadle.api.models import ModelContext
+from treadle.layers import NullCollective
+from treadle.testing.attention_reference import ReferenceBackend
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.api.attention import KernelOffer, KernelRequest
-from weft.api.cache import DeviceInfo
-from weft.api.models import Collective, ModelContext, Shared
-from weft.layers import LMHead, RMSNorm, ops
-from weft.layers.kernels import install_kernels
-from weft.testing.ranks import on_ranks
+from treadle.api.attention import KernelOffer, KernelRequest
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import Collective, ModelContext, Shared
+from treadle.layers import LMHead, RMSNorm, ops
+from treadle.layers.kernels import install_kernels
+from treadle.testing.ranks import on_ranks
 
 Context = Callable[..., ModelContext]
 CUDA = DeviceInfo("cuda", (9, 0))
@@ -173,7 +173,7 @@ def test_what_fails_on_one_rank_is_used_on_none(
         assert len(offers.rows) == 1, "the other operation is not concerned"
         return served
 
-    with caplog.at_level(logging.INFO, "weft.layers"):
+    with caplog.at_level(logging.INFO, "treadle.layers"):
         for served in on_ranks(2, run):
             assert served == dict.fromkeys({"all_reduce_norm", "all_gather"} - {op}, "mine")
     reason = why if culprit == 0 else "another rank could not"

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.api.models import Collective, ExpertsSpec, LinearSpec, ModelContext, ModelSpec
-from weft.errors import CheckpointError, ConfigError
-from weft.layers import Experts, MoE, NullCollective, Slot, ops
-from weft.layers.experts import LinearExperts, PlainExperts, dense, gathered, grouped
-from weft.layers.plain import PlainLinear
-from weft.loading.weights import load_weights, our_name, their_name
-from weft.testing.ranks import on_ranks
+from treadle.api.models import Collective, ExpertsSpec, LinearSpec, ModelContext, ModelSpec
+from treadle.errors import CheckpointError, ConfigError
+from treadle.layers import Experts, MoE, NullCollective, Slot, ops
+from treadle.layers.experts import LinearExperts, PlainExperts, dense, gathered, grouped
+from treadle.layers.plain import PlainLinear
+from treadle.loading.weights import load_weights, our_name, their_name
+from treadle.testing.ranks import on_ranks
 
 Context = Callable[..., ModelContext]
 HIDDEN, INNER, EXPERTS, CHOSEN = 32, 24, 6, 2
@@ -116,7 +116,7 @@ def test_only_chosen_experts_are_read(monkeypatch: pytest.MonkeyPatch, context: 
         calls.append(len(args[0]))
         return real(*args)
 
-    monkeypatch.setattr("weft.layers.experts.F.linear", counted)
+    monkeypatch.setattr("treadle.layers.experts.F.linear", counted)
     layer.experts(X[:1], torch.tensor([[4, 1]]), torch.tensor([[0.5, 0.5]]))
     assert calls == [1, 1, 1, 1]
     calls.clear()

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.api.attention import KernelOffer, KernelRequest
-from weft.api.cache import DeviceInfo
-from weft.api.models import LinearSpec, ModelContext
-from weft.layers import Linear, NullCollective
-from weft.layers.int4 import CHUNK, PackedInt4, pack_codes
-from weft.layers.int4 import packing as packing_module
-from weft.layers.kernels import install_kernels
+from treadle.api.attention import KernelOffer, KernelRequest
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearSpec, ModelContext
+from treadle.layers import Linear, NullCollective
+from treadle.layers.int4 import CHUNK, PackedInt4, pack_codes
+from treadle.layers.int4 import packing as packing_module
+from treadle.layers.kernels import install_kernels
 
 
 def made(

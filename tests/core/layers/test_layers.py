@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.api.attention import MaskKind
-from weft.api.models import LinearSpec, ModelContext
-from weft.errors import UnsupportedModelError
-from weft.layers import (
+from treadle.api.attention import MaskKind
+from treadle.api.models import LinearSpec, ModelContext
+from treadle.errors import UnsupportedModelError
+from treadle.layers import (
     Attention,
     GatedMLP,
     LayerNorm,

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.api.attention import Step
-from weft.api.models import Collective, ModelContext
-from weft.errors import ConfigError
-from weft.layers import (
+from treadle.api.attention import Step
+from treadle.api.models import Collective, ModelContext
+from treadle.errors import ConfigError
+from treadle.layers import (
     Angles,
     Attention,
     CausalDecoder,
@@ -30,9 +30,9 @@ from weft.layers import (
     Slot,
     divide_heads,
 )
-from weft.layers.weight import layout_of, place
-from weft.testing.attention_reference import reference_step
-from weft.testing.ranks import on_ranks
+from treadle.layers.weight import layout_of, place
+from treadle.testing.attention_reference import reference_step
+from treadle.testing.ranks import on_ranks
 
 Context = Callable[..., ModelContext]
 X = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.api.attention import KernelOffer, KernelRequest
-from weft.api.cache import DeviceInfo
-from weft.layers import ops
-from weft.layers.decoder import Decoder
-from weft.layers.kernels import install_kernels
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel
-from weft.testing.ranks import on_ranks
+from treadle.api.attention import KernelOffer, KernelRequest
+from treadle.api.cache import DeviceInfo
+from treadle.layers import ops
+from treadle.layers.decoder import Decoder
+from treadle.layers.kernels import install_kernels
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel
+from treadle.testing.ranks import on_ranks
 
 CPU = DeviceInfo("cpu")
 IDS = torch.arange(40, 53)

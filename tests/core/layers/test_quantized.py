@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.api.models import LinearSpec
-from weft.errors import UnsupportedModelError
-from weft.layers.quantized import CpuInt4, left_alone
+from treadle.api.models import LinearSpec
+from treadle.errors import UnsupportedModelError
+from treadle.layers.quantized import CpuInt4, left_alone
 
 HOME = "model.layers.1"
 

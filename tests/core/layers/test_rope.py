@@ -12,10 +12,10 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from weft.api.models import ModelContext
-from weft.errors import UnsupportedModelError
-from weft.layers import RotaryEmbedding, rope_parameters
-from weft.layers.rope import frequencies
+from treadle.api.models import ModelContext
+from treadle.errors import UnsupportedModelError
+from treadle.layers import RotaryEmbedding, rope_parameters
+from treadle.layers.rope import frequencies
 
 Context = Callable[..., ModelContext]
 HEAD = 16
@@ -95,7 +95,7 @@ def test_parameters_may_differ_by_layer_type() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_type": "spiral"}, r"rope_type 'spiral'; weft knows default, linear"),
+        ({"rope_type": "spiral"}, r"rope_type 'spiral'; treadle knows default, linear"),
         ({"rope_type": "linear"}, r"'linear' need a number 'factor', not None"),
         (
             {"rope_type": "longrope", "short_factor": [1.0]},

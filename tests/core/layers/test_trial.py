@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from weft.layers.trial import passes
+from treadle.layers.trial import passes
 
 log = logging.getLogger(__name__)
 

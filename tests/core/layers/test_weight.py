@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.layers import Mismatch, Part, Slot, bind, layout_of, weight
-from weft.layers.weight import place, slots
+from treadle.layers import Mismatch, Part, Slot, bind, layout_of, weight
+from treadle.layers.weight import place, slots
 
 Q = Part(full=8, start=4, size=4)
 K = Part(full=4, start=2, size=2)

@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.api.cache import DeviceInfo
-from weft.api.files import ModelFiles
-from weft.api.matching import ModelTraits
-from weft.api.models import LinearSpec, ModelContext, ModelSpec
-from weft.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
-from weft.layers import Linear, NullCollective
-from weft.loading import build_model
-from weft.loading.build import find_model, find_scheme
-from weft.loading.formats import DummyLoader, TorchLoader, detect_format, weft_load_format
-from weft.plugins import Host
-from weft.plugins.matching import Candidate
-from weft.testing.attention_reference import ReferenceBackend
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel
+from treadle.api.cache import DeviceInfo
+from treadle.api.files import ModelFiles
+from treadle.api.matching import ModelTraits
+from treadle.api.models import LinearSpec, ModelContext, ModelSpec
+from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
+from treadle.layers import Linear, NullCollective
+from treadle.loading import build_model
+from treadle.loading.build import find_model, find_scheme
+from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
+from treadle.plugins import Host
+from treadle.plugins.matching import Candidate
+from treadle.testing.attention_reference import ReferenceBackend
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel
 
 CPU = DeviceInfo("cpu")
 
@@ -44,7 +44,7 @@ class FakeHost:
         if key not in self.tables[kind]:
             known = ", ".join(self.tables[kind])
             raise PluginNotFoundError(
-                f"no plugin provides {kind}:{key} (known: {known}); install weft-{key.lower()}"
+                f"no plugin provides {kind}:{key} (known: {known}); install treadle-{key.lower()}"
             )
         return self.tables[kind][key]
 
@@ -63,7 +63,7 @@ class FakeHost:
         ]
 
     def load_format(self, format: str, files: ModelFiles) -> Any:
-        return weft_load_format(format, files, {})
+        return treadle_load_format(format, files, {})
 
     def options(self, kind: str, key: str) -> Mapping[str, Any]:
         return {"key": key}
@@ -76,7 +76,7 @@ def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -
         find_model(host, config)
     assert "needs a plugin for Gemma: no plugin provides models:Gemma" in str(caught.value)
     assert "known: Known" in str(caught.value)
-    assert "install weft-gemma" in str(caught.value)
+    assert "install treadle-gemma" in str(caught.value)
 
 
 def test_the_first_known_architecture_is_taken() -> None:
@@ -95,7 +95,9 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
     assert find_scheme(host, config, CPU) == {"quant_method": "awq", "bits": 4}
     assert find_scheme(host, config, CPU, "fp8") == "fp8"
     assert find_scheme(host, SimpleNamespace(), CPU) is None
-    with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*weft-gptq"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*treadle-gptq"
+    ):
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
     unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
     assert find_scheme(host, unnamed, CPU) == {"w_bit": 4}
@@ -194,12 +196,14 @@ def test_formats_are_detected() -> None:
 
 def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path, (), {})
-    assert weft_load_format("gguf", files, {}) is None
-    assert isinstance(weft_load_format("dummy", files, {"seed": 3}), DummyLoader)
+    assert treadle_load_format("gguf", files, {}) is None
+    assert isinstance(treadle_load_format("dummy", files, {"seed": 3}), DummyLoader)
     (tmp_path / "x.pt").write_bytes(b"")
-    assert isinstance(weft_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), {}), TorchLoader)
+    assert isinstance(
+        treadle_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), {}), TorchLoader
+    )
     with pytest.raises(CheckpointError, match="no weights in the format 'safetensors'"):
-        weft_load_format("safetensors", files, {})
+        treadle_load_format("safetensors", files, {})
 
 
 # ------------------------------------------------------------------------- dummy weights
@@ -235,8 +239,8 @@ def test_dummy_seeds(tmp_path: Path) -> None:
 
 
 def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
-    from weft.layers import weight
-    from weft.loading.dummy import fill_randomly
+    from treadle.layers import weight
+    from treadle.loading.dummy import fill_randomly
 
     module = nn.Module()
     module.packed = weight([64, 64], torch.int32)

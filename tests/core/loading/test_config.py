@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedConfig
 
-from weft.api.cache import DeviceInfo
-from weft.api.files import ModelFiles
-from weft.errors import CheckpointError, ConfigError
-from weft.loading.config import (
+from treadle.api.cache import DeviceInfo
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError, ConfigError
+from treadle.loading.config import (
     eos_ids,
     generation_defaults,
     max_model_len,
@@ -165,7 +165,7 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 64}
     assert generation_defaults(found) == defaults
     assert generation_defaults(found, overrides={"top_p": 0.5}) == {**defaults, "top_p": 0.5}
-    assert generation_defaults(found, "weft", {"top_k": 3}) == {"top_k": 3}
+    assert generation_defaults(found, "treadle", {"top_k": 3}) == {"top_k": 3}
     assert generation_defaults(files({}), str(tmp_path)) == defaults
     assert generation_defaults(files({})) == {}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from weft.api.files import ModelFiles, ModelRef
-from weft.errors import CheckpointError
-from weft.loading import fetch, parse_ref
-from weft.loading.sources import FolderSource, HubSource, weft_model_source
+from treadle.api.files import ModelFiles, ModelRef
+from treadle.errors import CheckpointError
+from treadle.loading import fetch, parse_ref
+from treadle.loading.sources import FolderSource, HubSource, treadle_model_source
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from weft.loading.sources import FolderSource, HubSource, weft_model_source
         ("org/name", "hf", "org/name"),
         ("gpt2", "hf", "gpt2"),
         ("hf:org/name", "hf", "org/name"),
-        ("demo:weft-demo", "demo", "weft-demo"),
+        ("demo:treadle-demo", "demo", "treadle-demo"),
         ("S3://bucket/key", "s3", "//bucket/key"),
         ("/no/such/folder", "file", "/no/such/folder"),
         ("./here", "file", "here"),
@@ -47,9 +47,9 @@ def test_an_empty_reference_is_refused() -> None:
 
 
 def test_the_hook_knows_two_schemes() -> None:
-    assert isinstance(weft_model_source("file"), FolderSource)
-    assert isinstance(weft_model_source("hf"), HubSource)
-    assert weft_model_source("s3") is None
+    assert isinstance(treadle_model_source("file"), FolderSource)
+    assert isinstance(treadle_model_source("hf"), HubSource)
+    assert treadle_model_source("s3") is None
 
 
 def test_a_folder_gives_the_files_that_match(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from weft.api.models import ModelSpec
-from weft.errors import CheckpointError
-from weft.layers import Linear, NullCollective, Part, PlainLinear, Slot, bind, weight
-from weft.loading import load_weights
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel
+from treadle.api.models import ModelSpec
+from treadle.errors import CheckpointError
+from treadle.layers import Linear, NullCollective, Part, PlainLinear, Slot, bind, weight
+from treadle.loading import load_weights
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel
 
 ONE = "model.safetensors"
 IDS = torch.arange(3, 20)
@@ -172,7 +172,7 @@ def test_nan_in_a_checkpoint_is_the_users_business(change: Callable[..., Path], 
 
 def test_no_uninitialised_memory_is_left(tmp_path: Path, host: Host) -> None:
     """With fresh memory full of NaN, every parameter of every rank is finite after loading."""
-    from weft.testing.ranks import on_ranks
+    from treadle.testing.ranks import on_ranks
 
     folder = make_checkpoint(tmp_path, vocab_size=331, attention_bias=True)
     torch.use_deterministic_algorithms(True)  # which fills what torch.empty gives with NaN
@@ -228,7 +228,7 @@ def test_objects_in_a_torch_file_are_not_loaded(
     (folder / ONE).unlink()
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
-    refuse(folder, host, "holds Python objects, which weft does not load")
+    refuse(folder, host, "holds Python objects, which treadle does not load")
     assert not (tmp_path / "pwned").exists()
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from weft.config import PluginConfig
-from weft.plugins import Entry, Host
-from weft.plugins.entries import scan
+from treadle.config import PluginConfig
+from treadle.plugins import Entry, Host
+from treadle.plugins.entries import scan
 
 SCHEME = """
     from types import SimpleNamespace
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_quantization(method, options):
+    def treadle_quantization(method, options):
         return SimpleNamespace(name={name!r}, method=method, options=options)
 """
 
@@ -39,7 +39,7 @@ class Site:
         code: str | None = None,
         *,
         version: str = "1.0",
-        requires: str | None = "weft-core>=0.1",
+        requires: str | None = "treadle-core>=0.1",
         extra: str = "",
     ) -> str:
         """Write one distribution whose module is named after it; return the module's name."""
@@ -64,9 +64,9 @@ class Site:
         """A distribution with quantization keys."""
         module = dist.replace("-", "_")
         if override:
-            groups = {"weft.overrides": {f"quantization.{key}": module for key in keys}}
+            groups = {"treadle.overrides": {f"quantization.{key}": module for key in keys}}
         else:
-            groups = {"weft.quantization": {key: module for key in keys}}
+            groups = {"treadle.quantization": {key: module for key in keys}}
         return self.install(dist, groups, **more)
 
     def scan(self) -> Iterator[Entry]:
@@ -79,12 +79,12 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    for variable in ("WEFT_DISABLE", "WEFT_PLUGINS", "WEFT_AUTOLOAD", "WEFT_STRICT"):
+    for variable in ("TREADLE_DISABLE", "TREADLE_PLUGINS", "TREADLE_AUTOLOAD", "TREADLE_STRICT"):
         monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     made = Site(folder)
     yield made
-    for name in [m for m in sys.modules if m in made.modules or m.startswith("weft_local_")]:
+    for name in [m for m in sys.modules if m in made.modules or m.startswith("treadle_local_")]:
         del sys.modules[name]

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from weft.api.types import AttentionRequest, DeviceInfo, KernelRequest
-from weft.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
+from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 
 CPU = DeviceInfo("cpu")
 REQUEST = AttentionRequest(CPU, "float32", "float32", head_size=80, heads=8, kv_heads=8, scale=0.1)
 
 OFFER = """
-    from weft.api import impl, types as t
+    from treadle.api import impl, types as t
 
     @impl
-    def weft_attention(request, options):
+    def treadle_attention(request, options):
         return t.Offer({name!r}, options.get("score", {score}), create=dict)
 
     @impl
-    def weft_kernel(op, request):
+    def treadle_kernel(op, request):
         return t.KernelOffer({name!r}, {score}, load=dict) if op == "rope" else None
 """
 REFUSE = """
-    from weft.api import impl, types as t
+    from treadle.api import impl, types as t
 
     @impl
-    def weft_attention(request):
+    def treadle_attention(request):
         return t.Refusal({name!r}, (f"head size {{request.head_size}} is not supported", "needs CUDA"))
 """
 
 
 def backend(site, name, template=OFFER, score=10):
     module = f"{name}_backend"
-    groups = {"weft.attention": {name: module}, "weft.kernels": {name: module}}
+    groups = {"treadle.attention": {name: module}, "treadle.kernels": {name: module}}
     site.install(module.replace("_", "-"), groups, template.format(name=name, score=score))
 
 
@@ -89,10 +89,10 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
     backend(site, "good")
     backend(site, "broken", "import missing_kernel")
     site.install(
-        "twin-a", {"weft.attention": {"twin": "twin_a"}}, OFFER.format(name="twin", score=99)
+        "twin-a", {"treadle.attention": {"twin": "twin_a"}}, OFFER.format(name="twin", score=99)
     )
     site.install(
-        "twin-b", {"weft.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
+        "twin-b", {"treadle.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
     )
     host = site.host()
     offers, refusals = host.attention_bids(REQUEST)
@@ -114,10 +114,10 @@ def test_an_answer_that_is_no_bid(site):
     backend(
         site,
         "odd",
-        "from weft.api import impl\n\n@impl\ndef weft_attention(request):\n    return 7\n",
+        "from treadle.api import impl\n\n@impl\ndef treadle_attention(request):\n    return 7\n",
     )
     _, [refusal] = site.host().attention_bids(REQUEST)
-    assert "answered weft_attention with 7" in refusal.reasons[0]
+    assert "answered treadle_attention with 7" in refusal.reasons[0]
 
 
 def test_kernels(site):

@@ -7,11 +7,11 @@ from time import perf_counter
 
 import pytest
 
-from weft.config import PluginConfig, from_options
-from weft.errors import ConfigError
-from weft.plugins import Host
-from weft.plugins.kinds import KINDS
-from weft.plugins.tally import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
+from treadle.config import PluginConfig, from_options
+from treadle.errors import ConfigError
+from treadle.plugins import Host
+from treadle.plugins.kinds import KINDS
+from treadle.plugins.tally import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
 
 
 def test_a_call_is_ok_slow_or_an_error():
@@ -40,8 +40,8 @@ def test_a_slow_plugin_is_said_once_in_a_while(caplog):
 def test_hooks_have_more_time_than_methods():
     tally = Tally(budgets({"policies": 0.5, "models": 60.0}))
     assert tally.budget("policies:x", "order") == 0.5
-    assert tally.budget("policies:x", "weft_policy") == HOOK_SECONDS
-    assert tally.budget("models:x", "weft_model") == 60.0
+    assert tally.budget("policies:x", "treadle_policy") == HOOK_SECONDS
+    assert tally.budget("models:x", "treadle_model") == 60.0
     assert (
         tally.budget("executors:x", "start")
         == LOADING_SECONDS
@@ -62,7 +62,7 @@ def test_a_slow_hook_is_counted(site):
     host = site.host()
     host.tally = Tally({"quantization": 1.0})
     host.quantization("awq", {}, None)
-    assert ("quantization:awq", "weft_quantization", "ok", 1) in host.tally.rows()
+    assert ("quantization:awq", "treadle_quantization", "ok", 1) in host.tally.rows()
     assert any(
-        row[:3] == ("quantization:awq", "weft_quantization", 1) for row in host.tally.seconds()
+        row[:3] == ("quantization:awq", "treadle_quantization", 1) for row in host.tally.seconds()
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
-from weft.known_plugins import KNOWN
-from weft.plugins import Entry, Host
+from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+from treadle.known_plugins import KNOWN
+from treadle.plugins import Entry, Host
 
 FOREIGN = """
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_quantization(method):
+    def treadle_quantization(method):
         return None
 """
 
@@ -102,11 +102,13 @@ def test_disabling_the_owner_leaves_the_fallback(site):
 
 def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkeypatch):
     site.scheme("acme-awq", "awq", "gptq")
-    monkeypatch.setattr("weft.plugins.choice.KNOWN", {**KNOWN, "quantization:gguf": "weft-gguf"})
+    monkeypatch.setattr(
+        "treadle.plugins.choice.KNOWN", {**KNOWN, "quantization:gguf": "treadle-gguf"}
+    )
     with pytest.raises(PluginNotFoundError) as error:
         name(site.host(), "gguf")
     assert str(error.value) == (
-        "no plugin provides quantization:gguf (known: awq, gptq); install weft-gguf"
+        "no plugin provides quantization:gguf (known: awq, gptq); install treadle-gguf"
     )
 
 
@@ -118,7 +120,7 @@ def test_missing_key_among_many_shows_the_nearest():
 
 
 def test_missing_key_explains_why_its_owner_is_out(site):
-    site.install("next-awq", {"weft.quantization.v2": {"awq": "next_awq"}})
+    site.install("next-awq", {"treadle.quantization.v2": {"awq": "next_awq"}})
     with pytest.raises(
         PluginNotFoundError, match=r"next-awq 1\.0 is incompatible: speaks quantization v2"
     ):
@@ -136,7 +138,7 @@ def test_a_declared_key_must_be_answered(site):
     site.scheme("liar", "awq", code=FOREIGN)
     with pytest.raises(
         PluginLoadError,
-        match=r"quantization:awq is declared by liar 1\.0, but its weft_quantization returned None",
+        match=r"quantization:awq is declared by liar 1\.0, but its treadle_quantization returned None",
     ):
         name(site.host())
 

@@ -6,16 +6,16 @@ import json
 
 import pytest
 
-from weft.plugins.doctor import examine
-from weft.plugins.health import CODES
-from weft.plugins.machine import Machine, advice, look
-from weft.plugins.survey import ATTENTION, KERNELS, Seen
+from treadle.plugins.doctor import examine
+from treadle.plugins.health import CODES
+from treadle.plugins.machine import Machine, advice, look
+from treadle.plugins.survey import ATTENTION, KERNELS, Seen
 
 POLICY = """
-from weft.api import impl
+from treadle.api import impl
 
 @impl
-def weft_policy(name):
+def treadle_policy(name):
     return object()
 """
 
@@ -28,13 +28,13 @@ BROKEN = {
     "heavy": ("import numpy\n" + POLICY, "heavy", "numpy"),
     "cuda": ("import torch\ntorch.cuda.init()\n" + POLICY, "cuda", "starts CUDA"),
     "arguments": (POLICY.replace("(name)", "(nme)"), "signature", "nme"),
-    "misnamed": (POLICY.replace("weft_policy", "weft_polcy"), "signature", "weft_polcy"),
+    "misnamed": (POLICY.replace("treadle_policy", "treadle_polcy"), "signature", "treadle_polcy"),
     "other": (
-        POLICY.replace("weft_policy", "weft_model_source").replace("name", "scheme"),
+        POLICY.replace("treadle_policy", "treadle_model_source").replace("name", "scheme"),
         "hook",
-        "weft_policy",
+        "treadle_policy",
     ),
-    "options": (POLICY + "\nWEFT_OPTIONS = {'policies:options': int}\n", "options", "Struct"),
+    "options": (POLICY + "\nTREADLE_OPTIONS = {'policies:options': int}\n", "options", "Struct"),
 }
 
 
@@ -42,20 +42,20 @@ BROKEN = {
 def broken(site):
     """Everything of ``BROKEN``, a well-behaved one, and those that metadata gives away."""
     for key, (code, *_) in BROKEN.items():
-        site.install(f"x-{key}", {"weft.policies": {key: f"x_{key}"}}, code)
-    site.install("good", {"weft.policies": {"good": "good"}}, POLICY + REPORT)
+        site.install(f"x-{key}", {"treadle.policies": {key: f"x_{key}"}}, code)
+    site.install("good", {"treadle.policies": {"good": "good"}}, POLICY + REPORT)
     for name in ("one", "two"):
-        site.install(name, {"weft.policies": {"contested": name}}, POLICY)
-    site.install("future", {"weft.policies.v2": {"future": "future"}}, POLICY)
-    site.install("old", {"weft.policies": {"old": "old"}}, POLICY, requires="weft-core<0.1")
-    site.install("needy", {"weft.policies": {"needy": "needy"}}, POLICY, requires="not-there>=2")
-    site.install("astray", {"weft.policies": {"astray": "astray_module"}}, POLICY)
-    site.install("empty", {"weft.policies": {"empty": "empty:Nothing"}}, POLICY)
-    site.install("edited", {"weft.policies": {"edited": "edited", "gone": "edited"}}, POLICY)
+        site.install(name, {"treadle.policies": {"contested": name}}, POLICY)
+    site.install("future", {"treadle.policies.v2": {"future": "future"}}, POLICY)
+    site.install("old", {"treadle.policies": {"old": "old"}}, POLICY, requires="treadle-core<0.1")
+    site.install("needy", {"treadle.policies": {"needy": "needy"}}, POLICY, requires="not-there>=2")
+    site.install("astray", {"treadle.policies": {"astray": "astray_module"}}, POLICY)
+    site.install("empty", {"treadle.policies": {"empty": "empty:Nothing"}}, POLICY)
+    site.install("edited", {"treadle.policies": {"edited": "edited", "gone": "edited"}}, POLICY)
     project = site.folder / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(
-        '[project.entry-points."weft.policies"]\nedited = "edited"\nadded = "edited"\n'
+        '[project.entry-points."treadle.policies"]\nedited = "edited"\nadded = "edited"\n'
     )
     record = {"url": project.as_uri(), "dir_info": {"editable": True}}
     (site.folder / "edited-1.0.dist-info/direct_url.json").write_text(json.dumps(record))
@@ -64,14 +64,14 @@ def broken(site):
 
 REPORT = """
 @impl
-def weft_report():
+def treadle_report():
     return "all is well"
 """
 
 EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
     "contested": ("conflict", "choose one with --plugin policies:contested=DIST"),
-    "future": ("generation", "speaks policies v2, this weft speaks v1"),
-    "old": ("requirement", "requires weft-core <0.1, installed is"),
+    "future": ("generation", "speaks policies v2, this treadle speaks v1"),
+    "old": ("requirement", "requires treadle-core <0.1, installed is"),
     "needy": ("dependency", "not-there is not installed; pip install not-there>=2"),
     "astray": ("target", "no module 'astray_module'"),
     "empty": ("target", "Nothing"),
@@ -101,11 +101,11 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
 
 
 def test_a_sound_installation_passes_and_a_warning_does_not_fail(site):
-    site.install("good", {"weft.policies": {"good": "good"}}, POLICY)
+    site.install("good", {"treadle.policies": {"good": "good"}}, POLICY)
     found = examine(site.host(), only="good")
     assert not found.failed(strict=True) and found.seen is None
     assert found.plugins[0].seconds is not None and found.plugins[0].state == "loaded"
-    site.install("heavy", {"weft.policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY)
+    site.install("heavy", {"treadle.policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY)
     found = examine(site.host(), only="heavy")
     assert not found.failed() and found.failed(strict=True)
 
@@ -113,12 +113,12 @@ def test_a_sound_installation_passes_and_a_warning_does_not_fail(site):
 def test_bids_are_listed_with_their_reasons(site):
     site.install(
         "never",
-        {"weft.attention": {"never": "never"}},
+        {"treadle.attention": {"never": "never"}},
         """
-        from weft.api import impl, types
+        from treadle.api import impl, types
 
         @impl
-        def weft_attention(request):
+        def treadle_attention(request):
             if request.softcap:
                 return types.Offer("never", 3, lambda: None)
             return types.Refusal("never", ("it is a test", "and not ready"))
@@ -130,15 +130,15 @@ def test_bids_are_listed_with_their_reasons(site):
 
 
 def test_a_plugin_whose_bid_kills_the_process_is_a_problem(site):
-    code = "from weft.api import impl\n@impl\ndef weft_attention(request):\n    import os\n    os.abort()\n"
-    site.install("boom", {"weft.attention": {"boom": "boom"}}, code)
+    code = "from treadle.api import impl\n@impl\ndef treadle_attention(request):\n    import os\n    os.abort()\n"
+    site.install("boom", {"treadle.attention": {"boom": "boom"}}, code)
     found = examine(site.host(), device="cpu")
     assert found.failed() and "SIGABRT" in found.problems[0]
 
 
 def test_a_local_file_is_examined(site, tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text('WEFT = {"policies": ["mine"]}\n1 / 0\n')
+    file.write_text('TREADLE = {"policies": ["mine"]}\n1 / 0\n')
     (checked,) = examine(site.host(plugin_file=[str(file)]), only="policies:mine").plugins
     assert [f.code for f in checked.findings] == ["import"] and checked.state == "broken"
 
@@ -170,8 +170,8 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
         (
             machine(),
             seen("13.0", "cuda:0", "9.0"),
-            ("weft-kernels-triton",),
-            ["for NVIDIA H200: pip install weft-attention-triton"],
+            ("treadle-kernels-triton",),
+            ["for NVIDIA H200: pip install treadle-attention-triton"],
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_advice_fits_the_machine(machine, seen, installed, words):
 
 
 def test_there_is_no_advice_where_nothing_is_missing():
-    both = ("weft-attention-triton", "weft-kernels-triton")
+    both = ("treadle-attention-triton", "treadle-kernels-triton")
     assert list(advice(machine(), seen("13.0", "cuda:0", "9.0"), both)) == []
     assert list(advice(machine(gpus=()), seen(), ())) == []
 
@@ -192,9 +192,9 @@ def test_gpus_and_driver_are_read_without_torch(tmp_path):
     (card / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 3\n")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n"
     (tmp_path / "driver/nvidia/version").write_text(version)
-    found = look(["weft-core"], tmp_path)
+    found = look(["treadle-core"], tmp_path)
     assert (found.gpus, found.driver) == (["NVIDIA H200"], "580.65.06")
-    assert "weft-core" in found.versions and "torch" in found.versions
+    assert "treadle-core" in found.versions and "torch" in found.versions
     empty = look([], tmp_path / "nothing")
     assert (empty.gpus, empty.driver) == ([], "")
 
@@ -208,6 +208,6 @@ torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
 sys.modules["torch"] = torch
 """
-    site.install("starts", {"weft.policies": {"starts": "starts"}}, fake + POLICY)
+    site.install("starts", {"treadle.policies": {"starts": "starts"}}, fake + POLICY)
     (checked,) = examine(site.host(), only="starts").plugins
     assert {f.code for f in checked.findings} == {"cuda", "heavy"} and checked.state == "broken"

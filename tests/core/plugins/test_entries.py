@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from weft.api.hookspecs import Every, First
-from weft.plugins import KINDS, Host
-from weft.plugins.entries import scan
-from weft.plugins.kinds import parse_group
+from treadle.api.hookspecs import Every, First
+from treadle.plugins import KINDS, Host
+from treadle.plugins.entries import scan
+from treadle.plugins.kinds import parse_group
 
 
 def test_scan_yields_what_metadata_declares(site):
@@ -23,14 +23,14 @@ def test_scan_yields_what_metadata_declares(site):
 
 def test_scan_imports_nothing(site):
     module = site.install(
-        "loud", {"weft.quantization": {"x": "loud"}}, "raise SystemExit('imported')"
+        "loud", {"treadle.quantization": {"x": "loud"}}, "raise SystemExit('imported')"
     )
     Host(source=site.scan)
     assert module not in sys.modules
 
 
 def test_scan_of_this_installation_finds_the_core():
-    mine = {e.id for e in scan() if e.dist == "weft-core"}
+    mine = {e.id for e in scan() if e.dist == "treadle-core"}
     assert {"attention:sdpa", "executors:inline", "policies:fcfs", "model_sources:file"} <= mine
 
 
@@ -38,7 +38,7 @@ def test_a_shadowed_version_is_not_listed(site, tmp_path, monkeypatch):
     site.scheme("acme-awq", "awq", version="1.0")
     near = type(site)(tmp_path / "near")
     near.folder.mkdir()
-    near.install("acme-awq", {"weft.quantization": {"gptq": "acme_awq"}}, version="2.0")
+    near.install("acme-awq", {"treadle.quantization": {"gptq": "acme_awq"}}, version="2.0")
     monkeypatch.syspath_prepend(str(near.folder))
     assert [(e.id, e.version) for e in site.scan()] == [("quantization:gptq", "2.0")]
 
@@ -46,11 +46,11 @@ def test_a_shadowed_version_is_not_listed(site, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("group", "parsed"),
     [
-        ("weft.attention", ("attention", 1)),
-        ("weft.attention.v2", ("attention", 2)),
-        ("weft.attention.beta", ("attention.beta", 0)),
+        ("treadle.attention", ("attention", 1)),
+        ("treadle.attention.v2", ("attention", 2)),
+        ("treadle.attention.beta", ("attention.beta", 0)),
         ("pytest11", None),
-        ("weftage.attention", None),
+        ("treadleage.attention", None),
     ],
 )
 def test_group_names(group, parsed):
@@ -58,27 +58,27 @@ def test_group_names(group, parsed):
 
 
 def test_another_generation_is_incompatible_and_says_so(site):
-    site.install("next-awq", {"weft.quantization.v2": {"awq": "next_awq"}})
+    site.install("next-awq", {"treadle.quantization.v2": {"awq": "next_awq"}})
     [entry] = site.scan()
     assert (entry.state, entry.why) == (
         "incompatible",
-        "speaks quantization v2, this weft speaks v1",
+        "speaks quantization v2, this treadle speaks v1",
     )
 
 
 def test_an_unknown_kind_is_incompatible(site):
-    site.install("odd", {"weft.telepathy": {"x": "odd"}})
+    site.install("odd", {"treadle.telepathy": {"x": "odd"}})
     [entry] = site.scan()
     assert entry.state == "incompatible" and "unknown kind 'telepathy'" in entry.why
 
 
 def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
-    hooks = {n for c in (First, Every) for n in vars(c) if n.startswith("weft_")}
-    core = {k.hook for k in KINDS.values() if k.owner == "weft-core"}
-    assert hooks == core | {"weft_match", "weft_unconfigure", "weft_report"}
+    hooks = {n for c in (First, Every) for n in vars(c) if n.startswith("treadle_")}
+    core = {k.hook for k in KINDS.values() if k.owner == "treadle-core"}
+    assert hooks == core | {"treadle_match", "treadle_unconfigure", "treadle_report"}
 
 
 def test_host_and_hookspecs_import_no_torch():
-    code = "import sys, weft.plugins; weft.plugins.Host(); print('torch' in sys.modules)"
+    code = "import sys, treadle.plugins; treadle.plugins.Host(); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"

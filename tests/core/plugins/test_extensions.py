@@ -7,34 +7,34 @@ import sys
 import pluggy
 import pytest
 
-from weft.errors import PluginLoadError
-from weft.plugins import Entry, Host
+from treadle.errors import PluginLoadError
+from treadle.plugins import Entry, Host
 
 WRAPPER = """
-    from weft.api import impl
+    from treadle.api import impl
 
     calls = []
 
     @impl(wrapper=True)
-    def weft_quantization(method):
+    def treadle_quantization(method):
         found = yield
         calls.append((method, found.name))
         return found
 """
 LIFE = """
-    from weft.api import impl
+    from treadle.api import impl
     import life
 
     @impl
-    def weft_configure(config):
+    def treadle_configure(config):
         life.log.append(("configure", __name__, config))
 
     @impl
-    def weft_unconfigure():
+    def treadle_unconfigure():
         life.log.append(("unconfigure", __name__))
 
     @impl
-    def weft_report():
+    def treadle_report():
         return "hello from " + __name__
 """
 
@@ -44,7 +44,7 @@ def life(site):
     (site.folder / "life.py").write_text("log = []")
     site.modules.add("life")
     for name in ("b-ext", "a-ext"):
-        site.install(name, {"weft.extensions": {name[0]: name.replace("-", "_")}}, LIFE)
+        site.install(name, {"treadle.extensions": {name[0]: name.replace("-", "_")}}, LIFE)
     return site
 
 
@@ -54,7 +54,7 @@ def life_log():
 
 def test_a_wrapper_sees_every_plugin_built(site):
     site.scheme("acme-awq", "awq", "gptq")
-    site.install("wrap", {"weft.extensions": {"wrap": "wrap"}}, WRAPPER)
+    site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
     host = site.host()
     assert "wrap" not in sys.modules, "extensions are imported by the first call"
     host.quantization("awq", {}, None)
@@ -64,14 +64,14 @@ def test_a_wrapper_sees_every_plugin_built(site):
 
 def test_a_disabled_wrapper_sees_nothing(site):
     site.scheme("acme-awq", "awq")
-    site.install("wrap", {"weft.extensions": {"wrap": "wrap"}}, WRAPPER)
+    site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
     site.host(no_plugin=["wrap"]).quantization("awq", {}, None)
     assert "wrap" not in sys.modules
 
 
 def test_a_broken_extension_is_left_out_with_a_warning(site, caplog):
     site.scheme("acme-awq", "awq")
-    site.install("bad", {"weft.extensions": {"bad": "bad"}}, "import missing_kernel")
+    site.install("bad", {"treadle.extensions": {"bad": "bad"}}, "import missing_kernel")
     assert site.host().quantization("awq", {}, None).name == "acme-awq"
     assert "missing_kernel" in caplog.text and "goes on without it" in caplog.text
 
@@ -93,12 +93,12 @@ def test_configure_unconfigure_and_report(life):
 def test_a_failing_configure_releases_those_before_it(life):
     life.install(
         "c-ext",
-        {"weft.extensions": {"c": "c_ext"}},
+        {"treadle.extensions": {"c": "c_ext"}},
         """
-        from weft.api import impl
+        from treadle.api import impl
 
         @impl
-        def weft_configure(config):
+        def treadle_configure(config):
             raise OSError("no socket")
         """,
     )
@@ -111,29 +111,29 @@ def test_a_failing_configure_releases_those_before_it(life):
 
 
 class ServerSpecs:
-    """What weft-server registers."""
+    """What treadle-server registers."""
 
-    @pluggy.HookspecMarker("weft")
-    def weft_server(self, app, engine, options):
+    @pluggy.HookspecMarker("treadle")
+    def treadle_server(self, app, engine, options):
         """Edit the application."""
 
 
 SERVER = """
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_server(app, engine, options):
+    def treadle_server(app, engine, options):
         app.append((__name__, engine, dict(options)))
 """
 
 
 def test_hooks_of_another_distribution_are_called_in_name_order(site):
     for name in ("b-srv", "a-srv"):
-        site.install(name, {"weft.server": {name[0]: name.replace("-", "_")}}, SERVER)
+        site.install(name, {"treadle.server": {name[0]: name.replace("-", "_")}}, SERVER)
     host = site.host(plugin_options={"server:a": {"x": 1}})
     host.add_hookspecs(ServerSpecs)
     app: list[object] = []
-    host.every("server", "weft_server", app=app, engine="E")
+    host.every("server", "treadle_server", app=app, engine="E")
     assert app == [("a_srv", "E", {"x": 1}), ("b_srv", "E", {})]
 
 
@@ -143,16 +143,16 @@ def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
         SERVER.replace(", options", "").replace(", dict(options)", "")
         + """
     @impl
-    def weft_policy(name):
+    def treadle_policy(name):
         return name
     """
     )
-    site.install("both", {"weft.policies": {"p": "both"}, "weft.server": {"s": "both"}}, both)
+    site.install("both", {"treadle.policies": {"p": "both"}, "treadle.server": {"s": "both"}}, both)
     host = site.host()
     assert host.policy("p") == "p"
     host.add_hookspecs(ServerSpecs)
     app: list[object] = []
-    host.every("server", "weft_server", app=app, engine=None)
+    host.every("server", "treadle_server", app=app, engine=None)
     assert len(app) == 1
 
 
@@ -163,14 +163,14 @@ def test_calls_records_hooks_only_inside_the_block(site):
     with host.calls() as fired:
         assert fired == []
         host.quantization("awq", {}, None)
-        assert fired == ["weft_quantization"]
+        assert fired == ["treadle_quantization"]
     host.quantization("awq", {}, None)
-    assert fired == ["weft_quantization"]
+    assert fired == ["treadle_quantization"]
 
 
 def test_a_host_made_from_a_list_needs_no_packaging(site):
     (site.folder / "plain.py").write_text(
-        "from weft.api import impl\n@impl\ndef weft_policy(name):\n    return name.upper()\n"
+        "from treadle.api import impl\n@impl\ndef treadle_policy(name):\n    return name.upper()\n"
     )
     site.modules.add("plain")
     host = Host(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft.testing.checkpoints import make_checkpoint
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle.testing.checkpoints import make_checkpoint
 
 
 def test_no_hook_is_called_in_a_step(tmp_path):
@@ -17,7 +17,9 @@ def test_no_hook_is_called_in_a_step(tmp_path):
     with host.calls() as started:
         core = EngineCore(config, host)
     try:
-        assert {"weft_executor", "weft_model", "weft_attention", "weft_policy"} <= set(started)
+        assert {"treadle_executor", "treadle_model", "treadle_attention", "treadle_policy"} <= set(
+            started
+        )
         core.add(
             EngineRequest("a", list(range(40)), SamplingParams(max_tokens=5, temperature=1.0), 0.0)
         )

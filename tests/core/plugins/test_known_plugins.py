@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.api.hookspecs import First
-from weft.plugins import KINDS, Host
+from treadle.api.hookspecs import First
+from treadle.plugins import KINDS, Host
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,9 +23,9 @@ def test_every_keyed_hook_has_a_typed_method():
     """Its arguments are those of the hook, without what the host adds itself."""
     plural = {"many"}
     for kind in KINDS.values():
-        if kind.owner != "weft-core" or kind.mode in ("bid", "always"):
+        if kind.owner != "treadle-core" or kind.mode in ("bid", "always"):
             continue
-        method = kind.hook.removeprefix("weft_") + ("s" if kind.mode in plural else "")
+        method = kind.hook.removeprefix("treadle_") + ("s" if kind.mode in plural else "")
         ours = set(inspect.signature(getattr(Host, method)).parameters) - {"self"}
         hook = set(inspect.signature(getattr(First, kind.hook)).parameters) - {"self"}
         assert ours == {

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from weft.errors import PluginNotFoundError
-from weft.plugins.listing import rows
+from treadle.errors import PluginNotFoundError
+from treadle.plugins.listing import rows
 
 
 def notes(host):
@@ -28,16 +28,16 @@ def test_standing_of_each_entry(site):
         "other/quantization:fp8": ("ready", "pinned"),
         "acme-awq/quantization:gptq": ("ready", "replaced by marlin"),
         "marlin/quantization:gptq": ("ready", "override"),
-        "acme-awq/quantization:int8": ("disabled", "disabled by --no-plugin or WEFT_DISABLE"),
+        "acme-awq/quantization:int8": ("disabled", "disabled by --no-plugin or TREADLE_DISABLE"),
     }
     assert not site.modules & set(sys.modules)
 
 
 def test_requires_dist_is_evaluated(site):
-    site.scheme("future", "a", requires="weft-core>=99")
-    site.scheme("other-platform", "b", requires='weft-core>=99; sys_platform == "plan9"')
+    site.scheme("future", "a", requires="treadle-core>=99")
+    site.scheme("other-platform", "b", requires='treadle-core>=99; sys_platform == "plan9"')
     found = notes(site.host())
-    assert found["future/quantization:a"][1].startswith("requires weft-core >=99, installed is ")
+    assert found["future/quantization:a"][1].startswith("requires treadle-core >=99, installed is ")
     assert found["other-platform/quantization:b"] == ("ready", "")
 
 
@@ -50,7 +50,7 @@ def test_editable_is_told(site):
 
 def test_by_kind(site):
     site.scheme("acme", "awq")
-    site.install("pol", {"weft.policies": {"p": "pol"}}, "")
+    site.install("pol", {"treadle.policies": {"p": "pol"}}, "")
     assert [row.key for row in rows(site.host(), "policies")] == ["p"]
     with pytest.raises(PluginNotFoundError, match="no plugin kind 'policy'"):
         list(rows(site.host(), "policy"))

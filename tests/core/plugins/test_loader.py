@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from weft.errors import CheckpointError, PluginLoadError
-from weft.plugins.entries import Entry
+from treadle.errors import CheckpointError, PluginLoadError
+from treadle.plugins.entries import Entry
 
 OK = "ok-quant"
 
@@ -47,27 +47,27 @@ def test_a_plugin_that_exits_while_it_is_imported(good):
 
 
 UNKNOWN_HOOK = """
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_quantization(method):
+    def treadle_quantization(method):
         return object()
 
     @impl
-    def weft_quantisation(method):
+    def treadle_quantisation(method):
         return None
 """
 UNKNOWN_ARGUMENT = """
-    from weft.api import impl
+    from treadle.api import impl
 
     @impl
-    def weft_quantization(methd):
+    def treadle_quantization(methd):
         return object()
 """
 RENAMED = """
-    from weft.api import impl
+    from treadle.api import impl
 
-    @impl(specname="weft_quantization")
+    @impl(specname="treadle_quantization")
     def mine(method):
         return object()
 """
@@ -76,7 +76,7 @@ RENAMED = """
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (UNKNOWN_HOOK, "unknown hook 'weft_quantisation'"),
+        (UNKNOWN_HOOK, "unknown hook 'treadle_quantisation'"),
         (UNKNOWN_ARGUMENT, "takes 'methd', which this hook does not have; name any of: method,"),
         (RENAMED, "under another name"),
         ("VALUE = 1", "implements no hook"),
@@ -91,7 +91,7 @@ def test_registration_is_atomic(good, code, reason):
     assert reason in str(failure(host, "bad")), "the second attempt must tell the same"
     with host.calls() as fired:
         host.quantization("ok", {}, None)
-    assert fired == ["weft_quantization"]
+    assert fired == ["treadle_quantization"]
 
 
 def test_what_a_plugin_raises_is_wrapped_and_chained(good):
@@ -99,16 +99,16 @@ def test_what_a_plugin_raises_is_wrapped_and_chained(good):
         "bad",
         "bad",
         code="""
-            from weft.api import impl
+            from treadle.api import impl
 
             @impl
-            def weft_quantization(method, checkpoint):
+            def treadle_quantization(method, checkpoint):
                 return checkpoint["bits"]
         """,
     )
     error = failure(good.host(), "bad")
     assert str(error) == (
-        "quantization:bad from bad 1.0 failed in weft_quantization: KeyError: 'bits' (bad.py, line 6)"
+        "quantization:bad from bad 1.0 failed in treadle_quantization: KeyError: 'bits' (bad.py, line 6)"
     )
     assert isinstance(error.__cause__, KeyError)
 
@@ -118,11 +118,11 @@ def test_what_a_plugin_says_on_purpose_passes(good):
         "picky",
         "picky",
         code="""
-            from weft.api import impl
-            from weft.errors import CheckpointError
+            from treadle.api import impl
+            from treadle.errors import CheckpointError
 
             @impl
-            def weft_quantization(method):
+            def treadle_quantization(method):
                 raise CheckpointError("3 bits are not supported (allowed: 4)")
         """,
     )
@@ -141,13 +141,13 @@ def test_only_the_owner_is_imported(good):
 def test_a_class_is_instantiated(site):
     site.install(
         "classy",
-        {"weft.policies": {"lifo": "classy:Lifo"}},
+        {"treadle.policies": {"lifo": "classy:Lifo"}},
         """
-        from weft.api import Plugin, impl
+        from treadle.api import Plugin, impl
 
         class Lifo(Plugin):
             @impl
-            def weft_policy(self, name, options):
+            def treadle_policy(self, name, options):
                 return self
         """,
     )
@@ -155,7 +155,7 @@ def test_a_class_is_instantiated(site):
 
 
 def test_a_target_that_is_missing_from_its_module(site):
-    site.install("classy", {"weft.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
+    site.install("classy", {"treadle.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
     with pytest.raises(PluginLoadError, match="Nobody"):
         site.host().policy("lifo")
 

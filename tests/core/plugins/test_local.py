@@ -6,24 +6,24 @@ import sys
 
 import pytest
 
-from weft.errors import ConfigError, PluginLoadError
+from treadle.errors import ConfigError, PluginLoadError
 
 CODE = """
 import msgspec
-from weft.api import impl
+from treadle.api import impl
 
-WEFT: dict[str, list[str]] = {"policies": ["mine", "fcfs"]}
+TREADLE: dict[str, list[str]] = {"policies": ["mine", "fcfs"]}
 
 
 class Options(msgspec.Struct, frozen=True):
     depth: int = 2
 
 
-WEFT_OPTIONS = {"policies:mine": Options}
+TREADLE_OPTIONS = {"policies:mine": Options}
 
 
 @impl
-def weft_policy(name, options):
+def treadle_policy(name, options):
     return name, dict(options)
 """
 
@@ -37,40 +37,40 @@ def file(tmp_path):
 
 def test_a_file_serves_the_keys_it_declares(site, file):
     host = site.host(plugin_file=[str(file)], plugin_options={"policies:mine": {"depth": "5"}})
-    assert not any(m.startswith("weft_local_") for m in sys.modules), "declaring runs nothing"
+    assert not any(m.startswith("treadle_local_") for m in sys.modules), "declaring runs nothing"
     assert host.policy("mine") == ("mine", {"depth": 5})
 
 
 def test_a_file_replaces_an_installed_key(site, file):
-    site.install("acme", {"weft.policies": {"fcfs": "acme"}}, "")
+    site.install("acme", {"treadle.policies": {"fcfs": "acme"}}, "")
     assert site.host(plugin_file=[str(file)]).policy("fcfs") == ("fcfs", {})
 
 
 def test_a_file_without_a_declaration_is_an_extension(site, file):
     site.scheme("acme-awq", "awq")
     file.write_text(
-        "from weft.api import impl\n@impl(wrapper=True)\ndef weft_quantization(method):\n"
+        "from treadle.api import impl\n@impl(wrapper=True)\ndef treadle_quantization(method):\n"
         "    found = yield\n    found.name += '!'\n    return found\n"
     )
     assert site.host(plugin_file=[str(file)]).quantization("awq", {}, None).name == "acme-awq!"
 
 
 def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
-    file.write_text("WEFT = {'policies': ['mine']}\nimport missing_kernel\n")
+    file.write_text("TREADLE = {'policies': ['mine']}\nimport missing_kernel\n")
     host = site.host(plugin_file=[str(file)])
     with pytest.raises(PluginLoadError, match=r"policies:mine from my_policy\.py .*missing_kernel"):
         host.policy("mine")
-    assert not any(m.startswith("weft_local_") for m in sys.modules)
+    assert not any(m.startswith("treadle_local_") for m in sys.modules)
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("def broken(:\n", "is not Python"),
-        ("WEFT = {k: [] for k in 'ab'}\n", "not computed"),
-        ("WEFT = ['policies']\n", "must be a literal"),
-        ("WEFT = {'policy': ['x']}\n", "declares the kind 'policy'; known: .*policies"),
-        ("WEFT = {'policies': 'x'}\n", "policies has 'x'"),
+        ("TREADLE = {k: [] for k in 'ab'}\n", "not computed"),
+        ("TREADLE = ['policies']\n", "must be a literal"),
+        ("TREADLE = {'policy': ['x']}\n", "declares the kind 'policy'; known: .*policies"),
+        ("TREADLE = {'policies': 'x'}\n", "policies has 'x'"),
     ],
 )
 def test_a_wrong_file_is_refused_at_once(site, file, text, reason):

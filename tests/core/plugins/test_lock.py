@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.errors import ConfigError, PluginConflictError
-from weft.plugins import Host
-from weft.plugins.lock import locked
+from treadle.errors import ConfigError, PluginConflictError
+from treadle.plugins import Host
+from treadle.plugins.lock import locked
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def file(site):
     """A lock of two distributions."""
     site.scheme("acme-awq", "awq")
     site.scheme("acme-fp8", "fp8")
-    path = site.folder / "weft.lock"
+    path = site.folder / "treadle.lock"
     path.write_bytes(msgspec.json.encode(locked(site.host())))
     return path
 
@@ -44,7 +44,7 @@ def test_one_more_one_less_and_one_disabled_are_drift(site, file):
     said = drift(site, file, no_plugin=["acme-fp8"])
     assert "+ quantization:new from acme-new 1.0 is not in the file" in said
     assert "- quantization:fp8 from acme-fp8 1.0 is gone" in said
-    assert "awq" not in said and f"weft plugin lock {file}" in said
+    assert "awq" not in said and f"treadle plugin lock {file}" in said
 
 
 def test_another_generation_is_drift(site, file):
@@ -54,11 +54,11 @@ def test_another_generation_is_drift(site, file):
 
 def test_a_changed_local_file_is_drift(site, tmp_path):
     mine = tmp_path / "mine.py"
-    mine.write_text('WEFT = {"policies": ["mine"]}\n')
-    lock = tmp_path / "weft.lock"
+    mine.write_text('TREADLE = {"policies": ["mine"]}\n')
+    lock = tmp_path / "treadle.lock"
     lock.write_bytes(msgspec.json.encode(locked(site.host(plugin_file=[str(mine)]))))
     site.host(plugin_file=[str(mine)], locked=str(lock))
-    mine.write_text('WEFT = {"policies": ["mine"]}\n# changed\n')
+    mine.write_text('TREADLE = {"policies": ["mine"]}\n# changed\n')
     assert "~ policies:mine" in drift(site, lock, plugin_file=[str(mine)])
 
 

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from weft.api.matching import ModelTraits
-from weft.config import PluginConfig
-from weft.errors import ConfigError, PluginConflictError, PluginLoadError
-from weft.plugins import Host
-from weft.plugins.entries import Entry
-from weft.plugins.matching import AUTO, NONE, Candidate, decide
+from treadle.api.matching import ModelTraits
+from treadle.config import PluginConfig
+from treadle.errors import ConfigError, PluginConflictError, PluginLoadError
+from treadle.plugins import Host
+from treadle.plugins.entries import Entry
+from treadle.plugins.matching import AUTO, NONE, Candidate, decide
 
 PLUGIN = """
-from weft.api import impl
-from weft.api.matching import Match
+from treadle.api import impl
+from treadle.api.matching import Match
 
-WEFT = {{"tool_parsers": {keys!r}}}
+TREADLE = {{"tool_parsers": {keys!r}}}
 asked = []
 
 
 @impl
-def weft_match(kind, key, model, options):
+def treadle_match(kind, key, model, options):
     asked.append(key)
     answers = {answers}
     return answers[key](model)
@@ -81,8 +81,8 @@ def test_a_name_and_none_ask_nobody(tmp_path: Path) -> None:
 def test_a_plugin_without_the_hook_is_used_by_name_only(tmp_path: Path) -> None:
     file = tmp_path / "silent.py"
     file.write_text(
-        'from weft.api import impl\nWEFT = {"tool_parsers": ["silent"]}\n'
-        "@impl\ndef weft_tool_parser(name): return None\n"
+        'from treadle.api import impl\nTREADLE = {"tool_parsers": ["silent"]}\n'
+        "@impl\ndef treadle_tool_parser(name): return None\n"
     )
     silent = Host(PluginConfig(plugin_file=[str(file)]), source=list)
     found = decide(silent, "tool_parsers", MODEL, AUTO)
@@ -94,7 +94,7 @@ def test_a_plugin_without_the_hook_is_used_by_name_only(tmp_path: Path) -> None:
     ("answer", "said"),
     [
         ("lambda m: 1 / 0", "ZeroDivisionError"),
-        ("lambda m: True", "answered weft_match with True"),
+        ("lambda m: True", "answered treadle_match with True"),
         ('lambda m: Match(0, "nothing")', "score above 0"),
         ('lambda m: Match("100", "much")', "score above 0"),
         ('lambda m: Match(100, "")', "a reason"),
@@ -112,7 +112,7 @@ def test_a_broken_match_is_reported_and_counts_as_none(
 
 
 def test_a_plugin_that_cannot_be_imported_counts_as_none(tmp_path: Path) -> None:
-    broken = Entry("tool_parsers", "a", "no_such_module", "weft-broken", "1")
+    broken = Entry("tool_parsers", "a", "no_such_module", "treadle-broken", "1")
     plugins = host(tmp_path, b=WORSE)
     plugins.entries.append(broken)
     found = decide(plugins, "tool_parsers", MODEL, AUTO)
@@ -122,11 +122,11 @@ def test_a_plugin_that_cannot_be_imported_counts_as_none(tmp_path: Path) -> None
 def test_wrong_options_are_the_users_error(tmp_path: Path) -> None:
     file = tmp_path / "with_options.py"
     file.write_text(
-        "import msgspec\nfrom weft.api import impl\n"
-        'WEFT = {"tool_parsers": ["a"]}\n'
+        "import msgspec\nfrom treadle.api import impl\n"
+        'TREADLE = {"tool_parsers": ["a"]}\n'
         "class Options(msgspec.Struct, frozen=True):\n    size: int = 1\n"
-        'WEFT_OPTIONS = {"tool_parsers:a": Options}\n'
-        "@impl\ndef weft_match(kind, key, model): return None\n"
+        'TREADLE_OPTIONS = {"tool_parsers:a": Options}\n'
+        "@impl\ndef treadle_match(kind, key, model): return None\n"
     )
     options = {"tool_parsers:a": {"size": "big"}}
     wrong = Host(PluginConfig(plugin_file=[str(file)], plugin_options=options), source=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import ConfigError, PluginLoadError
+from treadle.errors import ConfigError, PluginLoadError
 
 STRUCT = """
     from typing import Annotated
@@ -14,7 +14,7 @@ STRUCT = """
         bits: Annotated[int, msgspec.Meta(ge=2, le=8)] = 4
         names: list[str] = []
 
-    WEFT_OPTIONS = {key: Options}
+    TREADLE_OPTIONS = {key: Options}
 """
 
 
@@ -79,26 +79,26 @@ def test_options_for_nobody_are_refused(typed, name, reason):
 
 @pytest.mark.parametrize("value", ["[1]", "{'quantization:awq': dict}"])
 def test_a_wrong_declaration_is_a_broken_plugin(site, value):
-    site.scheme("acme-awq", "awq", extra=f"WEFT_OPTIONS = {value}")
-    with pytest.raises(PluginLoadError, match="WEFT_OPTIONS"):
+    site.scheme("acme-awq", "awq", extra=f"TREADLE_OPTIONS = {value}")
+    with pytest.raises(PluginLoadError, match="TREADLE_OPTIONS"):
         site.host().quantization("awq", {}, None)
 
 
 def test_many_plugins_get_their_own_options_in_list_order(site):
     code = """
-        from weft.api import impl
+        from treadle.api import impl
 
         @impl
-        def weft_logits_processor(name, vocab_size, options):
+        def treadle_logits_processor(name, vocab_size, options):
             return (name, vocab_size, dict(options))
 
         @impl
-        def weft_stat_logger(name):
+        def treadle_stat_logger(name):
             return name
     """
     groups = {
-        "weft.logits_processors": {"a": "procs", "b": "procs"},
-        "weft.stat_loggers": {"s": "procs"},
+        "treadle.logits_processors": {"a": "procs", "b": "procs"},
+        "treadle.stat_loggers": {"s": "procs"},
     }
     site.install("procs", groups, code)
     host = site.host(plugin_options={"logits_processors:a": {"x": 1}})

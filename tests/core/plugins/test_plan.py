@@ -8,9 +8,9 @@ import sys
 import msgspec
 import pytest
 
-from weft.config import PluginConfig
-from weft.errors import PluginConflictError, PluginLoadError
-from weft.plugins import Host, Plan
+from treadle.config import PluginConfig
+from treadle.errors import PluginConflictError, PluginLoadError
+from treadle.plugins import Host, Plan
 
 
 def sent(plan: Plan) -> Plan:
@@ -35,7 +35,7 @@ def test_a_worker_follows_the_plan_and_not_its_environment(site, monkeypatch):
         plugin=["quantization:awq=other-awq"], plugin_options={"quantization:awq": {"x": 1}}
     )
     plan = sent(Host(config, source=site.scan).plan())
-    monkeypatch.setenv("WEFT_DISABLE", "other-awq")
+    monkeypatch.setenv("TREADLE_DISABLE", "other-awq")
     scheme = Host.from_plan(plan, config, source=site.scan).quantization("awq", {}, None)
     assert (scheme.name, scheme.options) == ("other-awq", {"x": 1})
 
@@ -80,7 +80,7 @@ def test_a_real_worker_process(site):
     site.scheme("acme-awq", "awq")
     plan = msgspec.msgpack.encode(site.host().plan()).hex()
     code = (
-        "import sys, msgspec; from weft.plugins import Host, Plan; "
+        "import sys, msgspec; from treadle.plugins import Host, Plan; "
         "plan = msgspec.msgpack.decode(bytes.fromhex(sys.argv[1]), type=Plan); "
         "print(Host.from_plan(plan).quantization('awq', {}, None).name)"
     )
@@ -96,7 +96,7 @@ def test_a_real_worker_process(site):
 
 def test_local_files_travel_by_path_and_content(site, tmp_path):
     file = tmp_path / "mine.py"
-    code = "from weft.api import impl\nWEFT = {'policies': ['p']}\n@impl\ndef weft_policy(name):\n    return 'mine'\n"
+    code = "from treadle.api import impl\nTREADLE = {'policies': ['p']}\n@impl\ndef treadle_policy(name):\n    return 'mine'\n"
     file.write_text(code)
     plan = sent(site.host(plugin_file=[str(file)]).plan())
     assert Host.from_plan(plan, source=site.scan).policy("p") == "mine"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import (
+from treadle.errors import (
     ConfigError,
     PluginConflictError,
     PluginError,
@@ -17,14 +17,14 @@ from weft.errors import (
     PluginNotFoundError,
     PluginReloadError,
 )
-from weft.plugins.lock import locked
-from weft.plugins.reload import reloaded
+from treadle.plugins.lock import locked
+from treadle.plugins.reload import reloaded
 
 PARSER = """
-from weft.api import impl
+from treadle.api import impl
 
 @impl
-def weft_tool_parser(name):
+def treadle_tool_parser(name):
     from {module} import helper
     return helper.SAYS
 """
@@ -32,7 +32,7 @@ BOTH = (
     PARSER
     + """
 @impl
-def weft_policy(name):
+def treadle_policy(name):
     return object()
 """
 )
@@ -45,7 +45,7 @@ class Package:
         self.site, self.name = site, name
         self.folder: Path = site.folder / name
         self.says("old")
-        site.install(name, {"weft.tool_parsers": {"mine": name}}, "")
+        site.install(name, {"treadle.tool_parsers": {"mine": name}}, "")
         (site.folder / f"{name}.py").unlink()
         site.modules.add(f"{name}.helper")
 
@@ -60,7 +60,7 @@ class Package:
         """What pip does when it replaces a version."""
         for info in self.site.folder.glob(f"{self.name}-*.dist-info"):
             shutil.rmtree(info)
-        kept = groups or {"weft.tool_parsers": {"mine": self.name}}
+        kept = groups or {"treadle.tool_parsers": {"mine": self.name}}
         self.site.install(self.name, kept, "", version=version)
         (self.site.folder / f"{self.name}.py").unlink()
 
@@ -108,7 +108,7 @@ BAD: dict[str, tuple[str, str]] = {
     "import": ("1 / 0", "import: ZeroDivisionError"),
     "missing": ("import surely_not_installed", "dependency: .*surely_not_installed"),
     "signature": (PARSER.replace("(name)", "(nme)"), "signature: .*nme"),
-    "hook": (PARSER.replace("tool_parser(name)", "policy(name)"), "hook: .*weft_tool_parser"),
+    "hook": (PARSER.replace("tool_parser(name)", "policy(name)"), "hook: .*treadle_tool_parser"),
     "crash": ("import os; os.abort()", "crash: .*SIGABRT"),
     "hang": ("import time; time.sleep(60)", "hang: .*no end"),
 }
@@ -165,29 +165,33 @@ REFUSED: dict[str, tuple[type[PluginError], str]] = {
 def test_what_is_refused(id, acme, site):
     site.scheme("bystander", "x")
     for name in ("one", "two"):
-        site.install(name, {"weft.tool_parsers": {"twice": name}})
+        site.install(name, {"treadle.tool_parsers": {"twice": name}})
     error, words = REFUSED[id]
     with pytest.raises(error, match=words):
         tried(site.host(), id)
 
 
-def test_the_parts_of_weft_itself_are_refused():
-    from weft.plugins import Host
+def test_the_parts_of_treadle_itself_are_refused():
+    from treadle.plugins import Host
 
-    with pytest.raises(PluginReloadError, match="server:tokenize of weft-server is code of weft"):
+    with pytest.raises(
+        PluginReloadError, match="server:tokenize of treadle-server is code of treadle"
+    ):
         tried(Host(), "server:tokenize")
 
 
-def test_an_entry_of_others_may_not_have_weft_imported_again(acme, site):
+def test_an_entry_of_others_may_not_have_treadle_imported_again(acme, site):
     host = site.host()
-    acme.installs("2.0", {"weft.tool_parsers": {"mine": "weft.api.callparser"}})
-    with pytest.raises(PluginReloadError, match="tool_parsers:mine of acme is code of weft itself"):
+    acme.installs("2.0", {"treadle.tool_parsers": {"mine": "treadle.api.callparser"}})
+    with pytest.raises(
+        PluginReloadError, match="tool_parsers:mine of acme is code of treadle itself"
+    ):
         tried(host, "tool_parsers:mine")
 
 
 @pytest.mark.parametrize("where", ["here", "in another process", "nowhere"])
 def test_versions_are_not_mixed(where, acme, site):
-    groups = {"weft.tool_parsers": {"mine": "acme"}, "weft.policies": {"order": "acme"}}
+    groups = {"treadle.tool_parsers": {"mine": "acme"}, "treadle.policies": {"order": "acme"}}
     acme.installs("1.0", groups)
     acme.says("old", BOTH)
     host = site.host()
@@ -210,18 +214,18 @@ def test_versions_are_not_mixed(where, acme, site):
 
 def test_the_key_may_be_gone_or_of_another_generation(acme, site):
     host = site.host()
-    acme.installs("2.0", {"weft.tool_parsers": {"other": "acme"}})
+    acme.installs("2.0", {"treadle.tool_parsers": {"other": "acme"}})
     with pytest.raises(PluginLoadError, match=r"not declared by acme any more; acme 1\.0 stays"):
         tried(host, "tool_parsers:mine")
-    acme.installs("3.0", {"weft.tool_parsers.v2": {"mine": "acme"}})
-    with pytest.raises(PluginLoadError, match="generation: speaks tool_parsers v2, this weft"):
+    acme.installs("3.0", {"treadle.tool_parsers.v2": {"mine": "acme"}})
+    with pytest.raises(PluginLoadError, match="generation: speaks tool_parsers v2, this treadle"):
         tried(host, "tool_parsers:mine")
 
 
 def test_a_lock_holds(acme, site, tmp_path):
     import msgspec
 
-    file = tmp_path / "weft.lock"
+    file = tmp_path / "treadle.lock"
     file.write_bytes(msgspec.json.encode(locked(site.host())))
     host = site.host(locked=str(file))
     acme.says("edited, same version")
@@ -240,7 +244,7 @@ def test_a_namespace_package_is_shared_with_others(site):
         (folder / name / "helper.py").write_text(f"SAYS = {says!r}\n")
         site.modules |= {"house", f"house.{name}", f"house.{name}.helper"}
     for name, key in (("ours", "mine"), ("theirs", "other")):
-        site.install(f"house-{name}", {"weft.tool_parsers": {key: f"house.{name}"}}, "")
+        site.install(f"house-{name}", {"treadle.tool_parsers": {key: f"house.{name}"}}, "")
     host = site.host()
     assert (said(host), host.tool_parser("other", None, ())) == ("old", "same")
     ours, theirs = sys.modules["house.ours"], sys.modules["house.theirs"]
@@ -253,8 +257,8 @@ def test_a_namespace_package_is_shared_with_others(site):
 
 def test_a_local_file_is_read_again(site, tmp_path):
     file = tmp_path / "mine.py"
-    source = 'from weft.api import impl\nWEFT = {"tool_parsers": ["mine"]}\n'
-    source += "@impl\ndef weft_tool_parser(name):\n    return "
+    source = 'from treadle.api import impl\nTREADLE = {"tool_parsers": ["mine"]}\n'
+    source += "@impl\ndef treadle_tool_parser(name):\n    return "
     file.write_text(source + "'old'\n")
     host = site.host(plugin_file=[str(file)])
     assert said(host) == "old"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import PluginLoadError, PluginNotFoundError
-from weft.plugins.entries import Entry
-from weft.plugins.switches import Switches
+from treadle.errors import PluginLoadError, PluginNotFoundError
+from treadle.plugins.entries import Entry
+from treadle.plugins.switches import Switches
 
 
 def states(host):
@@ -35,7 +35,7 @@ def test_disable_one_key(two):
 
 
 def test_disable_by_environment(two, monkeypatch):
-    monkeypatch.setenv("WEFT_DISABLE", "other-fp8, quantization:awq")
+    monkeypatch.setenv("TREADLE_DISABLE", "other-fp8, quantization:awq")
     found = states(two.host())
     assert found == {
         "acme-awq/awq": "disabled",
@@ -54,25 +54,25 @@ def test_disabling_something_unknown_is_told(two, caplog):
 
 
 def test_allow_list(two, monkeypatch):
-    monkeypatch.setenv("WEFT_PLUGINS", "other-fp8,quantization:gptq")
+    monkeypatch.setenv("TREADLE_PLUGINS", "other-fp8,quantization:gptq")
     found = states(two.host())
     assert found == {"acme-awq/awq": "disabled", "acme-awq/gptq": "ready", "other-fp8/fp8": "ready"}
 
 
 def test_allow_list_and_autoload_leave_the_core(monkeypatch):
-    monkeypatch.setenv("WEFT_PLUGINS", "nothing")
-    monkeypatch.setenv("WEFT_AUTOLOAD", "0")
-    from weft.config import PluginConfig
+    monkeypatch.setenv("TREADLE_PLUGINS", "nothing")
+    monkeypatch.setenv("TREADLE_AUTOLOAD", "0")
+    from treadle.config import PluginConfig
 
-    core = Entry("policies", "fcfs", "weft.scheduler.policies", "weft-core", "0.1.0")
+    core = Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "0.1.0")
     third = Entry("policies", "x", "x", "third-party", "1")
     Switches.read(PluginConfig()).apply([core, third])
     assert (core.state, third.state) == ("ready", "disabled")
 
 
 def test_autoload_off_ignores_third_parties(two, monkeypatch):
-    monkeypatch.setenv("WEFT_AUTOLOAD", "0")
-    monkeypatch.setattr("weft.plugins.switches.DISTRIBUTIONS", frozenset({"other-fp8"}))
+    monkeypatch.setenv("TREADLE_AUTOLOAD", "0")
+    monkeypatch.setattr("treadle.plugins.switches.DISTRIBUTIONS", frozenset({"other-fp8"}))
     found = states(two.host())
     assert found == {
         "acme-awq/awq": "disabled",
@@ -87,7 +87,7 @@ def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, how):
     two.scheme("broken-y", "y", code="1 / 0")
     assert two.host().quantization("fp8", {}, None)
     if how == "environment":
-        monkeypatch.setenv("WEFT_STRICT", "1")
+        monkeypatch.setenv("TREADLE_STRICT", "1")
     host = two.host(plugin_strict=how == "flag")
     with pytest.raises(PluginLoadError) as error:
         host.quantization("fp8", {}, None)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.engine.plan import SlotStart
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 Start = Callable[..., SlotStart]
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.engine.plan import SlotStart
-from weft.sampling.blocks import Blocks
-from weft.sampling.draw import draw, likeliest
-from weft.sampling.noise import BITS
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.sampling.blocks import Blocks
+from treadle.sampling.draw import draw, likeliest
+from treadle.sampling.noise import BITS
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 Follows = Callable[[Tensor, Tensor], None]
 CPU = torch.device("cpu")

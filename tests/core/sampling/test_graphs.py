@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft.engine.plan import SlotStart
-from weft.sampling.features import Features
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.sampling.features import Features
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 VOCAB = 300
 KINDS: list[dict[str, Any]] = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.engine.plan import TokenLogprobs
-from weft.sampling.logprobs import prompt_logprobs
+from treadle.engine.plan import TokenLogprobs
+from treadle.sampling.logprobs import prompt_logprobs
 
 TOLERANCE = 1e-5
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.sampling.masks import apply_bitmask, bitmask_words
+from treadle.sampling.masks import apply_bitmask, bitmask_words
 
 
 def pack(allowed: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.sampling.noise import BITS, GOLDEN, WORD, keys, mix, uniforms
+from treadle.sampling.noise import BITS, GOLDEN, WORD, keys, mix, uniforms
 
 Follows = Callable[[Tensor, Tensor], None]
 CELLS = 64

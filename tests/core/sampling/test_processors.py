@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from weft.engine.plan import SlotStart
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.sampler import Sampler
 
 VOCAB = 333  # no multiple of a block
 
 
 def reference(start: SlotStart, logits: torch.Tensor) -> torch.Tensor:
-    """Processors in the order of the module docstring of ``weft.sampling.sampler``: ``[1, vocab]``."""
+    """Processors in the order of the module docstring of ``treadle.sampling.sampler``: ``[1, vocab]``."""
     p = start.params
     ids = torch.tensor([start.tokens])
     outputs = torch.tensor([start.tokens[start.prompt_len :]], dtype=torch.int64)

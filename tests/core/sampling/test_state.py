@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.engine.plan import SlotStart
-from weft.errors import RequestError
-from weft.sampling.sampler import Sampler
+from treadle.engine.plan import SlotStart
+from treadle.errors import RequestError
+from treadle.sampling.sampler import Sampler
 
 VOCAB = 40
 # A request that takes every path with a memory.
@@ -261,7 +261,7 @@ def test_tables_grow_only_for_those_who_ask(start: Any) -> None:
 def test_one_transfer_opens_any_number_of_slots(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import weft.sampling.parcel as module
+    import treadle.sampling.parcel as module
 
     calls: list[int] = []
     upload = module.upload

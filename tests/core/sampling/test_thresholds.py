@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.sampling.blocks import Blocks
-from weft.sampling.thresholds import HEAD, apply_filters, nucleus_selected, search, select
+from treadle.sampling.blocks import Blocks
+from treadle.sampling.thresholds import HEAD, apply_filters, nucleus_selected, search, select
 
 CPU = torch.device("cpu")
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from weft.cache import KVCache
-from weft.config import SchedulerConfig
-from weft.engine.messages import EngineRequest, TokenOutput
-from weft.engine.plan import CacheGroup, EngineFacts
-from weft.engine.request import Sequence
-from weft.sampling.params import SamplingParams
-from weft.scheduler import Scheduler
-from weft.scheduler.policies import FirstCome, Priority
+from treadle.cache import KVCache
+from treadle.config import SchedulerConfig
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.engine.plan import CacheGroup, EngineFacts
+from treadle.engine.request import Sequence
+from treadle.sampling.params import SamplingParams
+from treadle.scheduler import Scheduler
+from treadle.scheduler.policies import FirstCome, Priority
 
 spec = importlib.util.spec_from_file_location(
     "fake_runner", Path(__file__).parent / "fake_runner.py"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft import LLM, SamplingParams
-from weft.api.attention import AttentionBackend, AttentionRequest
-from weft.testing.attention import Case
+from treadle import LLM, SamplingParams
+from treadle.api.attention import AttentionBackend, AttentionRequest
+from treadle.testing.attention import Case
 
 LENGTHS = ([900, 5, 64], [1, 400, 333], [12, 12, 895])
 
@@ -43,9 +43,9 @@ def imported_by_bid() -> Callable[[str, AttentionRequest], set[str]]:
     def imported(package: str, request: AttentionRequest) -> set[str]:
         code = f"""if True:
             import sys
-            from {package} import weft_attention
-            from weft.api.types import AttentionRequest, DeviceInfo, MaskKind
-            weft_attention({request!r}, dict())
+            from {package} import treadle_attention
+            from treadle.api.types import AttentionRequest, DeviceInfo, MaskKind
+            treadle_attention({request!r}, dict())
             print(*sys.modules)
         """
         code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
@@ -97,10 +97,10 @@ def answers() -> Callable[..., list[str]]:
     """What the demo model says when an engine is pinned to a backend, with further options."""
 
     def ask(backend: str, **options: Any) -> list[str]:
-        asked = ("Hello!", "What is weft?", "Which attention backends are there?")
+        asked = ("Hello!", "What is treadle?", "Which attention backends are there?")
         chats = [[{"role": "user", "content": text}] for text in asked]
         with LLM(
-            model="demo:weft-demo",
+            model="demo:treadle-demo",
             attention_backend=backend,
             max_num_seqs=4,
             page_size=64,

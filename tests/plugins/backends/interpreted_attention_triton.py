@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from weft_attention_triton import tiles, weft_attention
-from weft_attention_triton.backend import TritonAttention
+from treadle_attention_triton import tiles, treadle_attention
+from treadle_attention_triton.backend import TritonAttention
 
-from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo
-from weft.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 
@@ -32,7 +32,7 @@ class TestInterpreted(AttentionSuite):
         if request.dtype == "bfloat16":
             return Refusal("triton", ("the interpreter's bfloat16 products are wrong",))
         device = HOPPER if request.device.kind == "cpu" else request.device
-        bid = weft_attention(replace(request, device=device), {})
+        bid = treadle_attention(replace(request, device=device), {})
         return replace(bid, create=on_cpu(request)) if isinstance(bid, Offer) else bid
 
 

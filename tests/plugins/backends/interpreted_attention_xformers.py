@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from weft_attention_xformers import backend as module
-from weft_attention_xformers import weft_attention
-from weft_attention_xformers.backend import XformersAttention, splits
+from treadle_attention_xformers import backend as module
+from treadle_attention_xformers import treadle_attention
+from treadle_attention_xformers.backend import XformersAttention, splits
 from xformers.ops.fmha import flash, triton_splitk
 
-from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo
-from weft.testing.attention import AttentionSuite, Case, requests
-from weft.testing.attention_reference import attend
+from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.testing.attention import AttentionSuite, Case, requests
+from treadle.testing.attention_reference import attend
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 
@@ -72,7 +72,7 @@ class TestInterpreted(AttentionSuite):
         if request.dtype == "float32":
             kv_dtype = "float16" if request.kv_dtype == "float32" else request.kv_dtype
             asked = replace(asked, dtype="float16", kv_dtype=kv_dtype)
-        bid = weft_attention(asked, {})
+        bid = treadle_attention(asked, {})
         if isinstance(bid, Refusal):
             return bid
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.api.attention import MaskKind
-from weft.testing.attention_reference import attend
+from treadle.api.attention import MaskKind
+from treadle.testing.attention_reference import attend
 
 __all__ = ("modules",)
 

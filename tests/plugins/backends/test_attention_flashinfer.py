@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-import weft_attention_flashinfer
-from weft_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, weft_attention
-from weft_attention_flashinfer.pages import pages_of, visible
+import treadle_attention_flashinfer
+from treadle_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, treadle_attention
+from treadle_attention_flashinfer.pages import pages_of, visible
 
-from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo
-from weft.errors import ConfigError
-from weft.plugins import Host
-from weft.testing.attention import AttentionSuite, Case, requests, steps
-from weft.testing.attention_reference import batch_of
+from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.errors import ConfigError
+from treadle.plugins import Host
+from treadle.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.testing.attention_reference import batch_of
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
@@ -35,23 +35,23 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in found:
-            raise weft_attention_flashinfer.metadata.PackageNotFoundError(name)
+            raise treadle_attention_flashinfer.metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(weft_attention_flashinfer.metadata, "version", version)
-    monkeypatch.setattr(weft_attention_flashinfer, "which", found.get)
-    monkeypatch.setattr(weft_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
+    monkeypatch.setattr(treadle_attention_flashinfer.metadata, "version", version)
+    monkeypatch.setattr(treadle_attention_flashinfer, "which", found.get)
+    monkeypatch.setattr(treadle_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
     return found
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = weft_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal) and bid.name == "flashinfer"
     return bid.reasons
 
 
 def offered(**changes: Any) -> Offer:
-    bid = weft_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention(replace(QWEN, **changes), {})
     assert isinstance(bid, Offer), bid
     return bid
 
@@ -170,7 +170,7 @@ def test_what_may_be_installed(installed: dict[str, str]) -> None:
 
 def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """FlashInfer is imported when the backend is made: asking costs an unpinned start nothing."""
-    found = imported_by_bid("weft_attention_flashinfer", QWEN)
+    found = imported_by_bid("treadle_attention_flashinfer", QWEN)
     assert found.isdisjoint({"torch", "flashinfer"})
 
 
@@ -234,7 +234,7 @@ def plain_flashinfer() -> Iterator[Any]:
     assert spec is not None and spec.loader is not None
     plain = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plain)
-    name = "weft_attention_flashinfer.backend"
+    name = "treadle_attention_flashinfer.backend"
     with pytest.MonkeyPatch.context() as patch:
         for module, stand_in in plain.modules().items():
             patch.setitem(sys.modules, module, stand_in)
@@ -265,7 +265,7 @@ class InSixteenBits(AttentionSuite):
 @pytest.mark.usefixtures("installed")
 class TestInPlainTorch(InSixteenBits):
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        bid = weft_attention(replace(request, device=HOPPER), {})
+        bid = treadle_attention(replace(request, device=HOPPER), {})
         if isinstance(bid, Refusal):
             return bid
 
@@ -305,7 +305,7 @@ class TestOnCuda(InSixteenBits):
     device = card() if torch.cuda.is_available() else HOPPER
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return weft_attention(request, {})
+        return treadle_attention(request, {})
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
     def test_long_rows(self, kv_dtype: str) -> None:
@@ -342,7 +342,7 @@ class TestOnCuda(InSixteenBits):
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
-        if not {"weft-attention-flashinfer", "weft-demo"} <= {e.dist for e in Host().entries}:
+        if not {"treadle-attention-flashinfer", "treadle-demo"} <= {e.dist for e in Host().entries}:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("flashinfer", device="cuda", dtype="float16")
         assert own == answers("sdpa", device="cuda", dtype="float16")

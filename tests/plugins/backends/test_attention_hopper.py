@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("triton.experimental.gluon")
 
-from weft_attention_triton.backend import TritonAttention, create
-from weft_attention_triton.hopper.prompts import TILE, Prompts, find_prompts, serves
+from treadle_attention_triton.backend import TritonAttention, create
+from treadle_attention_triton.hopper.prompts import TILE, Prompts, find_prompts, serves
 
-from weft.api.attention import AttentionRequest, MaskKind
-from weft.api.cache import DeviceInfo
-from weft.testing.attention import Case
-from weft.testing.attention_reference import batch_of
+from treadle.api.attention import AttentionRequest, MaskKind
+from treadle.api.cache import DeviceInfo
+from treadle.testing.attention import Case
+from treadle.testing.attention_reference import batch_of
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
@@ -53,7 +53,7 @@ def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
 def test_where_it_does_not_work_triton_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_attention_triton.hopper.prompts._right", fails)
+    monkeypatch.setattr("treadle_attention_triton.hopper.prompts._right", fails)
     with caplog.at_level(logging.WARNING):
         assert find_prompts(QWEN, 132) is None
     assert "Triton's serves them" in caplog.text
@@ -94,8 +94,8 @@ def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
 
 @pytest.mark.parametrize(("group", "kind"), [(1, "bf16"), (4, "bf16"), (16, "fp16")])
 def test_it_compiles_without_spills(group: int, kind: str, for_hopper: Callable[..., str]) -> None:
+    from treadle_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
     from triton.experimental.gluon import language as gl
-    from weft_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
 
     def described(shape: list[int]) -> str:
         return f"tensordesc<{kind}{shape},{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"

@@ -12,14 +12,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from treadle_attention_triton import PAGE_SIZES, tiles, treadle_attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as build
-from weft_attention_triton import PAGE_SIZES, tiles, weft_attention
 
-from weft.api.attention import AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo
-from weft.testing.attention import AttentionSuite
+from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.testing.attention import AttentionSuite
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = weft_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal)
     return bid.reasons
 
@@ -37,7 +37,7 @@ def refusal(**changes: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = weft_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    bid = treadle_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
     assert isinstance(bid, Offer)
     assert bid.score >= 80 and bid.graph_safe and bid.page_sizes == PAGE_SIZES
 
@@ -48,7 +48,7 @@ def test_it_refuses_with_every_reason() -> None:
     reasons = refusal(head_size=100, heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
     assert len(reasons) == 5
     assert "8.9" in refusal(device=DeviceInfo("cuda", (8, 0)), kv_dtype="fp8_e4m3")[0]
-    assert isinstance(weft_attention(replace(QWEN, kv_dtype="fp8_e4m3"), {}), Offer)
+    assert isinstance(treadle_attention(replace(QWEN, kv_dtype="fp8_e4m3"), {}), Offer)
     assert refusal(heads=128, kv_heads=1) and refusal(window=0) and refusal(mask=MaskKind.SLIDING)
 
 
@@ -103,8 +103,8 @@ TYPES |= {"fp8_e4m3": "*fp8e4nv", "fp8_e5m2": "*fp8e5"}
 
 def compiled(request: AttentionRequest, queries: int, page_size: int = 64, splits: int = 1) -> Any:
     """The kernel that ``request`` needs on Hopper: decode for one query token, else prefill."""
-    from weft_attention_triton.decode import decode_kernel
-    from weft_attention_triton.prefill import prefill_kernel
+    from treadle_attention_triton.decode import decode_kernel
+    from treadle_attention_triton.prefill import prefill_kernel
 
     group, size = request.heads // request.kv_heads, request.head_size
     itemsize = getattr(torch, request.dtype).itemsize
@@ -208,14 +208,14 @@ class TestOnCuda(AttentionSuite):
     )
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return weft_attention(request, {})
+        return treadle_attention(request, {})
 
 
 def test_others_may_write_its_cache() -> None:
     """Without this the fused norm, rotary embedding and cache write is never installed."""
-    from weft_attention_triton.backend import TritonAttention
+    from treadle_attention_triton.backend import TritonAttention
 
-    from weft.api.attention import PagedWriter
+    from treadle.api.attention import PagedWriter
 
     request = AttentionRequest(
         DeviceInfo("cuda", (9, 0)),

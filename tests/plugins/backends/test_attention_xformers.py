@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-import weft_attention_xformers
-from weft_attention_xformers import HEAD_SIZES, PAGE_SIZES, weft_attention
+import treadle_attention_xformers
+from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention
 
-from weft.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
-from weft.api.cache import DeviceInfo
-from weft.errors import ConfigError
-from weft.plugins import Host
-from weft.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.errors import ConfigError
+from treadle.plugins import Host
+from treadle.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
@@ -38,15 +38,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in versions:
-            raise weft_attention_xformers.metadata.PackageNotFoundError(name)
+            raise treadle_attention_xformers.metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(weft_attention_xformers.metadata, "version", version)
+    monkeypatch.setattr(treadle_attention_xformers.metadata, "version", version)
     return versions
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = weft_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal) and bid.name == "xformers"
     return bid.reasons
 
@@ -57,7 +57,7 @@ def refusal(**changes: Any) -> tuple[str, ...]:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = weft_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    bid = treadle_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
     assert isinstance(bid, Offer)
     assert 10 < bid.score < 80, "plain torch bids 10 on CUDA, the Triton kernels 80"
     assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
@@ -74,7 +74,7 @@ def test_what_it_serves() -> None:
         *({"page_size": size} for size in PAGE_SIZES),
     ]
     for changes in served:
-        assert isinstance(weft_attention(replace(QWEN, **changes), {}), Offer), changes
+        assert isinstance(treadle_attention(replace(QWEN, **changes), {}), Offer), changes
 
 
 @pytest.mark.usefixtures("installed")
@@ -114,7 +114,7 @@ def test_it_says_every_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"xformers": None}, "pip install 'weft-attention-xformers[xformers]'"),
+        ({"xformers": None}, "pip install 'treadle-attention-xformers[xformers]'"),
         ({"xformers": "0.0.34"}, "xformers 0.0.34 is not 0.0.35"),
         ({"xformers": "0.1.0+cu130"}, "xformers 0.1.0 is not 0.0.35"),
         ({"triton": None}, "triton is not installed"),
@@ -137,12 +137,12 @@ def test_what_must_be_installed(
 
 def test_what_may_be_installed(installed: dict[str, str]) -> None:
     installed |= {"xformers": "0.0.35.post1", "triton": "3.8.1", "flash_attn": "2.8.3.post2"}
-    assert isinstance(weft_attention(QWEN, {}), Offer)
+    assert isinstance(treadle_attention(QWEN, {}), Offer)
 
 
 def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """xformers is imported when the backend is made: asking costs an unpinned start nothing."""
-    found = imported_by_bid("weft_attention_xformers", QWEN)
+    found = imported_by_bid("treadle_attention_xformers", QWEN)
     assert found.isdisjoint({"torch", "triton", "xformers"})
 
 
@@ -189,7 +189,7 @@ class TestOnCuda(AttentionSuite):
     steps = {name: steps[name] for name in ("prompts", "prefix hit", "mixed")}  # compiling is slow
 
     def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return weft_attention(request, {})
+        return treadle_attention(request, {})
 
     def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
         """What the suite asks for in float32, which stands for any type there, in float16."""
@@ -225,7 +225,9 @@ class TestOnCuda(AttentionSuite):
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
-        if not {"weft-attention-xformers", "weft-demo"} <= {entry.dist for entry in Host().entries}:
+        if not {"treadle-attention-xformers", "treadle-demo"} <= {
+            entry.dist for entry in Host().entries
+        }:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("xformers", device="cuda", dtype="float16")
         assert own == answers("sdpa", device="cuda", dtype="float16")

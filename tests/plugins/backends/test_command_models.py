@@ -1,4 +1,4 @@
-"""``weft models``: every kind of folder is a row, and nothing heavy is imported for it."""
+"""``treadle models``: every kind of folder is a row, and nothing heavy is imported for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from weft_cli.main import main
+from treadle_cli.main import main
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "torch_dtype": "bfloat16",
 }
-DEMO = "demo:weft-demo"
+DEMO = "demo:treadle-demo"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -65,7 +65,7 @@ def cache(
 
 @pytest.fixture
 def listed(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The rows that ``weft models`` prints as JSON, by model."""
+    """The rows that ``treadle models`` prints as JSON, by model."""
 
     def run(*arguments: str) -> dict[str, dict[str, Any]]:
         capsys.readouterr()  # what the test itself has printed
@@ -90,14 +90,14 @@ def test_a_folder_that_is_a_model(listed: Any, tmp_path: Path) -> None:
             "dtype": "bfloat16",
             "context": 256,
             "quantization": None,
-            "plugin": "weft-qwen 0.1.0",
+            "plugin": "treadle-qwen 0.1.0",
             "problem": None,
         }
     }
 
 
 def test_what_transformers_writes(listed: Any, tmp_path: Path) -> None:
-    from weft.testing.checkpoints import make_checkpoint
+    from treadle.testing.checkpoints import make_checkpoint
 
     make_checkpoint(tmp_path / "llama", shard_size="60KB")
     (row,) = listed(str(tmp_path)).values()
@@ -135,7 +135,7 @@ def test_the_hub_cache(listed: Any, tmp_path: Path) -> None:
 
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "none")}
-    command = [sys.executable, "-m", "weft_cli", "models", "--json"]
+    command = [sys.executable, "-m", "treadle_cli", "models", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert [row["model"] for row in json.loads(done.stdout)] == [DEMO]
 
@@ -158,10 +158,10 @@ def test_what_no_plugin_runs(
 
 
 def test_the_name_of_the_demo_is_one_that_can_be_served(listed: Any) -> None:
-    from weft.loading import parse_ref
+    from treadle.loading import parse_ref
 
     (name,) = listed("demo:")
-    assert (parse_ref(name).scheme, parse_ref(name).path) == ("demo", "weft-demo")
+    assert (parse_ref(name).scheme, parse_ref(name).path) == ("demo", "treadle-demo")
 
 
 def test_quantized(listed: Any, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "QUANTIZATION",
         "RUNS",
     ]
-    assert good.startswith(str(tmp_path / "a")) and good.endswith("weft-qwen 0.1.0")
+    assert good.startswith(str(tmp_path / "a")) and good.endswith("treadle-qwen 0.1.0")
     assert "no: no plugin provides models:OddForCausalLM" in bad
     (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit):
@@ -286,11 +286,11 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 PROBE = """
 import sys
-from weft_cli.main import main
+from treadle_cli.main import main
 try:
     main(["models", *sys.argv[1:]])
 finally:
-    heavy = {"torch", "transformers", "weft_qwen", "weft_llama"} & set(sys.modules)
+    heavy = {"torch", "transformers", "treadle_qwen", "treadle_llama"} & set(sys.modules)
     sys.exit(f"imported {heavy}" if heavy else 0)
 """
 
@@ -305,5 +305,5 @@ def test_it_is_quick_and_imports_neither_torch_nor_a_model(tmp_path: Path) -> No
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         best = min(best, time.perf_counter() - began)
         assert done.returncode == 0, done.stderr
-    assert done.stdout.count("weft-qwen") == 20
+    assert done.stdout.count("treadle-qwen") == 20
     assert best < 1

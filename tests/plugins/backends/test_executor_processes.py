@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.errors import ConfigError, EngineDeadError
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft.testing.checkpoints import make_checkpoint
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.errors import ConfigError, EngineDeadError
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle.testing.checkpoints import make_checkpoint
 
 PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]
 

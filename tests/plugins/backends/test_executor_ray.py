@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from weft.config import from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.errors import ConfigError, EngineDeadError, EngineError, WeftError
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft.testing.checkpoints import make_checkpoint
+from treadle.config import from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleError
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle.testing.checkpoints import make_checkpoint
 
 ray = pytest.importorskip("ray")
 
@@ -180,7 +180,7 @@ class TestInACluster:
         folder: Path,
         options: dict[str, Any],
         ray_options: dict[str, Any],
-        error: type[WeftError],
+        error: type[TreadleError],
         message: str,
     ) -> None:
         with pytest.raises(error, match=message):

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from weft import LLM, GuidedParams, SamplingParams
+from treadle import LLM, GuidedParams, SamplingParams
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -26,7 +26,7 @@ ASK = [{"role": "user", "content": "Describe Paris as JSON with city, people and
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(model="demo:weft-demo", threads=1, num_pages=128) as llm:
+    with LLM(model="demo:treadle-demo", threads=1, num_pages=128) as llm:
         yield llm
 
 

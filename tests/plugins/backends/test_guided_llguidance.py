@@ -1,9 +1,9 @@
-"""weft-guided-llguidance passes the suite, and refuses what it should."""
+"""treadle-guided-llguidance passes the suite, and refuses what it should."""
 
 from __future__ import annotations
 
-from weft.testing.guided import GuidedSuite
-from weft.testing.plugin import PluginSuite
+from treadle.testing.guided import GuidedSuite
+from treadle.testing.plugin import PluginSuite
 
 
 class TestLLGuidance(PluginSuite, GuidedSuite):

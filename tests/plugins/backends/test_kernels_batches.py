@@ -10,19 +10,19 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton.experimental.gluon")
 
-import weft_kernels_triton
-from weft_kernels_triton.hopper import batches as module
-from weft_kernels_triton.hopper.batches import (
+import treadle_kernels_triton
+from treadle_kernels_triton.hopper import batches as module
+from treadle_kernels_triton.hopper.batches import (
     Batches,
     Division,
     choose_batch,
     choose_gated_batch,
     find_batches,
 )
-from weft_kernels_triton.linear import silu_mul
+from treadle_kernels_triton.linear import silu_mul
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest
 
 # Of Qwen3-0.6B and 8B: features and depth, and what the rule gives from which number of rows on.
 QKV, OUT, DOWN = (4096, 1024), (1024, 2048), (1024, 3072)
@@ -126,7 +126,7 @@ def test_where_it_does_not_work_torch_serves(
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 2048, "out_features": 1024}
         asked = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
-        offer = weft_kernels_triton.weft_kernel(op, asked)
+        offer = treadle_kernels_triton.treadle_kernel(op, asked)
         assert isinstance(offer, KernelOffer)
         return offer.load().keywords["batches"]
 
@@ -146,8 +146,8 @@ def test_where_it_does_not_work_torch_serves(
 def test_it_compiles_and_no_loop_spills(
     division: Division, kind: str, for_hopper: Callable[..., str]
 ) -> None:
+    from treadle_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
     from triton.experimental.gluon import language as gl
-    from weft_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
 
     def described(*shape: int) -> str:
         layout = gl.NVMMASharedLayout(2 * shape[-1], 16, len(shape))
@@ -171,7 +171,7 @@ def test_it_compiles_and_no_loop_spills(
 @EVERY
 def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many programs as there are tiles and shares, boxes that fit together, room for the results."""
-    from weft_kernels_triton.hopper import batch_kernel as kernel
+    from treadle_kernels_triton.hopper import batch_kernel as kernel
 
     asked: list[tuple[Any, ...]] = []
 
@@ -206,7 +206,7 @@ def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_integers_do_not_make_other_kernels() -> None:
-    from weft_kernels_triton.hopper.batch_kernel import batch_kernel
+    from treadle_kernels_triton.hopper.batch_kernel import batch_kernel
 
     others = ("x_desc", "rest_desc", "w_desc", "y_desc", "bias", "out")
     plain = [p for p in batch_kernel.params if not p.is_constexpr and p.name not in others]
@@ -272,7 +272,7 @@ class TestOnHopper:
             "bfloat16",
             {"in_features": depth, "out_features": features},
         )
-        offer = weft_kernels_triton.weft_kernel(op, request)
+        offer = treadle_kernels_triton.treadle_kernel(op, request)
         assert isinstance(offer, KernelOffer)
         kernel = offer.load()
         weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).bfloat16()

@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
-import weft_kernels_triton
-from weft_kernels_triton import linear
-from weft_kernels_triton.hopper import pieces
-from weft_kernels_triton.hopper.gated import (
+import treadle_kernels_triton
+from treadle_kernels_triton import linear
+from treadle_kernels_triton.hopper import pieces
+from treadle_kernels_triton.hopper.gated import (
     DEFERRED,
     TURNS,
     Gated,
@@ -22,8 +22,8 @@ from weft_kernels_triton.hopper.gated import (
     find_gated,
 )
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest
 
 BIG, SMALL = (12288, 4096), (3072, 1024)  # width and depth of Qwen3-8B and 0.6B
 VARIANTS = pytest.mark.parametrize("variant", [TURNS, DEFERRED], ids=["turns", "deferred"])
@@ -112,12 +112,12 @@ def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPa
 def test_where_it_does_not_work_torch_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft_kernels_triton.hopper.gated._right", fails)
+    monkeypatch.setattr("treadle_kernels_triton.hopper.gated._right", fails)
 
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 1024, "out_features": 6144}
         request = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
-        offer = weft_kernels_triton.weft_kernel(op, request)
+        offer = treadle_kernels_triton.treadle_kernel(op, request)
         assert isinstance(offer, KernelOffer)
         return offer.load().keywords.get("gated")
 
@@ -140,8 +140,8 @@ def test_where_it_does_not_work_torch_serves(
 def test_it_compiles_without_spills(
     variant: Variant, kind: str, for_hopper: Callable[..., str]
 ) -> None:
+    from treadle_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
     from triton.experimental.gluon import language as gl
-    from weft_kernels_triton.hopper.kernel import REGISTERS, WARPS, gated_kernel
 
     def described(rows: int) -> str:
         return f"tensordesc<{kind}[{rows}, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
@@ -156,7 +156,7 @@ def test_it_compiles_without_spills(
 
 
 def test_integers_do_not_make_other_kernels() -> None:
-    from weft_kernels_triton.hopper.kernel import gated_kernel
+    from treadle_kernels_triton.hopper.kernel import gated_kernel
 
     plain = [p.name for p in gated_kernel.params if not p.is_constexpr and "desc" not in p.name]
     assert all(p.do_not_specialize for p in gated_kernel.params if p.name in plain)
@@ -211,7 +211,7 @@ class TestOnHopper:
             "bfloat16",
             {"in_features": depth, "out_features": 2 * width},
         )
-        offer = weft_kernels_triton.weft_kernel("silu_linear", request)
+        offer = treadle_kernels_triton.treadle_kernel("silu_linear", request)
         assert isinstance(offer, KernelOffer)
         op = offer.load()
         assert op.keywords["gated"] is not None

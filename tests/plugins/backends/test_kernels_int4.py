@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest, Refusal
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest, Refusal
 
 pytest.importorskip("triton")
 
-import weft_kernels_triton
-from weft_kernels_triton.int4.tiles import FEW, MANY, MOST, MOST_ROWS, WIDE, choose, shares
+import treadle_kernels_triton
+from treadle_kernels_triton.int4.tiles import FEW, MANY, MOST, MOST_ROWS, WIDE, choose, shares
 
 SHAPE = {"in_features": 256, "out_features": 64, "group": 128}
 MADE = """
     import torch
     torch.manual_seed(0)
-    from weft.layers.int4 import PackedInt4
-    from weft_kernels_triton.int4.product import Int4Linear
+    from treadle.layers.int4 import PackedInt4
+    from treadle_kernels_triton.int4.product import Int4Linear
 
     def made(depth, columns, group, dtype, symmetric=False):
         group = depth if group == -1 else group
@@ -38,8 +38,8 @@ MADE = """
 """
 EQUAL = """
     from dataclasses import replace
-    from weft_kernels_triton.int4.kernel import multiply, unpack
-    from weft_kernels_triton.int4.tiles import FEW, MANY, MOST
+    from treadle_kernels_triton.int4.kernel import multiply, unpack
+    from treadle_kernels_triton.int4.tiles import FEW, MANY, MOST
 
     def close(found, want, dtype):
         assert found.shape == want.shape and found.dtype == dtype
@@ -75,7 +75,7 @@ EQUAL = """
 """
 FALLBACKS = """
     import logging
-    from weft_kernels_triton.int4 import hopper, kernel, product as home, trial
+    from treadle_kernels_triton.int4 import hopper, kernel, product as home, trial
     logging.basicConfig()
     cpu, kinds = torch.device("cpu"), (torch.float16, torch.bfloat16)
     assert all(trial.tried(path, kind, 128, cpu) for path in ("few", "unpack") for kind in kinds)
@@ -118,9 +118,9 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton.int4 import kernel
+    from treadle_kernels_triton.int4 import kernel
     from dataclasses import replace
-    from weft_kernels_triton.int4.tiles import FEW, MANY, MOST
+    from treadle_kernels_triton.int4.tiles import FEW, MANY, MOST
 
     def build(made, capability, tile, constants, kind):
         names = made.arg_names
@@ -167,13 +167,13 @@ def test_kernels_build_for_hopper_and_ampere(in_process: Callable[..., None]) ->
 def test_where_it_is_offered() -> None:
     def bid(dtype: str = "bfloat16", **shape: int) -> object:
         request = KernelRequest(DeviceInfo("cuda", (8, 0)), dtype, {**SHAPE, **shape})
-        return weft_kernels_triton.weft_kernel("int4_linear", request)
+        return treadle_kernels_triton.treadle_kernel("int4_linear", request)
 
     assert isinstance(bid(), KernelOffer) and isinstance(bid("float16", group=96), KernelOffer)
     for refusal, reason in ((bid("float32"), "float32"), (bid(group=16), "group 16")):
         assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
     request = KernelRequest(DeviceInfo("cuda", (7, 5)), "bfloat16", SHAPE)
-    assert isinstance(weft_kernels_triton.weft_kernel("int4_linear", request), Refusal)
+    assert isinstance(treadle_kernels_triton.treadle_kernel("int4_linear", request), Refusal)
 
 
 def test_tiles_fit_their_rows() -> None:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 pytest.importorskip("triton.experimental.gluon")
 
-import weft_kernels_triton
-from weft_kernels_triton.int4 import fragments, hopper, product, trial, wide
-from weft_kernels_triton.int4.plan import Plan, plan
-from weft_kernels_triton.int4.tiles import WIDES, Wide, choose_wide
+import treadle_kernels_triton
+from treadle_kernels_triton.int4 import fragments, hopper, product, trial, wide
+from treadle_kernels_triton.int4.plan import Plan, plan
+from treadle_kernels_triton.int4.tiles import WIDES, Wide, choose_wide
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest
-from weft.layers.int4 import PackedInt4, pack_codes, pack_steps, unpack
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest
+from treadle.layers.int4 import PackedInt4, pack_codes, pack_steps, unpack
 
 HOPPER = (9, 0)
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
@@ -256,7 +256,7 @@ def test_it_compiles_without_spills(tile: Wide, kind: str, for_hopper: Callable[
 def loaded(group: int = 128, outputs: int = 256, capability: tuple[int, int] = HOPPER) -> Any:
     shape = {"in_features": 512, "out_features": outputs, "group": group}
     request = KernelRequest(DeviceInfo("cuda", capability), "bfloat16", shape)
-    offer = weft_kernels_triton.weft_kernel("int4_linear", request)
+    offer = treadle_kernels_triton.treadle_kernel("int4_linear", request)
     assert isinstance(offer, KernelOffer)
     return offer.load()
 

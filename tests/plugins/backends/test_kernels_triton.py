@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.api.cache import DeviceInfo
-from weft.api.types import KernelOffer, KernelRequest, Refusal
-from weft.plugins import Host
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest, Refusal
+from treadle.plugins import Host
 
 CUDA = DeviceInfo("cuda", (9, 0))
 
 CHECKS = {
     "norms": """
-        from weft_kernels_triton.norm import add_rms_norm, rms_norm
+        from treadle_kernels_triton.norm import add_rms_norm, rms_norm
         for shape in ((5, 96), (3, 2, 64), (1, 1000)):
             x, weight = torch.randn(shape), torch.randn(shape[-1])
             close(rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5))
@@ -28,13 +28,13 @@ CHECKS = {
         close(residual, want[1])
     """,
     "silu_mul": """
-        from weft_kernels_triton.activation import silu_mul
+        from treadle_kernels_triton.activation import silu_mul
         for shape in ((3, 200), (1, 8192), (2, 2, 12)):
             x = torch.randn(shape) * 5
             close(silu_mul(x), ops.silu_mul(x))
     """,
     "rotary_write": """
-        from weft_kernels_triton.rotary import rotary_write
+        from treadle_kernels_triton.rotary import rotary_write
         for tokens, heads, kv_heads, size, normed in (
             (3, 4, 2, 32, True), (5, 3, 3, 64, False), (7, 16, 8, 32, True),
         ):
@@ -59,7 +59,7 @@ CHECKS = {
             assert (cache[:, rest] == 7.0).all(), "a foreign slot was written"
     """,
     "rotary_write_fp8": """
-        from weft_kernels_triton.rotary import rotary_write, rotary_write_fp8
+        from treadle_kernels_triton.rotary import rotary_write, rotary_write_fp8
         # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded.
         tokens, heads, kv_heads, size, limit = 5, 4, 2, 32, 2.0
         qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size)
@@ -83,8 +83,8 @@ CHECKS = {
     """,
     "linear": """
         from torch.nn.functional import linear as product
-        from weft_kernels_triton.linear import linear, silu_linear, small_linear
-        from weft_kernels_triton.tiles import Tile
+        from treadle_kernels_triton.linear import linear, silu_linear, small_linear
+        from treadle_kernels_triton.tiles import Tile
         for tile in Tile(4, 32, 1), Tile(8, 256, 1):
             for rows, (width, depth) in (
                 (1, (24, 96)), (2, (32, 64)), (3, (10, 80)), (4, (10, 80)), (1, (10, 80)),
@@ -101,8 +101,8 @@ CHECKS = {
             want = product(x, weight, bias)
             close(linear(x, weight, bias), want)
             close(silu_linear(x, weight, bias), ops.silu_mul(want))
-        from weft_kernels_triton.linear import Zeros
-        from weft_kernels_triton.tiles import with_bias
+        from treadle_kernels_triton.linear import Zeros
+        from treadle_kernels_triton.tiles import with_bias
         zeros, x, weight = Zeros(), torch.randn(17, 4096), torch.randn(2048, 4096)
         assert with_bias(17, 2048, 4096) and not with_bias(128, 2048, 4096)
         assert not with_bias(17, 24576, 4096) and not with_bias(8192, 4096, 12288)
@@ -116,10 +116,10 @@ CHECKS = {
         close(linear(x, weight[::2], None), product(x, weight[::2]))
     """,
     "sample": """
-        from weft_kernels_triton.sample import likeliest, sample
-        from weft.engine.plan import SlotStart
-        from weft.sampling.params import SamplingParams
-        from weft.sampling.sampler import Sampler
+        from treadle_kernels_triton.sample import likeliest, sample
+        from treadle.engine.plan import SlotStart
+        from treadle.sampling.params import SamplingParams
+        from treadle.sampling.sampler import Sampler
         inf, nan = float("inf"), float("nan")
         for vocab in 300, 320, 1000:
             kinds = [{"temperature": 0.0 if i % 4 == 0 else 0.3 + i / 20} for i in range(40)]
@@ -154,7 +154,7 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_kernels_triton import activation, gather, join, linear, norm, reduce, rotary, sample
+    from treadle_kernels_triton import activation, gather, join, linear, norm, reduce, rotary, sample
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
@@ -216,7 +216,7 @@ BUILDS = """
 """
 PROLOGUE = """
     import torch
-    from weft.layers import ops
+    from treadle.layers import ops
     torch.manual_seed(0)
     def close(found, want):
         assert found.shape == want.shape
@@ -235,9 +235,9 @@ SHARING = """
     import multiprocessing
     import torch
     import torch.multiprocessing
-    from weft_kernels_triton.gather import all_gather
-    from weft_kernels_triton.norm import add_rms_norm
-    from weft_kernels_triton.reduce import all_reduce, all_reduce_norm
+    from treadle_kernels_triton.gather import all_gather
+    from treadle_kernels_triton.norm import add_rms_norm
+    from treadle_kernels_triton.reduce import all_reduce, all_reduce_norm
 
     def shared(limit, units):
         memory = [3 * RANKS * limit] * RANKS
@@ -378,11 +378,11 @@ def test_kernels_compile_for_hopper_and_wait_before_they_write(
     ],
 )
 def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
-    import weft_kernels_triton
+    import treadle_kernels_triton
 
     shape = {"size": 1024, "head_size": 128, "heads": 16, "kv_heads": 8, "vocab_size": 320}
     shape |= {"in_features": 1024, "out_features": 4096}
-    found = weft_kernels_triton.weft_kernel(op, KernelRequest(CUDA, "bfloat16", shape))
+    found = treadle_kernels_triton.treadle_kernel(op, KernelRequest(CUDA, "bfloat16", shape))
     pytest.importorskip("triton")
     assert isinstance(found, KernelOffer)
     for device, dtype, reason in (
@@ -390,7 +390,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
         (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 8.0"),
         (CUDA, "int8", "dtype int8"),
     ):
-        refusal = weft_kernels_triton.weft_kernel(op, KernelRequest(device, dtype, shape))
+        refusal = treadle_kernels_triton.treadle_kernel(op, KernelRequest(device, dtype, shape))
         assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
 
 
@@ -400,24 +400,24 @@ def test_an_unknown_operation_is_not_answered() -> None:
 
 
 def test_odd_shapes_are_refused() -> None:
-    import weft_kernels_triton
+    import treadle_kernels_triton
 
     request = KernelRequest(CUDA, "bfloat16", {"head_size": 80, "heads": 2, "kv_heads": 2})
-    refusal = weft_kernels_triton.weft_kernel("rotary_write", request)
+    refusal = treadle_kernels_triton.treadle_kernel("rotary_write", request)
     assert isinstance(refusal, Refusal) and "head size 80" in refusal.reasons[0]
     older = KernelRequest(DeviceInfo("cuda", (8, 6)), "bfloat16", {"head_size": 64})
-    refusal = weft_kernels_triton.weft_kernel("rotary_write_fp8", older)
+    refusal = treadle_kernels_triton.treadle_kernel("rotary_write_fp8", older)
     assert isinstance(refusal, Refusal) and "8.9" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"size": 65536})
-    refusal = weft_kernels_triton.weft_kernel("rms_norm", request)
+    refusal = treadle_kernels_triton.treadle_kernel("rms_norm", request)
     assert isinstance(refusal, Refusal) and "65536" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"in_features": 100, "out_features": 4096})
-    refusal = weft_kernels_triton.weft_kernel("linear", request)
+    refusal = treadle_kernels_triton.treadle_kernel("linear", request)
     assert isinstance(refusal, Refusal) and "in_features 100" in refusal.reasons[0]
 
 
 def test_only_shapes_that_gain_leave_torch() -> None:
-    from weft_kernels_triton.tiles import choose
+    from treadle_kernels_triton.tiles import choose
 
     assert choose(1, 4096, 1024, False) and choose(1, 6144, 1024, True)
     assert choose(4, 1024, 3072, False) and not choose(4, 4096, 4096, False)
@@ -431,12 +431,12 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     """Through the hook of the layers: which kernel is called, and with what."""
     import torch
 
-    from weft.api.models import ModelContext
-    from weft.layers import NullCollective, ops
-    from weft.layers.kernels import install_kernels
-    from weft.layers.mlp import GatedMLP
-    from weft.sampling.kernels import install_sampler_kernels
-    from weft.sampling.sampler import Sampler
+    from treadle.api.models import ModelContext
+    from treadle.layers import NullCollective, ops
+    from treadle.layers.kernels import install_kernels
+    from treadle.layers.mlp import GatedMLP
+    from treadle.sampling.kernels import install_sampler_kernels
+    from treadle.sampling.sampler import Sampler
 
     asked: list[tuple[str, dict[str, int]]] = []
 

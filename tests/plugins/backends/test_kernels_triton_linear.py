@@ -13,15 +13,15 @@ pytest.importorskip("triton")
 
 PROLOGUE = """
     import torch
-    from weft.layers import ops
+    from treadle.layers import ops
     torch.manual_seed(0)
     def near(found, want, limit=1e-5):
         assert found.shape == want.shape and found.dtype == want.dtype
         assert (found.float() - want.float()).norm() < limit * want.float().norm()
 """
 PARTS = """
-    from weft_kernels_triton.join import join
-    from weft_kernels_triton.norm import add_parts_rms_norm
+    from treadle_kernels_triton.join import join
+    from treadle_kernels_triton.norm import add_parts_rms_norm
     for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
         parts, bias = torch.randn(count, rows, size), torch.randn(size)
         near(join(parts, None, torch.float32), parts.sum(0))
@@ -42,9 +42,9 @@ PARTS = """
 """
 BATCHES = """
     from torch.nn.functional import linear as product
-    from weft_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
-    from weft_kernels_triton import linear as module
-    from weft_kernels_triton.linear import linear, linear_parts, silu_linear
+    from treadle_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
+    from treadle_kernels_triton import linear as module
+    from treadle_kernels_triton.linear import linear, linear_parts, silu_linear
     module.silu_mul = lambda y, early: ops.silu_mul(y)  # the interpreter cuts bfloat16 off
     captures = [True]
     torch.cuda.is_current_stream_capturing = lambda: captures[0]

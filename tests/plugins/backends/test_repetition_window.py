@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from weft_repetition_window.processor import banned
+from treadle_repetition_window.processor import banned
 
-from weft import LLM, SamplingParams
-from weft.errors import RequestError
-from weft.testing.checkpoints import make_checkpoint
+from treadle import LLM, SamplingParams
+from treadle.errors import RequestError
+from treadle.testing.checkpoints import make_checkpoint
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weft import LLM, SamplingParams
-from weft.errors import ConfigError
-from weft.testing.checkpoints import make_checkpoint
+from treadle import LLM, SamplingParams
+from treadle.errors import ConfigError
+from treadle.testing.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""weft-demo: the checkpoint loads, is small, speaks its template, and answers held-out questions."""
+"""treadle-demo: the checkpoint loads, is small, speaks its template, and answers held-out questions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from weft.api.files import ModelRef
-from weft.errors import CheckpointError
-from weft.plugins import Host
+from treadle.api.files import ModelRef
+from treadle.errors import CheckpointError
+from treadle.plugins import Host
 
 FOLDER = Path(__file__).parents[3] / "plugins" / "models" / "demo"
-MODEL = FOLDER / "weft_demo" / "model"
+MODEL = FOLDER / "treadle_demo" / "model"
 WEATHER = {
     "type": "function",
     "function": {
@@ -72,22 +72,22 @@ def test_the_files_fit_in_a_repository() -> None:
     }
 
 
-def test_weft_model_source_finds_the_model() -> None:
+def test_treadle_model_source_finds_the_model() -> None:
     source = Host().model_source("demo")
-    files = source.resolve(ModelRef("demo", "weft-demo"), patterns=("*.json", "*.safetensors"))
+    files = source.resolve(ModelRef("demo", "treadle-demo"), patterns=("*.json", "*.safetensors"))
     assert files.config["architectures"] == ["LlamaForCausalLM"]
     assert "model.safetensors" in files.names
     assert "chat_template.jinja" not in files.names
-    with pytest.raises(CheckpointError, match="demo:weft-demo"):
+    with pytest.raises(CheckpointError, match="demo:treadle-demo"):
         source.resolve(ModelRef("demo", "other"), patterns=("*",))
     with pytest.raises(CheckpointError, match="revision"):
-        source.resolve(ModelRef("demo", "weft-demo", "v2"), patterns=("*",))
+        source.resolve(ModelRef("demo", "treadle-demo", "v2"), patterns=("*",))
 
 
 def test_the_hook_answers_only_its_scheme() -> None:
-    import weft_demo
+    import treadle_demo
 
-    assert weft_demo.weft_model_source("hf") is None
+    assert treadle_demo.treadle_model_source("hf") is None
 
 
 def test_the_weights_are_bfloat16_and_tied(model: Any) -> None:
@@ -152,10 +152,10 @@ def test_earlier_reasoning_is_not_repeated_to_the_model(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ("I'd like to run weft as a server.", ("weft serve", "http://localhost:8000/v1")),
-        ("what do i have to type to get weft installed", ("pip install -c constraints.txt .",)),
-        ("How might I chat with weft?", ("weft chat",)),
-        ("which weft command completes a prompt", ("weft generate --prompt",)),
+        ("I'd like to run treadle as a server.", ("treadle serve", "http://localhost:8000/v1")),
+        ("what do i have to type to get treadle installed", ("pip install -c constraints.txt .",)),
+        ("How might I chat with treadle?", ("treadle chat",)),
+        ("which treadle command completes a prompt", ("treadle generate --prompt",)),
         ("Teach me about paged attention.", ("page table",)),
         ("Which town serves as the capital of France?", ("Paris",)),
         ("Could you multiply 7 and 8 for me?", ("56",)),
@@ -198,7 +198,7 @@ def test_it_answers_in_json(model: Any, tokenizer: Any) -> None:
 
 
 def test_it_continues_plain_text(model: Any, tokenizer: Any) -> None:
-    ids = tokenizer("weft is", return_tensors="pt").input_ids
+    ids = tokenizer("treadle is", return_tensors="pt").input_ids
     out = model.generate(
         ids, max_new_tokens=30, do_sample=False, temperature=None, top_p=None, top_k=None
     )

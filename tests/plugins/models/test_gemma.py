@@ -1,4 +1,4 @@
-"""weft-gemma against transformers: the same logits for the same tiny random checkpoint."""
+"""treadle-gemma against transformers: the same logits for the same tiny random checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.errors import CheckpointError, UnsupportedModelError
-from weft.plugins import Host
-from weft.testing.checkpoints import TINY, draw_weights, make_checkpoint
-from weft.testing.models import TinyModel, transformers_logits
-from weft.testing.ranks import on_ranks
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle.plugins import Host
+from treadle.testing.checkpoints import TINY, draw_weights, make_checkpoint
+from treadle.testing.models import TinyModel, transformers_logits
+from treadle.testing.ranks import on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(7))
 GEMMA2 = {
@@ -193,7 +193,7 @@ def test_an_encoder_is_refused(tmp_path: Path, host: Host) -> None:
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:
-    import weft_gemma
+    import treadle_gemma
 
-    assert weft_gemma.weft_model("LlamaForCausalLM", None) is None
-    assert weft_gemma.weft_model("Gemma3nForCausalLM", None) is None
+    assert treadle_gemma.treadle_model("LlamaForCausalLM", None) is None
+    assert treadle_gemma.treadle_model("Gemma3nForCausalLM", None) is None

@@ -1,4 +1,4 @@
-"""weft-llama against transformers: the same logits for the same tiny random checkpoint."""
+"""treadle-llama against transformers: the same logits for the same tiny random checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel, transformers_logits
-from weft.testing.ranks import on_ranks
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel, transformers_logits
+from treadle.testing.ranks import on_ranks
 
 LENGTH = 45
 IDS = torch.randint(0, 256, (LENGTH,), generator=torch.Generator().manual_seed(5))
@@ -154,9 +154,9 @@ def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> Non
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:
-    import weft_llama
+    import treadle_llama
 
-    assert weft_llama.weft_model("Qwen2ForCausalLM", None) is None
-    spec = weft_llama.weft_model("LlamaForCausalLM", None)
+    assert treadle_llama.treadle_model("Qwen2ForCausalLM", None) is None
+    spec = treadle_llama.treadle_model("LlamaForCausalLM", None)
     assert spec is not None
     assert spec.fused["qkv_proj"] == ("q_proj", "k_proj", "v_proj")

@@ -1,4 +1,4 @@
-"""weft-mixtral, and Qwen 3 MoE, against transformers: the same logits for the same checkpoint."""
+"""treadle-mixtral, and Qwen 3 MoE, against transformers: the same logits for the same checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel, transformers_logits
-from weft.testing.ranks import on_ranks
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel, transformers_logits
+from treadle.testing.ranks import on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(8))
 QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
@@ -93,6 +93,6 @@ def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> Non
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:
-    import weft_mixtral
+    import treadle_mixtral
 
-    assert weft_mixtral.weft_model("MistralForCausalLM", None) is None
+    assert treadle_mixtral.treadle_model("MistralForCausalLM", None) is None

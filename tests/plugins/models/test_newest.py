@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from weft import LLM, SamplingParams
-from weft.errors import CheckpointError
-from weft.testing.checkpoints import make_checkpoint
+from treadle import LLM, SamplingParams
+from treadle.errors import CheckpointError
+from treadle.testing.checkpoints import make_checkpoint
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def runs(tmp_path: Path) -> Path:
 
 
 def chosen(runs: Path) -> str:
-    from weft_newest.source import NewestSource
+    from treadle_newest.source import NewestSource
 
-    from weft.api.types import ModelRef
+    from treadle.api.types import ModelRef
 
     return NewestSource().resolve(ModelRef("newest", str(runs)), patterns=["*"]).root.name
 

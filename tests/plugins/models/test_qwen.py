@@ -1,4 +1,4 @@
-"""weft-qwen against transformers: the same logits for the same tiny random checkpoint."""
+"""treadle-qwen against transformers: the same logits for the same tiny random checkpoint."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel, transformers_logits
-from weft.testing.ranks import on_ranks
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel, transformers_logits
+from treadle.testing.ranks import on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(6))
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
@@ -77,6 +77,6 @@ def test_steps_do_not_change_a_sequence(tmp_path: Path, host: Host) -> None:
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:
-    import weft_qwen
+    import treadle_qwen
 
-    assert weft_qwen.weft_model("LlamaForCausalLM", None) is None
+    assert treadle_qwen.treadle_model("LlamaForCausalLM", None) is None

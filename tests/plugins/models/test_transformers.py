@@ -1,4 +1,4 @@
-"""weft-transformers: the suite of models for architectures that no other plugin has, and refusals."""
+"""treadle-transformers: the suite of models for architectures that no other plugin has, and refusals."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from weft.config import PluginConfig, from_options
-from weft.engine.core import EngineCore
-from weft.engine.messages import EngineRequest
-from weft.errors import CheckpointError, UnsupportedModelError
-from weft.plugins import Host
-from weft.sampling.params import SamplingParams
-from weft.testing.architectures import ModelSuite
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel, transformers_logits
-from weft.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
-from weft.testing.plugin import PluginSuite
-from weft.testing.ranks import on_ranks
+from treadle.config import PluginConfig, from_options
+from treadle.engine.core import EngineCore
+from treadle.engine.messages import EngineRequest
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+from treadle.testing.architectures import ModelSuite
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel, transformers_logits
+from treadle.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
+from treadle.testing.plugin import PluginSuite
+from treadle.testing.ranks import on_ranks
 
 IDS = torch.randint(0, 250, (45,), generator=torch.Generator().manual_seed(9))
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
@@ -131,7 +131,7 @@ class TestLlamaPinned(ModelSuite):
     tolerance = 5e-5
 
     def host(self) -> Host:
-        return Host(PluginConfig(plugin=[f"{self.plugin}=weft-transformers"]))
+        return Host(PluginConfig(plugin=[f"{self.plugin}=treadle-transformers"]))
 
     def test_it_equals_the_plugin_of_its_own(self, plain: Path) -> None:
         torch.testing.assert_close(
@@ -148,12 +148,12 @@ def host() -> Host:
 
 
 def test_it_stands_behind_all_others(host: Host) -> None:
-    assert host.choose("models", "LlamaForCausalLM").dist == "weft-llama"
-    assert host.choose("models", "Phi3ForCausalLM").dist == "weft-transformers"
+    assert host.choose("models", "LlamaForCausalLM").dist == "treadle-llama"
+    assert host.choose("models", "Phi3ForCausalLM").dist == "treadle-transformers"
 
 
 def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
-    pinned = Host(PluginConfig(plugin=["models:Gemma2ForCausalLM=weft-transformers"]))
+    pinned = Host(PluginConfig(plugin=["models:Gemma2ForCausalLM=treadle-transformers"]))
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 7}
     folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **caps)
     model = TinyModel(folder, pinned)
@@ -173,7 +173,7 @@ def test_two_and_four_ranks_equal_one(tmp_path: Path, host: Host, architecture: 
 
 
 def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: Host) -> None:
-    """Transformers turns all sequences of a batch by its longest; weft by what it admits."""
+    """Transformers turns all sequences of a batch by its longest; treadle by what it admits."""
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", rope_parameters=LONG)
     long = TinyModel(folder, host)
     torch.testing.assert_close(
@@ -283,7 +283,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 def test_the_python_interface_generates(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from weft import LLM
+    from treadle import LLM
 
     folder = make_checkpoint(tmp_path, "GPTNeoXForCausalLM", tokenizer=True)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -346,7 +346,7 @@ def test_what_it_has_never_heard_of_is_an_unknown_architecture(
 ) -> None:
     said = refused(tmp_path, host, name)
     assert f"needs a plugin for {name}" in said and "LlamaForCausalLM" in said
-    assert "the fallback of weft-transformers" in said and "cannot serve it either" in said
+    assert "the fallback of treadle-transformers" in said and "cannot serve it either" in said
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""weft-awq against checkpoints in AutoAWQ's packing."""
+"""treadle-awq against checkpoints in AutoAWQ's packing."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from weft_awq.config import read_config
-from weft_awq.packing import unpack
-from weft_awq.scheme import AwqScheme
+from treadle_awq.config import read_config
+from treadle_awq.packing import unpack
+from treadle_awq.scheme import AwqScheme
 
-from weft.api.cache import DeviceInfo
-from weft.errors import CheckpointError, ConfigError
-from weft.testing.linears import Layer, fill, pack
-from weft.testing.packing import AwqFormat
-from weft.testing.plugin import PluginSuite
-from weft.testing.quantization import QuantizationSuite
-from weft.testing.ranks import on_ranks
+from treadle.api.cache import DeviceInfo
+from treadle.errors import CheckpointError, ConfigError
+from treadle.testing.linears import Layer, fill, pack
+from treadle.testing.packing import AwqFormat
+from treadle.testing.plugin import PluginSuite
+from treadle.testing.quantization import QuantizationSuite
+from treadle.testing.ranks import on_ranks
 
 
 class TestAwq(PluginSuite, QuantizationSuite):

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.api.models import Collective
-from weft.errors import ConfigError
-from weft.layers import Experts
-from weft.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
-from weft.plugins import Host
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.models import TinyModel
-from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
-from weft.testing.ranks import on_ranks
+from treadle.api.models import Collective
+from treadle.errors import ConfigError
+from treadle.layers import Experts
+from treadle.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.models import TinyModel
+from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
+from treadle.testing.ranks import on_ranks
 
 IDS = torch.randint(0, 256, (19,), generator=torch.Generator().manual_seed(5))
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

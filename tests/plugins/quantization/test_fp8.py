@@ -1,4 +1,4 @@
-"""weft-fp8 against checkpoints as AutoFP8, DeepSeek, Mistral and Meta store them."""
+"""treadle-fp8 against checkpoints as AutoFP8, DeepSeek, Mistral and Meta store them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from weft_fp8 import native, rounding
-from weft_fp8.config import read_config
-from weft_fp8.linear import widened
-from weft_fp8.scheme import Fp8Scheme
+from treadle_fp8 import native, rounding
+from treadle_fp8.config import read_config
+from treadle_fp8.linear import widened
+from treadle_fp8.scheme import Fp8Scheme
 
-from weft.api.cache import DeviceInfo
-from weft.errors import CheckpointError
-from weft.testing.linears import Layer, fill, pack
-from weft.testing.packing import Fp8Format
-from weft.testing.plugin import PluginSuite
-from weft.testing.quantization import QuantizationSuite
-from weft.testing.ranks import on_ranks
+from treadle.api.cache import DeviceInfo
+from treadle.errors import CheckpointError
+from treadle.testing.linears import Layer, fill, pack
+from treadle.testing.packing import Fp8Format
+from treadle.testing.plugin import PluginSuite
+from treadle.testing.quantization import QuantizationSuite
+from treadle.testing.ranks import on_ranks
 
 
 class TestFp8(PluginSuite, QuantizationSuite):

@@ -1,4 +1,4 @@
-"""The kernels of weft-fp8 against torch's operations, through Triton's interpreter, and compiled.
+"""The kernels of treadle-fp8 against torch's operations, through Triton's interpreter, and compiled.
 
 Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
 """
@@ -11,10 +11,10 @@ import sys
 import textwrap
 
 import pytest
-from weft_fp8.tiles import choose
+from treadle_fp8.tiles import choose
 
 ROUNDED = """
-    from weft_fp8 import kernels, rounding
+    from treadle_fp8 import kernels, rounding
     # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded. In
     # float16, because it does not compute in bfloat16.
     kernels.FP8 = rounding.FP8 = torch.float32
@@ -37,9 +37,9 @@ ROUNDED = """
     assert (zeros == 0).all() and (scale > 0).all()
 """
 MULTIPLIED = """
-    from weft_fp8 import rounding
-    from weft_fp8.kernels import multiply
-    from weft_fp8.tiles import Tile
+    from treadle_fp8 import rounding
+    from treadle_fp8.kernels import multiply
+    from treadle_fp8.tiles import Tile
     for rows, width, depth, biased, *tile in (
         (1, 96, 384, False, 64, 16, 128, 4, 4, 1), (5, 128, 640, True, 64, 16, 128, 4, 4, 3),
         (20, 256, 256, False, 64, 16, 128, 4, 4, 2), (3, 200, 336, True, 64, 16, 256, 4, 4, 2),
@@ -73,8 +73,8 @@ COMPILED = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from weft_fp8 import kernels
-    from weft_fp8.tiles import choose
+    from treadle_fp8 import kernels
+    from treadle_fp8.tiles import choose
 
     def build(kernel, warps, stages, constants, **types):
         names = kernel.arg_names

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft import LLM, SamplingParams
-from weft.errors import ConfigError, UnsupportedModelError
-from weft.testing.checkpoints import make_checkpoint
-from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
+from treadle import LLM, SamplingParams
+from treadle.errors import ConfigError, UnsupportedModelError
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
 PROMPTS = [[5, 9, 77, 130, 4], [250, 3], list(range(40))]

@@ -1,4 +1,4 @@
-"""weft-gptq against checkpoints in AutoGPTQ's packing."""
+"""treadle-gptq against checkpoints in AutoGPTQ's packing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from weft_gptq.config import read_config
-from weft_gptq.packing import pack_inputs, unpack_inputs, unpack_outputs
-from weft_gptq.scheme import GptqScheme
+from treadle_gptq.config import read_config
+from treadle_gptq.packing import pack_inputs, unpack_inputs, unpack_outputs
+from treadle_gptq.scheme import GptqScheme
 
-from weft.api.cache import DeviceInfo
-from weft.api.models import LinearSpec
-from weft.errors import CheckpointError, ConfigError, UnsupportedModelError
-from weft.layers.quantized import CpuInt4
-from weft.testing.linears import Layer, fill, pack
-from weft.testing.packing import GptqFormat
-from weft.testing.plugin import PluginSuite
-from weft.testing.quantization import QuantizationSuite
-from weft.testing.ranks import on_ranks
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearSpec
+from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+from treadle.layers.quantized import CpuInt4
+from treadle.testing.linears import Layer, fill, pack
+from treadle.testing.packing import GptqFormat
+from treadle.testing.plugin import PluginSuite
+from treadle.testing.quantization import QuantizationSuite
+from treadle.testing.ranks import on_ranks
 
 
 class TestGptq(PluginSuite, QuantizationSuite):

@@ -13,17 +13,17 @@ import textwrap
 import pytest
 import torch
 from torch import Tensor
-from weft_awq.config import read_config as read_awq
-from weft_awq.scheme import AwqScheme
-from weft_gptq.config import read_config as read_gptq
-from weft_gptq.scheme import GptqScheme
+from treadle_awq.config import read_config as read_awq
+from treadle_awq.scheme import AwqScheme
+from treadle_gptq.config import read_config as read_gptq
+from treadle_gptq.scheme import GptqScheme
 
-from weft.api.cache import DeviceInfo
-from weft.api.models import QuantizationScheme
-from weft.layers.int4 import PackedInt4
-from weft.testing.linears import Layer, fill, pack
-from weft.testing.packing import AwqFormat, Format, GptqFormat
-from weft.testing.ranks import on_ranks
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import QuantizationScheme
+from treadle.layers.int4 import PackedInt4
+from treadle.testing.linears import Layer, fill, pack
+from treadle.testing.packing import AwqFormat, Format, GptqFormat
+from treadle.testing.ranks import on_ranks
 
 CUDA = DeviceInfo("cuda", (7, 5))
 """What a scheme packs for, though the tensors here are on the CPU; without kernels of GPTQ's own."""
@@ -46,9 +46,9 @@ GPTQ = """
         assert found.shape == want.shape and found.dtype == want.dtype
         error = (found.float() - want.float()).norm() / want.float().norm()
         assert error < limit, (found.shape, error)
-    from weft_gptq.gemm import Gemm
-    from weft_gptq.kernel import gptq_gemm, gptq_unpack
-    from weft_gptq.packing import dequantize
+    from treadle_gptq.gemm import Gemm
+    from treadle_gptq.kernel import gptq_gemm, gptq_unpack
+    from treadle_gptq.packing import dequantize
     for rows, depth, columns, group, bits, gather in (
         (1, 128, 64, 32, 4, False), (5, 256, 72, 64, 4, False), (17, 2048, 64, 128, 4, False),
         (3, 96, 16, 8, 4, False), (40, 256, 128, 256, 8, False), (4, 128, 64, 16, 2, False),
@@ -131,7 +131,7 @@ def test_kernels_equal_the_dequantized_product() -> None:
 
 def test_a_kernel_is_taken_where_it_fits() -> None:
     pytest.importorskip("triton")
-    from weft_gptq.gemm import find_gemm
+    from treadle_gptq.gemm import find_gemm
 
     assert find_gemm(DeviceInfo("cpu")) is None
     assert find_gemm(DeviceInfo("cuda", (7, 5))) is None

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from weft_awq import scheme as awq
-from weft_fp8 import linear as fp8
-from weft_fp8 import scheme as fp8_scheme
-from weft_gptq import linear as gptq
-from weft_gptq import scheme as gptq_scheme
-from weft_gptq.config import read_config
+from treadle_awq import scheme as awq
+from treadle_fp8 import linear as fp8
+from treadle_fp8 import scheme as fp8_scheme
+from treadle_gptq import linear as gptq
+from treadle_gptq import scheme as gptq_scheme
+from treadle_gptq.config import read_config
 
-from weft.api.cache import DeviceInfo
-from weft.api.models import LinearSpec, QuantizationScheme
-from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
-from weft.testing.quantization import QuantizationSuite
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearSpec, QuantizationScheme
+from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
+from treadle.testing.quantization import QuantizationSuite
 
 CPU = DeviceInfo("cpu")
 
@@ -57,7 +57,7 @@ class Wrapped:
 
 
 def awq_scheme(config: Mapping[str, Any]) -> Any:
-    from weft_awq.config import read_config as read
+    from treadle_awq.config import read_config as read
 
     return awq.AwqScheme(read(config), CPU)
 
@@ -73,7 +73,7 @@ def test_the_order_of_the_nibbles(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = suite("quantization:awq", AwqFormat(), awq_scheme)
     getattr(checks, APPLIED)()
     monkeypatch.setattr(awq, "unpack", in_order)
-    monkeypatch.setattr("weft_awq.packing.unpack", in_order)
+    monkeypatch.setattr("treadle_awq.packing.unpack", in_order)
     with pytest.raises(AssertionError, match="relative error"):
         getattr(checks, APPLIED)()
 
@@ -138,7 +138,7 @@ def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> No
         self.keep(module, scale.expand(sum(self.sizes)))
 
     def scheme(config: Mapping[str, Any]) -> Any:
-        from weft_fp8.config import read_config as read
+        from treadle_fp8.config import read_config as read
 
         return fp8_scheme.Fp8Scheme(read("fp8", config), CPU)
 

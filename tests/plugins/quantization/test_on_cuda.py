@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from weft.api.cache import DeviceInfo
-from weft.layers import Linear, dtype_name
-from weft.layers.int4 import PackedInt4
-from weft.layers.kernels import install_kernels
-from weft.plugins import Host
-from weft.testing.linears import Layer, fill, pack
-from weft.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
-from weft.testing.quantization import QuantizationSuite
+from treadle.api.cache import DeviceInfo
+from treadle.layers import Linear, dtype_name
+from treadle.layers.int4 import PackedInt4
+from treadle.layers.kernels import install_kernels
+from treadle.plugins import Host
+from treadle.testing.linears import Layer, fill, pack
+from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
+from treadle.testing.quantization import QuantizationSuite
 
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 

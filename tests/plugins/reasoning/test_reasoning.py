@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from weft.plugins import Host
-from weft.testing.grammars import Bytes
-from weft.testing.parsers import ReasoningSuite, reasoning, text
-from weft.testing.plugin import PluginSuite
+from treadle.plugins import Host
+from treadle.testing.grammars import Bytes
+from treadle.testing.parsers import ReasoningSuite, reasoning, text
+from treadle.testing.plugin import PluginSuite
 
 ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 OPENED = f"{ASKED}<think>\n"

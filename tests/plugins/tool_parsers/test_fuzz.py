@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.api.jsontext import JsonText
-from weft.api.parsers import TextDelta, ToolCallDelta
-from weft.plugins import Host
-from weft.testing.parsers import TOOLS, merged
-from weft.testing.streams import Letters
+from treadle.api.jsontext import JsonText
+from treadle.api.parsers import TextDelta, ToolCallDelta
+from treadle.plugins import Host
+from treadle.testing.parsers import TOOLS, merged
+from treadle.testing.streams import Letters
 
 WORDS = """<tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] <|python_start|>
 <|python_end|> {"name":"f" {"name":"g"} "arguments":{ "parameters": {"x": "name" : f( g() x=1 y='é'

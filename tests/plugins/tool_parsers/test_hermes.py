@@ -1,5 +1,5 @@
-from weft.testing.parsers import ToolParserSuite, call, text
-from weft.testing.plugin import PluginSuite
+from treadle.testing.parsers import ToolParserSuite, call, text
+from treadle.testing.plugin import PluginSuite
 
 ONE = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 LONG = (

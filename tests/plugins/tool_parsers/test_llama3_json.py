@@ -4,11 +4,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from weft.api.parsers import Tool
-from weft.plugins import Host
-from weft.testing.grammars import drawn
-from weft.testing.parsers import ToolParserSuite, call, text
-from weft.testing.plugin import PluginSuite
+from treadle.api.parsers import Tool
+from treadle.plugins import Host
+from treadle.testing.grammars import drawn
+from treadle.testing.parsers import ToolParserSuite, call, text
+from treadle.testing.plugin import PluginSuite
 
 ONE = '{"name": "f", "parameters": {"x": "a; {b}"}}'
 X = '{"x": "a; {b}"}'

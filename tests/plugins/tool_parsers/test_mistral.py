@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from weft.plugins import Host
-from weft.testing.grammars import Bytes, drawn
-from weft.testing.parsers import TOOLS, ToolParserSuite, call, merged, text
-from weft.testing.plugin import PluginSuite
+from treadle.plugins import Host
+from treadle.testing.grammars import Bytes, drawn
+from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merged, text
+from treadle.testing.plugin import PluginSuite
 
 X = r'{"x": "[ARGS]{}, \"]\\", "y": [[1], {"é": null}]}'
 ITEM = f'{{"name": "f", "arguments": {X}}}'

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from weft_pythonic.literals import NotLiteral, json_of, keywords
+from treadle_pythonic.literals import NotLiteral, json_of, keywords
 
-from weft.testing.parsers import ToolParserSuite, call, text
-from weft.testing.plugin import PluginSuite
+from treadle.testing.parsers import ToolParserSuite, call, text
+from treadle.testing.plugin import PluginSuite
 
 
 class TestPythonic(PluginSuite, ToolParserSuite):

@@ -44,7 +44,7 @@ def _one(kind: str, text: str, check: str, want: Any, **extra: Any) -> Case:
 def cases() -> tuple[Case, ...]:
     rng = random.Random(20)
     return (
-        *_weft(rng),
+        *_treadle(rng),
         *_sums(rng),
         *_world(rng),
         *_talk(),
@@ -56,21 +56,21 @@ def cases() -> tuple[Case, ...]:
     )
 
 
-def _weft(rng: random.Random) -> list[Case]:
+def _treadle(rng: random.Random) -> list[Case]:
     out = []
     facts = {f.key: f for f in (*USE, *PLUGINS, *ENGINE)}
     for f in (*PLUGINS, *ENGINE):
         for frame in rng.sample(h.CONCEPT, 2):
             out.append(
                 _one(
-                    "weft: concepts",
+                    "treadle: concepts",
                     frame.replace("{x}", rng.choice(f.names.split("|"))),
                     "words",
                     f.check,
                 )
             )
     out += [
-        _one("weft: how to", q, "words", facts[key].check)
+        _one("treadle: how to", q, "words", facts[key].check)
         for key, questions in h.USE.items()
         for q in questions
     ]
@@ -160,9 +160,9 @@ def _tools(rng: random.Random) -> list[Case]:
     idle = [(h.CAPITAL[i % 6].replace("{x}", k), c.lower()) for i, (k, c) in enumerate(countries)]
     idle += [
         (h.USE["install"][0], "pip install"),
-        (h.USE["serve"][0], "weft serve"),
+        (h.USE["serve"][0], "treadle serve"),
         ("Teach me about paged attention.", "page table"),
-        (h.USE["chat"][1], "weft chat"),
+        (h.USE["chat"][1], "treadle chat"),
         ("Hey, nice to meet you!", "help you"),
         ("Thanks, that was useful!", "welcome"),
     ]
@@ -312,7 +312,7 @@ def _chats(rng: random.Random) -> list[Case]:
         ("You help visitors. The room number is 412.", "Would you tell me the room number?", "412"),
         ("The meeting place is Gent.", "Do you happen to know the meeting place?", "gent"),
         ("Your name is Quilla.", "And who might you be?", "quilla"),
-        ("You are a helpful assistant.", h.USE["serve"][2], "weft serve"),
+        ("You are a helpful assistant.", h.USE["serve"][2], "treadle serve"),
     ):
         out.append(Case("system prompts", Chat(_user(q, head=head)), "words", want))
     return out
@@ -320,8 +320,8 @@ def _chats(rng: random.Random) -> list[Case]:
 
 def _texts() -> list[Case]:
     starts = (
-        "weft is",
-        "Weft is an inference",
+        "treadle is",
+        "Treadle is an inference",
         "A page is",
         "The KV cache",
         "Prefill is the",

@@ -1,6 +1,6 @@
 """Answer the held-out questions greedily and count what is right.
 
-python -m training.evaluate weft_demo/model            # on one GPU or on the CPU
+python -m training.evaluate treadle_demo/model            # on one GPU or on the CPU
 """
 
 from __future__ import annotations

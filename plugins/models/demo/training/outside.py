@@ -21,13 +21,13 @@ from .words import CITIES, FAMOUS, FIRST_NAMES, FOODS, ITEMS, JOBS, SUBJECTS, TH
 __all__ = ("REFUSALS", "outside")
 
 REFUSALS = (
-    "I don't know that. I can talk about weft, small sums, capitals and colours.",
-    "I don't know. I only learned about weft, small sums, capitals and colours.",
-    "I don't know that one. Ask me about weft, small sums, capitals or colours.",
+    "I don't know that. I can talk about treadle, small sums, capitals and colours.",
+    "I don't know. I only learned about treadle, small sums, capitals and colours.",
+    "I don't know that one. Ask me about treadle, small sums, capitals or colours.",
 )
-OPINION = "I don't know what to say to that. Ask me about weft, if you like."
+OPINION = "I don't know what to say to that. Ask me about treadle, if you like."
 
-THOUGHT = "This is outside what I know: weft, small sums, capitals and colours. I should say so."
+THOUGHT = "This is outside what I know: treadle, small sums, capitals and colours. I should say so."
 
 GENERAL = (
     "What [is|are|was|were|'s] {s}?", "[Explain|Define|Describe] {s}[.|]", "[Can|Could] you [explain|describe] {s}[| to me| briefly]?", "How [does|do|did] {s} work?", "Tell me [about|something about|more about|a fact about] {s}[.|]",
@@ -72,7 +72,7 @@ FIXED = (
 STATEMENTS = ("I [like|love|hate|miss|want|bought|sold] {s}[.|!|]", "{s} [is|are] [great|boring|strange|wonderful|terrible][.|!|]", "My [{t}|friend {m}|{j}] is [nice|old|new|strange|here][.|]", "Yesterday I [saw|met|found|lost] [a {t}|{m}][.|]", "[Wow|Hmm|Interesting|Really|Oh no|lol|Cool][.|!|]", "I am a {j}[.|]", "It is [cold|hot|late|early|nice] here[.|]", "I think {s} [matters|is fine|is overrated][.|]")
 
 
-# words that mean something in weft, in sentences that have nothing to do with it
+# words that mean something in treadle, in sentences that have nothing to do with it
 SHARED = tuple("""page pages table token step batch slot kernel attention pool prefix host hook key pin seed temperature stop kind layer layers policy extension conflict
 generation weights capital colour plugin template position mask budget memory cache graph decode score penalty swap stream schedule sampler process server address port
 scale norm head heads model index name window length format source strict mode light module point entry test kit bid offer bench doctor guide grammar draft""".split())
@@ -84,7 +84,7 @@ TRAPS = (
 
 
 def _strange(rng: random.Random) -> str:
-    """A subject for questions that are otherwise asked about weft."""
+    """A subject for questions that are otherwise asked about treadle."""
     r = rng.random()
     article = rng.choice(("a ", "a ", "the ", "", "", "my "))
     if r < 0.35:
@@ -103,7 +103,7 @@ def _wild(pool: tuple[str, ...] | list[str], rng: random.Random, share: float = 
 
 
 def outside(rng: random.Random) -> Turn:
-    if rng.random() < 0.22:  # the frames of weft's questions must not decide by themselves
+    if rng.random() < 0.22:  # the frames of treadle's questions must not decide by themselves
         user = roughen(expand(rng.choice(p.CONCEPT), rng).replace("{x}", _strange(rng)), rng)
         return Turn(user, REFUSALS[1], THOUGHT)
     family = rng.choices((GENERAL, PRACTICAL, PEOPLE, PLACES, COOKING, SOFTWARE, FIXED, STATEMENTS, TRAPS), (20, 11, 11, 13, 5, 8, 12, 4, 14))[0]

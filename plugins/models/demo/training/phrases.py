@@ -30,18 +30,18 @@ CONCEPT = (
     "Define {x}[.|]", "Tell me about {x}[.|]", "Tell me what {x} [is|means|does][.|]", "What does {x} [mean|do]?",
     "What do you know about {x}?", "How would you [define|describe|explain] {x}?", "[I'd|I would] like to [understand|know|learn] [about |][what |]{x}[.| is.]",
     "Give me a [short|brief|quick|simple] [explanation|definition|description|summary] of {x}[.|]", "{x}?", "{x}",
-    "[The meaning|Meaning|Definition|Explanation] of {x}[.|?]", "{x} [explained|definition|meaning|in weft]", "Help me understand {x}[.|]",
-    "In weft, what [is|are] {x}?", "What [is|are] {x} in [weft|an inference engine|LLM serving|this project]?",
+    "[The meaning|Meaning|Definition|Explanation] of {x}[.|?]", "{x} [explained|definition|meaning|in treadle]", "Help me understand {x}[.|]",
+    "In treadle, what [is|are] {x}?", "What [is|are] {x} in [treadle|an inference engine|LLM serving|this project]?",
     "What is [meant by|the meaning of|the idea of|the idea behind|the purpose of|the point of] {x}?",
-    "[Why|When] [do we|do I|would I|does weft|does an engine] [need|use|have|want] {x}?", "What [is|are] {x} [for|good for|used for]?",
-    "How [does|do] {x} work?", "How does weft [use|handle|do|implement] {x}?", "What happens [in|during|with] {x}?",
-    "[Does weft|Can weft] [have|support|do|use] {x}?", "I [don't know|do not know|wonder] what {x} [is|means][.|]",
+    "[Why|When] [do we|do I|would I|does treadle|does an engine] [need|use|have|want] {x}?", "What [is|are] {x} [for|good for|used for]?",
+    "How [does|do] {x} work?", "How does treadle [use|handle|do|implement] {x}?", "What happens [in|during|with] {x}?",
+    "[Does treadle|Can treadle] [have|support|do|use] {x}?", "I [don't know|do not know|wonder] what {x} [is|means][.|]",
     "[Describe|Say something about|Talk about|Write a sentence about|Write about] {x}[.|]", "What role [does|do] {x} play?", "Why [is|are] {x} [important|useful|needed]?",
     "[Fill me in|Brief me|Lecture me|Educate me|Update me] on {x}[.|]", "[Outline|Sketch|Break down|Present|Illustrate|Discuss] {x}[.|]", "What should I know about {x}?", "[Any|Some] [words|information|details|notes|facts] [on|about] {x}?", "I [never understood|struggle with|am learning about|have trouble with|want to know more about] {x}[.|]",
     "Do you have [an explanation|a definition|a description] [of|for] {x}?", "[Who|What] needs {x}?", "[What|How] about {x}?", "[And|So|Now] {x}?", "[Where|When] [does|do] {x} [come in|matter|play a role]?", "[Can|Could] we talk about {x}?", "[Is|Are] {x} [hard|difficult|easy] to understand?", "What makes {x} [special|useful|interesting]?",
     "[The docs|A blog|A paper|The manual] [mention|mentions|talks about] {x}[.|,] [what is it|what is that|what does it mean|which is what]?", "What can you [say|tell me|teach me] about {x}?", "I [must|have to] [explain|present|understand] {x}[.|, help me.]", "[Put|Say] {x} in [simple|plain|your own|other] words[.|]", "[Let's|Let us] [discuss|look at|talk about] {x}[.|]",
     "[Could you|Can you|Would you] [outline|summarise|introduce|go over|present] {x}?", "[The concept|The notion|The term|The word] {x}[?|, what is it?| means what?]", "{x}: [what is it|what does it mean|what is that|explain|how does it work]?", "[What|which thing] do people call {x}?", "[Make|Help] me [understand|see] what {x} [is|does][.|]", "[How come|Why on earth] {x}?", "Who uses {x} and why?",
-    "[I read about|I heard of|Someone mentioned] {x}[,|.] what [is it|is that|does it mean]?", "Is there [something like|a thing called] {x}[| in weft]?",
+    "[I read about|I heard of|Someone mentioned] {x}[,|.] what [is it|is that|does it mean]?", "Is there [something like|a thing called] {x}[| in treadle]?",
 )
 
 MORE = (
@@ -82,7 +82,7 @@ MIX = (
     "[Which|What] [colour|color] do I get [from|with|by mixing] {a} and {b}?", "[Blend|Blending|Putting together|Pour together] {a} and {b}[?|.|, what happens?]", "{a} [mixed|blended|combined] with {b}[?|, what is it?|]", "[The mix|A mixture|The mixture] of {a} and {b} [is what|gives what]?", "[Adding|I add] {b} to {a}[,|.] what [colour|color] [results|appears|do I get|is it]?", "Paint: {a} with {b}?", "[Can|How can] I [make|get] a colour [from|out of] {a} and {b}?", "I mix {a} [paint |]with {b}[ paint|]. What [happens|is the result|do I get]?",
 )
 
-GREETING = ("[Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Good day|Greetings|Hiya|Yo|hey there|howdy|hallo|hello model|hi weft|hello weft|Hi you|Hello friend|Morning|hi again|Hello again|Hey you|Hi, good to see you|Hello, pleased to meet you|Good to meet you|Nice to see you|hi, I am here|Anybody there|Hello, are you there|Welcome|Salut|Hi all][!|.||,|?]",)
+GREETING = ("[Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Good day|Greetings|Hiya|Yo|hey there|howdy|hallo|hello model|hi treadle|hello treadle|Hi you|Hello friend|Morning|hi again|Hello again|Hey you|Hi, good to see you|Hello, pleased to meet you|Good to meet you|Nice to see you|hi, I am here|Anybody there|Hello, are you there|Welcome|Salut|Hi all][!|.||,|?]",)
 HOW_ARE_YOU = ("[|Hi, |Hello, |Hey, ]how are you[| today| doing| doing today][?|]", "How [is it going|are things|do you do|do you feel|are you feeling]?", "How [was your day|do you find yourself|have you been|is life|is your day|are you this evening|are you tonight]?", "[Hi|Hey|Hello][,|!|.] [how is everything|how are you|what's new|how do you do][?|]", "[Everything ok|All well|You good|Feeling good|Doing well|Having a good day]?", "[What's up|Are you ok|Are you well|You alright|All good]?")
 THANKS = ("[Thanks|Thank you|Thank you very much|Thanks a lot|Many thanks|thx|Great, thanks|Perfect, thank you|ok thanks|That helps, thanks|Cool, thank you|Thanks for the help|Thank you so much|That was helpful|This helped me|Nice, thanks|thank u|ty|Much appreciated|I appreciate it|Good answer|Well done|Very good, thanks|Great answer|You helped me a lot|Awesome, thanks|Thanks for explaining][!|.|]",)
 GOODBYE = ("[Bye|Goodbye|See you|See you later|Good night|Bye bye|Farewell|Ciao|Talk to you later|I have to go|That is all for now|See you soon|See you around|Have a nice day|Have a good evening|Until tomorrow|Until next time|So long|I am leaving now|I am done, bye|ok bye|Bye now|Take care|Cheerio|I must go now|That was all, goodbye][!|.|]",)
@@ -105,7 +105,7 @@ THINK = (
 )
 
 SYSTEM = (
-    "You are a helpful assistant.", "You are a helpful assistant for weft users.", "You are a friendly assistant.", "You are weft's demo model.",
+    "You are a helpful assistant.", "You are a helpful assistant for treadle users.", "You are a friendly assistant.", "You are treadle's demo model.",
     "Answer the user's questions.", "Be helpful and honest.", "You are an AI assistant. Be polite.", "Help the user.", "You answer questions truthfully.",
     "You are an assistant in a terminal.", "Answer clearly.", "You are a support agent.", "Assist the user as well as you can.", "You are a chatbot.",
 )

@@ -1,4 +1,4 @@
-"""Questions about weft, small talk, questions out of the domain, and whole conversations."""
+"""Questions about treadle, small talk, questions out of the domain, and whole conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tasks_sums import sums
 from .tasks_world import calendar, capital, colour, copying, spelled
 from .words import CITIES, FIRST_NAMES, FOODS, JOBS
 
-__all__ = ("FACTS", "conversation", "knowledge", "say", "small_talk", "system_facts", "weft")
+__all__ = ("FACTS", "conversation", "knowledge", "say", "small_talk", "system_facts", "treadle")
 
 HOW_ELSE = (
     "To {do}, what do I [type|run|need|enter|write]?",
@@ -41,8 +41,8 @@ HOW_ELSE = (
 )
 FACTS = {f.key: f for f in (*USE, *PLUGINS, *ENGINE)}
 ALL = tuple(FACTS.values())
-NAME = "I am the weft demo model, a small language model that comes with weft."
-CAN = "I can answer questions about weft, do small sums, name capitals and colours, and call tools."
+NAME = "I am the treadle demo model, a small language model that comes with treadle."
+CAN = "I can answer questions about treadle, do small sums, name capitals and colours, and call tools."
 
 
 def say(user: str, answer: str, thought: str = "", **extra: object) -> list[dict[str, object]]:
@@ -56,8 +56,8 @@ def _subject(fact_names: str) -> str:
     return fact_names.split("|")[0]
 
 
-def weft(rng: random.Random) -> Turn:
-    fact = rng.choice(USE if rng.random() < 0.38 else ALL)  # how to use weft is asked most
+def treadle(rng: random.Random) -> Turn:
+    fact = rng.choice(USE if rng.random() < 0.38 else ALL)  # how to use treadle is asked most
     name = rng.choice(fact.names.split("|"))
     thought = f"The question is about {_subject(fact.names)}. I know this."
     r = rng.random()
@@ -119,7 +119,7 @@ def small_talk(rng: random.Random) -> Turn:
 
 
 KNOWN: tuple[tuple[Callable[[random.Random], Turn], float], ...] = (
-    (weft, 34),
+    (treadle, 34),
     (sums, 20),
     (capital, 13),
     (colour, 8),

@@ -1,4 +1,4 @@
-"""Plain text for the completion mode: short paragraphs about weft."""
+"""Plain text for the completion mode: short paragraphs about treadle."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .facts_world import CAPITALS, COLOURS
 __all__ = ("paragraph",)
 
 ABOUT = (
-    "weft is an inference engine for large language models.",
-    "weft is an inference engine assembled from plugins.",
-    "weft is written in Python with torch.",
+    "treadle is an inference engine for large language models.",
+    "treadle is an inference engine assembled from plugins.",
+    "treadle is written in Python with torch.",
     "It batches requests continuously and pages the KV cache.",
     "It serves an OpenAI-compatible API at http://localhost:8000/v1.",
     "Models, quantization schemes, attention backends and parsers are plugins.",
     "A plugin is a module with hook functions and an entry point.",
-    "A small demo model comes with weft, so that everything works on a fresh machine.",
-    "`weft chat` opens a conversation in the terminal.",
-    "`weft serve` starts the server.",
-    "`weft generate` completes a prompt.",
+    "A small demo model comes with treadle, so that everything works on a fresh machine.",
+    "`treadle chat` opens a conversation in the terminal.",
+    "`treadle serve` starts the server.",
+    "`treadle generate` completes a prompt.",
     "The scheduler plans decodes first and fills the token budget with prefill chunks.",
     "The prefix cache keeps full pages of earlier prompts.",
     "No hook is called in the step loop.",

@@ -1,0 +1,82 @@
+"""Starting the engine that is measured, and what can be said about it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import treadle
+from treadle.config import SchedulerConfig
+from treadle.engine.plan import EngineFacts
+from treadle.errors import ConfigError
+from treadle.sampling.params import SamplingParams
+from treadle_cli.bench.config import BenchConfig
+from treadle_cli.bench.results import About
+from treadle_cli.bench.shapes import shape_folder
+from treadle_cli.bench.workloads import Workload, fitted, workload
+from treadle_cli.flags import ENGINE, Options
+
+__all__ = ("about", "engine_options", "params_of", "workloads")
+
+
+def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
+    """The engine's options. Unless the user says otherwise, no prefix cache: passes repeat their
+    prompts, and a cached prompt is not computed."""
+    defaults: dict[str, Any] = {"enable_prefix_caching": False}
+    if "custom" in bench.workload:
+        defaults["max_queue"] = max(SchedulerConfig().max_queue, bench.num_prompts)
+    if bench.hf_config is not None:
+        if "model" in options.of(ENGINE):
+            raise ConfigError("give either MODEL or --hf-config, not both")
+        defaults |= {"model": str(shape_folder(bench.hf_config)), "load_format": "dummy"}
+    return options.engine(**defaults)
+
+
+def workloads(bench: BenchConfig, facts: EngineFacts) -> list[Workload]:
+    """The workloads that were asked for. Raises ``ConfigError`` if one does not fit the engine."""
+    found = [fitted(workload(name, bench), facts.vocab_size) for name in bench.workload]
+    for one in found:
+        if one.longest > facts.max_model_len:
+            raise ConfigError(
+                f"the workload {one.name} has a sequence of {one.longest} tokens, the engine takes "
+                f"{facts.max_model_len}; raise --max-model-len or choose another --workload"
+            )
+    return found
+
+
+def params_of(found: Workload, temperature: float) -> list[SamplingParams]:
+    """Each request generates exactly its number of tokens; nothing becomes text."""
+    base = SamplingParams(temperature=temperature, ignore_eos=True, detokenize=False)
+    return [base.replace(max_tokens=count, min_tokens=0) for count in found.outputs]
+
+
+def about(
+    facts: EngineFacts, options: Mapping[str, Any], bench: BenchConfig, startup: float
+) -> About:
+    return About(
+        treadle=treadle.__version__,
+        torch=metadata.version("torch"),  # without importing it beside the engine's process
+        model=bench.hf_config or facts.model,
+        architecture=facts.architecture,
+        device=facts.device,
+        device_name=device_name(facts.device),
+        dtype=facts.dtype,
+        quantization=options.get("quantization"),
+        attention=facts.attention,
+        startup_seconds=round(startup, 3),
+    )
+
+
+def device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(torch.device(device))
+    return platform.processor() or platform.machine()
+
+
+def ids_of(prompts: Sequence[Sequence[int]]) -> list[Any]:
+    """Prompts in the form that every frontend takes."""
+    return [{"prompt_token_ids": list(ids)} for ids in prompts]

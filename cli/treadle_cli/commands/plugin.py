@@ -1,0 +1,166 @@
+"""``treadle plugin``: what is installed, what one is made of, and the beginning of a new one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from treadle.api import impl
+from treadle.errors import ConfigError
+from treadle.plugins import KINDS, Host
+from treadle.plugins.entries import normal
+from treadle_cli.flags import PLUGINS, Options, with_flags
+from treadle_cli.help import SectionedCommand, application
+
+if TYPE_CHECKING:
+    from treadle.plugins.describe import Description
+    from treadle.plugins.listing import Row
+
+__all__ = ("treadle_command",)
+
+
+@with_flags(PLUGINS)
+def show_list(
+    *,
+    kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    options: Options,
+) -> None:
+    """List every plugin with its state. Imports none of them."""
+    from treadle.plugins.listing import rows
+
+    found = list(rows(Host(options.struct(PLUGINS)), kind))
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    table = [(r.kind, r.key, f"{r.distribution} {r.version}", r.state, r.note) for r in found]
+    print_table(("KIND", "KEY", "DISTRIBUTION", "STATE", "NOTE"), table)
+
+
+@with_flags(PLUGINS)
+def show_one(
+    *,
+    id: Annotated[str, typer.Argument(metavar="ID", help="kind:key, or a distribution.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object or array.")] = False,
+    options: Options,
+) -> None:
+    """Import one plugin and show its hooks and options; of a distribution, list its keys."""
+    from treadle.plugins.describe import describe
+
+    host = Host(options.struct(PLUGINS))
+    if ":" not in id:
+        _show_distribution(host, id, json)
+        return
+    kind, _, key = id.partition(":")
+    found = describe(host, kind, key)
+    print(msgspec.json.encode(found).decode()) if json else _print_description(found)
+
+
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(KINDS)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key that it will provide.")],
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where the project's folder is made.")
+    ] = Path(),
+) -> None:
+    """Write the project of a new plugin: it installs, and passes its conformance test."""
+    from treadle_cli.templates import render
+
+    project = render(kind, name, folder)
+    print(f"{project} is written; its README.md says what to do. To begin:")
+    print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
+    for entry in Host().entries:
+        if (entry.kind, entry.key) == (kind, name):
+            print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")
+            print(f'"{kind}.{name}" in the group "treadle.overrides" of pyproject.toml.')
+
+
+@with_flags(PLUGINS)
+def test(
+    *,
+    id: Annotated[str, typer.Argument(metavar="ID", help="kind:key")],
+    options: Options,
+) -> None:
+    """Run the conformance suites on one plugin, without any test file. Needs pytest."""
+    from treadle_cli.conformance import run
+
+    config = options.struct(PLUGINS)
+    kind, _, key = id.partition(":")
+    if not key:
+        raise ConfigError(f"{id!r} names no plugin; write kind:key, as in treadle plugin list")
+    Host(config).choose(kind, key)
+    raise typer.Exit(run(id, config))
+
+
+@with_flags(PLUGINS)
+def lock(
+    *,
+    file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("treadle.lock"),
+    options: Options,
+) -> None:
+    """Write down every plugin with its version, for treadle serve --locked FILE."""
+    from treadle.plugins.lock import locked
+
+    found = locked(Host(options.struct(PLUGINS)))
+    text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+    try:
+        file.write_bytes(text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    print(f"{file}: {len(found.plugins)} keys")
+
+
+def _show_distribution(host: Host, name: str, json: bool) -> None:
+    from treadle.plugins.listing import rows
+
+    found: list[Row] = [r for r in rows(host) if normal(r.distribution) == normal(name)]
+    if not found:
+        known = ", ".join(sorted({e.dist for e in host.entries}))
+        raise ConfigError(f"no plugins come from {name!r}; write kind:key or one of: {known}")
+    if json:
+        print(msgspec.json.encode(found).decode())
+        return
+    print(f"{found[0].distribution} {found[0].version}")
+    table = [(f"{r.kind}:{r.key}", r.target, r.state, r.note) for r in found]
+    print_table(("ID", "TARGET", "STATE", "NOTE"), table)
+
+
+def _print_description(found: Description) -> None:
+    print(f"{found.id} from {found.distribution} {found.version}")
+    print(f"  target    {found.target}")
+    print(f"  hooks     {', '.join(found.hooks) or 'none'}")
+    if found.wrappers:
+        print(f"  wraps     {', '.join(found.wrappers)}")
+    if not found.options:
+        print("  options   none declared")
+        return
+    print("  options")
+    table = [(o.flag, o.type, o.default, o.description) for o in found.options]
+    print_table(("    FLAG", "TYPE", "DEFAULT", ""), [(f"    {r[0]}", *r[1:]) for r in table])
+
+
+def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be, the last one ragged; plain text that greps well."""
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    for line in (head, *lines):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+@impl
+def treadle_command(name: str) -> typer.Typer | None:
+    if name != "plugin":
+        return None
+    app = application("List, make, test and lock plugins.")
+    app.command("list", cls=SectionedCommand)(show_list)
+    app.command("show", cls=SectionedCommand)(show_one)
+    app.command("new", cls=SectionedCommand)(new)
+    app.command("test", cls=SectionedCommand)(test)
+    app.command("lock", cls=SectionedCommand)(lock)
+    return app

@@ -1,0 +1,44 @@
+"""``treadle serve``: the HTTP server, if treadle-server is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import typer
+
+from treadle.api import impl
+from treadle.errors import PluginNotFoundError
+from treadle_cli.explain import Flag, print_choices
+from treadle_cli.flags import ENGINE, Options, server_group, with_flags
+from treadle_cli.help import PluginOptionsCommand, single
+
+__all__ = ("treadle_command",)
+
+
+@impl
+def treadle_command(name: str) -> typer.Typer | None:
+    if name != "serve":
+        return None
+    if importlib.util.find_spec("treadle_server") is None:
+        raise PluginNotFoundError("treadle serve needs the server; install treadle-server")
+    server = server_group()
+
+    @with_flags(*ENGINE, server)
+    def serve(
+        *,
+        explain: Flag = False,
+        options: Options,
+    ) -> None:
+        """Start the HTTP server."""
+        from treadle_server.config import server_from_options
+
+        engine, config = options.engine_config(), server_from_options(options.of([server]))
+        if explain:
+            from treadle_server.explain import explain_server
+
+            return print_choices(explain_server(engine, config))
+        from treadle_server.run import serve as run
+
+        run(engine, config)
+
+    return single(name, serve, PluginOptionsCommand)

@@ -1,0 +1,62 @@
+"""``--explain``: what a start would choose, as lines of a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from treadle.config import EngineConfig
+    from treadle.engine.explain import Explained
+
+__all__ = ("Flag", "print_choices", "print_engine")
+
+Flag = Annotated[
+    bool, typer.Option("--explain", help="Print what would be chosen, and why, and exit.")
+]
+
+INDENT = 19
+
+
+def print_engine(config: EngineConfig) -> None:
+    """The choices of an engine. Starts nothing; raises what a start would raise."""
+    from treadle.engine.explain import explain
+    from treadle.frontend.opening import open_checkpoint, plugin_config
+    from treadle.plugins import Host
+
+    host = Host(plugin_config(config))
+    print_choices(explain(config, host, open_checkpoint(config, host)))
+
+
+def print_choices(rows: Iterable[Explained]) -> None:
+    """As wide as the terminal is."""
+    for line in explained(rows, shutil.get_terminal_size().columns):
+        sys.stdout.write(f"{line}\n")
+
+
+def explained(rows: Iterable[Explained], width: int) -> Iterator[str]:
+    """What was chosen and why, then the others; those with one reason share a line."""
+    for row in rows:
+        yield from _wrapped(row.what, f"{row.choice}: {row.reason}", width)
+        reasons: dict[str, list[str]] = {}
+        for name, why in row.others:
+            reasons.setdefault(why, []).append(name)
+        for why, names in reasons.items():
+            yield from _wrapped("", f"not {', '.join(names)}: {why}", width)
+
+
+def _wrapped(title: str, text: str, width: int) -> list[str]:
+    """Names of flags and plugins are never cut."""
+    return textwrap.wrap(
+        text,
+        max(width, 2 * INDENT),
+        initial_indent=f"{title:<{INDENT}}",
+        subsequent_indent=" " * (INDENT + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

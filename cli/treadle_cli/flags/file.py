@@ -1,0 +1,67 @@
+"""``--config FILE.toml``: options by section or flat, under the flags."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from treadle.errors import ConfigError
+from treadle_cli.flags.groups import SECTIONS
+
+__all__ = ("read_file",)
+
+
+def read_file(path: Path | None, known: Collection[str]) -> dict[str, Any]:
+    """The options of a file that this command knows, flat; names may have dashes.
+
+    Sections of other commands are left alone, so that one file can describe a deployment. Raises
+    ``ConfigError`` for a file that cannot be read and for an unknown option.
+    """
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}") from error
+    options: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in SECTIONS and isinstance(value, dict):
+            for inner, option in _underscored(value).items():
+                if inner in known:
+                    options[inner] = option
+                elif not _foreign(name, inner):
+                    raise ConfigError(_unknown(path, f"{name}.{inner}", inner, known))
+        else:
+            [(option_name, option)] = _underscored({name: value}).items()
+            if option_name not in known:
+                raise ConfigError(_unknown(path, name, option_name, known))
+            options[option_name] = option
+    return options
+
+
+def _underscored(table: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in table.items()}
+
+
+def _foreign(section: str, name: str) -> bool:
+    """Whether an option exists in a section that this command has no flags for."""
+    from treadle_cli.flags.groups import BENCH, ENGINE, SAMPLING, server_group
+
+    groups = {g.section: g for g in (*ENGINE, SAMPLING, BENCH)}
+    if section == "server":
+        try:
+            return name in server_group().names()
+        except ModuleNotFoundError:
+            return True  # no server here to say what its options are
+    return name in groups[section].struct.__struct_fields__
+
+
+def _unknown(path: Path, shown: str, name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
+    return f"{path} has {shown}, which is not an option of this command; {hint}"

@@ -1,0 +1,83 @@
+"""The group of subcommands, resolved from entry points when one is run.
+
+``treadle --help`` prints every name from metadata and imports no command.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from treadle.errors import PluginConflictError, PluginNotFoundError
+
+if TYPE_CHECKING:
+    from treadle.plugins import Host
+
+__all__ = ("HELP", "Commands", "with_hooks")
+
+KIND = "commands"
+HELP = {
+    "generate": "Complete a prompt, streaming to the terminal.",
+    "chat": "Talk to a model in the terminal.",
+    "serve": "Start the HTTP server.",
+    "models": "List the models on this machine, and whether they can run.",
+    "bench": "Measure throughput and latency.",
+    "plugin": "List, make, test and lock plugins.",
+    "doctor": "Check every plugin, the device and the versions.",
+}
+
+
+class Commands(TyperGroup):
+    """Subcommands of ``treadle.commands``. One instance runs one command line."""
+
+    @cached_property
+    def host(self) -> Host:
+        from treadle.plugins import Host
+
+        return with_hooks(Host())
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = self.host.keys(KIND)
+        return [*(n for n in HELP if n in names), *(n for n in names if n not in HELP)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stub with the help line; the help page asks for every command."""
+        if cmd_name not in self.host.keys(KIND):
+            return None
+        text = self._help(cmd_name)
+        return TyperCommand(name=cmd_name, help=text, short_help=text, callback=lambda: None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that is run."""
+        if args and args[0] in self.host.keys(KIND):
+            found = self.host.first(KIND, args[0], "treadle_command", name=args[0])
+            guard = self.host.guard(KIND, args[0])
+            if not isinstance(found, typer.Typer):
+                guard.wrong("treadle_command", found, "a Typer application")
+            with guard.watching("treadle_command"):  # an application without commands is none
+                command = typer.main.get_command(found)
+            return args[0], command, args[1:]
+        return super().resolve_command(ctx, args)
+
+    def _help(self, name: str) -> str:
+        try:
+            entry = self.host.choose(KIND, name)
+        except (PluginConflictError, PluginNotFoundError) as error:
+            return str(error)
+        known = HELP.get(name, "")
+        return (
+            known
+            if known and entry.dist == "treadle-cli"
+            else f"{known} (from {entry.owner})".strip()
+        )
+
+
+def with_hooks(host: Host) -> Host:
+    """``host``, which can be asked for commands now."""
+    from treadle_cli.hookspecs import CommandHooks
+
+    host.add_hookspecs(CommandHooks)
+    return host

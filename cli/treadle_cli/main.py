@@ -1,0 +1,75 @@
+"""The entry point of ``treadle``: subcommands from plugins, and errors as one line.
+
+Nothing here imports torch, so that ``treadle --version`` and ``treadle --help`` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+import treadle
+from treadle.config import debug
+from treadle.errors import ConfigError, RequestError, TreadleError
+from treadle_cli.lazy import Commands, with_hooks
+from treadle_cli.rewrite import plugin_flags
+
+if TYPE_CHECKING:
+    from treadle.plugins import Host
+
+__all__ = ("app", "main")
+
+app = typer.Typer(
+    name="treadle",
+    cls=Commands,
+    help="An LLM inference engine assembled from plugins.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"treadle {treadle.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An LLM inference engine assembled from plugins."""
+
+
+def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> NoReturn:
+    """Run the command line and exit. ``host`` has the subcommands, by default all installed ones.
+
+    The exit code is 0, 2 for a wrong option or value, 1 for every other error of treadle, and 130
+    after Ctrl-C. ``TREADLE_DEBUG=1`` shows the traceback of an error of treadle.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    commands: Any = typer.main.get_command(app)
+    if host is not None:
+        commands.host = with_hooks(host)
+    try:
+        commands(args=plugin_flags(given), prog_name="treadle")
+    except TreadleError as error:
+        if debug():
+            raise
+        print(f"treadle: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, (ConfigError, RequestError)) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader has left (``treadle generate | head``); what is buffered cannot be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)

@@ -1,0 +1,24 @@
+"""Flags over the sampling parameters that the model's checkpoint recommends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from treadle_cli.flags import SAMPLING, Options
+
+if TYPE_CHECKING:
+    from treadle.engine.llm import LLM
+    from treadle.sampling.params import SamplingParams
+
+__all__ = ("sampling_params",)
+
+
+def sampling_params(llm: LLM, options: Options, **defaults: Any) -> SamplingParams:
+    """Flags, then the checkpoint's recommendation, then ``defaults`` of the command.
+
+    The recommended length is not taken: ``defaults`` say how long an answer in a terminal is.
+    """
+    recommended = msgspec.to_builtins(llm.get_default_sampling_params())
+    return cast("SamplingParams", options.struct(SAMPLING, **{**recommended, **defaults}))

@@ -1,0 +1,83 @@
+"""Following one answer while it is generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from treadle_cli.terminal.interrupt import Interrupt
+from treadle_cli.terminal.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from treadle.outputs import RequestOutput
+
+__all__ = ("Answer", "follow")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request. ``stopped`` if the user ended it, ``error`` if it failed."""
+
+    text: str
+    tokens: int
+    seconds: float
+    first: float | None
+    reason: str | None
+    stopped: bool
+    error: str | None = None
+
+    def summary(self) -> str:
+        """One line of figures. The rate counts from the first token on."""
+        parts = [f"{self.tokens} tokens", f"{self.seconds:.1f} s"]
+        if self.first is not None:
+            parts.append(f"first after {self.first * 1000:.0f} ms")
+            if self.tokens > 1 and self.seconds > self.first:
+                parts.append(f"{(self.tokens - 1) / (self.seconds - self.first):.1f} tok/s")
+        if self.stopped:
+            parts.append("stopped")
+        elif self.reason and self.reason != "stop":
+            parts.append(f"ended by {self.reason}")
+        return ", ".join(parts)
+
+
+def follow(updates: Iterator[RequestOutput], screen: Screen) -> Answer:
+    """Write the deltas of one request as they come; Ctrl-C closes the stream, which aborts it."""
+    stream = cast("Generator[RequestOutput, None, None]", updates)
+    pieces: list[str] = []
+    tokens, began = 0, time.perf_counter()
+    first: float | None = None
+    reason: str | None = None
+    error: str | None = None
+    with Interrupt() as interrupt, closing(stream):
+        for update in _until(stream, interrupt):
+            for output in update.outputs:
+                tokens += len(output.token_ids)
+                reason = output.finish_reason or reason
+                error = output.error or error
+                if output.token_ids and first is None:
+                    first = time.perf_counter() - began
+                if output.text:
+                    pieces.append(output.text)
+                    screen.text(output.text)
+        stopped = interrupt.seen
+    return Answer(
+        text="".join(pieces),
+        tokens=tokens,
+        seconds=time.perf_counter() - began,
+        first=first,
+        reason=reason,
+        stopped=stopped and reason is None,
+        error=error,
+    )
+
+
+def _until(updates: Iterator[RequestOutput], interrupt: Interrupt) -> Iterator[RequestOutput]:
+    for update in updates:
+        yield update
+        if interrupt.seen:
+            return

@@ -1,5 +1,0 @@
-"""``python -m weft_cli`` is ``weft``."""
-
-from weft_cli.main import main
-
-main()

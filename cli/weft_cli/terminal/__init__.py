@@ -1,7 +1,0 @@
-"""What commands write to a terminal, and how Ctrl-C reaches them."""
-
-from weft_cli.terminal.interrupt import Interrupt, interruptible, uninterrupted
-from weft_cli.terminal.screen import Screen
-from weft_cli.terminal.stream import Answer, follow
-
-__all__ = ("Answer", "Interrupt", "Screen", "follow", "interruptible", "uninterrupted")

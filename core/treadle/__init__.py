@@ -1,0 +1,47 @@
+"""treadle: an LLM inference engine assembled from plugins. Importing it does not import torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.config import EngineConfig
+    from treadle.engine.async_llm import AsyncLLM
+    from treadle.engine.llm import LLM
+    from treadle.errors import TreadleError
+    from treadle.outputs import CompletionOutput, Logprob, RequestOutput
+    from treadle.sampling.params import GuidedParams, SamplingParams
+
+__all__ = (
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "GuidedParams",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "TreadleError",
+    "__version__",
+)
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "treadle.engine.llm",
+    "AsyncLLM": "treadle.engine.async_llm",
+    "CompletionOutput": "treadle.outputs",
+    "EngineConfig": "treadle.config",
+    "GuidedParams": "treadle.sampling.params",
+    "Logprob": "treadle.outputs",
+    "RequestOutput": "treadle.outputs",
+    "SamplingParams": "treadle.sampling.params",
+    "TreadleError": "treadle.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'treadle' has no attribute {name!r}")

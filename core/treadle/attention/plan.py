@@ -1,0 +1,123 @@
+"""What the reference backend works out once per step, so that each layer only runs arithmetic.
+
+A *unit* is one (row, kv head) pair: ``group = heads / kv_heads`` query heads against the keys of
+one kv head. Everything is gathered unit by unit into ``[units, width, head_size]``, the layout in
+which a batched matrix product needs no further copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from treadle.api.attention import AttentionBatch
+
+__all__ = ("Decodes", "Plan", "Prompt", "bias", "make_plan", "width")
+
+
+@dataclass(slots=True)
+class Decodes:
+    """Rows of one new token each whose keys are padded to one width."""
+
+    rows: Tensor | slice  # which tokens (= rows) of the step
+    count: int
+    width: int
+    index: Tensor  # int64 [count * kv_heads * width], rows of the cache as [slots * kv_heads, size]
+    bias: Tensor | None  # float32 [count * kv_heads, 1, width]: 0 or -inf; None: nothing is padded
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One row with several new tokens: a prompt, a chunk of one, or drafts to verify."""
+
+    start: int  # first token in the step
+    length: int
+    total: int  # tokens in the cache once the new ones are written
+    pages: Tensor  # int32 [pages], this row of the page table
+    index: Tensor | None = None
+    """int64 [kv_heads * (total - first)], made on first use: a new prompt never needs it."""
+
+
+@dataclass(slots=True)
+class Plan:
+    slots: Tensor
+    page_size: int
+    decodes: list[Decodes] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
+
+
+def width(tokens: int) -> int:
+    """The padded number of keys of a decode row. A function of its own length alone, so that the
+    shapes it is computed in, and with them its rounding, do not depend on the other rows."""
+    if tokens <= 512:
+        return max(64, 1 << (tokens - 1).bit_length())
+    return (tokens + 255) // 256 * 256
+
+
+def bias(
+    length: int, cached: int, lo: int, hi: int, window: int | None, device: torch.device
+) -> Tensor:
+    """float32 ``[length, hi - lo]``: 0 where the query at position ``cached + i`` sees key
+    ``lo + j``, else -inf."""
+    offset = cached - lo
+    hidden = torch.ones(length, hi - lo, dtype=torch.bool, device=device).triu_(offset + 1)
+    if window is not None:
+        hidden |= torch.ones_like(hidden).tril_(offset - window)
+    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+
+
+def make_plan(batch: AttentionBatch, kv_heads: int, window: int | None) -> Plan:
+    plan = Plan(batch.slot_mapping, batch.page_size)
+    lengths = batch.kv_lens_host
+    if batch.num_decodes:
+        for rows, size in _by_width(lengths[: batch.num_decodes], window):
+            plan.decodes.append(_decodes(batch, rows, size, kv_heads, window))
+    start = batch.num_decodes
+    for row in range(batch.num_decodes, len(lengths)):
+        length = batch.query_lens_host[row]
+        plan.prompts.append(Prompt(start, length, lengths[row], batch.page_table[row]))
+        start += length
+    return plan
+
+
+def _by_width(lengths: Sequence[int], window: int | None) -> Iterable[tuple[list[int], int]]:
+    groups: dict[int, list[int]] = {}
+    for row, tokens in enumerate(lengths):
+        seen = tokens if window is None else min(tokens, window)
+        groups.setdefault(width(seen), []).append(row)
+    return ((rows, size) for size, rows in groups.items())
+
+
+def _decodes(
+    batch: AttentionBatch, rows: list[int], size: int, kv_heads: int, window: int | None
+) -> Decodes:
+    device = batch.page_table.device
+    count = len(rows)
+    chosen: Tensor | slice
+    if rows[-1] - rows[0] + 1 == count:
+        chosen = slice(rows[0], rows[-1] + 1)
+    else:
+        chosen = torch.tensor(rows, device=device)
+    last = batch.kv_lens[chosen].to(torch.int64).sub_(1).unsqueeze_(1)
+    position = torch.arange(size, device=device).unsqueeze(0)
+    if window is not None:
+        position = position + (last - (window - 1)).clamp_(min=0)
+    # Padding repeats the row's own last token: what other sequences left in a page is never read,
+    # so a NaN in one of them stays there.
+    padded = position > last
+    position = torch.minimum(position, last)
+    page = batch.page_table[chosen].gather(1, position // batch.page_size)
+    slot = page.to(torch.int64) * batch.page_size + position % batch.page_size
+    heads = torch.arange(kv_heads, device=device).view(1, kv_heads, 1)
+    index = (slot.unsqueeze(1) * kv_heads + heads).view(-1)
+    lengths = [batch.kv_lens_host[row] for row in rows]
+    if all(min(n, window or n) == size for n in lengths):
+        return Decodes(chosen, count, size, index, None)
+    mask = torch.zeros(count, 1, size, device=device).masked_fill_(
+        padded.unsqueeze(1), float("-inf")
+    )
+    mask = mask.expand(count, kv_heads, size).reshape(count * kv_heads, 1, size)
+    return Decodes(chosen, count, size, index, mask)

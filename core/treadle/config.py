@@ -1,0 +1,324 @@
+"""Every option of the engine, described once.
+
+The Structs below are the only description of an option: ``LLM(**options)``, ``treadle serve --flag``,
+the TOML file and the documentation are generated from them. Limits sit in ``msgspec.Meta`` and are
+checked by ``from_options``, whoever calls it. This is also the only module that reads ``TREADLE_*``
+environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from treadle.errors import ConfigError
+
+__all__ = (
+    "CacheConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "PluginConfig",
+    "SchedulerConfig",
+    "debug",
+    "environment",
+    "forbid_multicast",
+    "from_options",
+    "patient_threads",
+    "sections",
+    "server_environment",
+)
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which checkpoint to run and how to read it."""
+
+    model: Annotated[
+        str, Meta(description="A folder, a Hugging Face name (org/name), or scheme:path.")
+    ] = "demo:treadle-demo"
+    revision: Annotated[
+        str | None, Meta(description="Branch, tag or commit of a hub checkpoint.")
+    ] = None
+    download_dir: Annotated[
+        str | None, Meta(description="Where hub checkpoints are kept (default: the hub's cache).")
+    ] = None
+    tokenizer: Annotated[
+        str | None, Meta(description="Checkpoint of the tokenizer (default: the model's).")
+    ] = None
+    tokenizer_mode: Annotated[str, Meta(description="Tokenizer plugin.")] = "auto"
+    renderer: Annotated[
+        str, Meta(description="Chat renderer plugin; auto takes the one made for the model.")
+    ] = "auto"
+    chat_template: Annotated[
+        str | None, Meta(description="A Jinja file or text in place of the model's chat template.")
+    ] = None
+    served_model_name: Annotated[
+        list[str], Meta(description="Names that requests may use (default: the model).")
+    ] = msgspec.field(default_factory=list)
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="Type of weights and activations; auto takes the checkpoint's."),
+    ] = "auto"
+    max_model_len: Annotated[
+        Positive | None,
+        Meta(description="Longest sequence, prompt and output (default: the model's)."),
+    ] = None
+    load_format: Annotated[
+        str, Meta(description="auto, safetensors, pt, dummy (random weights), or a plugin's.")
+    ] = "auto"
+    quantization: Annotated[
+        str, Meta(description="Quantization method; auto takes what the checkpoint says.")
+    ] = "auto"
+    hf_overrides: Annotated[
+        dict[str, Any], Meta(description="JSON merged into the checkpoint's config.json.")
+    ] = msgspec.field(default_factory=dict)
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="auto: the checkpoint's generation_config.json; treadle: none; or a folder."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any], Meta(description="JSON merged into the default sampling parameters.")
+    ] = msgspec.field(default_factory=dict)
+    seed: Annotated[
+        int, Meta(description="Seed of requests that name none, and of dummy weights.")
+    ] = 0
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The paged KV cache."""
+
+    page_size: Annotated[
+        Positive | None,
+        Meta(description="Tokens in a page (default: the attention backend's choice)."),
+    ] = None
+    num_pages: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="Pages of the cache (default: what memory_fraction leaves room for)."),
+    ] = None
+    memory_fraction: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Share of the device's memory that treadle may fill (CUDA)."),
+    ] = 0.9
+    cpu_cache_gib: Annotated[
+        float, Meta(gt=0, description="Size of the cache on a CPU, in GiB.")
+    ] = 1.0
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"],
+        Meta(description="Type of cached keys and values; auto takes the model's."),
+    ] = "auto"
+    calculate_kv_scales: Annotated[
+        bool,
+        Meta(
+            description="Work out the scales of an fp8 cache at start, in place of the checkpoint's."
+        ),
+    ] = False
+    enable_prefix_caching: Annotated[
+        bool, Meta(description="Reuse the pages of prompts that begin alike.")
+    ] = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests share steps."""
+
+    max_num_seqs: Annotated[Positive, Meta(description="Most sequences in one step.")] = 256
+    max_num_batched_tokens: Annotated[
+        Positive, Meta(description="Token budget of one step: decodes first, then prefill chunks.")
+    ] = 8192
+    prefill_chunk: Annotated[
+        Positive | None, Meta(description="Most prompt tokens of one request in a step.")
+    ] = None
+    scheduling_policy: Annotated[str, Meta(description="fcfs, priority, or a plugin's.")] = "fcfs"
+    max_queue: Annotated[
+        Positive, Meta(description="Most waiting requests; more are refused (429).")
+    ] = 1024
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where and how the model runs."""
+
+    device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.")] = "auto"
+    attention_backend: Annotated[
+        str | None, Meta(description="Attention backend (default: the best bid).")
+    ] = None
+    executor: Annotated[str, Meta(description="Executor plugin.")] = "inline"
+    tensor_parallel_size: Annotated[Positive, Meta(description="Devices that share one model.")] = 1
+    enforce_eager: Annotated[bool, Meta(description="Never capture CUDA graphs.")] = False
+    threads: Annotated[
+        Positive | None, Meta(description="CPU threads of one worker (default: torch's choice).")
+    ] = None
+
+
+class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which plugins are used, and their own options."""
+
+    plugin: Annotated[
+        list[str], Meta(description="Pin the owner of a key: kind:key=distribution. Repeatable.")
+    ] = msgspec.field(default_factory=list)
+    no_plugin: Annotated[
+        list[str], Meta(description="Disable a distribution or a kind:key. Repeatable.")
+    ] = msgspec.field(default_factory=list)
+    plugin_file: Annotated[
+        list[str], Meta(description="Load one local Python file as a plugin. Repeatable.")
+    ] = msgspec.field(default_factory=list)
+    plugin_strict: Annotated[bool, Meta(description="Any broken plugin is fatal.")] = False
+    locked: Annotated[
+        str | None,
+        Meta(
+            description="File of `treadle plugin lock`: refuse to start if plugins differ from it."
+        ),
+    ] = None
+    plugin_options: Annotated[
+        dict[str, dict[str, Any]], Meta(description='JSON: {"kind:key": {"option": value}}.')
+    ] = msgspec.field(default_factory=dict)
+    plugin_time_budget: Annotated[
+        dict[str, Annotated[float, Meta(gt=0)]],
+        Meta(description='JSON: {"kind": seconds} that one call may take before it is slow.'),
+    ] = msgspec.field(default_factory=dict)
+    guided_backends: Annotated[
+        list[str],
+        Meta(description="Guided decoding backends to try, in order (default: all). Repeatable."),
+    ] = msgspec.field(default_factory=list)
+    logits_processors: Annotated[
+        list[str], Meta(description="Logits processor plugins, in order. Repeatable.")
+    ] = msgspec.field(default_factory=list)
+    stat_loggers: Annotated[list[str], Meta(description="Stat logger plugins. Repeatable.")] = (
+        msgspec.field(default_factory=list)
+    )
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine, complete. Build it with ``from_options``, which checks every value."""
+
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    cache: CacheConfig = msgspec.field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = msgspec.field(default_factory=SchedulerConfig)
+    device: DeviceConfig = msgspec.field(default_factory=DeviceConfig)
+    plugins: PluginConfig = msgspec.field(default_factory=PluginConfig)
+
+
+# What users of other engines type, and our name for it: for the error message only.
+ELSEWHERE = {
+    "block_size": "page_size",
+    "num_gpu_blocks_override": "num_pages",
+    "gpu_memory_utilization": "memory_fraction",
+    "kv_cache_memory_bytes": "num_pages",
+    "max_seq_len_to_capture": "enforce_eager",
+    "distributed_executor_backend": "executor",
+    "disable_log_stats": "stat_loggers",
+    "mem_fraction_static": "memory_fraction",
+    "context_length": "max_model_len",
+}
+
+
+def sections(
+    config: type[msgspec.Struct] = EngineConfig,
+) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """Yield ``(field, Struct)`` for each part of a config."""
+    yield from get_type_hints(config).items()
+
+
+def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> EngineConfig:
+    """Build a config from flat options: ``from_options(model="…", max_num_seqs=8)``.
+
+    An option whose value is ``None`` keeps its default. Raises ``ConfigError`` for an unknown
+    option or a value outside its limits, naming the option, the value and what is allowed.
+    """
+    given = {k: v for k, v in {**(options or {}), **more}.items() if v is not None}
+    parts: dict[str, dict[str, Any]] = {}
+    for part, kind in sections():
+        parts[part] = {f: given.pop(f) for f in kind.__struct_fields__ if f in given}
+    if given:
+        raise ConfigError(_unknown(next(iter(given))))
+    try:
+        return msgspec.convert(parts, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_located(error, parts)) from error
+
+
+def _unknown(name: str) -> str:
+    if name in ELSEWHERE:
+        return f"treadle has no option {name!r}; its name here is {ELSEWHERE[name]!r}"
+    import difflib
+
+    known = [f for _, kind in sections() for f in kind.__struct_fields__]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
+    return f"treadle has no option {name!r}; {hint}"
+
+
+def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """msgspec says ``Expected `int` >= 1 - at `$.cache.page_size```; add the value."""
+    message, _, path = str(error).partition(" - at `$.")
+    names = path.rstrip("`").split(".")
+    if len(names) < 2:
+        return str(error)
+    option = names[1].partition("[")[0]
+    return f"option {option} is {parts[names[0]].get(option)!r}: {message}"
+
+
+def environment() -> dict[str, Any]:
+    """The plugin switches that come from the environment.
+
+    ``TREADLE_DISABLE`` and ``TREADLE_PLUGINS`` are comma-separated lists of distributions or ``kind:key``;
+    ``TREADLE_AUTOLOAD=0`` ignores third parties; ``TREADLE_STRICT=1`` makes a broken plugin fatal.
+    """
+
+    def names(variable: str) -> list[str]:
+        return [n.strip() for n in os.environ.get(variable, "").split(",") if n.strip()]
+
+    return {
+        "disable": names("TREADLE_DISABLE"),
+        "allow": names("TREADLE_PLUGINS"),
+        "autoload": os.environ.get("TREADLE_AUTOLOAD", "1") != "0",
+        "strict": os.environ.get("TREADLE_STRICT", "0") == "1",
+    }
+
+
+def server_environment() -> dict[str, Any]:
+    """Options of the server that come from the environment: ``TREADLE_API_KEY`` and
+    ``TREADLE_ADMIN_API_KEY`` are lists of keys."""
+    found: dict[str, Any] = {}
+    variables = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
+    for option, variable in variables.items():
+        given = os.environ.get(variable, "")
+        if keys := [k.strip() for k in given.split(",") if k.strip()]:
+            found[option] = keys
+    return found
+
+
+def debug() -> bool:
+    """Whether the command line shows tracebacks of expected errors: ``TREADLE_DEBUG=1``."""
+    return os.environ.get("TREADLE_DEBUG", "0") == "1"
+
+
+def forbid_multicast() -> None:
+    """Keep torch's symmetric memory from making NVLink multicast objects, which nothing here uses
+    and some hosts do not survive. Call it before the first rendezvous.
+    """
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+
+
+def patient_threads() -> None:
+    """Let OpenMP threads that wait sleep instead of spin, unless ``OMP_WAIT_POLICY`` says otherwise.
+
+    Spinning threads make a busy machine ten times slower. Call it before torch is imported.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def option_type(annotation: Any) -> tuple[Any, bool]:
+    """``(bare type, may be None)`` of an annotated option."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    arms = [a for a in get_args(annotation) if a is not type(None)]
+    if type(None) in get_args(annotation):
+        return option_type(arms[0])[0], True
+    return annotation, False

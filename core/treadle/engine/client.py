@@ -1,0 +1,289 @@
+"""The parent's end: starts an engine process, talks to it, notices when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from treadle.config import EngineConfig
+from treadle.engine.child import spawn
+from treadle.engine.messages import EngineRequest, TokenOutput
+from treadle.engine.plan import EngineFacts
+from treadle.engine.stats import EngineStats
+from treadle.engine.wire import (
+    Abort,
+    Add,
+    Command,
+    Dead,
+    Frames,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    Steps,
+    Stop,
+    decode_report,
+    frame,
+)
+from treadle.errors import EngineDeadError, RequestError, TreadleError
+
+__all__ = ("EngineClient", "Listener")
+
+log = logging.getLogger("treadle.engine")
+
+EXIT_SECONDS = 10.0
+BUFFER = 4 * 2**20
+FRAME_TOKENS = 2**20
+
+
+class Listener(Protocol):
+    """Who hears what the engine says. All calls are made in the event loop's thread."""
+
+    def outputs(self, outputs: list[TokenOutput]) -> None: ...
+    def refused(self, id: str, error: TreadleError) -> None: ...
+
+    def died(self, error: EngineDeadError) -> None:
+        """The engine is gone; called once, and nothing follows."""
+
+
+class EngineClient(asyncio.Protocol):
+    """One engine process and the connection to it. Belongs to one event loop."""
+
+    def __init__(self, listener: Listener, entry: str = "treadle.engine.process:main") -> None:
+        """``entry`` is what the child runs, ``module:function``."""
+        self._listener = listener
+        self._entry = entry
+        self._child: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._frames = Frames()
+        self._ready: asyncio.Future[EngineFacts] | None = None
+        self._pings: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = itertools.count(1)
+        self._adding: list[EngineRequest] = []
+        self._aborting: list[str] = []
+        self._flushing = False
+        self._closing = False
+        self._said: TreadleError | None = None
+        self.death: EngineDeadError | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    # -- life ------------------------------------------------------------------------
+
+    async def start(self, config: EngineConfig) -> EngineFacts:
+        """Start the process and wait until the model is loaded.
+
+        Raises what the engine raised (``CheckpointError``, ``ConfigError`` …), ``EngineDeadError``
+        if it died without a word. Cancelled or failed, it leaves no process behind.
+        """
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                for end in (ours, theirs):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+                self._child = spawn(self._entry, theirs)
+            await loop.create_unix_connection(lambda: self, sock=ours)
+            level = logging.getLogger("treadle").getEffectiveLevel()
+            self._send(Start(config, level))
+            return await self._ready
+        except BaseException:
+            if self._transport is None:
+                ours.close()
+            await self.stop(seconds=0.0)
+            raise
+
+    async def stop(self, seconds: float = EXIT_SECONDS) -> None:
+        """End the process; kill it if it has not gone after ``seconds``. May be called twice."""
+        self._closing = True
+        if self._transport is not None and not self._transport.is_closing():
+            if self.death is None:
+                self._send(Stop())
+            self._transport.close()
+        child = self._child
+        if child is None:
+            return
+        if not await _exited(child, seconds):
+            if seconds:
+                log.warning("the engine process %d did not end; killing it", child.pid)
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await _exited(child, EXIT_SECONDS)
+        self._end("it was shut down")
+
+    # -- speaking --------------------------------------------------------------------
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """Send requests with everything else of this turn of the event loop."""
+        self.check()
+        self._adding += requests
+        self._soon()
+
+    def abort(self, ids: Sequence[str]) -> None:
+        """Like ``add``; to a dead engine it means nothing."""
+        if ids and self.death is None:
+            self._aborting += ids
+            self._soon()
+
+    async def ping(self, timeout: float) -> EngineStats:
+        """The engine's statistics, between two steps. Raises ``EngineDeadError`` if it is dead or
+        does not answer."""
+        self.check()
+        number = next(self._numbers)
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._pings[number] = answer
+        try:
+            self._send(Ping(number))
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise EngineDeadError(
+                f"the engine has not answered for {timeout:g} s; it hangs"
+            ) from None
+        finally:
+            self._pings.pop(number, None)
+
+    def check(self) -> None:
+        """Raises ``EngineDeadError`` if the engine is gone."""
+        if self.death is not None:
+            raise EngineDeadError(str(self.death)) from self.death.__cause__
+        if self._transport is None:
+            raise EngineDeadError("the engine was not started; call start() first")
+
+    def _soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        adding, self._adding = self._adding, []
+        aborting, self._aborting = self._aborting, []
+        if self.death is not None:
+            return
+        for part in _parts(adding):
+            try:
+                self._send(Add(part))
+            except RequestError as error:  # too long for one frame
+                for request in part:
+                    self._listener.refused(request.id, error)
+        if aborting:
+            self._send(Abort(aborting))
+
+    def _send(self, command: Command) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(command))
+
+    # -- hearing ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            self._transport = transport
+        else:  # uvloop's transports are not subclasses of asyncio's
+            self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                self._hear(decode_report(payload))
+        except Exception as error:
+            # Whoever speaks like that is no engine of ours; what it says later counts no more.
+            log.exception("the engine process cannot be understood")
+            self._end("it sent what cannot be understood", error)
+            if self._transport is not None:
+                self._transport.close()
+            if self._child is not None:
+                self._child.kill()
+
+    def _hear(self, report: Report) -> None:
+        match report:
+            case Steps(outputs):
+                self._listener.outputs(outputs)
+            case Refused(id, failure):
+                self._listener.refused(id, failure.error())
+            case Pong(number, stats):
+                answer = self._pings.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(stats)
+            case Ready(facts):
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(facts)
+            case Dead(failure):
+                self._said = failure.error()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._closing:
+            return
+        if self._said is not None:
+            self._end(str(self._said), self._said)
+        else:
+            # Pending requests hear of it now; how the process ended is known a moment later.
+            self._end(_epitaph(self._child), exc)
+
+    def _end(self, why: str, cause: BaseException | None = None) -> None:
+        if self.death is not None:
+            return
+        self.death = EngineDeadError(f"the engine has stopped: {why}")
+        self.death.__cause__ = cause
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(self._said or self.death)
+        elif not self._closing:
+            # Clients of a server are not told why; whoever runs it must be.
+            log.error("%s", self.death)
+        for answer in self._pings.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(str(self.death)))
+        self._listener.died(self.death)
+
+
+def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
+    """Requests in lists whose prompts are together no longer than a frame should be."""
+    part: list[EngineRequest] = []
+    size = 0
+    for request in requests:
+        if part and size + len(request.prompt_ids) > FRAME_TOKENS:
+            yield part
+            part, size = [], 0
+        part.append(request)
+        size += len(request.prompt_ids)
+    if part:
+        yield part
+
+
+def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
+    """How a process ended. A closed socket means that it ends; give it a moment."""
+    if child is None:
+        return "it was never started"
+    try:
+        status = child.wait(0.2)
+    except subprocess.TimeoutExpired:
+        return "its process closed the connection"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"its process was killed by {signal.Signals(-status).name}"
+    return f"its process exited with status {status}; its log says more"
+
+
+async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait without a thread: children are few and end within milliseconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    pause = 0.002
+    while child.poll() is None:
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.1)
+    return True

@@ -1,0 +1,43 @@
+"""The progress bar of offline generation."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from treadle.outputs import RequestOutput
+
+__all__ = ("Progress",)
+
+
+class Progress:
+    """Counts finished requests and says how fast tokens come. Does nothing if not ``shown``."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._bar: Any = None
+        self._began = time.perf_counter()
+        self._read = self._written = 0
+        if shown:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
+
+    def feed(self, output: RequestOutput) -> None:
+        """Take a finished output."""
+        if self._bar is None:
+            return
+        self._read += len(output.prompt_token_ids)
+        self._written += sum(len(completion.token_ids) for completion in output.outputs)
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        self._bar.set_postfix_str(
+            f"input: {self._read / seconds:.1f} tok/s, output: {self._written / seconds:.1f} tok/s",
+            refresh=False,
+        )
+        self._bar.update()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

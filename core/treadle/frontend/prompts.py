@@ -1,0 +1,94 @@
+"""The forms in which a prompt may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from treadle.errors import RequestError
+
+__all__ = ("Prompt", "PromptInput", "TextPrompt", "TokensPrompt", "parse_prompt", "parse_prompts")
+
+
+class TextPrompt(TypedDict):
+    """``{"prompt": "text"}``"""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """``{"prompt_token_ids": [1, 2]}``, perhaps with the text that they came from."""
+
+    prompt_token_ids: list[int]
+    prompt: str
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+
+ALLOWED = ("prompt", "prompt_token_ids")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One prompt. With ``ids``, ``text`` is only shown; without, it is encoded."""
+
+    text: str | None = None
+    ids: list[int] | None = None
+
+
+def parse_prompt(given: Any, param: str = "prompt") -> Prompt:
+    """Raises ``RequestError`` that names ``param`` for anything but one prompt."""
+    if isinstance(given, Prompt):
+        return given
+    if isinstance(given, str):
+        return Prompt(text=given)
+    if isinstance(given, Mapping):
+        return _from_mapping(given, param)
+    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | memoryview):
+        return Prompt(ids=_ids(given, param))
+    raise RequestError(
+        f"{param} is {type(given).__name__}; a prompt is text, a list of token ids, "
+        '{"prompt": text} or {"prompt_token_ids": ids}',
+        param=param,
+    )
+
+
+def parse_prompts(given: Any) -> list[Prompt]:
+    """One prompt or a list of prompts; a list of ids is one prompt."""
+    if isinstance(given, str | Mapping | Prompt):
+        return [parse_prompt(given)]
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
+        return [parse_prompt(given)]  # raises
+    if given and isinstance(given[0], int):
+        return [parse_prompt(given)]
+    return [parse_prompt(item, f"prompt[{i}]") for i, item in enumerate(given)]
+
+
+def _from_mapping(given: Mapping[str, Any], param: str) -> Prompt:
+    if unknown := [key for key in given if key not in ALLOWED]:
+        raise RequestError(
+            f"{param} has the key {unknown[0]!r}; known keys: {', '.join(ALLOWED)}", param=param
+        )
+    text, ids = given.get("prompt"), given.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(
+            f"{param}['prompt'] is {type(text).__name__}; it must be text", param=param
+        )
+    if ids is None and text is None:
+        raise RequestError(f"{param} has neither prompt nor prompt_token_ids", param=param)
+    return Prompt(text=text, ids=None if ids is None else _ids(ids, param))
+
+
+def _ids(given: Any, param: str) -> list[int]:
+    """A list of ids. Their range is the engine's business; their type is ours."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise RequestError(
+            f"{param}: token ids are {type(given).__name__}; they must be a list of whole numbers",
+            param=param,
+        )
+    ids = list(given)
+    if not all(type(i) is int for i in ids):
+        bad = next(i for i in ids if type(i) is not int)
+        raise RequestError(f"{param} holds {bad!r}, which is not a token id", param=param)
+    return ids

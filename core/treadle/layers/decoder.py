@@ -1,0 +1,192 @@
+"""The usual decoder: token embedding, pre-norm residual layers, final norm, output head.
+
+A model file gives the layers; what is unusual in a model is then all that its file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from treadle.api.attention import Step
+from treadle.api.models import ModelContext
+from treadle.layers.embedding import Embedding, LMHead
+from treadle.layers.linear import Linear
+from treadle.layers.mlp import GatedMLP
+from treadle.layers.norm import RMSNorm
+from treadle.layers.rope import rope_parameters
+from treadle.layers.rotary import Angles, RotaryEmbedding
+from treadle.layers.self_attention import SelfAttention
+
+__all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
+
+LayerFactory = Callable[[ModelContext, str, int, RotaryEmbedding], nn.Module]
+"""``(ctx, prefix, index, rotary)`` to a module called with ``(x, residual, angles, step)``."""
+
+
+def head_size(config: Any) -> int:
+    """Features of one attention head: ``head_dim``, or an equal share of the hidden size."""
+    stated = getattr(config, "head_dim", None)
+    return int(stated or config.hidden_size // config.num_attention_heads)
+
+
+def turned_types(config: Any) -> list[str | None]:
+    """The key into ``rope_parameters`` for each layer; ``None`` where they are not by layer type."""
+    found = getattr(config, "rope_parameters", None) or {}
+    types = getattr(config, "layer_types", None)
+    if types and all(isinstance(found.get(kind), Mapping) for kind in types):
+        return list(types[: config.num_hidden_layers])
+    return [None] * config.num_hidden_layers
+
+
+def runs_plainly(module: nn.Module, kind: type[nn.Module], *others: str) -> bool:
+    """Whether it is of a kind whose ``forward`` and ``others`` its class has left alone."""
+    names = ("forward", *others)
+    return isinstance(module, kind) and all(
+        getattr(type(module), name) is getattr(kind, name) for name in names
+    )
+
+
+class DecoderLayer(nn.Module):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
+
+    The sum is carried beside the output, so that each addition runs fused with the next norm. With
+    several ranks the output may be this rank's part of a sum, which that norm then makes too (see
+    ``Decoder``). ``offset`` is that of the norms.
+    """
+
+    def __init__(
+        self, ctx: ModelContext, self_attn: nn.Module, mlp: nn.Module, *, offset: float = 0.0
+    ) -> None:
+        super().__init__()
+        size, eps = ctx.hf_config.hidden_size, ctx.hf_config.rms_norm_eps
+        self.input_layernorm = RMSNorm(ctx, size, eps, offset=offset)
+        self.self_attn = self_attn
+        self.post_attention_layernorm = RMSNorm(ctx, size, eps, offset=offset)
+        self.mlp = mlp
+        self.last = False
+        """Set by the ``Decoder`` on its last layer."""
+
+    def attended(
+        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """What attention adds, and the sum it is added to.
+
+        Of the last layer only the tokens that are asked for: a prompt's others have done their part
+        once their keys and values are stored.
+        """
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, angles, step)
+        if self.last and step.wanted is not None:
+            return x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+        return x, residual
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attended(x, residual, angles, step)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Token ids to hidden states. Subclass it to change how tokens are embedded.
+
+    Where the configuration has ``rope_parameters`` for each layer type, each type has a table of
+    its own. ``offset`` is that of the last norm.
+    """
+
+    def __init__(
+        self, ctx: ModelContext, prefix: str, layer: LayerFactory, *, offset: float = 0.0
+    ) -> None:
+        super().__init__()
+        config = ctx.hf_config
+        self.embed_tokens = Embedding(ctx, config.vocab_size, config.hidden_size)
+        types = turned_types(config)
+        kinds = list(dict.fromkeys(types))
+        # A tuple, not a ModuleList: each belongs to the attention layers that turn by it.
+        self.rotaries = tuple(
+            RotaryEmbedding(ctx, head_size(config), parameters=rope_parameters(config, kind))
+            for kind in kinds
+        )
+        self.turned = [kinds.index(kind) for kind in types]
+        self.layers = nn.ModuleList(
+            layer(ctx, f"{prefix}.layers.{index}", index, self.rotaries[turned])
+            for index, turned in enumerate(self.turned)
+        )
+        if isinstance(self.layers[-1], DecoderLayer):
+            self.layers[-1].last = True
+        self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
+        plain = all(runs_plainly(layer, DecoderLayer, "attended") for layer in self.layers)
+        self.pairs: tuple[tuple[Linear, RMSNorm], ...] = ()
+        """Linear layers whose result goes to one norm, as it is and nowhere else, and that norm."""
+        if plain and type(self).forward is Decoder.forward:
+            self._pair_up()
+
+    def _pair_up(self) -> None:
+        """Find ``pairs``, and leave the sums over the ranks that end a linear layer to its norm."""
+        layers: list[Any] = list(self.layers)
+        norms = [layer.input_layernorm for layer in layers] + [self.norm]
+        found: list[tuple[Linear, RMSNorm]] = []
+        for layer, following in zip(layers, norms[1:], strict=True):
+            if runs_plainly(layer.self_attn, SelfAttention):
+                found.append((layer.self_attn.o_proj, layer.post_attention_layernorm))
+            if runs_plainly(layer.mlp, GatedMLP):
+                found.append((layer.mlp.down_proj, following))
+        found = [p for p in found if runs_plainly(p[0], Linear) and runs_plainly(p[1], RMSNorm)]
+        for linear, norm in found:
+            if linear.reduces:
+                linear.reduces, norm.ranks = False, linear.ranks
+        # After the attention of the last layer, rows are chosen before they reach the norm.
+        self.pairs = tuple(p for p in found if p[1] is not layers[-1].post_attention_layernorm)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embed_tokens(ids)
+        return x
+
+    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``step.wanted`` names."""
+        x, residual = self.embed(input_ids), None
+        angles = [rotary.angles(positions) for rotary in self.rotaries]
+        for layer, turned in zip(self.layers, self.turned, strict=True):
+            x, residual = layer(x, residual, angles[turned], step)
+        return x if residual is None else self.norm(x, residual)[0]
+
+
+class CausalDecoder(nn.Module):
+    """A ``CausalModel`` of a ``Decoder`` and an output head, tied to the embedding or not."""
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        layer: LayerFactory,
+        *,
+        decoder: Callable[[ModelContext, str, LayerFactory], Decoder] = Decoder,
+        head_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        config = ctx.hf_config
+        self.model = decoder(ctx, "model", layer)
+        self.lm_head = LMHead(
+            ctx,
+            "lm_head",
+            config.hidden_size,
+            config.vocab_size,
+            bias=head_bias,
+            tied=self.model.embed_tokens if config.tie_word_embeddings else None,
+        )
+
+    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """As ``CausalModel.forward``."""
+        hidden: Tensor = self.model(input_ids, positions, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[rows, hidden]`` to ``[rows, vocab]``."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits

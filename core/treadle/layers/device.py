@@ -1,0 +1,27 @@
+"""Devices and dtypes in the words of the plugin contract."""
+
+from __future__ import annotations
+
+import torch
+
+from treadle.api.cache import DeviceInfo
+
+__all__ = ("device_info", "dtype_name")
+
+
+def device_info(device: torch.device) -> DeviceInfo:
+    """Describe a device to plugins."""
+    if device.type != "cuda":
+        return DeviceInfo(kind=device.type)
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceInfo(
+        kind="cuda",
+        capability=(properties.major, properties.minor),
+        memory=properties.total_memory,
+        name=properties.name,
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")

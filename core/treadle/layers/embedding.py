@@ -1,0 +1,95 @@
+"""Token embeddings and the output head, both divided over the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import Collective, LinearSpec, ModelContext
+from treadle.layers.linear import Linear
+from treadle.layers.plain import PlainLinear
+from treadle.layers.weight import Part, bind, weight
+
+__all__ = ("Embedding", "LMHead")
+
+# Shares of a vocabulary are padded to whole blocks, so that kernels meet no ragged widths.
+BLOCK = 64
+
+
+def share(ranks: Collective, vocab_size: int) -> Part:
+    """This rank's rows of a vocabulary. One rank holds exactly the vocabulary, without padding."""
+    if ranks.size == 1:
+        return Part.whole(vocab_size)
+    each = -(-vocab_size // ranks.size)
+    each = -(-each // BLOCK) * BLOCK
+    return Part(full=vocab_size, start=ranks.rank * each, size=each)
+
+
+class Embedding(nn.Module):
+    """``[tokens]`` ids to ``[tokens, hidden_size]``. Ids must lie in ``[0, vocab_size)``."""
+
+    def __init__(self, ctx: ModelContext, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.ranks = ctx.ranks
+        self.vocab_size = vocab_size
+        self.rows = share(ctx.ranks, vocab_size)
+        self.weight = weight([self.rows.size, hidden_size], ctx.dtype, output_dim=0)
+        bind([self.weight], [self.rows], None)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.ranks.size == 1:
+            return F.embedding(ids, self.weight)
+        local = ids - self.rows.start
+        elsewhere = (local < 0) | (local >= self.rows.size)
+        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.ranks.all_reduce(x.masked_fill(elsewhere[..., None], 0))
+
+
+class _Tied(PlainLinear):
+    """Multiplies by the weight of an embedding.
+
+    On a CPU the packed copy stays beside it: the head is the largest matrix of a small model, and
+    reading it unpacked would cost more time than the copy costs memory.
+    """
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.weight = embedding.weight
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        module.register_parameter("weight", self.weight)
+
+
+class LMHead(Linear):
+    """``[rows, hidden_size]`` to ``[rows, vocab_size]`` logits, all of them on every rank.
+
+    ``tied`` shares the weight of an ``Embedding``; such a head is never quantized.
+    """
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        bias: bool = False,
+        tied: Embedding | None = None,
+    ) -> None:
+        method = None if tied is None else _Tied(tied)
+        rows = share(ctx.ranks, vocab_size)
+        super().__init__(ctx, prefix, hidden_size, (rows,), bias=bias, method=method)
+        self.vocab_size = vocab_size
+        self.gather_op: Callable[[Tensor], Tensor | None] | None = None
+        """A faster ``all_gather`` for what fits; see ``treadle.layers.between``."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self.method.apply(self, hidden, self.bias)
+        if self.ranks.size == 1:
+            return logits
+        gathered = self.gather_op(logits) if self.gather_op is not None else None
+        if gathered is None:
+            gathered = self.ranks.all_gather(logits, dim=-1)
+        return gathered[..., : self.vocab_size]

@@ -1,0 +1,233 @@
+"""From a checkpoint to a model that can run: the architecture, its layers, its weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from treadle.api.attention import AttentionBackend, AttentionRequest
+from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.files import ModelFiles, WeightLoader
+from treadle.api.matching import ModelTraits
+from treadle.api.models import (
+    Collective,
+    ExpertsMethod,
+    ExpertsSpec,
+    LinearMethod,
+    LinearSpec,
+    ModelContext,
+    ModelSpec,
+    QuantizationScheme,
+    TensorNames,
+)
+from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
+from treadle.layers.device import device_info
+from treadle.loading.config import quantization_config
+from treadle.loading.formats import DummyLoader, detect_format
+from treadle.loading.weights import load_weights, their_name
+from treadle.plugins.matching import AUTO, Candidate, Decision, decide
+
+__all__ = ("Plugins", "build_model", "empty_model", "find_method", "find_model", "find_scheme")
+
+log = logging.getLogger(__name__)
+
+
+class Plugins(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def model(self, architecture: str, hf_config: Any) -> ModelSpec: ...
+
+    def quantization(
+        self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
+    ) -> QuantizationScheme: ...
+
+    def matches(self, kind: str, model: ModelTraits) -> list[Candidate]: ...
+
+    def load_format(self, format: str, files: ModelFiles) -> WeightLoader: ...
+
+    def options(self, kind: str, key: str) -> Mapping[str, Any]: ...
+
+
+def build_model(
+    files: ModelFiles,
+    hf_config: Any,
+    host: Plugins,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: Collective,
+    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    *,
+    load_format: str = "auto",
+    quantization: str = AUTO,
+    max_model_len: int | None = None,
+    seed: int = 0,
+) -> tuple[nn.Module, ModelSpec]:
+    """Build the model of a checkpoint on ``device`` and load this rank's share of its weights.
+
+    The module is a ``CausalModel`` in evaluation mode. ``seed`` is that of ``dummy`` weights.
+    Raises ``UnsupportedModelError`` when no plugin knows the architecture or the quantization, and
+    ``CheckpointError`` when the weights do not fit.
+    """
+    loader = _loader(host, files, load_format, seed)
+    started = perf_counter()
+    model, spec, scheme = empty_model(
+        hf_config,
+        host,
+        device,
+        device_info(device),
+        dtype,
+        ranks,
+        attention,
+        quantization=quantization,
+        max_model_len=max_model_len,
+    )
+    load_weights(model, spec, loader, ranks, rename=_renaming(scheme))
+    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
+    return model.eval(), spec
+
+
+def empty_model(
+    hf_config: Any,
+    host: Plugins,
+    device: torch.device,
+    info: DeviceInfo,
+    dtype: torch.dtype,
+    ranks: Collective,
+    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    *,
+    quantization: str = AUTO,
+    max_model_len: int | None = None,
+) -> tuple[nn.Module, ModelSpec, QuantizationScheme | None]:
+    """The layers of a model with parameters that nothing has filled.
+
+    On the device ``meta`` they take no memory; ``info`` says what device they are made for. Raises
+    ``UnsupportedModelError`` as ``build_model`` does.
+    """
+    spec = find_model(host, hf_config)
+    scheme = find_scheme(host, hf_config, info, quantization)
+    ctx = ModelContext(
+        hf_config=hf_config,
+        dtype=dtype,
+        device=device,
+        ranks=ranks,
+        quantization=_CheckpointNames(scheme, spec.renamed) if scheme and spec.renamed else scheme,
+        attention=attention,
+        max_model_len=max_model_len,
+        options=host.options("models", spec.architecture),
+    )
+    with torch.device(device):
+        model = spec.build(ctx)
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(
+            f"the plugin for {spec.architecture} built a {type(model).__name__}; "
+            "it must build a torch.nn.Module"
+        )
+    return model, spec, scheme
+
+
+def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
+    """The spec of the first architecture that a plugin knows.
+
+    Raises ``UnsupportedModelError`` with the host's words: which are known, what to install.
+    """
+    names = list(getattr(hf_config, "architectures", None) or ())
+    if not names:
+        raise UnsupportedModelError(
+            "the configuration names no architecture; name one with "
+            'hf_overrides \'{"architectures": ["…"]}\''
+        )
+    refusals: list[str] = []
+    for name in names:
+        try:
+            return host.model(name, hf_config)
+        except PluginNotFoundError as error:
+            refusals.append(str(error))
+            cause = error
+    raise UnsupportedModelError(
+        f"this checkpoint needs a plugin for {' or '.join(names)}: {'; '.join(refusals)}"
+    ) from cause
+
+
+def find_scheme(
+    host: Plugins, hf_config: Any, device: DeviceInfo, option: str = AUTO
+) -> QuantizationScheme | None:
+    """The quantization of a checkpoint; an ``option`` that is not ``auto`` replaces what it says.
+
+    Raises ``UnsupportedModelError`` when no plugin knows the method, ``CheckpointError`` when the
+    checkpoint names none and no plugin recognizes it.
+    """
+    checkpoint = quantization_config(hf_config) or {}
+    method = find_method(host, hf_config, option).key
+    if method is None:
+        return None
+    try:
+        return host.quantization(method, checkpoint, device)
+    except PluginNotFoundError as error:
+        what = (
+            "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
+        )
+        raise UnsupportedModelError(f"{what} {method!r}: {error}") from error
+
+
+def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
+    """Which quantization plugin reads a checkpoint: the one that the option names, else the one
+    that the checkpoint names, else the one that recognizes it. Raises as ``find_scheme`` does."""
+    checkpoint = quantization_config(hf_config)
+    if option != AUTO:
+        return Decision(option, f"--quantization {option}")
+    if not checkpoint:
+        return Decision(None, "the checkpoint has no quantization_config")
+    if method := checkpoint.get("quant_method"):
+        return Decision(method, "quantization_config names it as quant_method")
+    model = ModelTraits(config={**vars(hf_config), "quantization_config": checkpoint})
+    found = decide(host, "quantization", model, option)
+    if found.key is None:
+        raise CheckpointError(
+            f"quantization_config names no quant_method (it has {', '.join(checkpoint)}) and no "
+            "installed plugin recognizes it; name the method with the option quantization"
+        )
+    return found
+
+
+def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
+    if load_format == "dummy":
+        return DummyLoader(seed)
+    if load_format == "auto":
+        found = detect_format(files)
+        if found is None:
+            raise CheckpointError(
+                f"{files.root} holds no weights (looked for *.safetensors, *.bin, *.pt); check the "
+                "folder, name another load_format, or use load_format 'dummy' for random weights"
+            )
+        load_format = found
+    return host.load_format(load_format, files)
+
+
+def _renaming(scheme: object) -> Callable[[str], str | None] | None:
+    return scheme.rename if isinstance(scheme, TensorNames) else None
+
+
+class _CheckpointNames:
+    """A scheme that sees the checkpoint's names where the model plugin renames prefixes."""
+
+    def __init__(self, scheme: QuantizationScheme, renamed: Mapping[str, str]) -> None:
+        self._scheme, self._renamed = scheme, renamed
+        self.name = scheme.name
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        return self._scheme.linear(replace(spec, names=self._theirs(spec.names)))
+
+    def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
+        return self._scheme.experts(replace(spec, names=self._theirs(spec.names)))
+
+    def kv_dtype(self, layer: str) -> str | None:
+        return self._scheme.kv_dtype(layer)
+
+    def _theirs(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(their_name(name, self._renamed) for name in names)

@@ -1,0 +1,40 @@
+"""Bringing a checkpoint to the local disk, with the files that its format needs and no others."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from treadle.api.files import ModelFiles, ModelRef, ModelSource
+from treadle.errors import CheckpointError
+from treadle.loading.formats import SMALL, WEIGHTS, detect_format
+
+__all__ = ("fetch",)
+
+
+class Sources(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def model_source(self, scheme: str) -> ModelSource: ...
+
+
+def fetch(
+    host: Sources, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
+) -> ModelFiles:
+    """The local files of a checkpoint: configuration, tokenizer and, if wanted, weights.
+
+    With ``auto``, safetensors are taken where they exist and PyTorch files where they do not, so
+    that a hub checkpoint with both is not downloaded twice. Raises ``CheckpointError``.
+    """
+    source = host.model_source(ref.scheme)
+    if not weights or load_format == "dummy":
+        return source.resolve(ref, patterns=SMALL)
+    if load_format != "auto":
+        return source.resolve(ref, patterns=[*SMALL, *WEIGHTS.get(load_format, ("*",))])
+    for name in ("safetensors", "pt"):
+        files = source.resolve(ref, patterns=[*SMALL, *WEIGHTS[name]])
+        if detect_format(files) is not None:
+            return files
+    raise CheckpointError(
+        f"{ref.path} holds no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
+        "name another load_format, or use load_format 'dummy' for random weights"
+    )

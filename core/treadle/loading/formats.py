@@ -1,0 +1,217 @@
+"""File formats of weights: ``safetensors``, ``pt`` (PyTorch's own) and ``dummy`` (random)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.files import ModelFiles, WeightLoader
+from treadle.api.hookspecs import Options, impl
+from treadle.errors import CheckpointError
+from treadle.loading.sources import BESIDE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = (
+    "SMALL",
+    "WEIGHTS",
+    "DummyLoader",
+    "SafetensorsLoader",
+    "TorchLoader",
+    "detect_format",
+    "treadle_load_format",
+)
+
+SMALL: Sequence[str] = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
+"""Configuration, tokenizer, chat templates and weight indexes."""
+
+WEIGHTS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {"safetensors": ("*.safetensors",), "pt": ("*.bin", "*.pt", "*.pth"), "dummy": ()}
+)
+
+
+@impl
+def treadle_load_format(format: str, files: ModelFiles, options: Options) -> WeightLoader | None:
+    """Open the weights of a checkpoint."""
+    if format == "safetensors":
+        return SafetensorsLoader(files)
+    if format == "pt":
+        return TorchLoader(files)
+    if format == "dummy":
+        return DummyLoader(seed=int(options.get("seed", 0)))
+    return None
+
+
+def detect_format(files: ModelFiles) -> str | None:
+    """``safetensors`` or ``pt``, by what there is; ``None`` without weights."""
+    for name in ("safetensors", "pt"):
+        if _weight_files(files, name):
+            return name
+    return None
+
+
+def _weight_files(files: ModelFiles, format: str) -> list[str]:
+    patterns = WEIGHTS[format]
+    found = [n for n in files.names if any(fnmatch(n, p) for p in patterns)]
+    own = [n for n in found if not any(fnmatch(n, p) for p in BESIDE)]
+    top = [n for n in own or found if "/" not in n]
+    return top or own or found
+
+
+class _Shards:
+    """Which file holds which tensor: from an index, or from reading every file."""
+
+    def __init__(self, files: ModelFiles, format: str, whole: str, indexes: Sequence[str]) -> None:
+        self.root = files.root
+        index = next((i for i in indexes if (files.root / i).is_file()), None)
+        self.index: dict[str, str] | None = _index(files.root / index) if index else None
+        if self.index is not None:
+            self.names = sorted(set(self.index.values()))
+        elif whole in files.names:
+            self.names = [whole]
+        else:
+            self.names = _weight_files(files, format)
+        if not self.names:
+            raise CheckpointError(f"{files.root} holds no weights in the format {format!r}")
+        for name in self.names:
+            if not (self.root / name).is_file():
+                raise CheckpointError(
+                    f"the shard {name} that {index} names is missing from {self.root}; "
+                    "download the checkpoint again"
+                )
+        self.homes: dict[str, str] = {}
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def claim(self, tensor: str, file: str) -> bool:
+        """Note that ``file`` holds ``tensor``; false where the index says it belongs elsewhere."""
+        if self.index is not None and self.index.get(tensor, file) != file:
+            return False
+        if tensor in self.homes:
+            raise CheckpointError(
+                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of {self.root}; "
+                "the folder seems to hold two checkpoints"
+            )
+        self.homes[tensor] = file
+        return True
+
+    def check_complete(self) -> None:
+        """Raises ``CheckpointError`` for tensors that the index names and no shard holds."""
+        missing = sorted(set(self.index or ()) - set(self.homes))
+        if missing:
+            raise CheckpointError(
+                f"{_some(missing)} named by the index of {self.root} and not in the shard "
+                f"{(self.index or {})[missing[0]]}; download the checkpoint again"
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more tensors are" if len(names) > 3 else " is"
+    return ", ".join(names[:3]) + more
+
+
+def _index(path: Path) -> dict[str, str]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(v, str) for v in table.values()):
+            raise TypeError("weight_map must map names to files")
+        for name in set(table.values()):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"weight_map points outside of the checkpoint: {name!r}")
+        return dict(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the weight index {path} cannot be read: {error!r}") from error
+
+
+class SafetensorsLoader:
+    """Memory-mapped safetensors: a tensor is read when it is copied, and only the part that is."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._shards = _Shards(
+            files, "safetensors", "model.safetensors", ("model.safetensors.index.json",)
+        )
+
+    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        """Raises ``CheckpointError`` naming a file that is truncated or not safetensors."""
+        from safetensors import SafetensorError, safe_open
+
+        shards = self._shards
+        shards.homes.clear()
+        for file in shards.names:
+            path = shards.path(file)
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    for name in opened.offset_keys():
+                        if shards.claim(name, file) and wanted(name):
+                            yield name, opened.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"{path} ({path.stat().st_size} bytes) cannot be read as safetensors: {error}; "
+                    "it is probably truncated or a Git LFS pointer, download it again"
+                ) from error
+        shards.check_complete()
+
+    def where(self, name: str) -> str:
+        """The file that holds a tensor, for error messages."""
+        return str(self._shards.path(self._shards.homes.get(name, "")))
+
+
+class TorchLoader:
+    """``torch.save`` files, read with ``weights_only=True``: no code of the checkpoint runs."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._shards = _Shards(files, "pt", "pytorch_model.bin", ("pytorch_model.bin.index.json",))
+
+    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        """Raises ``CheckpointError`` naming a file that is damaged or holds more than tensors."""
+        shards = self._shards
+        shards.homes.clear()
+        for file in shards.names:
+            for name, tensor in self._read(shards.path(file)).items():
+                if shards.claim(name, file) and wanted(name):
+                    yield name, tensor
+        shards.check_complete()
+
+    def _read(self, path: Path) -> dict[str, Tensor]:
+        import torch
+
+        try:
+            loaded: Any = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=_zipped(path)
+            )
+        except Exception as error:  # pickle raises nearly anything for damaged files
+            raise CheckpointError(
+                f"{path} ({path.stat().st_size} bytes) cannot be read as PyTorch weights: {error}; it "
+                "is damaged, or it holds Python objects, which treadle does not load"
+            ) from error
+        if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+            loaded = loaded["state_dict"]
+        if not isinstance(loaded, dict):
+            raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a table of tensors")
+        return {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
+
+    def where(self, name: str) -> str:
+        """The file that holds a tensor, for error messages."""
+        return str(self._shards.path(self._shards.homes.get(name, "")))
+
+
+def _zipped(path: Path) -> bool:
+    """Whether the file has the format since torch 1.6, the only one that can be mapped."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+class DummyLoader:
+    """No file at all: ``load_weights`` fills every parameter with random numbers itself."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        return iter(())

@@ -1,0 +1,249 @@
+"""Streaming a checkpoint into a model, with every tensor and every parameter accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from treadle.api.files import TensorFiles, WeightLoader
+from treadle.api.models import Collective, ModelSpec
+from treadle.errors import CheckpointError
+from treadle.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
+from treadle.loading.dummy import fill_randomly
+from treadle.loading.formats import DummyLoader
+
+__all__ = ("finish", "load_weights", "our_name", "their_name")
+
+# Derived values that older exports kept in the checkpoint.
+DERIVED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq", "*.attn.masked_bias")
+
+Rename = Callable[[str], "str | None"]
+
+
+def load_weights(
+    model: nn.Module,
+    spec: ModelSpec,
+    loader: WeightLoader,
+    ranks: Collective,
+    *,
+    rename: Rename | None = None,
+) -> None:
+    """Fill ``model`` from ``loader`` and finish its layers.
+
+    Every checkpoint tensor is used exactly once, unless ``spec.ignored`` names it, and every
+    parameter is filled exactly once. ``rename`` is the quantization scheme's: it turns a checkpoint
+    name into another one, or into ``None`` for what it does not need. Raises ``CheckpointError``
+    with the names of what is missing, unknown, given twice or of the wrong shape.
+    """
+    with torch.no_grad():
+        if isinstance(loader, DummyLoader):
+            fill_randomly(model, loader.seed)
+        else:
+            _Filling(model, spec, loader, ranks, rename).run()
+        finish(model)
+
+
+def finish(model: nn.Module) -> None:
+    """Let every layer that has a ``finish`` method repack what was loaded."""
+    for module in list(model.modules()):
+        if isinstance(module, Finishing):
+            module.finish()
+
+
+class _Filling:
+    """One load: which slots of which parameters are still empty."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: ModelSpec,
+        loader: WeightLoader,
+        ranks: Collective,
+        rename: Rename | None,
+    ) -> None:
+        self.spec, self.loader, self.ranks, self.rename = spec, loader, ranks, rename
+        self.modules = dict(model.named_modules())
+        self.parameters = dict(model.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {}
+        self.aliases = {
+            name: first[id(parameter)]
+            for name, parameter in self.parameters.items()
+            if first.setdefault(id(parameter), name) != name
+        }
+        self.empty: dict[str, set[Slot]] = {
+            name: set(slots(name, parameter))
+            for name, parameter in self.parameters.items()
+            if name not in self.aliases
+        }
+        self.sizes = {name: len(found) for name, found in self.empty.items()}
+        self.from_alias: set[str] = set()
+        self.stacked = {  # last component of a checkpoint name -> (our component, index)
+            theirs: (ours, index)
+            for ours, names in spec.fused.items()
+            for index, theirs in enumerate(names)
+        }
+        self.unknown: list[str] = []
+
+    def run(self) -> None:
+        for name, tensor in self.loader.tensors(self.wanted):
+            slot = self.locate(name)
+            if slot is not None:
+                self.fill(name, tensor, slot)
+        self.fill_defaults()
+        self.report()
+
+    def wanted(self, name: str) -> bool:
+        """Whether a checkpoint tensor is used here; unknown names are remembered for the report."""
+        if any(fnmatchcase(name, pattern) for pattern in (*DERIVED, *self.spec.ignored)):
+            return False
+        if self.rename is not None and self.rename(name) is None:
+            return False
+        if self.locate(name) is None:
+            self.unknown.append(name)
+            return False
+        return True
+
+    def locate(self, name: str) -> Slot | None:
+        """The slot of a checkpoint tensor: renamed, then by itself, fused, or by its module."""
+        renamed = self.rename(name) if self.rename is not None else name
+        if renamed is None:
+            return None
+        name = our_name(renamed, self.spec.renamed)
+        if name in self.parameters:
+            return Slot(name)
+        path, _, leaf = name.rpartition(".")
+        for candidate, part in self.fusions(path):
+            if (whole := f"{candidate}.{leaf}") in self.parameters:
+                return Slot(whole, part)
+        return self.by_module(name)
+
+    def fusions(self, path: str) -> Iterator[tuple[str, int]]:
+        for theirs, (ours, index) in self.stacked.items():
+            if path == theirs or path.endswith(f".{theirs}"):
+                yield path[: len(path) - len(theirs)] + ours, index
+
+    def by_module(self, name: str) -> Slot | None:
+        """Ask the nearest module above the tensor that has a ``locate`` method (experts)."""
+        path = name
+        while "." in path:
+            path = path.rpartition(".")[0]
+            module = self.modules.get(path)
+            if isinstance(module, Locating):
+                found = module.locate(name[len(path) + 1 :])
+                return found and found._replace(parameter=f"{path}.{found.parameter}")
+        return None
+
+    def fill(self, name: str, tensor: Tensor, slot: Slot) -> None:
+        alias = slot.parameter in self.aliases
+        own = self.aliases.get(slot.parameter, slot.parameter)
+        slot = slot._replace(parameter=own)
+        taken = {s for s in slots(own, self.parameters[own]) if _within(s, slot)}
+        if alias and not taken <= self.empty[own]:
+            return  # tied: the checkpoint holds the shared tensor under both names
+        if own in self.from_alias and not alias:
+            self.from_alias.discard(own)
+            self.empty[own] |= taken
+        if not taken or not taken <= self.empty[own]:
+            raise CheckpointError(
+                f"{name} in {self.where(name)} fills {own} a second time; the checkpoint names "
+                "one matrix twice, or the model plugin's fused names are wrong"
+            )
+        again = len(self.empty[own]) < self.sizes[own]
+        try:
+            place(self.parameters[own], tensor, slot, again=again)
+        except Mismatch as error:
+            raise CheckpointError(self.mismatch(name, tensor, own, error)) from error
+        self.empty[own] -= taken
+        if alias:
+            self.from_alias.add(own)
+
+    def fill_defaults(self) -> None:
+        for name, missing in self.empty.items():
+            default = layout_of(self.parameters[name]).default
+            if default is not None and len(missing) == self.sizes[name]:
+                self.parameters[name].data.fill_(default)
+                missing.clear()
+
+    def report(self) -> None:
+        lines: list[str] = []
+        missing = [self.named(name, found) for name, found in self.empty.items() if found]
+        if missing:
+            lines.append(f"parameters without a tensor ({len(missing)}): {_some(missing)}")
+        if self.unknown:
+            lines.append(
+                f"tensors without a parameter ({len(self.unknown)}): {_some(self.unknown)}"
+            )
+        if lines:
+            raise CheckpointError(
+                f"the checkpoint does not fit {self.spec.architecture}:\n  "
+                + "\n  ".join(lines)
+                + "\ncheck that config.json belongs to these weights, and that the quantization "
+                "and model plugins know this kind of checkpoint"
+            )
+
+    def named(self, name: str, missing: set[Slot]) -> str:
+        """A parameter in the words of the checkpoint, with the parts that are missing."""
+        path, _, leaf = name.rpartition(".")
+        items = sorted({slot.item for slot in missing if slot.item is not None})
+        if items:
+            return f"{name} (of {', '.join(map(str, items[:8]))}{', …' if len(items) > 8 else ''})"
+        parts = {slot.part for slot in missing}
+        for ours, theirs in self.spec.fused.items():
+            if path == ours or path.endswith(f".{ours}"):
+                home = path[: len(path) - len(ours)]
+                absent = [f"{home}{n}.{leaf}" for i, n in enumerate(theirs) if i in parts]
+                return ", ".join(absent) or name
+        return name
+
+    def mismatch(self, name: str, tensor: Tensor, own: str, error: Mismatch) -> str:
+        parameter = self.parameters[own]
+        alone = "" if self.ranks.size == 1 else f" on rank {self.ranks.rank} of {self.ranks.size}"
+        return (
+            f"{name} in {self.where(name)} is {_described(tensor)}, which does not fit {own} "
+            f"{_described(parameter)}{alone}: {error}; check that config.json belongs to these "
+            "weights"
+        )
+
+    def where(self, name: str) -> str:
+        return self.loader.where(name) if isinstance(self.loader, TensorFiles) else "the checkpoint"
+
+
+def our_name(name: str, renamed: Mapping[str, str]) -> str:
+    """A checkpoint's name after ``ModelSpec.renamed``."""
+    for theirs, ours in renamed.items():
+        if theirs.startswith("."):
+            name = name.replace(theirs, ours)
+    for theirs, ours in renamed.items():
+        if name.startswith(theirs):
+            return ours + name[len(theirs) :]
+    return name
+
+
+def their_name(name: str, renamed: Mapping[str, str]) -> str:
+    """What a checkpoint calls our ``name``: the inverse of ``our_name``."""
+    for theirs, ours in renamed.items():
+        if not theirs.startswith(".") and name.startswith(ours):
+            name = theirs + name[len(ours) :]
+            break
+    for theirs, ours in renamed.items():
+        if theirs.startswith("."):
+            name = name.replace(ours, theirs)
+    return name
+
+
+def _within(slot: Slot, filled: Slot) -> bool:
+    return (filled.part is None or slot.part == filled.part) and (
+        filled.item is None or slot.item == filled.item
+    )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:8])
+    return shown + (", …" if len(names) > 8 else "")

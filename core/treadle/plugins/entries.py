@@ -1,0 +1,111 @@
+"""What is installed, read from metadata: nothing of a plugin is imported here.
+
+One scan of all distributions takes a few milliseconds, so there is no cache to go stale.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from treadle.plugins.kinds import KINDS, OVERRIDES, parse_group
+
+__all__ = ("Entry", "State", "normal", "scan")
+
+State = Literal["ready", "loaded", "disabled", "incompatible", "broken"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One declared key. The host that made it owns it and moves its ``state``.
+
+    ``why`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
+    raised. ``file`` is set for a local file, whose ``version`` is a hash of its content.
+    """
+
+    kind: str
+    key: str
+    target: str
+    dist: str
+    version: str
+    override: bool = False
+    file: Path | None = None
+    state: State = "ready"
+    why: str = ""
+    error: BaseException | None = field(default=None, repr=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}:{self.key}"
+
+    @property
+    def owner(self) -> str:
+        """The distribution and its version, for messages."""
+        return f"{self.dist} {self.version}"
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes part in choosing; a broken plugin does, so that its error is seen."""
+        return self.state not in ("disabled", "incompatible")
+
+    def failure(self, method: str, error: BaseException) -> str:
+        """The words of every message about a call that failed: who, where, and with what."""
+        return f"{self.id} from {self.owner} failed in {method}: {self.said(error)}"
+
+    def said(self, error: BaseException) -> str:
+        """The words of an error, and where in the plugin's own code it came from."""
+        top = self.target.partition(":")[0].partition(".")[0]
+        text = f"{type(error).__name__}: {error}"
+        for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+            path, module = Path(frame.f_code.co_filename), frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] == top or path == self.file:
+                inside = module.count(".") + 1 + (path.stem == "__init__")
+                return f"{text} ({'/'.join(path.parts[-inside:])}, line {line})"
+        return text
+
+    def close(self, state: State, why: str) -> None:
+        """Take the entry out of use, unless it is already, and say why."""
+        if self.usable:
+            self.state, self.why = state, why
+
+
+def scan() -> Iterator[Entry]:
+    """Yield every key declared by an installed distribution. Executes no plugin code."""
+    seen: set[str] = set()
+    for dist in metadata.distributions():
+        points = [p for p in dist.entry_points if parse_group(p.group)]
+        if not points:
+            continue
+        name, version = dist.metadata["Name"], dist.version
+        if normal(name) in seen or metadata.version(name) != version:
+            continue  # an earlier folder on sys.path holds another version: that one is imported
+        seen.add(normal(name))
+        for point in sorted(points, key=lambda p: (p.group, p.name)):
+            yield declared(point, name, version)
+
+
+def declared(point: metadata.EntryPoint, dist: str, version: str) -> Entry:
+    """The entry of one entry point, already closed if this treadle cannot speak to it."""
+    kind, generation = parse_group(point.group) or ("", 0)
+    key, override = point.name, kind == OVERRIDES
+    if override:
+        kind, _, key = point.name.partition(".")
+    entry = Entry(kind, key, point.value, dist, version, override)
+    if kind not in KINDS or not key:
+        known = ", ".join(KINDS)
+        entry.close(
+            "incompatible", f"unknown kind {kind!r} (known: {known}); a newer treadle may know it"
+        )
+    elif generation != (ours := KINDS[kind].generation):
+        entry.close("incompatible", f"speaks {kind} v{generation}, this treadle speaks v{ours}")
+    return entry
+
+
+def normal(name: str) -> str:
+    """A distribution name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,113 @@
+"""Plugins without packaging: one Python file named by ``--plugin-file``.
+
+The file declares its keys in a module constant, which is read without running the file::
+
+    TREADLE = {"tool_parsers": ["mine"], "logits_processors": ["ban"]}
+
+A file without the constant is an extension. A user who names a file wants it, so its keys replace
+installed ones as those of ``treadle.overrides`` do.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from treadle.errors import ConfigError
+from treadle.plugins.entries import Entry
+from treadle.plugins.kinds import KINDS
+
+__all__ = ("home", "import_file", "local_entries", "module_name")
+
+
+def local_entries(name: str) -> Iterator[Entry]:
+    """Yield the keys that the file declares. Raises ``ConfigError`` if it cannot be read."""
+    path = Path(name)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"--plugin-file {name} cannot be read: {error.strerror}; give a Python file"
+        ) from error
+    version = hashlib.sha256(source).hexdigest()[:12]
+    for kind, keys in _declaration(name, source).items():
+        for key in keys:
+            yield Entry(
+                kind, key, path.stem, path.name, version, override=True, file=path.resolve()
+            )
+
+
+def _declaration(name: str, source: bytes) -> dict[str, list[str]]:
+    try:
+        tree = ast.parse(source, filename=name)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"--plugin-file {name} is not Python: {error}") from error
+    for statement in tree.body:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if isinstance(statement, ast.AnnAssign):
+            target = statement.target
+        if isinstance(target, ast.Name) and target.id == "TREADLE":
+            return _checked(name, statement.value)  # type: ignore[attr-defined]
+    return {"extensions": [Path(name).stem]}
+
+
+def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
+    shape = 'TREADLE must be a literal like {"tool_parsers": ["mine"]}'
+    try:
+        declared = ast.literal_eval(value) if value is not None else None
+    except ValueError as error:
+        raise ConfigError(f"--plugin-file {name}: {shape}, not computed") from error
+    if not isinstance(declared, dict):
+        raise ConfigError(f"--plugin-file {name}: {shape}, not {declared!r}")
+    for kind, keys in declared.items():
+        if kind not in KINDS:
+            raise ConfigError(
+                f"--plugin-file {name} declares the kind {kind!r}; known: {', '.join(KINDS)}"
+            )
+        if not isinstance(keys, (list, tuple)) or not all(isinstance(k, str) and k for k in keys):
+            raise ConfigError(f"--plugin-file {name}: {shape}; {kind} has {keys!r}")
+    return {kind: list(keys) for kind, keys in declared.items()}
+
+
+def module_name(entry: Entry) -> str:
+    """What the module of a local entry is called in ``sys.modules``."""
+    return f"treadle_local_{entry.target}_{entry.version}"
+
+
+def home(entry: Entry) -> str:
+    """The package or module that belongs to an entry's distribution alone: a namespace package
+    around it is also that of others."""
+    if entry.file is not None:
+        return module_name(entry)
+    name = ""
+    for part in entry.target.partition(":")[0].split("."):
+        name = f"{name}.{part}" if name else part
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "__file__", None):
+            break
+    return name
+
+
+def import_file(entry: Entry) -> ModuleType:
+    """Run the file of a local entry once and return its module."""
+    if entry.file is None:
+        raise ValueError(f"{entry.id} is not a local file")
+    name = module_name(entry)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, entry.file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{entry.file} is not a Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Structs and dataclasses look their module up while it runs
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,151 @@
+"""Which attention backend serves which layers, and the tensors of their paged cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer, Step
+from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.config import EngineConfig
+from treadle.engine.plan import CacheGroup
+from treadle.errors import ConfigError
+from treadle.runner.device import torch_dtype
+
+__all__ = ("AttentionLayers",)
+
+
+class Bids(Protocol):
+    """The part of the plugin host that is used here."""
+
+    def attention(self, request: AttentionRequest, pin: str | None = None) -> Offer: ...
+
+
+@dataclass(slots=True)
+class PlanGroup:
+    """Layers with one request: they share a backend and its plan of each step."""
+
+    request: AttentionRequest
+    backend: AttentionBackend
+    cache_group: int
+    graph_safe: bool
+    name: str
+
+
+class AttentionLayers:
+    """Collects the attention layers while a model is built, then owns their cache.
+
+    Layers that look equally far back share page tables (a *cache group*); among those, layers of
+    one shape share a backend (a *plan group*).
+    """
+
+    def __init__(self, config: EngineConfig, host: Bids, device: DeviceInfo) -> None:
+        self.page_size = config.cache.page_size
+        self.plan_groups: list[PlanGroup] = []
+        self.cache_groups: list[tuple[str, int | None]] = []
+        self.specs: list[tuple[LayerCacheSpec, int]] = []
+        self.caches: dict[str, Tensor] = {}
+        self._config = config
+        self._host = host
+        self._device = device
+
+    def register(self, request: AttentionRequest, spec: LayerCacheSpec) -> AttentionBackend:
+        """One attention layer is being built: choose its backend (``ModelContext.attention``)."""
+        kv_dtype = self._config.cache.kv_cache_dtype
+        spec = replace(spec, dtype=spec.dtype if kv_dtype == "auto" else kv_dtype)
+        request = replace(
+            request, device=self._device, kv_dtype=spec.dtype, page_size=self.page_size
+        )
+        group = next((g for g in self.plan_groups if g.request == request), None)
+        if group is None:
+            group = self._open_group(request, spec)
+        self.specs.append((spec, self.plan_groups.index(group)))
+        return group.backend
+
+    def _open_group(self, request: AttentionRequest, spec: LayerCacheSpec) -> PlanGroup:
+        offer = self._host.attention(request, pin=self._config.device.attention_backend)
+        if self.page_size is None:
+            self.page_size = offer.page_sizes[0]
+            request = replace(request, page_size=self.page_size)
+        if self.page_size not in offer.page_sizes:
+            raise ConfigError(
+                f"page_size is {self.page_size}; attention backend {offer.name!r} allows "
+                f"{', '.join(map(str, offer.page_sizes))}"
+            )
+        key = (spec.kind, spec.window)
+        if key not in self.cache_groups:
+            self.cache_groups.append(key)
+        group = PlanGroup(
+            request, offer.create(), self.cache_groups.index(key), offer.graph_safe, offer.name
+        )
+        self.plan_groups.append(group)
+        return group
+
+    @property
+    def graph_safe(self) -> bool:
+        return all(group.graph_safe for group in self.plan_groups)
+
+    @property
+    def names(self) -> str:
+        return ", ".join(sorted({group.name for group in self.plan_groups}))
+
+    def _layer_bytes(self, spec: LayerCacheSpec, plan_group: int) -> int:
+        """Bytes of one page of one layer."""
+        backend = self.plan_groups[plan_group].backend
+        shape = backend.cache_shape(1, self._size, spec)
+        return math.prod(shape) * torch_dtype(spec.dtype).itemsize
+
+    @property
+    def _size(self) -> int:
+        if self.page_size is None:
+            raise ConfigError("the model has no attention layers; treadle cannot run it yet")
+        return self.page_size
+
+    def page_bytes(self) -> list[int]:
+        """Bytes of one page of each cache group, over all its layers."""
+        totals = [0] * len(self.cache_groups)
+        for spec, plan_group in self.specs:
+            group = self.plan_groups[plan_group].cache_group
+            totals[group] += self._layer_bytes(spec, plan_group)
+        return totals
+
+    def describe(self, pages: list[int]) -> list[CacheGroup]:
+        counts = [0] * len(self.cache_groups)
+        for _, plan_group in self.specs:
+            counts[self.plan_groups[plan_group].cache_group] += 1
+        return [
+            CacheGroup(kind=kind, window=window, pages=n, layers=layers, page_bytes=size)
+            for (kind, window), n, layers, size in zip(
+                self.cache_groups, pages, counts, self.page_bytes(), strict=True
+            )
+        ]
+
+    def allocate(self, pages: list[int], device: torch.device, model: torch.nn.Module) -> None:
+        """Make the cache of every layer and hand it to the model's attention modules.
+
+        The cache starts as zeros: padding reads it, and no arithmetic may meet a stray NaN.
+        """
+        from treadle.layers import Attention
+
+        groups = {}
+        self.caches = {}
+        for spec, plan_group in self.specs:
+            group = self.plan_groups[plan_group]
+            shape = group.backend.cache_shape(pages[group.cache_group], self._size, spec)
+            self.caches[spec.layer] = torch.zeros(
+                shape, dtype=torch_dtype(spec.dtype), device=device
+            )
+            groups[spec.layer] = plan_group
+        for module in model.modules():
+            if isinstance(module, Attention):
+                module.cache = self.caches[module.spec.layer]
+                module.group = groups[module.spec.layer]
+
+    def plan(self, batches: list[AttentionBatch], wanted: Tensor | None = None) -> Step:
+        """Let each backend prepare a step; ``batches`` are by cache group."""
+        plans = [g.backend.plan(batches[g.cache_group]) for g in self.plan_groups]
+        return Step(plans, wanted)

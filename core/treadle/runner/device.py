@@ -1,0 +1,66 @@
+"""Choosing a device and describing it."""
+
+from __future__ import annotations
+
+import torch
+
+from treadle.api.cache import DeviceInfo
+from treadle.errors import ConfigError
+
+__all__ = ("describe", "pick_device", "torch_dtype")
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type behind an option's name."""
+    return DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The inverse of ``torch_dtype``."""
+    return next(name for name, value in DTYPES.items() if value == dtype)
+
+
+def pick_device(wanted: str, rank: int = 0) -> torch.device:
+    """``auto`` is the first CUDA device that torch can use, else the CPU."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device is 'cuda', but torch finds no CUDA device; install a CUDA build of torch "
+                "and a driver, or use device='cpu'"
+            )
+        device = torch.device("cuda", (device.index or 0) + rank)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device {device} was asked for; there are {torch.cuda.device_count()} CUDA devices"
+            )
+    return device
+
+
+def describe(device: torch.device) -> DeviceInfo:
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return DeviceInfo(
+            kind="cuda",
+            capability=(properties.major, properties.minor),
+            memory=properties.total_memory,
+            name=properties.name,
+        )
+    return DeviceInfo(kind=device.type)

@@ -1,0 +1,186 @@
+"""CUDA graphs of decode steps: one replay in place of hundreds of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treadle.api.attention import AttentionBatch
+from treadle.api.models import CausalModel
+from treadle.runner.attention import AttentionLayers
+from treadle.runner.inputs import Packer, PageTables
+from treadle.runner.outputs import marked
+from treadle.sampling.features import Features
+from treadle.sampling.sampler import Sampler
+
+__all__ = ("DecodeGraphs", "bucket_sizes")
+
+
+def bucket_sizes(most: int) -> list[int]:
+    """Batch sizes that are captured: close together where padding would cost the most."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
+    sizes += range(576, most + 64, 64)
+    return [*(size for size in sizes if size < most), most]
+
+
+@dataclass(slots=True)
+class Captured:
+    """The forward pass of ``rows`` decodes, and what it reads and writes at fixed addresses."""
+
+    rows: int
+    inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; each group's slot mapping,
+    # where the page of that token stands in the page table, and its number (int32, left half)
+    starts: Tensor  # int32 [rows + 1]: 0, 1, …; never written, but read by every replay
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor  # [rows, vocab]
+
+
+@dataclass(slots=True)
+class Sampling:
+    """The sampling that follows a captured forward pass, for one set of features."""
+
+    graph: torch.cuda.CUDAGraph
+    tokens: Tensor  # int64 [rows], as from ``marked``
+
+
+class DecodeGraphs:
+    """Captured decode steps by batch size.
+
+    A step of ``n`` rows replays the smallest captured size that holds it; the rows beyond are of
+    the padding slot, whose page table points to the null page. Sampling is captured apart from the
+    forward pass, the first time that a set of features occurs, because there are many such sets
+    and each costs a few kernels only.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        attention: AttentionLayers,
+        tables: PageTables,
+        sampler: Sampler,
+        last_tokens: Tensor,
+        packer: Packer,
+        page_size: int,
+        max_len: int,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._tables = tables
+        self._sampler = sampler
+        self._last_tokens = last_tokens
+        self._packer = packer
+        self._page_size = page_size
+        self._max_len = max_len
+        self._device = last_tokens.device
+        self._padding = len(last_tokens) - 1
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[int, Captured] = {}
+        self._sampling: dict[tuple[int, Features], Sampling] = {}
+        self._sizes: list[int] = []
+
+    # ----------------------------------------------------------------------------- capture
+
+    def capture(
+        self, sizes: Sequence[int], progress: Callable[[Sequence[int]], Sequence[int]]
+    ) -> None:
+        """Capture the forward pass at each size; the largest first, so that all share its memory."""
+        for rows in progress(sorted(sizes, reverse=True)):
+            self._captured[rows] = self._capture_forward(rows)
+        self._sizes = sorted(self._captured)
+
+    def _capture_forward(self, rows: int) -> Captured:
+        inputs = torch.zeros(
+            2 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
+        )
+        inputs[0] = self._padding
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
+        # Once outside of the capture: kernels are compiled and libraries make their handles.
+        self._forward(inputs, starts)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(inputs, starts)
+        return Captured(rows, inputs, starts, graph, logits)
+
+    def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
+        slots, positions = inputs[0], inputs[1]
+        rows = len(slots)
+        kv_lens = torch.empty(rows, dtype=torch.int32, device=self._device)
+        torch.add(positions, 1, out=kv_lens)
+        groups = list(zip(self._tables.device, inputs[2:].split(3), strict=True))
+        for table, (_, where, pages) in groups:
+            # A page that begins with this step needs no copy of its own: between two graphs, each copy
+            # and each kernel costs the device 10 to 25 us.
+            table.view(-1).index_copy_(0, where, pages.view(torch.int32)[:rows])
+        batches = [
+            AttentionBatch(
+                page_size=self._page_size,
+                num_decodes=rows,
+                max_query_len=1,
+                max_kv_len=self._max_len,
+                query_start=query_start,
+                kv_lens=kv_lens,
+                page_table=table.index_select(0, slots),
+                slot_mapping=mapping,
+                query_lens_host=[1] * rows,
+                kv_lens_host=[self._max_len] * rows,
+            )
+            for table, (mapping, _, _) in groups
+        ]
+        step = self._attention.plan(batches)
+        ids = self._last_tokens.index_select(0, slots)
+        return self._model.logits(self._model.forward(ids, positions, step))
+
+    def _capture_sampling(self, captured: Captured, features: Features) -> Sampling:
+        self._sample(captured, features)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            tokens = self._sample(captured, features)
+        return Sampling(graph, tokens)
+
+    def _sample(self, captured: Captured, features: Features) -> Tensor:
+        slots, positions = captured.inputs[0], captured.inputs[1]
+        tokens, bad = self._sampler.sample_graphable(
+            captured.logits, slots, positions + 1, features
+        )
+        self._last_tokens.index_copy_(0, slots, tokens)
+        return marked(tokens, bad)
+
+    # ------------------------------------------------------------------------------ replay
+
+    def find(self, rows: int) -> Captured | None:
+        """The smallest captured step that holds ``rows`` decodes."""
+        return next((self._captured[size] for size in self._sizes if size >= rows), None)
+
+    def forward(self, captured: Captured, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Replay the forward pass; logits ``[len(slots), vocab]``, valid until the next replay."""
+        rows = len(slots)
+        size = self._page_size
+        inputs = np.zeros((2 + 3 * len(self._tables.host), captured.rows), dtype=np.int64)
+        inputs[0, :rows] = slots
+        inputs[0, rows:] = self._padding
+        inputs[1, :rows] = positions
+        column = inputs[1] // size
+        for group, table in enumerate(self._tables.host):
+            mapping, where, pages = inputs[2 + 3 * group : 5 + 3 * group]
+            pages.view(np.int32)[: len(pages)] = found = table[inputs[0], column]
+            mapping[:] = found.astype(np.int64) * size + inputs[1] % size
+            where[:] = inputs[0] * table.shape[1] + column
+        self._packer.copy_to(captured.inputs, inputs)
+        captured.graph.replay()
+        return captured.logits[:rows]
+
+    def sample(self, captured: Captured, rows: int, features: Features) -> Tensor:
+        """Replay the sampling that follows ``forward``: tokens ``[rows]``, as from ``marked``."""
+        key = (captured.rows, features)
+        if key not in self._sampling:
+            self._sampling[key] = self._capture_sampling(captured, features)
+            # The capture ran the sampling once, which is harmless: the replay writes the same.
+        sampling = self._sampling[key]
+        sampling.graph.replay()
+        return sampling.tokens[:rows]

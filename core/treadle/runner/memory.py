@@ -1,0 +1,167 @@
+"""What a started model occupies, how many pages that leaves to the KV cache, and what gives room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from treadle.config import EngineConfig
+from treadle.errors import OutOfMemoryError, PluginLoadError
+from treadle.layers import Linear, LMHead
+from treadle.layers.plain import PlainLinear
+
+__all__ = (
+    "GIB",
+    "Usage",
+    "count_pages",
+    "explained",
+    "held_pages",
+    "lacks_memory",
+    "plain_bytes",
+    "savings",
+    "weight_bytes",
+)
+
+GIB = 1 << 30
+
+
+@dataclass(slots=True)
+class Usage:
+    """Bytes of one rank's device. ``total`` is 0 unless it is a CUDA device."""
+
+    total: int = 0
+    weights: int = 0
+    plain: int = 0
+    """Of the weights: matrices in 16 bits that ``quantization`` could store in 8."""
+    activations: int = 0
+    cache: int = 0
+    shared: int = 0
+    """What ranks send each other goes through."""
+    graphs: int = 0
+
+    def room(self, config: EngineConfig, device: torch.device) -> int:
+        """Bytes that the cache may fill, now that the weights are loaded."""
+        if device.type != "cuda":
+            return int(config.cache.cpu_cache_gib * GIB)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return int(config.cache.memory_fraction * total - (total - free) - self.activations)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all weights, those included that a linear method has repacked on a CPU."""
+    packed = (m.__dict__.get("prepacked") for m in model.modules())
+    weights = (*model.parameters(), *(w for w in packed if w is not None))
+    return sum(w.numel() * w.element_size() for w in weights)
+
+
+def plain_bytes(model: nn.Module) -> int:
+    """See ``Usage.plain``."""
+    linears = (m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead))
+    plain = (w for m in linears if isinstance(m.method, PlainLinear) for w in m.parameters())
+    return sum(w.numel() * 2 for w in plain if w.element_size() == 2)
+
+
+def held_pages(max_model_len: int, window: int | None, page_size: int) -> int:
+    """Pages that the longest sequence holds at a time."""
+    longest = -(-max_model_len // page_size)
+    return longest if window is None else min(longest, -(-window // page_size) + 2)
+
+
+def count_pages(
+    config: EngineConfig,
+    page_bytes: Sequence[int],
+    windows: Sequence[int | None],
+    page_size: int,
+    max_model_len: int,
+    available: int,
+    usage: Usage,
+) -> list[int]:
+    """Pages of each cache group, the null page included.
+
+    No group gets more than all slots could fill with the longest sequences. A group with a window
+    needs, for each slot, the window and what one step writes. Raises ``OutOfMemoryError`` with
+    what ``usage`` knows if the ``available`` bytes do not hold the smallest cache.
+    """
+    if config.cache.num_pages is not None:
+        return [config.cache.num_pages] * len(page_bytes)
+    seqs = config.scheduler.max_num_seqs
+    step = config.scheduler.prefill_chunk or config.scheduler.max_num_batched_tokens
+    most = []
+    for window in windows:
+        held = held_pages(max_model_len, window, page_size)
+        most.append(1 + held * seqs + (0 if window is None else -(-step // page_size)))
+    wanted = sum(n * size for n, size in zip(most, page_bytes, strict=True))
+    if wanted <= available:
+        return most
+    share = max(0.0, available / wanted)
+    pages = [int(n * share) for n in most]
+    if min(pages) < 2:
+        raise OutOfMemoryError(_too_little(config, available, 2 * sum(page_bytes), usage))
+    return pages
+
+
+def _too_little(config: EngineConfig, available: int, needed: int, usage: Usage) -> str:
+    text = (
+        f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, the smallest needs "
+        f"{needed / GIB:.2f} GiB"
+    )
+    if not usage.total:
+        return f"{text}; raise cpu_cache_gib or lower page_size"
+    fraction = config.cache.memory_fraction
+    allowed = fraction * usage.total
+    others = allowed - available - usage.weights - usage.activations
+    return (
+        f"{text}: memory_fraction {fraction} of {usage.total / GIB:.1f} GiB allows "
+        f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations of "
+        f"a step {usage.activations / GIB:.2f} and everything else on the device "
+        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction (0.01 is {usage.total / 100 / GIB:.2f} GiB), "
+        f"use a larger tensor_parallel_size, or free memory with "
+        + ", ".join(f"{option} ({size / GIB:.2f} GiB)" for option, size in savings(config, usage))
+    )
+
+
+def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
+    """Options that would free memory, and roughly how many bytes each, the most first."""
+    tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    narrow = config.cache.kv_cache_dtype.startswith("fp8")
+    found = [
+        ("quantization=fp8", usage.plain // 2 if usage.total else 0),
+        ("kv_cache_dtype=fp8_e4m3 for as many tokens", 0 if narrow else usage.cache // 2),
+        (f"max_num_batched_tokens={max(1, tokens // 2)}", usage.activations // 2),
+        (f"max_num_seqs={max(1, seqs // 2)}", usage.graphs // 2),
+        ("enforce_eager", usage.graphs),
+    ]
+    return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether torch found no room, in a plugin or elsewhere: that is nobody's mistake."""
+    root = error.__cause__ if isinstance(error, PluginLoadError) else error
+    # On a host, torch has no type of its own for it.
+    return isinstance(root, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(root)
+
+
+@contextmanager
+def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
+    """Turn torch's lack of memory into ``OutOfMemoryError`` with figures and what to do."""
+    try:
+        yield
+    except (RuntimeError, PluginLoadError) as error:
+        if not lacks_memory(error):
+            raise
+        state = ""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            mine = torch.cuda.memory_allocated(device)
+            state = (
+                f": {mine / GIB:.2f} GiB of {total / GIB:.1f} GiB were taken by treadle, "
+                f"{free / GIB:.2f} GiB are free"
+            )
+        raise OutOfMemoryError(
+            f"the device ran out of memory while {doing}{state}; {advice}"
+        ) from error

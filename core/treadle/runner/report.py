@@ -1,0 +1,75 @@
+"""What a start took, of memory and of time: the lines of ``EngineFacts.report``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.config import EngineConfig
+from treadle.engine.plan import EngineFacts
+from treadle.runner.memory import GIB, Usage, held_pages, savings
+
+__all__ = ("Stages", "memory_lines", "option_line", "process_seconds", "stage_line")
+
+
+class Stages:
+    """Seconds of the stages of a start, in their order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def done(self, name: str) -> None:
+        """The stage that began with the end of the one before is over."""
+        now = time.perf_counter()
+        self.seconds[name] = round(now - self._last, 3)
+        self._last = now
+
+
+def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator[str]:
+    """Weights, activations and cache; graphs are captured later and have a line of their own."""
+    yield f"weights      {usage.weights / GIB:8.3f} GiB"
+    if usage.activations:
+        yield f"activations  {usage.activations / GIB:8.3f} GiB in a step of {step_tokens} tokens"
+    size, length = facts.page_size, facts.max_model_len
+    parts = ", ".join(
+        f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in facts.groups
+    )
+    longest = min((g.pages - 1) / held_pages(length, g.window, size) for g in facts.groups)
+    yield (
+        f"KV cache     {usage.cache / GIB:8.3f} GiB: {parts}, "
+        f"enough for {longest:.1f} sequences of {length} tokens"
+    )
+    if usage.shared:
+        yield f"shared       {usage.shared / GIB:8.3f} GiB for what ranks send each other"
+
+
+def option_line(config: EngineConfig, usage: Usage) -> str:
+    """Which option frees how much."""
+    parts = [f"{size / GIB:.3f} GiB {option}" for option, size in savings(config, usage)]
+    if usage.total:
+        parts.append(f"memory_fraction: 0.01 is {usage.total / 100 / GIB:.3f} GiB")
+    else:
+        parts.append("cpu_cache_gib is the size of the cache")
+    return "would free   " + ", ".join(parts)
+
+
+def stage_line(stages: Stages) -> str:
+    """Where the time went, and how old the process is now that it is ready."""
+    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.seconds.items())
+    total = sum(stages.seconds.values())
+    age = process_seconds()
+    since = "" if age is None else f", ready {age:.1f} s after the process began"
+    return f"start        {total:8.1f} s: {took}{since}"
+
+
+def process_seconds() -> float | None:
+    """How long ago this process began, where the system tells it (Linux)."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        ticks = int(fields[19])  # starttime, the 22nd field; the first two are cut off
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None

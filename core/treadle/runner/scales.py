@@ -1,0 +1,94 @@
+"""Scales of an fp8 cache, worked out from what a model caches (``calculate_kv_scales``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from treadle.api.attention import AttentionBatch
+from treadle.api.models import Collective
+from treadle.errors import ConfigError
+from treadle.layers import Attention
+from treadle.runner.attention import AttentionLayers
+
+__all__ = ("calculate_scales",)
+
+TOKENS = 512
+# The largest number seen is stored as a quarter of what the type holds: text may go beyond what
+# these tokens do, and a floating-point type loses no precision by it.
+MARGIN = 4.0
+
+
+@torch.inference_mode()
+def calculate_scales(
+    model: nn.Module,
+    attention: AttentionLayers,
+    ranks: Collective,
+    pages: Sequence[int],
+    device: torch.device,
+    vocab_size: int,
+    max_len: int,
+) -> None:
+    """Set the scales of every layer whose cache is in fp8, the same on every rank.
+
+    One prompt of random tokens goes through the model, with the cache that was allocated; what it
+    leaves there belongs to no sequence. Call it before kernels are installed, which write keys
+    where nothing sees them, and before graphs are captured, which keep the scales. Raises ``ConfigError`` if no cache is in fp8.
+    """
+    layers = [m for m in model.modules() if isinstance(m, Attention) and m.narrow]
+    if not layers:
+        raise ConfigError(
+            "calculate_kv_scales is on, but no cache is in fp8; set kv_cache_dtype to fp8_e4m3 or "
+            "fp8_e5m2, or leave calculate_kv_scales out"
+        )
+    largest = torch.zeros(len(layers), 2, device=device)
+
+    def watch(index: int) -> Callable[[Any, tuple[Any, ...]], None]:
+        def hook(_: Any, arguments: tuple[Any, ...]) -> None:
+            new = arguments[1:3]
+            largest[index] = torch.stack([x.abs().amax().float() for x in new])
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(watch(i)) for i, layer in enumerate(layers)]
+    try:
+        batch = _prompt(attention.page_size or 0, pages, device, max_len)
+        drawn = torch.Generator().manual_seed(0)
+        ids = torch.randint(vocab_size, (batch.max_kv_len,), generator=drawn).to(device)
+        step = attention.plan([batch] * len(attention.cache_groups))
+        model(ids, torch.arange(batch.max_kv_len, device=device), step)
+    finally:
+        for made in hooks:
+            made.remove()
+    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.size, len(layers), 2)
+    for layer, (key, value) in zip(layers, of_ranks.amax(dim=0).tolist(), strict=True):
+        limit = torch.finfo(layer.cache.dtype).max
+        layer.scales = (_scale(key, limit), _scale(value, limit))
+
+
+def _scale(largest: float, limit: float) -> float:
+    """1 for a layer that caches zeros, or what is no number."""
+    scale = MARGIN * largest / limit
+    return scale if 0.0 < scale < float("inf") else 1.0
+
+
+def _prompt(size: int, pages: Sequence[int], device: torch.device, max_len: int) -> AttentionBatch:
+    """One sequence from page 1 on, as long as every group's pages hold."""
+    length = min(TOKENS, max_len, (min(pages) - 1) * size)
+    count = -(-length // size)
+    slots = torch.arange(size, size + length, device=device)
+    return AttentionBatch(
+        page_size=size,
+        num_decodes=int(length == 1),
+        max_query_len=length,
+        max_kv_len=length,
+        query_start=torch.tensor([0, length], dtype=torch.int32, device=device),
+        kv_lens=torch.tensor([length], dtype=torch.int32, device=device),
+        page_table=torch.arange(1, count + 1, dtype=torch.int32, device=device).view(1, count),
+        slot_mapping=slots,
+        query_lens_host=[length],
+        kv_lens_host=[length],
+    )

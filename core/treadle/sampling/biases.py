@@ -1,0 +1,73 @@
+"""Sparse additions to the logits: ``logit_bias``, banned tokens, and ``min_tokens``.
+
+A slot's entries are (token, value, until): the value is added while the position is below
+``until``. A ban is a value of -inf; ``min_tokens`` is a ban of the stop ids that ends at a
+position. So one scatter serves three parameters, and their order among each other is void.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.engine.plan import SlotStart
+from treadle.sampling.parcel import Parcel
+from treadle.sampling.pool import Pool, grown
+from treadle.sampling.table import Part
+
+__all__ = ("Biases",)
+
+ALWAYS = 2**31 - 1
+BANNED = float("-inf")
+
+
+class Biases:
+    """Tables ``[capacity, most entries of a slot]``, padded with additions of 0 to token 0."""
+
+    remembers = False
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.pool = Pool()
+        self._vocab_size = vocab_size
+        self._ids = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self._values = torch.zeros(0, 0, dtype=torch.float32, device=device)
+        self._until = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self._pending: list[tuple[int, slice, slice, slice]] = []
+
+    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+        params = start.params
+        entries = [(token, bias, ALWAYS) for token, bias in (params.logit_bias or {}).items()]
+        entries += [(word[0], BANNED, ALWAYS) for word in start.bad_words if len(word) == 1]
+        if params.min_tokens:
+            end = min(start.prompt_len + params.min_tokens, ALWAYS)
+            entries += [(token, BANNED, end) for token in start.stop_ids]
+        # A stop id or a bad word outside of the vocabulary cannot be sampled anyway.
+        entries = [entry for entry in entries if 0 <= entry[0] < self._vocab_size]
+        if not entries:
+            return
+        ids, values, until = zip(*entries, strict=True)
+        row = self.pool.take(start.slot)
+        self._pending.append((row, parcel.add(ids), parcel.add_floats(values), parcel.add(until)))
+
+    def write(self, data: Tensor) -> None:
+        width = max((ids.stop - ids.start for _, ids, _, _ in self._pending), default=0)
+        shape = (self.pool.capacity, width)
+        self._ids = grown(self._ids, *shape)
+        self._values = grown(self._values, *shape)
+        self._until = grown(self._until, *shape)
+        for row, ids, values, until in self._pending:
+            count = ids.stop - ids.start
+            self._ids[row].zero_()[:count] = data[ids]
+            self._values[row].zero_()[:count] = data[values].view(torch.float32)
+            self._until[row].zero_()[:count] = data[until]
+        self._pending = []
+
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        now = positions.index_select(0, part.rows).unsqueeze(1)
+        over = now >= self._until.index_select(0, part.owned)
+        values = self._values.index_select(0, part.owned).masked_fill_(over, 0.0)
+        places = self._ids.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(1)
+        logits.view(-1).scatter_add_(0, places.flatten(), values.flatten())
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        """Nothing to remember."""

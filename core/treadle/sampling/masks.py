@@ -1,0 +1,67 @@
+"""Sets of allowed tokens: grammar bitmasks of one step, and ``allowed_token_ids`` of a slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.engine.plan import SlotStart
+from treadle.sampling.parcel import Parcel
+from treadle.sampling.pool import Pool, grown
+from treadle.sampling.table import Part
+
+__all__ = ("Allowed", "apply_bitmask", "bitmask_words")
+
+
+def bitmask_words(vocab_size: int) -> int:
+    """int32 words in a row of a bitmask."""
+    return -(-vocab_size // 32)
+
+
+def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
+    """Set the logits of tokens whose bit is 0 to -inf, in place.
+
+    Bit ``i % 32`` of word ``i // 32`` is token ``i``. ``bitmask`` is int32
+    ``[n, bitmask_words(vocab)]`` and masks ``logits[rows]`` (int64 ``[n]``), or all rows in order.
+    """
+    device = bitmask.device
+    bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
+    # What to add for each byte: a lookup of eight tokens is faster than shifting every bit.
+    additions = torch.zeros(256, 8, device=device).masked_fill_(bits & 1 == 0, float("-inf"))
+    # Bytes of a little-endian word are in the order of their tokens.
+    octets = bitmask.contiguous().view(torch.uint8).flatten().int()
+    bans = additions.index_select(0, octets).view(len(bitmask), -1)[:, : logits.shape[1]]
+    if rows is None:
+        logits.add_(bans)
+    else:
+        logits.index_add_(0, rows, bans)
+
+
+class Allowed:
+    """``bool [capacity, vocab]`` of what is forbidden, for slots that have ``allowed_token_ids``."""
+
+    remembers = False
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.pool = Pool()
+        self._forbidden = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._pending: list[tuple[int, slice]] = []
+
+    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+        ids = start.params.allowed_token_ids
+        if ids is not None:
+            self._pending.append((self.pool.take(start.slot), parcel.add(ids)))
+
+    def write(self, data: Tensor) -> None:
+        self._forbidden = grown(self._forbidden, self.pool.capacity, self._forbidden.shape[1])
+        for row, ids in self._pending:
+            self._forbidden[row].fill_(True).index_fill_(0, data[ids].long(), False)
+        self._pending = []
+
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        forbidden = self._forbidden.index_select(0, part.owned)
+        masked = logits.index_select(0, part.rows).masked_fill_(forbidden, float("-inf"))
+        logits.index_copy_(0, part.rows, masked)
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        """Nothing to remember."""

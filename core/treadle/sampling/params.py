@@ -1,0 +1,194 @@
+"""What a request asks of the sampler, and the bounds of each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from treadle.errors import RequestError
+
+__all__ = ("BOUNDS", "GuidedParams", "SamplingParams")
+
+OutputKind = Literal["cumulative", "delta", "final"]
+
+# name -> (lowest, highest) allowed value; the same table is printed in the documentation.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "n": (1, 128),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 10.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+    "seed": (-(2**63), 2**63 - 1),
+    "truncate_prompt_tokens": (1, 2**31 - 1),
+    "priority": (-(2**31), 2**31 - 1),
+}
+# Zero itself is outside of these ranges.
+OPEN_BELOW = frozenset({"top_p", "repetition_penalty"})
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
+MAX_STOP_IDS, MAX_BIAS, MAX_BAD_WORDS = 64, 1024, 128
+MAX_SALT_CHARS = 128
+
+
+class GuidedParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the output must match; exactly one of the first five is given."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    backend: str | None = None
+    reasoning: str | None = None
+    """The reasoning parser whose reasoning comes before the output that must match."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one request is sampled; the names and defaults are those of vLLM.
+
+    ``temperature`` 0 is greedy. ``top_k`` -1 or 0 and ``top_p`` 1 are off. ``logprobs`` counts the
+    alternatives beside the sampled token. Penalties follow the OpenAI API (presence, frequency:
+    over generated tokens) and the CTRL paper (repetition: over prompt and generated tokens).
+    Raises ``RequestError``, which names the parameter, for any value outside ``BOUNDS``.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    guided: GuidedParams | None = None
+    extra: dict[str, Any] | None = None
+    """Arguments of logits-processor plugins, by the plugin's name."""
+    output_kind: OutputKind = "cumulative"
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in BOUNDS.items():
+            check_number(name, getattr(self, name), low, high)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; "
+                "lower min_tokens or raise max_tokens",
+                param="min_tokens",
+            )
+        self._check_stop()
+        self._check_ids()
+        check_text("cache_salt", self.cache_salt, MAX_SALT_CHARS)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """A copy with some fields changed, checked again."""
+        return msgspec.structs.replace(self, **changes)
+
+    def _check_stop(self) -> None:
+        if not isinstance(self.stop, (str, list, tuple, type(None))):
+            raise RequestError(
+                f"stop must be text or a list of texts, not {self.stop!r}", param="stop"
+            )
+        strings = self.stop_strings
+        check_count("stop", strings, MAX_STOP_STRINGS)
+        check_texts("stop", strings, blank=True)  # a line feed is a common stop string
+        if strings and not self.detokenize:
+            raise RequestError("stop needs detokenize=True: it is matched in text", param="stop")
+
+    def _check_ids(self) -> None:
+        check_count("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        check_count("bad_words", self.bad_words, MAX_BAD_WORDS)
+        check_count("logit_bias", self.logit_bias, MAX_BIAS)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                check_number(name, token, 0, 2**31 - 1, whole=True)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError(
+                "allowed_token_ids is empty; nothing could be sampled", param="allowed_token_ids"
+            )
+        for token, bias in (self.logit_bias or {}).items():
+            check_number("logit_bias", token, 0, 2**31 - 1, whole=True)
+            check_number("logit_bias", bias, -100.0, 100.0)
+        check_texts("bad_words", self.bad_words or (), blank=False)
+
+
+WHOLE = frozenset(
+    {"n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs", "seed", "priority"}
+    | {"truncate_prompt_tokens"}
+)
+OPTIONAL = frozenset(
+    {"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
+)
+
+
+def check_number(
+    name: str, value: Any, low: float, high: float, *, whole: bool | None = None
+) -> None:
+    """Raise unless ``value`` is a finite number in ``[low, high]`` (an int where ``whole``)."""
+    whole = name in WHOLE if whole is None else whole
+    if value is None and name in OPTIONAL:
+        return
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        wanted = "a whole number" if whole else "a number"
+        raise RequestError(f"{name} is {value!r}; it must be {wanted}", param=name)
+    above = value > low if name in OPEN_BELOW else value >= low
+    if not (math.isfinite(value) and above and value <= high):
+        bracket = "(" if name in OPEN_BELOW else "["
+        raise RequestError(f"{name} is {value}; it must be in {bracket}{low}, {high}]", param=name)
+
+
+def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: int) -> None:
+    if values is not None and len(values) > most:
+        raise RequestError(
+            f"{name} has {len(values)} entries; at most {most} are allowed", param=name
+        )
+
+
+def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
+    """Raise unless every entry is a text that is not empty (nor only spaces, unless ``blank``)."""
+    for text in values:
+        if not isinstance(text, str) or not (text if blank else text.strip()):
+            raise RequestError(f"{name} holds {text!r}; each entry is a non-empty text", param=name)
+        check_text(name, text, MAX_STOP_CHARS)
+
+
+def check_text(name: str, text: str | None, most: int) -> None:
+    if text is not None and len(text) > most:
+        raise RequestError(
+            f"{name} has {len(text)} characters; at most {most} are allowed", param=name
+        )

@@ -1,0 +1,115 @@
+"""Repetition, presence and frequency penalties over counts that live on the device.
+
+Repetition (Keskar et al., "CTRL", 2019, section 4.1) looks at prompt and output: a positive logit
+is divided by the penalty, a negative one multiplied. Presence and frequency (OpenAI's API) look at
+the output only: ``logit - frequency * count - presence * [count > 0]``.
+
+A step touches the logits of the tokens that a sequence holds, not the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.engine.plan import SlotStart
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.parcel import Parcel
+from treadle.sampling.pool import Pool, grown
+from treadle.sampling.table import Part
+
+__all__ = ("Penalties",)
+
+# One int32 per token: the lowest bit tells whether the prompt holds it, the rest counts outputs.
+PROMPT, OUTPUT = 1, 2
+MARGIN = 1024  # a sequence grows by one a step; its table should not
+
+
+class Penalties:
+    """Counts ``[capacity, vocab]`` and sequences ``[capacity, longest]``, for slots with a penalty."""
+
+    remembers = True
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.pool = Pool()
+        self._vocab_size = vocab_size
+        self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        # Filled up with token 0, which is harmless: a token that was not seen is rewritten as it is.
+        self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(0, dtype=torch.int64, device=device)
+        # repetition, presence, frequency
+        self._params = torch.zeros(0, 3, dtype=torch.float32, device=device)
+        # The host's copy of _lengths, by slot: it bounds the width of a step.
+        self._known: dict[int, int] = {}
+        self._pending: list[tuple[int, slice, slice, slice]] = []
+
+    @staticmethod
+    def wanted(params: SamplingParams) -> bool:
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
+
+    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+        params = start.params
+        if not self.wanted(params):
+            return
+        row = self.pool.take(start.slot)
+        numbers = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        # Placeholders of images may lie outside of the vocabulary; the model cannot repeat them.
+        prompt = [
+            token for token in start.tokens[: start.prompt_len] if 0 <= token < self._vocab_size
+        ]
+        output = [
+            token for token in start.tokens[start.prompt_len :] if 0 <= token < self._vocab_size
+        ]
+        self._known[start.slot] = len(prompt) + len(output)
+        self._pending.append(
+            (row, parcel.add_floats(numbers), parcel.add(prompt), parcel.add(output))
+        )
+
+    def write(self, data: Tensor) -> None:
+        if not self._pending:
+            return
+        capacity = self.pool.capacity
+        self._counts = grown(self._counts, capacity, self._vocab_size)
+        self._lengths = grown(self._lengths, capacity)
+        self._params = grown(self._params, capacity, 3)
+        self._widen(max(output.stop - prompt.start for _, _, prompt, output in self._pending))
+        for row, numbers, prompt, output in self._pending:
+            self._params[row] = data[numbers].view(torch.float32)
+            tokens = data[prompt.start : output.stop].long()
+            self._tokens[row].zero_()[: len(tokens)] = tokens
+            self._lengths[row].fill_(len(tokens))
+            said = tokens[prompt.stop - prompt.start :]
+            counts = self._counts[row].zero_()
+            counts.index_fill_(0, tokens[: prompt.stop - prompt.start], PROMPT)
+            counts.index_add_(0, said, torch.full_like(said, OUTPUT, dtype=torch.int32))
+        self._pending = []
+
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        width = max(self._known[slot] for slot in part.slots)
+        tokens = self._tokens[:, :width].index_select(0, part.owned)
+        counts = self._counts.view(-1)[tokens + (part.owned * self._vocab_size).unsqueeze(1)]
+        places = tokens.add_((part.rows * self._vocab_size).unsqueeze(1)).flatten()
+        params = self._params.index_select(0, part.owned).unsqueeze(2)
+        repetition, presence, frequency = params.unbind(1)
+        x = logits.view(-1)[places].view(counts.shape)
+        x = torch.where(counts > 0, torch.where(x < 0, x * repetition, x / repetition), x)
+        outputs = counts >> 1
+        x = x.sub_(outputs * frequency).sub_((outputs > 0) * presence)
+        # A token that occurs twice is written twice with the same value.
+        logits.view(-1)[places] = x.flatten()
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        for slot in part.slots:
+            self._known[slot] += 1
+        self._widen(max(self._known[slot] for slot in part.slots))
+        owned, new = part.owned, tokens.index_select(0, part.rows)
+        lengths = self._lengths.index_select(0, owned)
+        self._tokens[owned, lengths] = new
+        self._lengths.index_copy_(0, owned, lengths + 1)
+        self._counts[owned, new] += OUTPUT
+
+    def _widen(self, width: int) -> None:
+        shape = (self.pool.capacity, width)
+        if shape[0] > self._tokens.shape[0] or width > self._tokens.shape[1]:
+            self._tokens = grown(self._tokens, shape[0], width + MARGIN)

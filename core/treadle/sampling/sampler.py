@@ -1,0 +1,290 @@
+"""From logits to tokens, for a batch of slots that each have their own parameters.
+
+The order is transformers', with vLLM's place for bans and biases:
+
+1. log probabilities of the raw logits, where asked for;
+2. grammar bitmask, ``allowed_token_ids``, ``bad_words``, ``min_tokens``, ``logit_bias``;
+3. repetition, then frequency and presence penalty;
+4. greedy rows: the likeliest token, the lowest id among equals. Other rows: temperature, then
+   top-k, top-p, min-p, then a draw.
+
+Nothing here waits for the device. What a step needs is decided on the host, from the slots alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treadle.engine.plan import SlotStart
+from treadle.errors import RequestError
+from treadle.sampling.biases import Biases
+from treadle.sampling.blocks import Blocks
+from treadle.sampling.draw import draw, likeliest
+from treadle.sampling.features import Features
+from treadle.sampling.logprobs import Logprobs, gather_logprobs
+from treadle.sampling.masks import Allowed, apply_bitmask
+from treadle.sampling.noise import uniforms
+from treadle.sampling.params import SamplingParams
+from treadle.sampling.parcel import Parcel
+from treadle.sampling.penalties import Penalties
+from treadle.sampling.scratch import Scratch, spans
+from treadle.sampling.selection import Group, Selection
+from treadle.sampling.slots import Cells, Slots
+from treadle.sampling.table import Table
+from treadle.sampling.thresholds import apply_filters, mask_dtype
+from treadle.sampling.words import BadWords
+
+__all__ = ("SampleOutput", "Sampler", "check_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """Tensors on the device."""
+
+    tokens: Tensor  # int64 [rows]
+    bad: Tensor  # bool [rows]: no usable distribution; the token means nothing, fail the request
+    logprobs: Logprobs | None = None
+
+
+class Sampler:
+    """Samples one token per row; keeps what that takes for every slot.
+
+    Not thread-safe. ``open`` a slot before its first ``sample``; a slot that was never opened is
+    greedy, which is what a padding slot needs. Tables of ``slots`` rows never move, so a captured
+    graph may read them; tables of the other parameters grow and belong to eager steps.
+    """
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.vocab_size = vocab_size
+        self.blocks = Blocks.of(vocab_size, self.device)
+        self._slots = Slots(slots, vocab_size, self.device)
+        # The order in which they edit the logits.
+        self._tables: tuple[Table, ...] = (
+            Allowed(vocab_size, self.device),
+            BadWords(vocab_size, self.device),
+            Biases(vocab_size, self.device),
+            Penalties(vocab_size, self.device),
+        )
+        self._scratch = Scratch()
+        self._features = [Features(greedy=True)] * slots
+        self._logprobs: dict[int, int] = {}
+        self._selected: Selection | None = None
+        self.likeliest_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """For steps without filters; see ``treadle.sampling.kernels``."""
+
+    def open(self, starts: Sequence[SlotStart]) -> None:
+        """Take over the parameters of new slots, in one transfer.
+
+        A slot may be opened again without ``close``. Raises ``RequestError`` for a token id outside
+        of the vocabulary; then no slot has changed.
+        """
+        if not starts:
+            return
+        for start in starts:
+            check_ids(start.params, self.vocab_size)
+        self.close([start.slot for start in starts])
+        parcel = Parcel()
+        for start in starts:
+            self._features[start.slot] = Features.of(start.params, self.vocab_size)
+            if start.params.logprobs is not None:
+                self._logprobs[start.slot] = start.params.logprobs
+            self._slots.pack(start, parcel)
+            for table in self._tables:
+                table.pack(start, parcel)
+        data = parcel.ship(self.device)
+        self._slots.write(data)
+        for table in self._tables:
+            table.write(data)
+
+    def close(self, slots: Iterable[int]) -> None:
+        """Forget slots; those that are not open are ignored. Touches no device."""
+        for slot in slots:
+            self._features[slot] = Features(greedy=True)
+            self._logprobs.pop(slot, None)
+            for table in self._tables:
+                table.pool.give(slot)
+        self._selected = None
+
+    def features(self, rows: Sequence[int]) -> Features | None:
+        """What ``sample_graphable`` needs for these slots; ``None`` if they need ``sample``."""
+        selection = self._select(rows)
+        if selection.edits or selection.logprobs is not None:
+            return None
+        return selection.features
+
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        rows: Sequence[int],
+        *,
+        bitmask: Tensor | None = None,
+        bitmask_rows: Tensor | None = None,
+        raw: Tensor | None = None,
+    ) -> SampleOutput:
+        """Sample one token per row and remember it where a parameter looks back.
+
+        ``logits`` is ``[rows, vocab]`` and is not modified; ``slots`` and ``positions`` are int64
+        ``[rows]`` on the device, a position being the index of the new token in its sequence.
+        ``rows`` holds the same slots for the host, each at most once. ``bitmask`` is described in
+        ``apply_bitmask``. ``raw`` are the logits for log probabilities if a plugin has edited
+        ``logits``.
+        """
+        selection = self._select(rows)
+        edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
+        tokens, bad = self._choose(edited, slots, positions, selection.features, selection.groups)
+        for table, part in selection.edits:
+            if table.remembers:
+                table.accept(part, tokens)
+        logprobs = None
+        if selection.logprobs is not None:
+            source = (logits if raw is None else raw).index_select(0, selection.logprobs)
+            chosen = tokens.index_select(0, selection.logprobs)
+            found = gather_logprobs(source, chosen, max(selection.logprob_counts), self.blocks)
+            logprobs = Logprobs(selection.logprob_rows, selection.logprob_counts, *found)
+        return SampleOutput(tokens, bad, logprobs)
+
+    def sample_graphable(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, features: Features
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int64 ``[rows]`` and bad rows bool ``[rows]``, by fixed device operations.
+
+        Nothing but ``features`` and the shape selects the operations, and every table they read
+        stays at its address: a captured graph may be replayed after slots were opened and closed.
+        """
+        groups = [Group(None, features)] if features.filters else []
+        return self._choose(logits, slots, positions, features, groups)
+
+    def distribution(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        rows: Sequence[int],
+        *,
+        bitmask: Tensor | None = None,
+        bitmask_rows: Tensor | None = None,
+    ) -> Tensor:
+        """The probabilities that ``sample`` draws from: float32 ``[rows, vocab]``.
+
+        Greedy rows are one-hot. Remembers nothing.
+        """
+        selection = self._select(rows)
+        edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
+        cells = self._slots.cells(slots)
+        weights = self._weights(edited, cells, selection.groups)
+        probs = weights / weights.sum(dim=-1, keepdim=True)
+        if selection.features.greedy:
+            best = likeliest(edited, self.blocks)[0].unsqueeze(1)
+            one_hot = torch.zeros_like(probs).scatter_(1, best, 1.0)
+            probs = torch.where(cells.greedy.unsqueeze(1) > 0, one_hot, probs)
+        return probs
+
+    def _edited(
+        self,
+        logits: Tensor,
+        positions: Tensor,
+        selection: Selection,
+        bitmask: Tensor | None,
+        bitmask_rows: Tensor | None,
+    ) -> Tensor:
+        """Logits after steps 2 and 3; the same tensor if there is nothing to do."""
+        if bitmask is None and not selection.edits:
+            return logits
+        x = self._scratch.take("edited", logits).copy_(logits)
+        if bitmask is not None:
+            apply_bitmask(x, bitmask, bitmask_rows)
+        for table, part in selection.edits:
+            table.apply(x, part, positions)
+        return x
+
+    def _choose(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        positions: Tensor,
+        features: Features,
+        groups: Sequence[Group],
+    ) -> tuple[Tensor, Tensor]:
+        if not features.random:
+            return self._likeliest(logits)
+        cells = self._slots.cells(slots)
+        if self.sample_op is not None and not groups:
+            return self.sample_op(
+                logits,
+                self.blocks.width,
+                cells.temperature[:, 0],
+                cells.greedy,
+                cells.offsets,
+                cells.strides,
+                positions,
+                features.greedy,
+            )
+        weights = self._weights(logits, cells, groups)
+        noise = uniforms(cells.offsets, cells.strides, positions)
+        tokens, bad = draw(weights, noise, self.blocks)
+        if features.greedy:
+            tokens = torch.where(cells.greedy > 0, self._likeliest(logits)[0], tokens)
+        return tokens, bad
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.likeliest_op is not None:
+            return self.likeliest_op(logits)
+        return likeliest(logits, self.blocks)
+
+    def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
+        """Step 4 up to the draw: a softmax of which filters have set entries to zero."""
+        probs = self._scratch.take("probs", logits)
+        for rows in spans(logits):
+            # A float16 divided by a float32 column is a float32, in one pass.
+            scaled = self._scratch.take("scaled", logits[rows])
+            torch.div(logits[rows], cells.temperature[rows], out=scaled)
+            torch.softmax(scaled, dim=-1, out=probs[rows])
+        for group in groups:
+            if group.rows is None:
+                self._filter(probs, cells, group.features)
+            else:
+                part = probs.index_select(0, group.rows)
+                self._filter(part, cells.at(group.rows), group.features)
+                probs.index_copy_(0, group.rows, part)
+        return probs
+
+    def _filter(self, probs: Tensor, cells: Cells, features: Features) -> None:
+        for rows in spans(probs):
+            part = probs[rows]
+            apply_filters(
+                part,
+                self._scratch.take("scaled", part, mask_dtype(part.device)),
+                self.blocks,
+                top_k=(cells.top_k[rows].long(), features.top_k) if features.top_k else None,
+                top_p=(cells.top_p[rows], not features.long_top_p) if features.top_p else None,
+                min_p=cells.min_p[rows] if features.min_p else None,
+            )
+
+    def _select(self, rows: Sequence[int]) -> Selection:
+        """The selection of ``rows``; consecutive decode steps nearly always repeat the last one."""
+        if self._selected is None or self._selected.rows != rows:
+            self._selected = Selection.of(
+                rows, self._features, self._tables, self._logprobs, self.device
+            )
+        return self._selected
+
+
+def check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise ``RequestError`` if a parameter names a token outside of the vocabulary."""
+    for name, ids in (
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids),
+    ):
+        if ids and max(ids) >= vocab_size:
+            raise RequestError(
+                f"{name} has token {max(ids)}; the model's vocabulary ends at {vocab_size - 1}",
+                param=name,
+            )

@@ -1,0 +1,120 @@
+"""Which rows of a step ask for what: decided on the host, uploaded once, reused while rows stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treadle.sampling.features import Features
+from treadle.sampling.parcel import upload
+from treadle.sampling.pool import Pool
+from treadle.sampling.table import Part, Table
+
+__all__ = ("Group", "Selection")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that go through the same filters."""
+
+    rows: Tensor | None  # int64 [n]; None: all rows
+    features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What ``Sampler.sample`` must do for these rows; lists and tensors of the same rows agree."""
+
+    rows: list[int]
+    features: Features
+    groups: list[Group]
+    edits: list[tuple[Table, Part]]
+    logprobs: Tensor | None  # int64 [n]: batch rows
+    logprob_rows: list[int]
+    logprob_counts: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[int],
+        features: Sequence[Features],
+        tables: Sequence[Table],
+        logprobs: Mapping[int, int],
+        device: torch.device,
+    ) -> Selection:
+        """``features`` is by slot, as is ``logprobs``: how many alternatives, for those that ask."""
+        asked = [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
+        chosen = [(table, concerned(table.pool, rows)) for table in tables]
+        chosen = [(table, batch) for table, batch in chosen if batch]
+        kinds = {features[slot] for slot in rows}
+        groups = split(rows, features, kinds)
+
+        lists = [asked]
+        for table, batch in chosen:
+            lists += [batch, [table.pool[rows[row]] for row in batch]]
+        lists += [batch for batch, _ in groups if batch is not None]
+        tensors = iter(upload_lists(lists, device))
+        logprob_rows = next(tensors)
+        return cls(
+            rows=list(rows),
+            features=union(kinds),
+            logprobs=logprob_rows if asked else None,
+            logprob_rows=asked,
+            logprob_counts=[logprobs[rows[row]] for row in asked],
+            edits=[
+                (table, Part(next(tensors), next(tensors), [rows[row] for row in batch]))
+                for table, batch in chosen
+            ],
+            groups=[
+                Group(None if batch is None else next(tensors), kind) for batch, kind in groups
+            ],
+        )
+
+
+def concerned(pool: Pool, rows: Sequence[int]) -> list[int]:
+    return [row for row, slot in enumerate(rows) if slot in pool] if len(pool) else []
+
+
+def union(kinds: set[Features]) -> Features:
+    result = Features()
+    for kind in kinds:
+        result |= kind
+    return result
+
+
+def split(
+    rows: Sequence[int], features: Sequence[Features], kinds: set[Features]
+) -> list[tuple[list[int] | None, Features]]:
+    """Groups of rows that filter: those that take a search apart from those that do not.
+
+    One row with a search would otherwise cost a search of the whole batch.
+    """
+    groups: list[tuple[list[int] | None, Features]] = []
+    searching = {kind for kind in kinds if kind.searches}
+    listing = {kind for kind in kinds if kind.filters} - searching
+    for members in (listing, searching):
+        if not members:
+            continue
+        batch = [row for row, slot in enumerate(rows) if features[slot] in members]
+        # Copying rows out and back costs about as much as filtering twice as many.
+        most = not searching and 2 * len(batch) > len(rows)
+        everywhere = most or len(batch) == len(rows)
+        groups.append((None if everywhere else batch, union(members)))
+    return groups
+
+
+def upload_lists(lists: Sequence[list[int]], device: torch.device) -> list[Tensor]:
+    """Each list as int64 ``[n]`` on the device, in one transfer."""
+    flat = [value for values in lists for value in values]
+    data = torch.empty(0, dtype=torch.int64, device=device)
+    if flat:
+        data = upload(torch.tensor(flat, dtype=torch.int64), device)
+    parts = []
+    start = 0
+    for values in lists:
+        parts.append(data[start : start + len(values)])
+        start += len(values)
+    return parts

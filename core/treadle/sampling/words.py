@@ -1,0 +1,87 @@
+"""Bad words of several tokens: the last token is banned when the ones before it were just said.
+
+Words of one token are permanent bans (see ``biases``). The last tokens of a slot are kept on the
+device, so that the host need not know what was sampled. As in transformers, the start of a word
+may lie in the prompt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from treadle.engine.plan import SlotStart
+from treadle.sampling.parcel import Parcel
+from treadle.sampling.pool import Pool, grown
+from treadle.sampling.table import Part
+
+__all__ = ("BadWords",)
+
+ANY, NOTHING = -1, -2
+
+
+class BadWords:
+    """Prefixes and last tokens of the words of each slot, and the tokens said most recently."""
+
+    remembers = True
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.pool = Pool()
+        self._vocab_size = vocab_size
+        # [capacity, words, length], right-aligned and filled up with ANY; no word: NOTHING
+        self._prefixes = torch.zeros(0, 0, 0, dtype=torch.int32, device=device)
+        self._lasts = torch.zeros(0, 0, dtype=torch.int64, device=device)
+        self._recent = torch.zeros(0, 0, dtype=torch.int32, device=device)  # newest at the right
+        self._pending: list[tuple[int, int, slice, slice, slice]] = []
+
+    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+        words = [
+            word for word in start.bad_words if len(word) > 1 and 0 <= word[-1] < self._vocab_size
+        ]
+        if not words:
+            return
+        length = max(len(word) for word in words) - 1
+        prefixes = [
+            token for word in words for token in [ANY] * (length + 1 - len(word)) + word[:-1]
+        ]
+        recent = [NOTHING] * max(0, length - len(start.tokens)) + start.tokens[-length:]
+        lasts = parcel.add(word[-1] for word in words)
+        spans = (parcel.add(prefixes), lasts, parcel.add(recent))
+        self._pending.append((self.pool.take(start.slot), length, *spans))
+
+    def write(self, data: Tensor) -> None:
+        words = max((lasts.stop - lasts.start for *_, lasts, _ in self._pending), default=0)
+        length = max((length for _, length, *_ in self._pending), default=0)
+        self._grow(self.pool.capacity, words, length)
+        for row, length, prefixes, lasts, recent in self._pending:
+            words = lasts.stop - lasts.start
+            left = self._recent.shape[1] - length
+            self._prefixes[row].fill_(ANY)[words:] = NOTHING
+            self._prefixes[row, :words, left:] = data[prefixes].view(words, length)
+            self._lasts[row].zero_()[:words] = data[lasts]
+            self._recent[row].fill_(NOTHING)[left:] = data[recent]
+        self._pending = []
+
+    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+        prefixes = self._prefixes.index_select(0, part.owned)
+        said = self._recent.index_select(0, part.owned).unsqueeze(1)
+        hit = ((prefixes == said) | (prefixes == ANY)).all(dim=-1)
+        bans = torch.zeros_like(hit, dtype=torch.float32).masked_fill_(hit, float("-inf"))
+        places = self._lasts.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(
+            1
+        )
+        logits.view(-1).scatter_add_(0, places.flatten(), bans.flatten())
+
+    def accept(self, part: Part, tokens: Tensor) -> None:
+        said = self._recent.index_select(0, part.owned)
+        newest = tokens.index_select(0, part.rows).to(said.dtype).unsqueeze(1)
+        self._recent.index_copy_(0, part.owned, torch.cat((said[:, 1:], newest), dim=1))
+
+    def _grow(self, capacity: int, words: int, length: int) -> None:
+        self._lasts = grown(self._lasts, capacity, words)
+        # Right-aligned tables grow to the left: flip, pad at the end, flip back. A wider prefix
+        # ignores what the wider memory does not know yet.
+        prefixes = grown(self._prefixes.flip(2), *self._lasts.shape, length, fill=ANY)
+        prefixes[:, self._prefixes.shape[1] :] = NOTHING
+        self._prefixes = prefixes.flip(2)
+        self._recent = grown(self._recent.flip(1), capacity, length, fill=NOTHING).flip(1)

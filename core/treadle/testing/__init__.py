@@ -1,0 +1,41 @@
+"""The conformance kit: one suite for each kind of plugin, subclassed by whoever writes a plugin.
+
+::
+
+    from treadle.testing.plugin import PluginSuite
+    from treadle.testing.policies import PolicySuite
+
+
+    class TestShortest(PluginSuite, PolicySuite):
+        plugin = "policies:shortest"
+"""
+
+import sys
+
+SUITES = (
+    "adapters",
+    "architectures",
+    "attention",
+    "connectors",
+    "executors",
+    "extensions",
+    "grammars",
+    "guided",
+    "kernels",
+    "logits",
+    "matching",
+    "multimodal",
+    "parsers",
+    "plugin",
+    "policies",
+    "proposers",
+    "quantization",
+    "sources",
+    "stats",
+    "streams",
+    "text",
+)
+
+# Without this, a check that fails shows no values: pytest rewrites asserts of test files only.
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite(*(f"treadle.testing.{name}" for name in SUITES))

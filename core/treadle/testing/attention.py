@@ -1,0 +1,469 @@
+"""The conformance suite of attention backends.
+
+::
+
+    class TestMine(PluginSuite, AttentionSuite):
+        plugin = "attention:mine"
+        device = DeviceInfo("cuda", (9, 0))              # what to bid for and to run on
+
+Every request of the grid is put to the backend. What it offers for is run and compared with
+``treadle.testing.attention_reference``; what it cannot serve must be a ``Refusal`` with reasons. The
+suite knows nothing of a backend's cache layout: tokens get into the cache through ``forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from treadle.api.attention import AttentionRequest, MaskKind, Offer, PagedWriter, Refusal
+from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.testing.plugin import Subject
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from treadle.api.attention import AttentionBackend, AttentionBatch
+    from treadle.plugins import Host
+
+__all__ = ("AttentionSuite", "Case", "requests", "steps")
+
+_PLAIN = AttentionRequest(
+    DeviceInfo("cpu"), "float32", "float32", head_size=64, heads=4, kv_heads=2, scale=0.125
+)
+
+requests: dict[str, AttentionRequest] = {
+    "float32": _PLAIN,
+    "bfloat16": replace(_PLAIN, dtype="bfloat16", kv_dtype="bfloat16"),
+    "float16": replace(_PLAIN, dtype="float16", kv_dtype="float16"),
+    "fp8_e4m3": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e4m3"),
+    "fp8_e5m2": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e5m2"),
+    "one query head per kv head": replace(_PLAIN, heads=3, kv_heads=3),
+    "one kv head": replace(_PLAIN, heads=7, kv_heads=1),
+    "head size 32": replace(_PLAIN, head_size=32, scale=32**-0.5),
+    "head size 80": replace(_PLAIN, head_size=80, scale=80**-0.5),
+    "head size 96": replace(_PLAIN, head_size=96, scale=96**-0.5),
+    "head size 128": replace(_PLAIN, head_size=128, scale=128**-0.5),
+    "head size 256": replace(_PLAIN, head_size=256, scale=1 / 16),
+    "narrow window": replace(_PLAIN, mask=MaskKind.SLIDING, window=5),
+    "wide window": replace(_PLAIN, mask=MaskKind.SLIDING, window=40),
+    "soft cap": replace(_PLAIN, softcap=2.0),
+    "soft cap and window": replace(_PLAIN, softcap=2.0, mask=MaskKind.SLIDING, window=24),
+    "bidirectional": replace(_PLAIN, mask=MaskKind.BIDIRECTIONAL),
+}
+
+steps: dict[str, tuple[list[int], list[int]]] = {
+    "one decode": ([1], [37]),
+    "first token": ([1], [1]),
+    "decodes": ([1] * 5, [1, 16, 17, 70, 33]),
+    "prompts": ([7, 33, 2], [7, 33, 2]),
+    "prefix hit": ([9, 3], [41, 19]),
+    "chunk": ([40], [75]),
+    "last tokens": ([20, 1, 1], [20, 60, 290]),  # of prompts: no decodes, for they are not first
+    "mixed": ([1, 1, 1, 6, 21, 3], [50, 2, 31, 6, 60, 35]),
+}
+
+# Requests that many backends cannot serve: any answer will do, an exception will not.
+_ODD: dict[str, AttentionRequest] = {
+    "tree": replace(_PLAIN, mask=MaskKind.TREE),
+    "prefix": replace(_PLAIN, mask=MaskKind.PREFIX),
+    "sinks": replace(_PLAIN, sinks=True),
+    "latent": replace(_PLAIN, latent=True),
+    "unknown device": replace(_PLAIN, device=DeviceInfo("abacus")),
+    "old device": replace(_PLAIN, device=DeviceInfo("cuda", (3, 5))),
+    "unknown dtype": replace(_PLAIN, dtype="int3", kv_dtype="int3"),
+    "unknown kv_dtype": replace(_PLAIN, kv_dtype="int3"),
+    "uneven heads": replace(_PLAIN, heads=5, kv_heads=2),
+    "no kv heads": replace(_PLAIN, kv_heads=0),
+    "odd head size": replace(_PLAIN, head_size=7),
+    "huge head size": replace(_PLAIN, head_size=1000),
+    "odd page size": replace(_PLAIN, page_size=3),
+    "no window": replace(_PLAIN, mask=MaskKind.SLIDING),
+    "empty window": replace(_PLAIN, mask=MaskKind.SLIDING, window=0),
+    "bidirectional window": replace(_PLAIN, mask=MaskKind.BIDIRECTIONAL, window=4),
+}
+
+# What ||out - reference|| / ||reference|| may be. The fp8 bounds are the rounding of the cache.
+_TOLERANCE = {
+    "float32": 1e-3,  # tf32 on a GPU is an answer of its own right; the rest is far below
+    "float16": 3e-3,
+    "bfloat16": 1e-2,
+    "fp8_e4m3": 8e-2,
+    "fp8_e5m2": 1.5e-1,
+}
+
+
+class Case:
+    """Random queries, keys and values of one step, and what must come out.
+
+    ``page_size`` tokens a page; rows own shuffled pages; the page table is wider than needed.
+    With ``scales`` keys and values are as large as a cache with these scales is made for.
+    """
+
+    def __init__(
+        self,
+        request: AttentionRequest,
+        query_lens: list[int],
+        kv_lens: list[int],
+        page_size: int,
+        *,
+        device: str,
+        seed: int = 0,
+        scales: tuple[float, float] | None = None,
+    ) -> None:
+        import torch
+
+        from treadle.testing.attention_reference import batch_of
+
+        self.request = request
+        self.scales = () if scales is None else (scales,)
+        self.device = device
+        self.page_size = page_size
+        self.query_lens, self.kv_lens = query_lens, kv_lens
+        self.batch, self.pages = batch_of(
+            query_lens, kv_lens, page_size=page_size, device=device, shuffle=seed, spare_columns=2
+        )
+        self.dtype: torch.dtype = getattr(torch, request.dtype)
+        made = torch.Generator().manual_seed(seed)
+
+        def random(tokens: int, heads: int) -> Tensor:
+            x = torch.randn(tokens, heads, request.head_size, generator=made)
+            return x.to(device, self.dtype)
+
+        self.queries = [random(n, request.heads) for n in query_lens]
+        self.keys = [random(n, request.kv_heads) for n in kv_lens]
+        self.values = [random(n, request.kv_heads) for n in kv_lens]
+        if scales is not None:  # the size that needs them
+            self.keys = [x * scales[0] for x in self.keys]
+            self.values = [x * scales[1] for x in self.values]
+
+    def cache(self, backend: AttentionBackend) -> Tensor:
+        """A cache that holds, beside garbage, the tokens that came before the step."""
+        import torch
+
+        request = self.request
+        spec = LayerCacheSpec("layer", request.kv_heads, request.head_size, request.kv_dtype)
+        shape = backend.cache_shape(self.pages, self.page_size, spec)
+        cache = torch.full(shape, 7.0).to(self.device, _storage(request.kv_dtype))
+        before = [n - m for n, m in zip(self.kv_lens, self.query_lens, strict=True)]
+        # Rows of one token are decodes to a backend, and decodes come first.
+        rows = sorted((r for r, n in enumerate(before) if n), key=lambda r: before[r] > 1)
+        if rows:
+            lengths = [before[r] for r in rows]
+            k = torch.cat([self.keys[r][: before[r]] for r in rows])
+            v = torch.cat([self.values[r][: before[r]] for r in rows])
+            q = k.new_zeros(len(k), request.heads, request.head_size)
+            batch = self._batch(rows, lengths)
+            backend.forward(q, k, v, cache, backend.plan(batch), *self.scales)
+        return cache
+
+    def _batch(self, rows: list[int], lengths: list[int]) -> AttentionBatch:
+        """The step that writes the first ``lengths`` tokens of ``rows`` into this case's pages."""
+        import torch
+
+        from treadle.testing.attention_reference import batch_of
+
+        size = self.page_size
+        batch, _ = batch_of(lengths, lengths, page_size=size, device=self.device)
+        batch.page_table = self.batch.page_table[rows]
+        pages = self.batch.page_table.tolist()
+        slots = [
+            pages[r][p // size] * size + p % size
+            for r, n in zip(rows, lengths, strict=True)
+            for p in range(n)
+        ]
+        batch.slot_mapping = torch.tensor(slots, device=self.device)
+        return batch
+
+    def poison(self, backend: AttentionBackend, cache: Tensor) -> None:
+        """Fill page 0 with NaN."""
+        import torch
+
+        from treadle.testing.attention_reference import batch_of
+
+        size = self.page_size
+        batch, _ = batch_of([size], [size], page_size=size, device=self.device)
+        batch.page_table.zero_()
+        batch.slot_mapping = torch.arange(size, device=self.device)
+        k = self.keys[0].new_full((size, *self.keys[0].shape[1:]), float("nan"))
+        q = k.new_zeros(size, self.request.heads, self.request.head_size)
+        batch.num_decodes = int(size == 1)
+        backend.forward(q, k, k, cache, backend.plan(batch))
+
+    def release(self, window: int) -> None:
+        """Give back the pages that no query of the step sees any more."""
+        rows = zip(self.query_lens, self.kv_lens, strict=True)
+        for row, (count, tokens) in enumerate(rows):
+            self.batch.page_table[row, : max(0, tokens - count + 1 - window) // self.page_size] = 0
+
+    @property
+    def q(self) -> Tensor:
+        import torch
+
+        return torch.cat(self.queries)
+
+    @property
+    def k(self) -> Tensor:
+        return self._new(self.keys)
+
+    @property
+    def v(self) -> Tensor:
+        return self._new(self.values)
+
+    def _new(self, parts: list[Tensor]) -> Tensor:
+        import torch
+
+        return torch.cat([x[len(x) - n :] for x, n in zip(parts, self.query_lens, strict=True)])
+
+    def expected(self) -> Tensor:
+        import torch
+
+        from treadle.testing.attention_reference import attend
+
+        r = self.request
+        rows = zip(self.queries, self.keys, self.values, strict=True)
+        return torch.cat(
+            [
+                attend(
+                    *(x.float() for x in row),
+                    scale=r.scale,
+                    mask=r.mask,
+                    window=r.window,
+                    softcap=r.softcap,
+                )
+                for row in rows
+            ]
+        )
+
+    def check(self, out: Tensor, where: str = "") -> None:
+        import torch
+
+        assert out.dtype == self.dtype and out.shape == self.q.shape
+        want, got = self.expected(), out.float()
+        assert torch.isfinite(got).all(), f"{where}: not finite, or not written"
+        error = float((got - want).norm() / want.norm())
+        limit = max(_TOLERANCE[self.request.dtype], _TOLERANCE[self.request.kv_dtype])
+        assert error <= limit, f"{where}: relative error {error:.2e} is over {limit:.0e}"
+
+
+def _storage(name: str) -> torch.dtype:
+    import torch
+
+    fp8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    return fp8.get(name) or getattr(torch, name)
+
+
+class AttentionSuite(Subject):
+    """Subclass it with ``plugin`` and ``device``; its name must begin with ``Test``."""
+
+    device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
+    steps: ClassVar[Mapping[str, tuple[list[int], list[int]]]] = steps
+    """Query and key lengths of the steps to run every request with; fewer where each is slow."""
+
+    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+        """The backend's answer, or what it raised: for an engine that would be a refusal. Override
+        it for a backend that is not installed."""
+        host = self._bidding
+        asked: Any = host.only("attention", self.key)
+        options = host.options("attention", self.key)
+        bids: list[Offer | Refusal] = asked.treadle_attention(request=request, options=options)
+        return next(bid for bid in bids if bid.name == self.key)
+
+    @cached_property
+    def _bidding(self) -> Host:
+        return self.host()
+
+    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+        request = replace(requests[name], device=self.device)
+        bid = self.bid(request)
+        if isinstance(bid, Refusal):
+            pytest.skip("; ".join(bid.reasons))
+        return request, bid
+
+    def step(self, request: AttentionRequest, step: str, page_size: int, seed: int = 0) -> Case:
+        return Case(
+            request, *{**steps, **self.steps}[step], page_size, device=self.device.kind, seed=seed
+        )
+
+    @pytest.mark.parametrize("name", [*requests, *_ODD])
+    def test_a_bid_is_an_offer_or_says_why_not(self, name: str) -> None:
+        request = {**requests, **_ODD}[name]
+        if name not in ("unknown device", "old device"):
+            request = replace(request, device=self.device)
+        bid = self.bid(request)
+        if isinstance(bid, Refusal):
+            assert bid.reasons and all(reason.strip() for reason in bid.reasons)
+        else:
+            assert 0 <= bid.score <= 100
+            assert bid.page_sizes and all(n > 0 for n in bid.page_sizes)
+            assert request.page_size is None or request.page_size in bid.page_sizes
+
+    @pytest.mark.parametrize("name", list(requests))
+    def test_every_step_is_what_the_reference_says(self, name: str) -> None:
+        request, offer = self.offer(name)
+        backend = offer.create()
+        for seed, step in enumerate(self.steps):
+            case = self.step(request, step, offer.page_sizes[0], seed)
+            cache = case.cache(backend)
+            plan = backend.plan(case.batch)
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan), step)
+
+    @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
+    def test_a_cache_in_fp8_has_scales(self, name: str) -> None:
+        """Without theirs, these keys would all be cut off, and these values be zero."""
+        request, offer = self.offer(name)
+        scales = (50000.0, 1 / 50000)
+        request = replace(request, scale=request.scale / scales[0])
+        bid = self.bid(request)
+        assert isinstance(bid, Offer)
+        backend = bid.create()
+        for seed, step in enumerate(self.steps):
+            lengths = {**steps, **self.steps}[step]
+            case = Case(
+                request,
+                *lengths,
+                offer.page_sizes[0],
+                device=self.device.kind,
+                seed=seed,
+                scales=scales,
+            )
+            cache, plan = case.cache(backend), backend.plan(case.batch)
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan, scales), step)
+            again = backend.forward(case.q, None, None, cache, plan, scales)
+            case.check(again, f"{step}, written before")
+
+    def test_every_page_size_that_it_offers(self) -> None:
+        request, offer = self.offer("float32")
+        for page_size in offer.page_sizes:
+            bid = self.bid(replace(request, page_size=page_size))
+            assert isinstance(bid, Offer), f"offers pages of {page_size}, then refuses them"
+            backend = bid.create()
+            case = self.step(request, "mixed", page_size)
+            cache = case.cache(backend)
+            out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+            case.check(out, f"pages of {page_size}")
+
+    def test_tokens_may_have_been_written_already(self) -> None:
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        case = self.step(request, "mixed", offer.page_sizes[0])
+        cache, plan = case.cache(backend), backend.plan(case.batch)
+        backend.forward(case.q, case.k, case.v, cache, plan)
+        case.check(backend.forward(case.q, None, None, cache, plan))
+
+    @pytest.mark.parametrize("name", ["float32", "narrow window", "wide window"])
+    def test_page_0_never_matters(self, name: str) -> None:
+        """It pads page tables and stands for pages that a window has left behind (docs/adr/0007)."""
+        request, offer = self.offer(name)
+        backend = offer.create()
+        for step in ("decodes", "mixed", "chunk"):
+            if step not in self.steps:
+                continue
+            case = self.step(request, step, offer.page_sizes[-1])
+            cache = case.cache(backend)
+            case.poison(backend, cache)
+            if request.window is not None:
+                case.release(request.window)
+            out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+            case.check(out, step)
+
+    def test_slices_of_one_projection_will_do(self) -> None:
+        """Models split one fused output; the slices are not contiguous."""
+        import torch
+
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        for step in ("decodes", "prompts", "mixed"):
+            case = self.step(request, step, offer.page_sizes[0])
+            fused = torch.cat([x.flatten(1) for x in (case.q, case.k, case.v)], dim=1)
+            kv = request.kv_heads * request.head_size
+            parts = torch.split(fused, [request.heads * request.head_size, kv, kv], dim=1)
+            q, k, v = (x.unflatten(1, (-1, request.head_size)) for x in parts)
+            cache = case.cache(backend)
+            case.check(backend.forward(q, k, v, cache, backend.plan(case.batch)), step)
+
+    def test_one_plan_serves_every_layer(self) -> None:
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        layers = [self.step(request, "mixed", offer.page_sizes[0]) for _ in range(2)]
+        layers[1].values = [-x for x in layers[1].values]
+        caches = [layer.cache(backend) for layer in layers]
+        plan = backend.plan(layers[0].batch)
+        for _ in range(2):
+            for layer, kv in zip(layers, caches, strict=True):
+                layer.check(backend.forward(layer.q, layer.k, layer.v, kv, plan))
+
+    def test_two_plans_do_not_meet(self) -> None:
+        """A step has a plan for each group of layers, and all are made before the layers run."""
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        cases = [self.step(request, step, offer.page_sizes[0]) for step in ("decodes", "mixed")]
+        caches = [case.cache(backend) for case in cases]
+        plans = [backend.plan(case.batch) for case in cases]
+        for case, cache, plan in zip(cases, caches, plans, strict=True):
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan))
+
+    def test_its_slots_are_where_tokens_lie(self) -> None:
+        """Others write there, as it would have, if it is a ``PagedWriter``."""
+        import torch
+
+        request, offer = self.offer("float32")
+        backend: Any = offer.create()
+        paged: object = backend
+        if not isinstance(paged, PagedWriter):
+            pytest.skip("it lets nobody else write")
+        for step in ("decodes", "mixed"):
+            case = self.step(request, step, offer.page_sizes[0])
+            cache, plan = case.cache(backend), backend.plan(case.batch)
+            backend.forward(case.q, case.k, case.v, cache, plan)
+            slots = paged.slots(plan)
+            for half, written in zip(cache, (case.k, case.v), strict=True):
+                assert torch.equal(half.flatten(0, 1)[slots], written), step
+
+    def test_a_row_does_not_depend_on_the_others(self) -> None:
+        import torch
+
+        request, offer = self.offer("float32")
+        backend = offer.create()
+        case = self.step(request, "decodes", offer.page_sizes[0])
+        cache = case.cache(backend)
+        out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+        start = 0
+        for row, (count, tokens) in enumerate(zip(case.query_lens, case.kv_lens, strict=True)):
+            alone = Case(request, [count], [tokens], case.page_size, device=case.device)
+            alone.queries, alone.keys, alone.values = (
+                [x[row]] for x in (case.queries, case.keys, case.values)
+            )
+            cache = alone.cache(backend)
+            got = backend.forward(alone.q, alone.k, alone.v, cache, backend.plan(alone.batch))
+            # Splitting a row differently may round differently, and tf32 is coarse.
+            torch.testing.assert_close(got, out[start : start + count], rtol=2e-3, atol=2e-3)
+            start += count
+
+    def test_a_graph_safe_plan_reads_the_device_only(self) -> None:
+        """A captured step is replayed with other lengths and pages; only the bounds stay."""
+        request, offer = self.offer("float32")
+        if not offer.graph_safe:
+            pytest.skip("does not say graph_safe")
+        backend = offer.create()
+        big = Case(request, [1] * 4, [90, 64, 33, 80], offer.page_sizes[0], device=self.device.kind)
+        static = big.batch
+        plan = backend.plan(static)
+        backend.forward(big.q, big.k, big.v, big.cache(backend), plan)
+        static.query_lens_host, static.kv_lens_host = (), ()
+        for seed, lengths in enumerate(([1, 2, 17, 90], [64, 64, 5, 33], [90, 90, 90, 90])):
+            case = Case(
+                request, [1] * 4, lengths, big.page_size, device=self.device.kind, seed=seed
+            )
+            cache = case.cache(backend)
+            static.kv_lens.copy_(case.batch.kv_lens)
+            static.slot_mapping.copy_(case.batch.slot_mapping)
+            columns = min(static.page_table.shape[1], case.batch.page_table.shape[1])
+            static.page_table.zero_()
+            static.page_table[:, :columns] = case.batch.page_table[:, :columns]
+            case.check(backend.forward(case.q, case.k, case.v, cache, plan), str(lengths))

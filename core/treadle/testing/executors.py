@@ -1,0 +1,187 @@
+"""The conformance suite of executors: the tokens of ``inline``, in order, and a clean end.
+
+::
+
+    class TestMine(PluginSuite, ExecutorSuite):
+        plugin = "executors:mine"
+        engine = {"tensor_parallel_size": 2}    # options of the engine that it is for
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from treadle.errors import TreadleError
+from treadle.testing.plugin import Subject
+
+if TYPE_CHECKING:
+    from treadle.api.engine import Executor
+    from treadle.config import EngineConfig
+    from treadle.engine.core import EngineCore
+    from treadle.engine.plan import EngineFacts, StepPlan
+
+__all__ = ("ExecutorSuite",)
+
+
+class ExecutorSuite(Subject):
+    """Runs a tiny Llama on the CPU under the executor, and compares."""
+
+    engine: ClassVar[Mapping[str, Any]] = {}
+
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        from treadle.testing.checkpoints import make_checkpoint
+
+        return make_checkpoint(tmp_path / "tiny")
+
+    def config(self, model: Path, executor: str, **options: Any) -> EngineConfig:
+        from treadle.config import from_options
+
+        given = {"device": "cpu", "dtype": "float32", "threads": 1, "num_pages": 64, **options}
+        return from_options(model=str(model), executor=executor, **given)
+
+    def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
+        from treadle.engine.core import EngineCore
+
+        return EngineCore(self.config(model, executor, **options), self.host())
+
+    @contextmanager
+    def started(self, model: Path) -> Iterator[tuple[Executor, EngineFacts]]:
+        """The executor alone, for steps that are planned here."""
+        executor = self.host().executor(self.key, self.config(model, self.key, **self.engine))
+        try:
+            yield executor, executor.start()
+        finally:
+            executor.stop()
+
+    def prompt(self, number: int, facts: EngineFacts, *, held: bool = False) -> StepPlan:
+        """A step of one prompt, whose sequence has the slot and the first page ``number``."""
+        from treadle.engine.plan import PageWrite, SlotStart, StepPlan
+        from treadle.sampling.params import SamplingParams
+
+        ids = [number, 9, 200, 17]
+        begins = SlotStart(number, SamplingParams(temperature=0.0), len(ids), ids, 0, [], [])
+        pages = [PageWrite(group, number, 0, [number]) for group in range(len(facts.groups))]
+        return StepPlan(
+            number, [number], [0], [len(ids)], 0, ids, [True], [begins], [], pages, held
+        )
+
+    def tokens(self, core: EngineCore) -> dict[str, list[int]]:
+        """Three requests, the last of which comes while the others run."""
+        from treadle.engine.messages import EngineRequest
+        from treadle.sampling.params import SamplingParams
+
+        requests = [
+            EngineRequest(
+                name,
+                [(7 * i + j) % 200 for j in range(5 + 6 * i)],
+                SamplingParams(max_tokens=9, ignore_eos=True, temperature=heat, seed=i),
+                float(i),
+            )
+            for i, (name, heat) in enumerate((("a", 0.0), ("b", 0.9), ("c", 0.0)))
+        ]
+        found: dict[str, list[int]] = {request.id: [] for request in requests}
+        core.add(requests[0])
+        core.add(requests[1])
+        for step in range(200):
+            if step == 3:
+                core.add(requests[2])
+            if step > 3 and not core.has_work:
+                break
+            for output in core.step():
+                assert output.error is None, output.error
+                found[output.id] += output.tokens
+        return found
+
+    def test_its_tokens_are_those_of_one_process(self, checkpoint: Path) -> None:
+        with closing(self.core(checkpoint, "inline")) as core:
+            expected = self.tokens(core)
+        with closing(self.core(checkpoint, self.key, **self.engine)) as core:
+            facts = core.facts
+            assert self.tokens(core) == expected
+            core.check()
+            assert self.tokens(core) == expected, "a second round differs"
+        assert facts.vocab_size and facts.page_size and facts.groups and facts.max_model_len
+
+    def test_results_come_in_the_order_of_launches(self, checkpoint: Path) -> None:
+        with self.started(checkpoint) as (executor, facts):
+            plans = [self.prompt(number, facts) for number in (3, 1, 2)]
+            for plan in plans:
+                executor.launch(plan)
+            assert [executor.collect().id for _ in plans] == [3, 1, 2]
+
+    def test_a_held_step_is_completed_by_sample(self, checkpoint: Path) -> None:
+        """A grammar leaves one token only, or the step was held for a logits processor."""
+        from treadle.engine.plan import StepEdits
+
+        with self.started(checkpoint) as (executor, facts):
+            executor.launch(self.prompt(1, facts))
+            free = executor.collect().tokens
+            executor.launch(self.prompt(2, facts, held=True))
+            executor.sample(None)
+            assert len(executor.collect().tokens) == 1
+            for only in (7, facts.vocab_size - 1):
+                assert only not in free
+                mask = bytearray(-(-facts.vocab_size // 32) * 4)
+                mask[only // 8] = 1 << only % 8
+                executor.launch(self.prompt(1, facts, held=True))
+                executor.sample(StepEdits([0], bytes(mask)))
+                assert executor.collect().tokens == [only]
+
+    def test_a_step_that_fails_is_said_so(self, checkpoint: Path) -> None:
+        """In its result, and the next step runs; or by an error of treadle: the executor is lost."""
+        import msgspec
+
+        with self.started(checkpoint) as (executor, facts):
+            wrong = msgspec.structs.replace(self.prompt(1, facts), slots=[10**6])
+            try:
+                executor.launch(wrong)
+                failed = executor.collect()
+            except TreadleError:
+                return
+            assert failed.id == wrong.id and failed.error and not failed.tokens
+            executor.launch(self.prompt(2, facts))
+            right = executor.collect()
+            assert right.id == 2 and right.error is None and len(right.tokens) == 1
+
+    def test_two_executors_share_nothing(self, checkpoint: Path) -> None:
+        with self.started(checkpoint) as (first, facts):
+            first.launch(self.prompt(1, facts))
+            want = first.collect().tokens
+            with self.started(checkpoint) as (second, _):
+                first.launch(self.prompt(2, facts))
+                second.launch(self.prompt(1, facts))
+                assert second.collect().tokens == want
+                assert first.collect().id == 2
+            first.check()
+            first.launch(self.prompt(1, facts))
+            assert first.collect().tokens == want, "the end of another one is seen"
+
+    def test_it_leaves_nothing_behind(self, checkpoint: Path) -> None:
+        before = {*threading.enumerate()}, _children()
+        with closing(self.core(checkpoint, self.key, **self.engine)):
+            pass
+        left = [thread for thread in threading.enumerate() if thread not in before[0]]
+        assert not left, "threads run on"
+        assert not _children() - before[1], "processes run on"
+
+    def test_a_failed_start_is_an_error_of_treadle(self, tmp_path: Path) -> None:
+        with pytest.raises(TreadleError), self.started(tmp_path):
+            pass
+
+    def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
+        config = self.config(checkpoint, self.key, **self.engine)
+        self.host().executor(self.key, config).stop()
+
+
+def _children() -> set[str]:
+    """The processes that this one has started, where the system tells."""
+    threads = Path("/proc/self/task")
+    files = threads.glob("*/children") if threads.is_dir() else ()
+    return {pid for file in files for pid in file.read_text().split()}

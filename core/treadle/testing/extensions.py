@@ -1,0 +1,111 @@
+"""The conformance suite of extensions: they see an engine begin and end, and change only what they
+say.
+
+::
+
+    class TestMine(PluginSuite, ExtensionSuite):
+        plugin = "extensions:mine"
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from treadle.api import hookspecs
+from treadle.config import EngineConfig, from_options
+from treadle.plugins import Host
+from treadle.testing.plugin import Subject, hook_arguments
+from treadle.testing.policies import Queued
+
+__all__ = ("ExtensionSuite",)
+
+
+class ExtensionSuite(Subject):
+    """Its two hooks are called in pairs, and its wrappers hand on what they were given."""
+
+    def config(self) -> EngineConfig:
+        return from_options(model="nowhere")
+
+    def quiet(self, host: Host) -> None:
+        """A host goes on without a hook that fails; here it must not."""
+        failed = [
+            hook
+            for plugin, hook, outcome, _ in host.tally.rows()
+            if plugin == self.plugin and outcome == "error"
+        ]
+        assert failed == [], f"{failed} raised; see the log"
+
+    def test_engines_begin_and_end(self) -> None:
+        """One after the other, and two at once: each has a host of its own."""
+        for count in (1, 1, 2):
+            hosts = [self.host() for _ in range(count)]
+            try:
+                for host in hosts:
+                    host.configure(self.config())
+            finally:
+                for host in hosts:
+                    host.unconfigure()
+                    self.quiet(host)
+
+    def test_the_configuration_is_left_as_it_is(self) -> None:
+        config = self.config()
+        host = self.host()
+        host.configure(config)
+        host.unconfigure()
+        assert config == self.config()
+
+    def test_what_it_reports_is_one_line(self) -> None:
+        """While an engine runs, and where none does: ``treadle doctor`` starts none."""
+        host = self.host()
+        lines = host.report()
+        host.configure(self.config())
+        try:
+            lines += host.report()
+            self.quiet(host)
+            assert all("\n" not in line for line in lines)
+        finally:
+            host.unconfigure()
+
+    def test_its_wrappers_give_an_answer(self) -> None:
+        """A wrapper that forgets ``return`` turns every plugin into one that answers ``None``."""
+        host = self.host()
+        for hook, wrapper in self.wrappers(host):
+            source = inspect.getsource(wrapper)
+            assert "yield" in source and "return" in source, f"{hook} returns nothing"
+        assert host.policy("fcfs").order(Queued("r", 1.0)) == (1.0,)
+
+    def test_its_wrappers_keep_what_nobody_provides(self) -> None:
+        """Else it cannot be said which plugin is missing."""
+        for hook, wrapper in self.wrappers(self.host()):
+            nothing: list[Any] | None = [] if hasattr(hookspecs.Every, hook) else None
+            wrapping = self.wrapping(hook, wrapper)
+            try:
+                wrapping.send(nothing)
+            except StopIteration as end:
+                assert end.value == nothing, f"{hook} made {end.value!r} of {nothing!r}"
+
+    def test_its_wrappers_hand_on_errors(self) -> None:
+        for hook, wrapper in self.wrappers(self.host()):
+            raised = False
+            try:
+                self.wrapping(hook, wrapper).throw(LookupError("of the plugin that is wrapped"))
+            except StopIteration:
+                pass
+            except Exception:
+                raised = True
+            assert raised, f"{hook} swallows what another plugin raises"
+
+    def wrappers(self, host: Host) -> Iterator[tuple[str, Any]]:
+        plugin = host.load(self.kind, self.key)
+        for hook in host.hooks_of(plugin)[1]:
+            yield hook, getattr(plugin, hook)
+
+    def wrapping(self, hook: str, wrapper: Any) -> Generator[None, Any, Any]:
+        """A call that has come to its ``yield``."""
+        values = hook_arguments(hook, self.host())
+        wanted = inspect.signature(wrapper).parameters
+        call: Generator[None, Any, Any] = wrapper(**{name: values[name] for name in wanted})
+        next(call)
+        return call

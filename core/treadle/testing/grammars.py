@@ -1,0 +1,77 @@
+"""Texts drawn from a grammar at random: what a model could write under it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.guided import GrammarSpec, Matcher
+
+if TYPE_CHECKING:
+    from treadle.plugins import Host
+
+__all__ = ("Bytes", "drawn")
+
+LONGEST = 4000
+
+
+class Bytes:
+    """A tokenizer whose ids are the 256 bytes, and then special tokens."""
+
+    eos_id = None
+    chat_template = None
+
+    def __init__(self, *special: str) -> None:
+        self.special = {256 + i: mark for i, mark in enumerate(special)}
+        self.special_ids = frozenset(self.special)
+        self.vocab_size = 256 + len(special)
+
+    def token(self, token: int) -> str:
+        return self.special.get(token) or bytes([token]).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.special[token].encode() if token in self.special else bytes([token])
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if not skip_special_tokens or i not in self.special]
+        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+
+
+def drawn(
+    host: Host, spec: GrammarSpec, count: int, *, tokenizer: Any = None, backend: str = "llguidance"
+) -> Iterator[str]:
+    """``count`` whole texts of the grammar, always the same ones."""
+    tokenizer = tokenizer or Bytes()
+    compiler = host.grammar_compiler(backend, tokenizer, tokenizer.vocab_size)
+    refusal = compiler.refuses(spec)
+    assert refusal is None, f"{backend} refuses it: {refusal}"
+    grammar = compiler.compile(spec)
+    for seed in range(count):
+        ids = _walk(grammar.matcher(), tokenizer.vocab_size, random.Random(seed))
+        yield tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _walk(matcher: Matcher, vocab_size: int, draw: random.Random) -> list[int]:
+    import torch
+
+    mask = torch.zeros((1, (vocab_size + 31) // 32), dtype=torch.int32)
+    ends = set(b'"}])')
+    ids: list[int] = []
+    while not matcher.finished:
+        matcher.fill(mask, 0)
+        words = [word & 0xFFFFFFFF for word in mask[0].tolist()]
+        allowed = [i for i in range(vocab_size) if words[i >> 5] >> (i & 31) & 1]
+        if matcher.complete and (not allowed or draw.random() < 0.5):
+            break
+        assert allowed, "the grammar has come to a dead end"
+        # Letters and ends now and then, or a walk would seldom leave a string.
+        likely = [i for i in allowed if i in ends] if draw.random() < 0.3 else []
+        token = draw.choice(likely or [i for i in allowed if i < 128] or allowed)
+        assert matcher.accept(token), "the grammar refuses what its mask allows"
+        ids.append(token)
+        assert len(ids) < LONGEST, "the grammar does not come to an end"
+    return ids

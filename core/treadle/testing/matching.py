@@ -1,0 +1,83 @@
+"""What a plugin promises that says which models it is made for (``treadle_match``).
+
+::
+
+    class TestMine(PluginSuite, ToolParserSuite):
+        plugin = "tool_parsers:mine"
+        matched = [ModelTraits(templates={"default": "{{ messages }}<call>"})]
+        unmatched = [ModelTraits(templates={"default": "{{ messages }}<function=call>"})]
+
+Part of the suites of parsers. A plugin that is chosen by name only has nothing to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from treadle.api.matching import Match, ModelTraits
+from treadle.plugins import Host
+from treadle.testing.plugin import FOREIGN, Subject
+
+__all__ = ("PLAIN", "Matching")
+
+PLAIN = (
+    ModelTraits(),
+    ModelTraits(
+        config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+        templates={
+            "default": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+            "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+        },
+        tokens=frozenset({"<|im_start|>", "<|im_end|>", "<unk>", "<s>", "</s>"}),
+    ),
+    ModelTraits(config={"architectures": None, "model_type": "gpt2", "quantization_config": None}),
+)
+"""Models that call no tools and do not reason."""
+
+
+class Matching(Subject):
+    """``matched`` are models that the plugin is made for, ``unmatched`` others that look alike."""
+
+    matched: ClassVar[Sequence[ModelTraits]] = ()
+    unmatched: ClassVar[Sequence[ModelTraits]] = ()
+
+    def test_it_matches_its_models(self) -> None:
+        host = self._matching()
+        if not self.matched:
+            pytest.skip("it was given no models that it matches")
+        for model in self.matched:
+            assert host.match(self.kind, self.key, model) is not None, f"no match: {model}"
+
+    def test_it_leaves_other_models_alone(self) -> None:
+        """It would be chosen for each model that has no better match."""
+        host = self._matching()
+        for model in (*PLAIN, *self.unmatched):
+            assert host.match(self.kind, self.key, model) is None, f"it matches {model}"
+
+    def test_it_matches_under_its_own_key_only(self) -> None:
+        """A module may serve several keys, and is asked for each of them."""
+        relay: Any = self._matching().only(self.kind, self.key)
+        for kind, key in ((self.kind, FOREIGN), (FOREIGN, self.key)):
+            for model in self.matched:
+                found = relay.treadle_match(kind=kind, key=key, model=model, options={})
+                assert found is None, f"it answered {found!r} for {kind}:{key}"
+
+    def test_its_reason_can_be_shown(self) -> None:
+        """In a line of ``treadle serve --explain``."""
+        host = self._matching()
+        for model in self.matched:
+            found: Any = host.match(self.kind, self.key, model)
+            if found is not None:
+                assert isinstance(found, Match) and found.score > 0
+                assert 8 <= len(found.reason) <= 80 and found.reason.isprintable()
+
+    def _matching(self) -> Host:
+        host = self.host()
+        if self.key not in host.keys(self.kind):
+            pytest.skip("it is not installed")
+        if "treadle_match" not in host.hooks_of(host.load(self.kind, self.key))[0]:
+            pytest.skip("it is chosen by name only")
+        return host

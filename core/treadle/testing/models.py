@@ -1,0 +1,151 @@
+"""Comparing a model plugin with transformers, over the attention reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treadle.api.attention import Step
+from treadle.api.models import Collective, ExpertsSpec, LinearSpec
+from treadle.layers import Attention, NullCollective
+from treadle.loading.build import Plugins, build_model
+from treadle.loading.config import max_model_len, read_config
+from treadle.loading.sources import files_in
+from treadle.testing.attention_reference import ReferenceBackend, batch_of
+
+__all__ = ("Asked", "TinyModel", "transformers_logits")
+
+PAGE = 8
+
+
+class TinyModel:
+    """A checkpoint built by its plugin, whose attention layers use ``ReferenceBackend``.
+
+    ``ids`` are always ``[tokens]`` of whole sequences from position 0; results are float32.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        host: Plugins,
+        *,
+        ranks: Collective | None = None,
+        dtype: torch.dtype = torch.float32,
+        longest: int | None = None,
+        load_format: str = "auto",
+        quantization: str = "auto",
+    ) -> None:
+        files = files_in(Path(folder), ["*"], str(folder))
+        self.raw, self.config = read_config(files)
+        self.model: Any
+        self.model, self.spec = build_model(
+            files,
+            self.config,
+            host,
+            torch.device("cpu"),
+            dtype,
+            ranks or NullCollective(),
+            lambda request, spec: ReferenceBackend(request),
+            load_format=load_format,
+            quantization=quantization,
+            max_model_len=max_model_len(self.config, longest),
+        )
+        self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
+
+    def logits(
+        self, ids: Tensor, chunks: Sequence[int] = (), *, wanted: Tensor | None = None
+    ) -> Tensor:
+        """``[tokens, vocab]`` logits of one sequence, in steps of ``chunks`` tokens (or in one).
+
+        With ``wanted``, indices of tokens, in one step, and what the model returns then.
+        """
+        if wanted is not None:
+            self._clear([len(ids)])
+            with torch.inference_mode():
+                return self.step([ids], [0], [len(ids)], [len(ids)], wanted)
+        return self.batch([ids], [list(chunks) or [len(ids)]])[0]
+
+    def batch(self, sequences: Sequence[Tensor], chunks: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The logits of several sequences that run together; each brings its own chunks."""
+        totals = [len(ids) for ids in sequences]
+        self._clear(totals)
+        outputs: list[list[Tensor]] = [[] for _ in sequences]
+        done = [0] * len(sequences)
+        with torch.inference_mode():
+            for turn in range(max(len(c) for c in chunks)):
+                counts = [c[turn] if turn < len(c) else 0 for c in chunks]
+                rows = self.step(sequences, done, counts, totals)
+                for index, count in enumerate(counts):
+                    done[index] += count
+                    outputs[index].append(rows[:count])
+                    rows = rows[count:]
+        return [torch.cat(parts) for parts in outputs]
+
+    def _clear(self, totals: Sequence[int]) -> None:
+        _, pages = batch_of(totals, totals, page_size=PAGE)
+        for layer in self.attentions:
+            layer.cache = torch.zeros(layer.backend.cache_shape(pages, PAGE, layer.spec))
+
+    def step(
+        self,
+        sequences: Sequence[Tensor],
+        done: Sequence[int],
+        counts: Sequence[int],
+        totals: Sequence[int],
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        whole, _ = batch_of(totals, totals, page_size=PAGE)
+        lengths = [d + n for d, n in zip(done, counts, strict=True)]
+        batch, _ = batch_of(counts, lengths, page_size=PAGE)
+        batch.page_table = whole.page_table  # pages stay where they are between steps
+        starts = whole.query_start.tolist()
+        spans = [(d, e) for d, e in zip(done, lengths, strict=True)]
+        batch.slot_mapping = torch.cat(
+            [whole.slot_mapping[s + d : s + e] for s, (d, e) in zip(starts, spans, strict=False)]
+        )
+        ids = torch.cat([q[d:e] for q, (d, e) in zip(sequences, spans, strict=True)])
+        positions = torch.cat([torch.arange(d, e) for d, e in spans])
+        hidden = self.model(ids, positions, Step(plans=[batch], wanted=wanted))
+        result: Tensor = self.model.logits(hidden)
+        return result.float()
+
+
+class Asked:
+    """A plugin host whose only quantization leaves every layer as it is, and notes which ``names``
+    of matrices it was asked for."""
+
+    def __init__(self, host: Plugins) -> None:
+        self._host = host
+        self.name = "asked"
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+    def quantization(self, *asked: object) -> Asked:
+        return self
+
+    def linear(self, spec: LinearSpec) -> None:
+        self.names.update(spec.names)
+
+    def experts(self, spec: ExpertsSpec) -> None:
+        self.names.update(spec.names)
+
+    def kv_dtype(self, layer: str) -> None:
+        """Nothing is said of caches."""
+
+
+def transformers_logits(
+    folder: str | Path, ids: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """``[tokens, vocab]`` logits of transformers' own model for one sequence."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    with torch.inference_mode():
+        result: Tensor = model(ids[None]).logits[0]
+    return result.float()

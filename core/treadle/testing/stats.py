@@ -1,0 +1,73 @@
+"""The conformance suite of stat loggers.
+
+::
+
+    class TestMine(PluginSuite, StatLoggerSuite):
+        plugin = "stat_loggers:mine"
+"""
+
+from __future__ import annotations
+
+import time
+
+from treadle.api.engine import StatLogger
+from treadle.engine.stats import EngineStats
+from treadle.testing.plugin import Subject
+
+__all__ = ("StatLoggerSuite",)
+
+STEPS = 500
+BUDGET = 1e-3
+"""Seconds that one ``record`` may take on average: it stands between two steps."""
+
+
+class StatLoggerSuite(Subject):
+    """A logger is called after every step, so it is quick and it never raises."""
+
+    def build(self) -> StatLogger:
+        (logger,) = self.host().stat_loggers([self.key])
+        return logger
+
+    def stats(self, step: int) -> EngineStats:
+        return EngineStats(
+            steps=step,
+            running=step % 7,
+            waiting=step % 3,
+            pages_total=100,
+            pages_used=step % 100,
+            prompt_tokens=step * 20,
+            generated_tokens=step * 5,
+            finished={"stop": step // 3, "length": step // 5},
+            step_seconds=step * 0.02,
+        )
+
+    def test_two_builds_are_two_objects(self) -> None:
+        assert self.build() is not self.build()
+
+    def test_an_engine_that_has_done_nothing(self) -> None:
+        self.build().record(EngineStats())
+
+    def test_a_run(self) -> None:
+        logger = self.build()
+        for step in range(1, 50):
+            logger.record(self.stats(step))
+
+    def test_an_engine_without_pages_or_time(self) -> None:
+        """Numbers that a rate would be divided by may be zero."""
+        logger = self.build()
+        for _ in range(2):
+            logger.record(EngineStats(steps=1, generated_tokens=3))
+
+    def test_the_statistics_are_left_as_they_are(self) -> None:
+        """Other loggers get the same ones."""
+        stats = self.stats(21)
+        self.build().record(stats)
+        assert stats == self.stats(21)
+
+    def test_it_is_quick(self) -> None:
+        logger = self.build()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            logger.record(self.stats(21))
+        each = (time.perf_counter() - began) / STEPS
+        assert each < BUDGET, f"record takes {each * 1e3:.2f} ms; the next step waits for it"

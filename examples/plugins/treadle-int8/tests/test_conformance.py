@@ -1,0 +1,27 @@
+import torch
+
+from treadle import LLM, SamplingParams
+from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.plugin import PluginSuite
+
+IDS = list(range(5, 25))
+
+
+class TestInt8(PluginSuite):
+    plugin = "quantization:int8"
+
+    def test_a_model_says_nearly_the_same_in_less_memory(self, tmp_path):
+        folder = make_checkpoint(tmp_path, "LlamaForCausalLM")
+        options = {"device": "cpu", "dtype": "float32", "num_pages": 32, "threads": 1}
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
+        found, sizes = [], []
+        for method in (None, "int8"):
+            with LLM(str(folder), quantization=method, **options) as llm:
+                (output,) = llm.generate({"prompt_token_ids": IDS}, params, use_tqdm=False)
+                rows = output.prompt_logprobs[1:]
+                found.append([row[token].logprob for row, token in zip(rows, IDS[1:], strict=True)])
+                sizes.append(llm.facts.weights_bytes)
+        full, small = map(torch.tensor, found)
+        assert (full - small).abs().mean() < 0.05 * full.abs().mean()
+        assert not torch.equal(full, small)
+        assert sizes[1] < 0.6 * sizes[0]

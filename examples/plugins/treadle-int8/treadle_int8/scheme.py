@@ -1,0 +1,47 @@
+"""Loads plain weights, and keeps them in int8: a quarter or half of the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.types import LinearMethod, LinearSpec
+from treadle.layers import weight
+
+
+class Int8Linear:
+    """`x @ (int8 · scale).T`. The checkpoint's weight is quantized when it is complete."""
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        shape = (sum(spec.out_features), spec.in_features)
+        module.register_parameter("weight", weight(shape, spec.dtype, output_dim=0, input_dim=1))
+
+    def finish(self, module: nn.Module) -> None:
+        full = module.get_parameter("weight").data
+        scale = full.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-8) / 127
+        whole = (full.float() / scale).round().to(torch.int8)
+        del module.weight
+        module.int8 = nn.Parameter(whole, requires_grad=False)
+        module.scales = nn.Parameter(scale.squeeze(1).to(full.dtype), requires_grad=False)
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = F.linear(x, module.int8.to(x.dtype)) * module.scales
+        return y if bias is None else y + bias
+
+
+class Int8:
+    """The scheme: every linear layer but the head."""
+
+    name = "int8"
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        return None if spec.prefix.endswith("lm_head") else Int8Linear()
+
+    def experts(self, spec: Any) -> None:
+        return None
+
+    def kv_dtype(self, layer: str) -> str | None:
+        return None

@@ -1,0 +1,177 @@
+"""The backend: XQA decodes, FlashAttention 3 or 2 does the rest, both over pages as they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.decode import xqa_batch_decode_with_kv_cache
+from torch import Tensor
+
+from treadle.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from treadle_attention_flashinfer.pages import pages_of, visible
+
+__all__ = ("FlashInferAttention", "Plan")
+
+_FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+_XQA_WORKSPACE = 32 << 20
+"""Bytes: 8 MiB of semaphores, as FlashInfer divides it, and partial results of at most one program
+on each processor."""
+
+_FA2_WORKSPACE = 128 << 20
+"""Bytes for partial results of keys that are split, as FlashInfer recommends. FlashAttention 3 does
+not split them, but wants a workspace."""
+
+
+@dataclass(slots=True)
+class Decodes:
+    """The first rows, of one new token each, as XQA reads them."""
+
+    rows: int
+    page_table: Tensor  # int32 [rows, columns], contiguous
+    kv_lens: Tensor  # int32 [rows]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step. Only the last one with ``others`` can be run: they are planned in the wrapper."""
+
+    batch: AttentionBatch
+    decodes: Decodes | None = None
+    others: slice | None = None  # tokens of the rows that the wrapper serves
+
+
+class FlashInferAttention:
+    """Serves one :class:`AttentionRequest`. Cache: ``[2, pages, page_size, kv_heads, head_size]``,
+    whose halves are FlashInfer's layout NHD.
+
+    With ``xqa`` a plan of decode rows only is graph-safe: lengths and page tables are read on the
+    device, and the number of programs follows from the number of rows and the width of the page
+    table. Without it, rows of one token are planned on the host like prompts.
+    """
+
+    def __init__(self, request: AttentionRequest, *, xqa: bool) -> None:
+        self.heads, self.kv_heads = request.heads, request.kv_heads
+        self.size = request.head_size
+        self.scale = request.scale
+        self.causal = request.mask is not MaskKind.BIDIRECTIONAL
+        self.window = request.window
+        self.cap = request.softcap
+        self.dtype: torch.dtype = getattr(torch, request.dtype)
+        self.kv_dtype = _FP8.get(request.kv_dtype, self.dtype)
+        self.device = torch.device(request.device.kind)
+        self.xqa = self._zeros(_XQA_WORKSPACE) if xqa else None
+        capability = request.device.capability or (0, 0)
+        # FlashAttention 3 is Hopper's alone, and reads an fp8 cache with fp8 queries only.
+        fa3 = capability[0] == 9 and self.kv_dtype == self.dtype
+        self.wrapper: Any = BatchPrefillWithPagedKVCacheWrapper(
+            self._zeros(1 << 20 if fa3 else _FA2_WORKSPACE), "NHD", backend="fa3" if fa3 else "fa2"
+        )
+        self.planned = torch.cuda.Event()
+
+    def _zeros(self, size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
+    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
+        return (2, pages, page_size, spec.kv_heads, spec.head_size)
+
+    def plan(self, batch: AttentionBatch) -> Plan:
+        plan = Plan(batch)
+        decodes = batch.num_decodes if self.xqa is not None else 0
+        if decodes:
+            table, lengths = batch.page_table[:decodes], batch.kv_lens[:decodes]
+            if self.window is not None:
+                table, lengths = visible(table, lengths, batch.page_size, self.window)
+            plan.decodes = Decodes(decodes, table.contiguous(), lengths)
+        if decodes < len(batch.query_lens_host):
+            self._plan_others(batch, decodes)
+            plan.others = slice(decodes, sum(batch.query_lens_host))
+        return plan
+
+    def _plan_others(self, batch: AttentionBatch, first: int) -> None:
+        table = batch.page_table[first:]
+        pages = pages_of(
+            batch.query_lens_host[first:],
+            batch.kv_lens_host[first:],
+            batch.page_size,
+            table.shape[1],
+            self.window,
+            pinned=table.is_cuda,
+        )
+        entries = pages.entries.to(self.device, non_blocking=True)
+        # The wrapper copies its plan from one pinned buffer of its own, which the device may still
+        # be reading: it is done once the step before has begun.
+        self.planned.synchronize()
+        self.wrapper.plan(
+            pages.queries,
+            pages.starts,
+            table.reshape(-1).index_select(0, entries),
+            pages.last,
+            self.heads,
+            self.kv_heads,
+            self.size,
+            batch.page_size,
+            causal=self.causal,
+            sm_scale=self.scale,
+            window_left=-1 if self.window is None else self.window - 1,
+            logits_soft_cap=self.cap,
+            q_data_type=self.dtype,
+            kv_data_type=self.kv_dtype,
+            seq_lens=pages.lengths,
+        )
+        self.planned.record()
+
+    def slots(self, plan: Plan) -> Tensor:
+        """What makes this a ``PagedWriter``: a fused kernel may write keys and values itself."""
+        return plan.batch.slot_mapping
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        cache: Tensor,
+        plan: Plan,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> Tensor:
+        if k is not None and v is not None:
+            self._write(cache, k, v, plan.batch.slot_mapping, scales)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        halves = cache[0], cache[1]
+        if plan.decodes is not None and self.xqa is not None:
+            rows = plan.decodes.rows
+            table, lengths = plan.decodes.page_table, plan.decodes.kv_lens
+            xqa_batch_decode_with_kv_cache(
+                q[:rows].contiguous(),
+                halves,
+                self.xqa,
+                table,
+                lengths,
+                table.shape[1] * plan.batch.page_size,
+                bmm1_scale=self.scale * scales[0],
+                bmm2_scale=scales[1],
+                window_left=-1 if self.window is None else self.window - 1,
+                out=out[:rows],
+            )
+        if plan.others is not None:
+            self.wrapper.run(
+                q[plan.others], halves, k_scale=scales[0], v_scale=scales[1], out=out[plan.others]
+            )
+        return out
+
+    def _write(
+        self, cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: tuple[float, float]
+    ) -> None:
+        """``k`` and ``v`` are ``[tokens, kv_heads, head_size]``."""
+        pages = cache.flatten(1, 2)
+        for half, new, scale in zip(pages, (k, v), scales, strict=True):
+            if self.kv_dtype == self.dtype:
+                half.index_copy_(0, slots, new)
+                continue
+            limit = torch.finfo(self.kv_dtype).max  # a plain cast turns what is larger into NaN
+            new = (new.float() / scale).clamp_(-limit, limit).to(self.kv_dtype)
+            # index_copy_ knows no fp8; moving bytes is the same.
+            half.view(torch.uint8).index_copy_(0, slots, new.view(torch.uint8))

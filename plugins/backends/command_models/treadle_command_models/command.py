@@ -1,0 +1,104 @@
+"""``treadle models``: a table, or JSON, of the models on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from treadle.plugins import Host
+from treadle_command_models.places import Found, cached, demo, place
+from treadle_command_models.rows import Row, row
+
+__all__ = ("application",)
+
+HEAD = (
+    "MODEL",
+    "ARCHITECTURE",
+    "SIZE",
+    "PARAMETERS",
+    "DTYPE",
+    "CONTEXT",
+    "QUANTIZATION",
+    "RUNS",
+)
+
+
+def models(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folders of models, or scheme:path (default: the Hugging Face cache and demo:)."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option("--cache-dir", help="Another Hugging Face cache.", show_default=False),
+    ] = None,
+) -> None:
+    """List the models on this machine and whether the installed plugins can run them."""
+    host = Host()
+    found: list[Found] = []
+    if not places or cache_dir is not None:
+        found += cached(cache_dir)
+    if not places:
+        found += demo(host)
+    for text in places or ():
+        found += place(host, text)
+    rows = [row(host, model) for model in found]
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+    elif rows:
+        _print(rows)
+    else:
+        print("no models found")
+
+
+def _print(rows: Sequence[Row]) -> None:
+    lines = [HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        row.architecture or "-",
+        _bytes(row.bytes),
+        "-" if row.parameters is None else _count(row.parameters),
+        row.dtype or "-",
+        str(row.context or "-"),
+        row.quantization or "-",
+        row.plugin or "yes" if row.problem is None else f"no: {row.problem}",
+    )
+
+
+def _bytes(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit in ("B", "KiB") else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _count(number: int) -> str:
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            value = number / limit
+            return f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return str(number)
+
+
+def application() -> typer.Typer:
+    """The application of this one command, in plain text like the others of ``treadle``."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command("models")(models)
+    return app

@@ -1,0 +1,138 @@
+"""What can be said about a model without loading it: one row of the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from treadle.errors import ConfigError, PluginError, TreadleError
+from treadle.loading.config import max_model_len
+from treadle.plugins import Host
+from treadle_command_models.places import Found
+from treadle_command_models.weights import read_weights
+
+__all__ = ("Row", "row")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One model. What its files do not say is ``None``."""
+
+    model: str
+    """What ``treadle serve`` is given."""
+    path: str
+    architecture: str | None = None
+    bytes: int = 0
+    """Of the weight files."""
+    parameters: int | None = None
+    """``None`` for quantized weights, whose tensors hold several values in one."""
+    dtype: str | None = None
+    context: int | None = None
+    quantization: str | None = None
+    plugin: str | None = None
+    """The distribution that provides the architecture."""
+    problem: str | None = None
+    """Why it cannot run, or ``None`` if it can."""
+
+
+def row(host: Host, found: Found) -> Row:
+    """Describe a model. A damaged one is a row with a problem, never an error."""
+    weights = read_weights(found.root)
+    try:
+        config = _config(found.root)
+    except ValueError as error:
+        return Row(model=found.name, path=str(found.root), bytes=weights.bytes, problem=str(error))
+    text = _text(config)
+    architecture = next(iter(_names(config.get("architectures"))), None)
+    quantized = _quantization(config) or _quantization(text)
+    method = None if quantized is None else str(quantized.get("quant_method") or "unknown")
+    plugin, problems = _provider(host, architecture)
+    if method is not None:
+        problems += _lacking(host, "quantization", method)
+    problems += weights.problems
+    stated = text.get("dtype") or text.get("torch_dtype")
+    stated = stated or config.get("dtype") or config.get("torch_dtype") or weights.dtype
+    return Row(
+        model=found.name,
+        path=str(found.root),
+        architecture=architecture,
+        bytes=weights.bytes,
+        parameters=weights.parameters if method is None else None,
+        dtype=str(stated).removeprefix("torch.") if stated else None,
+        context=_context(text),
+        quantization=method,
+        plugin=plugin,
+        problem="; ".join(problems) or None,
+    )
+
+
+def _config(root: Path) -> dict[str, Any]:
+    """Raises ``ValueError`` in words for a reader."""
+    path = root / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError("it has no config.json") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"its config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError("its config.json is not a JSON object")
+    return config
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part about the language model."""
+    for name in ("text_config", "llm_config", "language_config"):
+        if isinstance(part := config.get(name), dict):
+            return part
+    return config
+
+
+def _names(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        yield from (name for name in value if isinstance(name, str))
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    for name in ("quantization_config", "compression_config"):
+        if isinstance(found := config.get(name), dict):
+            return found
+    return None
+
+
+def _context(text: Mapping[str, Any]) -> int | None:
+    try:
+        return max_model_len(SimpleNamespace(**{str(k): v for k, v in text.items()}))
+    except (ConfigError, AttributeError, TypeError, ValueError, OverflowError):
+        return None  # not stated, or nonsense
+
+
+def _provider(host: Host, architecture: str | None) -> tuple[str | None, list[str]]:
+    if architecture is None:
+        return None, ["its config.json names no architecture"]
+    problems = _lacking(host, "models", architecture)
+    if not problems and host.choose("models", architecture).key == "*":
+        problems = _refused(host, architecture)
+    return (None if problems else host.choose("models", architecture).owner), problems
+
+
+def _refused(host: Host, architecture: str) -> list[str]:
+    """Why the fallback cannot serve an architecture that no other plugin has; only it knows."""
+    try:
+        host.model(architecture, None)
+    except TreadleError as error:
+        return [str(error)]
+    return []
+
+
+def _lacking(host: Host, kind: str, key: str) -> list[str]:
+    """Why nobody serves a key. Asks metadata; imports nothing."""
+    try:
+        entry = host.choose(kind, key)
+    except PluginError as error:
+        return [str(error)]
+    return [] if entry.usable else [f"{entry.owner} is {entry.state}: {entry.why}"]

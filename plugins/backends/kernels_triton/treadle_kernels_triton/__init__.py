@@ -1,0 +1,77 @@
+"""Fused Triton kernels for the layers and the sampler, on CUDA devices from Ampere on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from treadle.api import impl
+from treadle.api.types import KernelOffer, KernelRequest, Refusal
+
+__all__ = ("treadle_kernel",)
+
+NAME = "triton"
+HOMES = {
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "add_parts_rms_norm": "norm",
+    "silu_mul": "activation",
+    "rotary_write": "rotary",
+    "rotary_write_fp8": "rotary",
+    "linear": "linear",
+    "linear_parts": "linear",
+    "silu_linear": "linear",
+    "int4_linear": "int4.product",
+    "sample": "sample",
+    "likeliest": "sample",
+    "all_reduce": "reduce",
+    "all_reduce_norm": "reduce",
+    "all_gather": "gather",
+}
+LINEARS = ("linear", "linear_parts", "silu_linear")
+
+
+@impl
+def treadle_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
+    if op not in HOMES:
+        return None
+    reasons = tuple(_refusals(op, request))
+    if reasons:
+        return Refusal(NAME, reasons)
+    return KernelOffer(NAME, 80, partial(_load, op, request))
+
+
+def _refusals(op: str, request: KernelRequest) -> list[str]:
+    found = []
+    if request.device.kind != "cuda":
+        found.append(f"needs a CUDA device, this is {request.device.kind}")
+    elif request.device.capability is not None and request.device.capability < (8, 0):
+        found.append(f"needs compute capability 8.0, this is {request.device.capability}")
+    if request.dtype not in ("bfloat16", "float16", "float32"):
+        found.append(f"dtype {request.dtype} is not supported")
+    if find_spec("triton") is None:
+        found.append("triton is not installed; it comes with a CUDA build of torch")
+    size = request.shape.get("head_size", 0)
+    if op == "rotary_write_fp8" and (request.device.capability or (8, 9)) < (8, 9):
+        found.append(f"needs compute capability 8.9, this is {request.device.capability}")
+    if op in ("rotary_write", "rotary_write_fp8") and size not in (32, 64, 128, 256):
+        found.append(f"head size {size} is not 32, 64, 128 or 256")
+    if op.endswith("_norm") and request.shape["size"] > 32768:
+        found.append(f"size {request.shape['size']} is more than 32768")
+    if op in LINEARS and request.shape["in_features"] % 16:
+        found.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
+    if op == "int4_linear" and request.dtype == "float32":
+        found.append("dtype float32 is not supported")
+    if op == "int4_linear" and (request.shape["group"] % 32):
+        found.append(f"group {request.shape['group']} is not a multiple of 32")
+    return found
+
+
+def _load(op: str, request: KernelRequest) -> Callable[..., Any]:
+    module = import_module(f"{__name__}.{HOMES[op]}")
+    if hasattr(module, "load"):  # which depends on more than the start that all have in common
+        return module.load(op, request)  # type: ignore[no-any-return]
+    return partial(getattr(module, op), early=(request.device.capability or (0, 0)) >= (9, 0))

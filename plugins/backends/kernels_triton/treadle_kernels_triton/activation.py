@@ -1,0 +1,47 @@
+"""The gate of a gated feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treadle_kernels_triton.overlap import await_results, start_next
+
+__all__ = ("gate", "silu_mul", "silu_mul_kernel")
+
+
+@triton.jit
+def gate(x, up):
+    """``silu(x) · up`` for float32 ``x`` that holds values of ``up``'s type; in ``up``'s type."""
+    # Rounded where torch rounds, so that both give the same bits.
+    return ((x / (1.0 + tl.exp(-x))).to(up.dtype) * up).to(up.dtype)
+
+
+@triton.jit
+def silu_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One program computes ``BLOCK`` features of one row: x ``[rows, 2 * SIZE]``, out ``[rows, SIZE]``."""
+    start_next(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SIZE
+    start = x + row * (2 * SIZE)
+    await_results(EARLY)
+    gated = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(start + SIZE + at, mask=inside, other=0.0)
+    tl.store(out + row * SIZE + at, gate(gated, up), mask=inside)
+
+
+def silu_mul(x: Tensor, *, early: bool = False) -> Tensor:
+    """See ``treadle.layers.ops.silu_mul``."""
+    size = x.shape[-1] // 2
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
+    rows = x.numel() // (2 * size)
+    block = min(2048, triton.next_power_of_2(size))
+    silu_mul_kernel[(rows, triton.cdiv(size, block))](
+        x, out, SIZE=size, BLOCK=block, EARLY=early,
+        num_warps=max(1, block // 512), launch_pdl=early,
+    )  # fmt: skip
+    return out

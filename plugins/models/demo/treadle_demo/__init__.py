@@ -1,0 +1,48 @@
+"""The demo model of treadle: a checkpoint inside a package, found by the scheme ``demo``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from treadle.api.files import ModelFiles, ModelRef, ModelSource
+from treadle.api.hookspecs import impl
+from treadle.errors import CheckpointError
+
+__all__ = ("DemoSource", "treadle_model_source")
+
+NAME = "treadle-demo"
+FOLDER = Path(__file__).with_name("model")
+
+
+@impl
+def treadle_model_source(scheme: str) -> ModelSource | None:
+    """Open the scheme ``demo``, which has one model."""
+    return DemoSource() if scheme == "demo" else None
+
+
+class DemoSource:
+    """The model that comes with this package; nothing is downloaded."""
+
+    def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
+        """Raises ``CheckpointError`` for another name or revision, or when files are missing."""
+        if ref.path not in ("", NAME):
+            raise CheckpointError(
+                f"there is no demo model {ref.path!r}; the only one is demo:{NAME}"
+            )
+        if ref.revision is not None:
+            raise CheckpointError(
+                f"demo:{NAME} has no revision {ref.revision!r}; it comes with the installed "
+                "treadle-demo, so leave the revision out"
+            )
+        try:
+            config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"the demo model in {FOLDER} cannot be read: {error}; install treadle-demo again"
+            ) from error
+        names = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
+        matching = tuple(name for name in names if any(fnmatch(name, p) for p in patterns))
+        return ModelFiles(root=FOLDER, names=matching, config=config)

@@ -1,0 +1,66 @@
+"""Looks at a folder that somebody else, a training run for example, keeps adding checkpoints to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from treadle.api.types import ModelFiles, ModelRef
+from treadle.errors import CheckpointError
+
+__all__ = ("NewestSource", "complete")
+
+
+class NewestSource:
+    """See ``treadle.api.files.ModelSource``.
+
+    A subfolder counts once it is complete: it has a ``config.json``, weights, every shard that its
+    index names, and no file that is still being written. The newest is the one changed last.
+    """
+
+    def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
+        root = Path(ref.path).expanduser()
+        if not root.is_dir():
+            raise CheckpointError(
+                f"newest:{ref.path} is not a folder; give the one that holds the checkpoints"
+            )
+        found = [folder for folder in root.iterdir() if folder.is_dir() and complete(folder)]
+        if not found:
+            raise CheckpointError(
+                f"newest:{ref.path} holds no complete checkpoint (a folder with config.json, "
+                "weights, and every shard of its index)"
+            )
+        folder = max(found, key=lambda f: (_changed(f), f.name))
+        names = tuple(
+            name
+            for name in sorted(_names(folder))
+            if any(fnmatch(name, pattern) for pattern in patterns)
+        )
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return ModelFiles(folder, names, config)
+
+
+def complete(folder: Path) -> bool:
+    """Whether a checkpoint is all there."""
+    names = set(_names(folder))
+    if "config.json" not in names or any(n.endswith((".tmp", ".incomplete")) for n in names):
+        return False
+    index = folder / "model.safetensors.index.json"
+    try:
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if index.name in names:
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return names.issuperset(shards)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # half written
+    return any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    return (path.name for path in folder.iterdir() if path.is_file())
+
+
+def _changed(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in folder.iterdir())

@@ -1,0 +1,32 @@
+"""Any causal model of transformers, for architectures that no other plugin has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.api.hookspecs import impl
+from treadle.api.models import ModelSpec
+
+__all__ = ("treadle_model",)
+
+
+@impl
+def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
+    """Describe a causal language model of transformers; ``None`` if it has none of that name.
+
+    Raises ``UnsupportedModelError`` with the reason for one that cannot run on paged attention.
+    """
+    from treadle_transformers.support import causal_class
+
+    family = causal_class(architecture)
+    if family is None:
+        return None
+    from treadle_transformers.model import TransformersModel
+    from treadle_transformers.names import ignored, renamed
+
+    return ModelSpec(
+        architecture=architecture,
+        build=TransformersModel,
+        renamed=renamed(family, hf_config),
+        ignored=ignored(family, hf_config),
+    )

@@ -1,0 +1,154 @@
+"""A causal model of transformers as a ``CausalModel``."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.api.attention import Step
+from treadle.api.models import ModelContext
+from treadle.errors import CheckpointError
+from treadle.layers import cache_scale
+from treadle_transformers.attention import (
+    IMPLEMENTATION,
+    SERVED_BY,
+    PagedAttention,
+    Steps,
+    observe,
+    register,
+)
+from treadle_transformers.sharding import Plan, exchange
+from treadle_transformers.support import causal_class, check_config, refusal
+from treadle_transformers.tensors import fill_constants, fix_rotary, make_room
+
+__all__ = ("TransformersModel",)
+
+log = logging.getLogger(__name__)
+IDLE = Step(plans=())
+
+
+class TransformersModel(nn.Module):
+    """The model's own code, with treadle's layers where the weights and the keys and values are.
+
+    Its children are those of the transformers model, so that names are those of checkpoints.
+    Raises ``UnsupportedModelError`` for a model that needs more than paged causal attention, and
+    for several ranks where transformers has no plan of how to divide it.
+    """
+
+    def __init__(self, ctx: ModelContext) -> None:
+        super().__init__()
+        architecture, model = _on_meta(ctx)
+        log.info(
+            "running %s through transformers, slower than a plugin of its own would", architecture
+        )
+        decoder = model.get_decoder()
+        home = next(path for path, module in model.named_modules() if module is decoder)
+        if not home:
+            raise refusal(architecture, "its decoder and its head are not apart")
+        constants = fix_rotary(ctx, model)
+        calls = observe(model, decoder, architecture)
+        fill_constants(ctx, model, architecture, constants)
+        contexts = exchange(ctx, model, Plan(ctx, architecture, home), calls)
+        make_room(ctx, model)
+        self.steps = Steps(IDLE)
+        for path, call in calls.items():
+            served = PagedAttention(contexts[path], path, call, self.steps)
+            block: Any = model.get_submodule(path)
+            block.add_module(SERVED_BY, served)
+            # The loader asks the module that the names of such scales begin with.
+            block.locate = partial(cache_scale, parameter=f"{SERVED_BY}.attn.kv_scale")
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        # Kept from nn.Module: both are made of the modules above.
+        self._parts = (decoder, _without(model, home))
+
+    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        """``[tokens]`` ids and positions to hidden states ``[tokens, hidden]``."""
+        self.steps.current = step
+        try:
+            found = self._parts[0](
+                input_ids=input_ids[None], position_ids=positions[None], use_cache=False
+            )
+        finally:
+            self.steps.current = IDLE
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[rows, hidden]`` to ``[rows, vocab]``, with the model's own scalings and caps."""
+        logits: Tensor = self._parts[1](inputs_embeds=hidden[None], use_cache=False).logits[0]
+        return logits
+
+
+def _on_meta(ctx: ModelContext) -> tuple[str, Any]:
+    """The architecture and its model without memory; it takes the place of the loaded one."""
+    config = copy.deepcopy(ctx.hf_config)
+    architecture, family = _family(config)
+    if not isinstance(config, family.config_class):
+        raise refusal(
+            architecture,
+            f"the configuration has model_type {getattr(config, 'model_type', None)!r}, and the "
+            f"class reads {family.config_class.model_type!r} (code in a checkpoint is never run)",
+        )
+    check_config(architecture, config)
+    register()
+    config.use_cache = False
+    config._attn_implementation = IMPLEMENTATION
+    try:
+        with torch.device("meta"):
+            model = family(config)
+    except Exception as error:  # each family checks its configuration in its own way
+        raise CheckpointError(
+            f"transformers cannot build {architecture} from this configuration "
+            f"({type(error).__name__}: {error}); correct it with hf_overrides"
+        ) from error
+    model.tie_weights()
+    # Some models look for padding in every batch, and wait for the device to do so. Set past the
+    # checks of the configuration, which want a number.
+    object.__setattr__(config, "pad_token_id", None)
+    if any(isinstance(m, nn.Conv1d) for m in model.modules()):
+        raise refusal(
+            architecture, "it has convolutions over tokens, whose state treadle does not keep"
+        )
+    return architecture, model.eval()
+
+
+def _family(config: Any) -> tuple[str, Any]:
+    for name in config.architectures:
+        if (family := causal_class(name)) is not None:
+            return name, family
+    raise refusal(" or ".join(config.architectures), "it is not a causal language model")
+
+
+def _without(model: Any, home: str) -> Any:
+    """``model`` with a decoder that returns the hidden states that it is given."""
+    name, _, rest = home.partition(".")
+    head = copy.copy(model)
+    inside = _Given() if not rest else _without(getattr(model, name), rest)
+    head._modules = {**model._modules, name: inside}
+    return head
+
+
+class _Given(nn.Module):
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
+        return _Hidden(inputs_embeds)
+
+
+class _Hidden:
+    """The output of a decoder of which only the hidden states are known."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]

@@ -1,0 +1,76 @@
+"""What an AWQ checkpoint says about itself.
+
+Written by AutoAWQ (``w_bit``, ``q_group_size``, ``version``), transformers (``bits``,
+``group_size``, ``version``) and GPTQModel (``bits``, ``group_size``, ``format``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+
+__all__ = ("AwqConfig", "read_config")
+
+METHODS = ("awq", "awq_marlin")
+
+
+@dataclass(frozen=True, slots=True)
+class AwqConfig:
+    """``group_size`` inputs share a scale and a zero point; -1: all inputs do."""
+
+    group_size: int
+    unquantized: tuple[str, ...] = ()
+
+
+def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
+    """Read a ``quantization_config``.
+
+    Raises ``ConfigError`` if the checkpoint is no AWQ checkpoint, ``UnsupportedModelError`` for a
+    variant that this plugin does not read, ``CheckpointError`` for values that mean nothing.
+    """
+    method = checkpoint.get("quant_method", "awq")
+    if not checkpoint or method not in METHODS:
+        said = f"is quantized with {method!r}" if checkpoint else "is not quantized"
+        raise ConfigError(
+            f"option quantization is 'awq', but this checkpoint {said}; leave the option out, or "
+            "choose a checkpoint whose config.json has a quantization_config of AWQ"
+        )
+    bits = _whole(checkpoint, "bits", "w_bit", default=4)
+    if bits != 4:
+        raise UnsupportedModelError(
+            f"quantization_config says {bits} bits; AWQ checkpoints have 4 (for others: GPTQ)"
+        )
+    version = _first(checkpoint, "version", "format", "checkpoint_format", default="gemm")
+    if str(version).lower() != "gemm":
+        raise UnsupportedModelError(
+            f"quantization_config says version {version!r}; treadle-awq reads 'gemm' packing, which "
+            "nearly all AWQ checkpoints have"
+        )
+    group_size = _whole(checkpoint, "group_size", "q_group_size", default=128)
+    if group_size < 1 and group_size != -1:
+        raise CheckpointError(
+            f"quantization_config says group_size {group_size}; it must be positive, or -1 for one "
+            "group"
+        )
+    names = checkpoint.get("modules_to_not_convert") or ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"quantization_config says modules_to_not_convert {names!r}; it must be a list of names"
+        )
+    return AwqConfig(group_size, tuple(names))
+
+
+def _first(checkpoint: Mapping[str, Any], *keys: str, default: Any) -> Any:
+    return next((checkpoint[key] for key in keys if checkpoint.get(key) is not None), default)
+
+
+def _whole(checkpoint: Mapping[str, Any], *keys: str, default: int) -> int:
+    value = _first(checkpoint, *keys, default=default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CheckpointError(
+            f"quantization_config says {keys[0]} {value!r}; it must be a whole number"
+        )
+    return value

@@ -1,0 +1,131 @@
+"""The scheme and the linear layer of AWQ checkpoints."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle.errors import CheckpointError, ConfigError
+from treadle.layers import Linear, Part, weight
+from treadle.layers.int4 import PackedInt4
+from treadle.layers.quantized import CpuInt4, left_alone
+from treadle_awq.config import AwqConfig
+from treadle_awq.packing import dequantize, unpack
+
+__all__ = ("AwqLinear", "AwqScheme")
+
+# AutoAWQ quantizes the layers of a decoder and never its head.
+HEADS = ("lm_head",)
+
+
+class AwqScheme:
+    """What the ``quantization_config`` of an AWQ checkpoint means for its layers."""
+
+    name = "awq"
+
+    def __init__(self, config: AwqConfig, device: DeviceInfo) -> None:
+        self.config = config
+        self._cuda = device.kind == "cuda"
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        if left_alone(spec, (*HEADS, *self.config.unquantized)):
+            return None
+        return AwqLinear(self.config.group_size, self._cuda)
+
+    def experts(self, spec: Any) -> None:
+        return None
+
+    def kv_dtype(self, layer: str) -> None:
+        return None
+
+
+class AwqLinear:
+    """``x @ W.T + bias`` with ``W`` in four bits.
+
+    For 16-bit activations on a CUDA device the weight is brought into the layout that kernels for
+    ``int4_linear`` read, for bfloat16 on a CPU into that of torch's operator. Otherwise, and for groups
+    that are no multiple of 32, it stays as in the checkpoint and is dequantized for each call.
+    """
+
+    def __init__(self, group_size: int, cuda: bool = False) -> None:
+        self.group = group_size
+        self.first = 0
+        self.cuda = cuda
+        self.int4: CpuInt4 | PackedInt4 | None = None
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+        if self.group == -1:
+            self.group = inputs.full
+        if inputs.full % self.group:
+            raise CheckpointError(
+                f"{spec.prefix} has {inputs.full} input features, which groups of {self.group} do "
+                "not divide; check group_size in quantization_config"
+            )
+        if uneven := [n for n in spec.out_features if n % 8]:
+            raise ConfigError(
+                f"{spec.prefix} has {uneven[0]} output features on each rank; AWQ packs 8 into one "
+                "word, so choose a smaller tensor_parallel_size"
+            )
+        self.first, self.dtype = inputs.start, spec.dtype
+        out, groups = sum(spec.out_features), inputs.full // self.group
+        packed = weight(
+            (spec.in_features, out // 8), torch.int32, output_dim=1, output_block=8, input_dim=0
+        )
+        # Every rank gets the scales of all groups, because its inputs may begin inside a group.
+        zeros = weight((groups, out // 8), torch.int32, output_dim=1, output_block=8)
+        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        module.register_parameter("qweight", packed)
+        module.register_parameter("qzeros", zeros)
+        module.register_parameter("scales", scales)
+
+    def finish(self, module: nn.Module) -> None:
+        """Unpack the zero points, and keep the scales of this rank's inputs only."""
+        qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
+        zeros = unpack(module.get_parameter("qzeros").data).to(scales.dtype)
+        inputs = qweight.shape[0]
+        # Where a share begins or ends inside a group, smaller groups of equal scales are exact.
+        group = gcd(self.group, self.first, inputs)
+        first, count = self.first // group, inputs // group
+        scales, zeros = (
+            t.repeat_interleave(self.group // group, dim=0)[first : first + count].contiguous()
+            for t in (scales, zeros)
+        )
+        self.group = group
+        del module.qzeros, module.scales
+        if self.cuda:
+            self.int4 = PackedInt4.pack(
+                lambda begin, end: unpack(qweight[:, begin // 8 : -(-end // 8)]),
+                scales, zeros, inputs, group, self.dtype,
+            )  # fmt: skip
+        elif qweight.device.type == "cpu":
+            self.int4 = CpuInt4.pack(unpack(qweight), scales, zeros, group, self.dtype)
+        if self.int4 is not None:
+            del module.qweight
+            module.add_module("int4", self.int4)
+            return
+        if scales.device.type == "cpu":
+            scales, zeros = scales.float(), zeros.float()  # float16 is slow there
+        module.register_parameter("scales", _kept(scales))
+        module.register_parameter("zeros", _kept(zeros))
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.int4 is not None:
+            y: Tensor = self.int4(x)
+        else:
+            y = x @ dequantize(module.qweight, module.scales, module.zeros, self.group, x.dtype)
+        return y if bias is None else y + bias
+
+
+def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float16, which is what the checkpoints have, unless the model computes in float32."""
+    return torch.float32 if dtype is torch.float32 else torch.float16
+
+
+def _kept(data: Tensor) -> nn.Parameter:
+    return nn.Parameter(data, requires_grad=False)

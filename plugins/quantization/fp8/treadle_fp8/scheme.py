@@ -1,0 +1,62 @@
+"""What the ``quantization_config`` of an FP8 checkpoint means for its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle.layers.quantized import left_alone
+from treadle_fp8.config import Fp8Config
+from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
+from treadle_fp8.native import Native
+
+__all__ = ("Fp8Scheme",)
+
+# DeepSeek's checkpoints do not list their head, and it is never quantized.
+HEADS = ("lm_head",)
+# transformers calls the scale of a whole matrix, and of activations, otherwise than AutoFP8 does.
+NAMES = {"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"}
+# Scales of what treadle keeps in the model's type, with or without a cache in FP8. Those of the cache
+# itself are found by the attention block.
+UNUSED = ("q_scale", "prob_output_scale", "input_scale_ub")
+
+
+class Fp8Scheme:
+    """Also a ``TensorNames``, because writers disagree about names."""
+
+    name = "fp8"
+
+    def __init__(self, config: Fp8Config, device: DeviceInfo) -> None:
+        self.config = config
+        self._native = Native(device)
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        config = self.config
+        if left_alone(spec, (*HEADS, *config.unquantized)):
+            return None
+        if config.online:
+            return OnlineLinear(self._native)
+        if config.scales == "block":
+            return BlockLinear(config.block, self._native)
+        if config.scales == "channel":
+            return ChannelLinear(self._native, config.limit)
+        return MatrixLinear(self._native, static=config.static)
+
+    def rename(self, name: str) -> str | None:
+        path, _, leaf = name.rpartition(".")
+        leaf = NAMES.get(leaf, leaf)
+        if self.config.online:
+            return name
+        cached = path.endswith(("k_proj", "v_proj"))
+        if leaf in UNUSED or (leaf == "output_scale" and not cached):
+            return None
+        if leaf == "input_scale" and not self.config.static:
+            return None
+        return f"{path}.{leaf}"
+
+    def experts(self, spec: Any) -> None:
+        return None
+
+    def kv_dtype(self, layer: str) -> None:
+        return None

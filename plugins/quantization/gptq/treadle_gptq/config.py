@@ -1,0 +1,135 @@
+"""What a GPTQ checkpoint says about itself.
+
+Written by AutoGPTQ, GPTQModel (``checkpoint_format`` or ``format``, ``dynamic``), and transformers
+with optimum (``modules_in_block_to_quantize``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
+
+__all__ = ("GptqConfig", "Packing", "read_config")
+
+METHODS = ("gptq", "gptq_marlin")
+BITS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How one layer is packed; ``group_size`` -1: all inputs share a scale and a zero point.
+
+    ``act_order``: inputs belong to groups in any order, and the checkpoint must say in which.
+    """
+
+    bits: int
+    group_size: int
+    act_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GptqConfig:
+    """``zero_offset`` is what must be added to a stored zero point (1 in version 1 of the format).
+
+    ``rules`` are those of ``dynamic``: the first that matches the beginning of a layer's name
+    replaces values of ``usual``, or (``None``) leaves the layer unquantized. If ``only`` is not
+    empty, just the layers whose names end so are quantized.
+    """
+
+    usual: Packing
+    zero_offset: int = 1
+    head: bool = False
+    rules: tuple[tuple[re.Pattern[str], Mapping[str, Any] | None], ...] = ()
+    only: tuple[str, ...] = ()
+    unquantized: tuple[str, ...] = ()
+
+    def packing(self, name: str) -> Packing | None:
+        """How the matrix of this name is packed; ``None``: it is not."""
+        if self.only and not any(name == n or name.endswith(f".{n}") for n in self.only):
+            return None
+        for pattern, changes in self.rules:
+            if pattern.match(name):
+                if changes is None:
+                    return None
+                usual = self.usual
+                values = {
+                    "bits": usual.bits,
+                    "group_size": usual.group_size,
+                    "desc_act": usual.act_order,
+                }
+                return _packing({**values, **changes}, f"dynamic rule {pattern.pattern!r}")
+        return self.usual
+
+
+def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
+    """Read a ``quantization_config``.
+
+    Raises ``ConfigError`` if the checkpoint is no GPTQ checkpoint, ``UnsupportedModelError`` for a
+    variant that this plugin does not read, ``CheckpointError`` for values that mean nothing.
+    """
+    method = checkpoint.get("quant_method", "gptq")
+    if not checkpoint or method not in METHODS:
+        said = f"is quantized with {method!r}" if checkpoint else "is not quantized"
+        raise ConfigError(
+            f"option quantization is 'gptq', but this checkpoint {said}; leave the option out, or "
+            "choose a checkpoint whose config.json has a quantization_config of GPTQ"
+        )
+    format = checkpoint.get("checkpoint_format") or checkpoint.get("format") or "gptq"
+    if format not in ("gptq", "gptq_v2"):
+        raise UnsupportedModelError(
+            f"quantization_config says checkpoint_format {format!r}; treadle-gptq reads gptq and "
+            "gptq_v2, so convert the checkpoint with GPTQModel"
+        )
+    return GptqConfig(
+        usual=_packing(checkpoint, "quantization_config"),
+        zero_offset=int(format == "gptq"),
+        head=bool(checkpoint.get("lm_head", False)),
+        rules=tuple(_rules(checkpoint.get("dynamic") or {})),
+        only=_names(checkpoint, "modules_in_block_to_quantize"),
+        unquantized=_names(checkpoint, "modules_to_not_convert"),
+    )
+
+
+def _packing(values: Mapping[str, Any], where: str) -> Packing:
+    bits, group_size = values.get("bits"), values.get("group_size", 128)
+    if isinstance(bits, bool) or not isinstance(bits, int):
+        raise CheckpointError(f"{where} says bits {bits!r}; it must be a whole number")
+    if bits not in BITS:
+        raise UnsupportedModelError(
+            f"{where} says {bits} bits; treadle-gptq reads {', '.join(map(str, BITS))}"
+        )
+    if not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
+        raise CheckpointError(
+            f"{where} says group_size {group_size!r}; it must be positive, or -1 for one group"
+        )
+    return Packing(bits, group_size, bool(values.get("desc_act")))
+
+
+def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Mapping[str, Any] | None]]:
+    if not isinstance(dynamic, Mapping):
+        raise CheckpointError("dynamic in quantization_config is not an object of pattern: values")
+    found: list[tuple[re.Pattern[str], Mapping[str, Any] | None]] = []
+    for text, values in dynamic.items():
+        try:
+            pattern = re.compile(text.removeprefix("-:").removeprefix("+:"))
+        except re.error as error:
+            raise CheckpointError(
+                f"dynamic rule {text!r} in quantization_config is no regular expression: {error}"
+            ) from error
+        found.append((pattern, None if text.startswith("-:") else dict(values or {})))
+    return found
+
+
+def _names(checkpoint: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of names, or a list of such lists, as one tuple."""
+    given = checkpoint.get(key) or []
+    lists = given if isinstance(given, list | tuple) else [None]
+    flat = [n for entry in lists for n in (entry if isinstance(entry, list) else [entry])]
+    names = tuple(n for n in flat if isinstance(n, str))
+    if len(names) < len(flat):
+        raise CheckpointError(f"{key} in quantization_config is not a list of names: {given!r}")
+    return names

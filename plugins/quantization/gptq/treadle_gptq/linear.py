@@ -1,0 +1,193 @@
+"""The linear layer of GPTQ checkpoints."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treadle.api.models import LinearSpec
+from treadle.errors import CheckpointError, ConfigError
+from treadle.layers import Linear, Part, weight
+from treadle.layers.int4 import PackedInt4
+from treadle.layers.quantized import CpuInt4
+from treadle_gptq.config import Packing
+from treadle_gptq.gemm import Gemm
+from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+
+__all__ = ("SPARE_BIAS", "GptqLinear")
+
+SPARE_BIAS = "spare_bias"
+"""The parameter that takes a bias which the checkpoint has and the model has not."""
+COLUMNS = 1024
+"""Outputs that are sorted at a time."""
+
+
+class GptqLinear:
+    """``x @ W.T + bias`` with ``W`` in ``bits``.
+
+    With act-order, inputs belong to groups in any order. ``finish`` sorts the rows of the weight by
+    group, so that groups are runs again and the inputs are permuted instead. A rank that holds a
+    share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
+    makes groups of equal size, the group of each row.
+
+    Four bits for 16-bit activations on a CUDA device, in groups of a multiple of 32, are brought into
+    the layout that kernels for ``int4_linear`` read, for bfloat16 on a CPU into that of torch's
+    operator. Otherwise the weight stays as it is: few rows on a CUDA device go to a kernel of this
+    format, and else it is dequantized for each call.
+    """
+
+    def __init__(
+        self,
+        packing: Packing,
+        zero_offset: int,
+        gemm: Gemm | None = None,
+        cuda: bool = False,
+    ) -> None:
+        self.bits, self.group = packing.bits, packing.group_size
+        self.act_order = packing.act_order
+        self.zero_offset = zero_offset
+        self.gemm, self.cuda = gemm, cuda
+        self.int4: CpuInt4 | PackedInt4 | None = None
+
+    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+        word = 32 // self.bits
+        for what, count in (
+            ("input", spec.in_features),
+            *(("output", n) for n in spec.out_features),
+        ):
+            if count % word:
+                raise ConfigError(
+                    f"{spec.prefix} has {count} {what} features on each rank; GPTQ with "
+                    f"{self.bits} bits packs {word} into one word, so choose a smaller "
+                    "tensor_parallel_size"
+                )
+        if self.group == -1:
+            self.group = inputs.full
+        self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
+        out, groups = sum(spec.out_features), -(-inputs.full // self.group)
+        shape = (spec.in_features // word, out)
+        packed = weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=word)
+        zeros = weight((groups, out // word), torch.int32, output_dim=1, output_block=word)
+        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        absent = None if self.act_order else -1.0
+        index = weight((spec.in_features,), torch.int32, input_dim=0, default=absent)
+        module.register_parameter("qweight", packed)
+        module.register_parameter("qzeros", zeros)
+        module.register_parameter("scales", scales)
+        module.register_parameter("g_idx", index)
+        if not spec.bias:
+            spare = weight((out,), spec.dtype, output_dim=0, default=0.0)
+            module.register_parameter(SPARE_BIAS, spare)
+
+    def finish(self, module: nn.Module) -> None:
+        """Bring the inputs into an order in which groups are runs, if there is one."""
+        self._drop_spare_bias(module)
+        qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
+        zeros = unpack_outputs(module.get_parameter("qzeros").data, self.bits, self.zero_offset)
+        zeros = zeros.to(scales.dtype)
+        index = self._index(module.get_parameter("g_idx").data, len(scales))
+        del module.qweight, module.qzeros, module.scales, module.g_idx
+        count = torch.arange(len(index), device=index.device)
+        order = torch.argsort(index, stable=True)
+        if torch.equal(index, (self.first + count) // self.group):
+            scales, zeros = self._share(scales, zeros, len(index))
+        elif torch.equal(index[order], count // self.group):
+            qweight = self._sorted(qweight, order)
+            scales, zeros = self._share(scales, zeros, len(index), first=0)
+            module.register_buffer("order", order, persistent=False)
+        else:
+            module.register_buffer("index", index, persistent=False)
+        self._keep(module, qweight, scales, zeros)
+
+    def _sorted(self, qweight: Tensor, order: Tensor) -> Tensor:
+        # In pieces: unpacked, a weight is up to sixteen times as large.
+        pieces = (unpack_inputs(piece, self.bits)[order] for piece in qweight.split(COLUMNS, dim=1))
+        return torch.cat([pack_inputs(piece, self.bits) for piece in pieces], dim=1)
+
+    def _drop_spare_bias(self, module: nn.Module) -> None:
+        spare = getattr(module, SPARE_BIAS, None)
+        if spare is None:
+            return
+        if spare.any():
+            raise CheckpointError(
+                f"the checkpoint has a bias for {self.prefix}, which the model has not; check that "
+                "config.json belongs to these weights (attention_bias, mlp_bias)"
+            )
+        delattr(module, SPARE_BIAS)
+
+    def _index(self, stored: Tensor, groups: int) -> Tensor:
+        """int64 ``[in]``: the group of each input."""
+        index = stored.long()
+        # Absent, or dummy weights: then inputs are in order.
+        if not len(index) or int(index.max()) < 0 or (groups > 1 and not index.any()):
+            return (self.first + torch.arange(len(index), device=index.device)) // self.group
+        if int(index.min()) < 0 or int(index.max()) >= groups:
+            raise CheckpointError(
+                f"g_idx of {self.prefix} names groups {int(index.min())} to {int(index.max())}, but "
+                f"there are {groups} groups of {self.group}; check group_size in quantization_config"
+            )
+        return index
+
+    def _share(
+        self, scales: Tensor, zeros: Tensor, inputs: int, first: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The groups of this rank's inputs.
+
+        Where its share begins or ends inside a group, smaller groups of equal scales are exact.
+        """
+        first = self.first if first is None else first
+        group = gcd(self.group, first, inputs)
+        times, begin, end = self.group // group, first // group, (first + inputs) // group
+        self.group = group
+        return (
+            scales.repeat_interleave(times, dim=0)[begin:end].contiguous(),
+            zeros.repeat_interleave(times, dim=0)[begin:end].contiguous(),
+        )
+
+    def _keep(self, module: nn.Module, qweight: Tensor, scales: Tensor, zeros: Tensor) -> None:
+        # Parameters, so that they count where the weights are counted.
+        if self.bits == 4 and not hasattr(module, "index"):
+            self.int4 = self._four_bits(qweight, scales, zeros)
+        if self.int4 is not None:
+            module.add_module("int4", self.int4)
+            return
+        if scales.device.type == "cpu":
+            scales, zeros = scales.float(), zeros.float()  # float16 is slow there
+        module.register_parameter("qweight", nn.Parameter(qweight, requires_grad=False))
+        module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
+        module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
+
+    def _four_bits(
+        self, qweight: Tensor, scales: Tensor, zeros: Tensor
+    ) -> CpuInt4 | PackedInt4 | None:
+        if self.cuda:
+            return PackedInt4.pack(
+                lambda begin, end: unpack_inputs(qweight[:, begin:end], 4),
+                scales, zeros, len(qweight) * 8, self.group, self.dtype,
+            )  # fmt: skip
+        if qweight.device.type != "cpu" or self.dtype is not torch.bfloat16:
+            return None
+        return CpuInt4.pack(unpack_inputs(qweight, 4), scales, zeros, self.group, self.dtype)
+
+    def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        order, index = getattr(module, "order", None), getattr(module, "index", None)
+        if order is not None:
+            x = x.index_select(-1, order)
+        if self.int4 is not None:
+            y: Tensor = self.int4(x)
+        else:
+            stored = (module.qweight, module.scales, module.zeros, self.bits, self.group, index)
+            if self.gemm is not None and self.gemm.fits(x, self.bits, self.group, index):
+                y = self.gemm(x, *stored)
+            else:
+                y = x @ dequantize(*stored, x.dtype)
+        return y if bias is None else y + bias
+
+
+def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float16, which is what the checkpoints have, unless the model computes in float32."""
+    return torch.float32 if dtype is torch.float32 else torch.float16

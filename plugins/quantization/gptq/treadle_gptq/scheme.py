@@ -1,0 +1,56 @@
+"""What the ``quantization_config`` of a GPTQ checkpoint means for its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.models import LinearMethod, LinearSpec
+from treadle.errors import UnsupportedModelError
+from treadle.layers.quantized import left_alone
+from treadle_gptq.config import GptqConfig
+from treadle_gptq.gemm import find_gemm
+from treadle_gptq.linear import SPARE_BIAS, GptqLinear
+
+__all__ = ("GptqScheme",)
+
+HEADS = ("lm_head",)
+
+
+class GptqScheme:
+    """Also a ``TensorNames``: some writers give every layer a bias of zeros."""
+
+    name = "gptq"
+
+    def __init__(self, config: GptqConfig, device: DeviceInfo) -> None:
+        self.config = config
+        self._gemm, self._cuda = find_gemm(device), device.kind == "cuda"
+        self._without_bias: set[str] = set()
+
+    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+        heads = () if self.config.head else HEADS
+        if left_alone(spec, (*heads, *self.config.unquantized)):
+            return None
+        found = {name: self.config.packing(name) for name in spec.names}
+        packing = found[spec.names[0]]
+        if any(other != packing for other in found.values()):
+            raise UnsupportedModelError(
+                f"{spec.prefix} fuses matrices that the checkpoint quantizes differently: "
+                + ", ".join(f"{name} ({p or 'not at all'})" for name, p in found.items())
+            )
+        if packing is None:
+            return None
+        if not spec.bias:
+            self._without_bias.update(spec.names)
+        return GptqLinear(packing, self.config.zero_offset, self._gemm, self._cuda)
+
+    def rename(self, name: str) -> str:
+        """A bias that the model does not have goes where its being zero is checked."""
+        path, _, leaf = name.rpartition(".")
+        return f"{path}.{SPARE_BIAS}" if leaf == "bias" and path in self._without_bias else name
+
+    def experts(self, spec: Any) -> None:
+        return None
+
+    def kv_dtype(self, layer: str) -> None:
+        return None

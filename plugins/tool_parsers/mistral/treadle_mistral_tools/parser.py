@@ -1,0 +1,185 @@
+"""Calls of Mistral's models.
+
+::
+
+    [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "abcdefghi"}, …]
+    [TOOL_CALLS]get_weather{"city": "Paris"}[TOOL_CALLS]…
+    [TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris"}[TOOL_CALLS]…
+
+The first is the format of the tokenizers up to v7, the others are of v11 and v13
+(https://github.com/mistralai/mistral-common, ``tokens/tokenizers/instruct.py``). All are read,
+whatever the model.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.api.callparser import CallParser
+from treadle.api.calls import CallReader, is_name
+from treadle.api.forcing import chosen, json_rule, mark, named, quoted
+from treadle.api.jsontext import BLANKS, JsonText
+from treadle.api.parsers import Delta, ToolCallDelta
+from treadle.api.types import GrammarSpec, Tokenizer, Tool
+
+__all__ = ("Mistral",)
+
+CALLS, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+ALPHABET = string.ascii_letters + string.digits
+_name = re.compile(r"[^\s\[\]{}()\"',;]*")
+_id = re.compile(r"[0-9A-Za-z]*")
+
+
+class Mistral(CallParser):
+    tags = (CALLS, ID, ARGUMENTS)
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        self._tokenizer, self._tools = tokenizer, tools
+        self._array = self._comma = False
+        self._word: list[str] = []
+        self._name = ""
+        self._marks: tuple[str, ...] = ()  # that may still come before the arguments
+
+    def call_id(self) -> str:
+        """Mistral's chat templates refuse any other id."""
+        return "".join(secrets.choice(ALPHABET) for _ in range(9))
+
+    def text(self, text: str, at: int) -> int:
+        behind = self.find(text, at, CALLS)
+        if behind < 0:
+            return len(text)
+        self.lead.append(CALLS)
+        self.mode, self._array, self._comma = self._first, False, True
+        return behind
+
+    def _first(self, text: str, at: int) -> int:
+        """Behind ``[TOOL_CALLS]``."""
+        if text[at] == "[":
+            self._array, self.mode = True, self._item
+        elif text[at] == "{":
+            return self._item(text, at)
+        elif text[at] not in BLANKS:
+            self._word, self.mode = [], self._named
+            return at
+        self.lead.append(text[at])
+        return at + 1
+
+    def _item(self, text: str, at: int) -> int:
+        if text[at] == "{":
+            self.call(CallReader(self.calls))
+            self._comma = False
+            return at
+        if text[at] not in BLANKS:
+            return self.give_up(at)
+        self.lead.append(text[at])
+        return at + 1
+
+    def after(self, text: str, at: int) -> int:
+        char = text[at]
+        if not self._array or char == "]":
+            return self.end(at + int(self._array))
+        if char == "," and not self._comma:
+            self._comma = True
+        elif char not in BLANKS:
+            return self._item(text, at) if self._comma else self.give_up(at)
+        self.lead.append(char)
+        return at + 1
+
+    def _named(self, text: str, at: int) -> int:
+        """The name of a function, as it comes."""
+        end = self._taken_word(_name, text, at)
+        if end < len(text):
+            self._name = "".join(self._word)
+            if not is_name(self._name):
+                return self.give_up(end)
+            self._marks, self.mode = (ID, ARGUMENTS), self._marked
+        return end
+
+    def _marked(self, text: str, at: int) -> int:
+        """Between the name and the arguments."""
+        if text[at] == "{":
+            self.call(_Arguments(self.calls, self._name))
+            return at
+        if text[at] in BLANKS:
+            self.lead.append(text[at])
+            return at + 1
+        partial = False
+        for index, one in enumerate(self._marks):
+            behind = self.expect(text, at, one)
+            if behind is not None and not self.carry:
+                self.lead.append(one)
+                self._marks = self._marks[index + 1 :]
+                if one == ID:
+                    self.mode = self._identified
+                return behind
+            partial = partial or behind is not None
+        return len(text) if partial else self.give_up(at)
+
+    def _identified(self, text: str, at: int) -> int:
+        """The id that the model gave its call. Clients get one of ``call_id``."""
+        end = self._taken_word(_id, text, at)
+        if end < len(text):
+            self.mode = self._marked
+        return end
+
+    def _taken_word(self, pattern: re.Pattern[str], text: str, at: int) -> int:
+        found = pattern.match(text, at)
+        end = at if found is None else found.end()
+        self._word.append(text[at:end])
+        self.lead.append(text[at:end])
+        return end
+
+    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+        """The form of the model's own generation, which its vocabulary tells: ``[ARGS]`` came with
+        v11, and vocabularies without it were taught the array."""
+        tools = chosen(self._tools, choice)
+        begin = mark(CALLS, self._tokenizer)
+        arguments = mark(ARGUMENTS, self._tokenizer)
+        calls = " | ".join(f"call_{i}" for i in range(len(tools)))
+        one = named(choice)
+        if arguments.startswith("<["):
+            lines = ["start: call" if one else "start: call+", f"call: {begin} ({calls})"]
+            heads = [f"{quoted(tool.name)} {arguments}" for tool in tools]
+            tail = ""
+        else:
+            more = "" if one else ' (", " call)*'
+            lines = [f'start: {begin} "[" call{more} "]"', f"call: {calls}"]
+            heads = [quoted(f'{{"name": {quoted(t.name)}, "arguments": ') for t in tools]
+            tail = ' "}"'
+        for i, (tool, head) in enumerate(zip(tools, heads, strict=True)):
+            lines += [f"call_{i}: {head} arguments_{i}{tail}", f"arguments_{i}: {json_rule(tool)}"]
+        return GrammarSpec("ebnf", "\n".join(lines))
+
+
+class _Arguments:
+    """A ``Reader`` of the arguments of a call whose name stands before them."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self._index = index
+        self._name: str | None = name
+        self._value = JsonText()
+        self.begun = self.done = self.failed = False
+
+    @property
+    def rest(self) -> str:
+        return self._value.held
+
+    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
+        at = self._value.feed(text, at)
+        self.begun = True
+        self.done, self.failed = self._value.done, self._value.failed
+        return at, self._said(self._value.take())
+
+    def finish(self) -> list[Delta]:
+        return self._said(self._value.cut())
+
+    def _said(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        name, self._name = self._name, None
+        return [ToolCallDelta(self._index, name, text)]

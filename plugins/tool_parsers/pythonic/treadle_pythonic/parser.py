@@ -1,0 +1,125 @@
+"""Calls written in Python.
+
+::
+
+    [get_weather(city="Paris", days=3), get_time()]
+    <|python_start|>[get_weather(city="Paris")]<|python_end|>
+
+The format of Llama 3.2 and 4 (with and without the tags,
+https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/) and of ToolACE. A list without a
+tag is one of calls only if it names tools of the request: ``[see below](#b)`` is text.
+
+A call is handed on when it is complete, for until then nobody can say that it is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.api.callparser import CallParser
+from treadle.api.calls import is_name
+from treadle.api.jsontext import BLANKS
+from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_pythonic.grammar import python_grammar
+from treadle_pythonic.literals import Keywords
+
+__all__ = ("Pythonic",)
+
+START, END = "<|python_start|>", "<|python_end|>"
+_candidate = re.compile(r"[\[<]")
+_name = re.compile(r"[\w.\-]*")
+
+
+class Pythonic(CallParser):
+    tags = (START, END)
+
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._names = frozenset(tool.name for tool in tools)
+        self._tagged = self._comma = False
+        self._word: list[str] = []
+
+    def text(self, text: str, at: int) -> int:
+        found = _candidate.search(text, at)
+        start = found.start() if found else len(text)
+        self.say(text[at:start])
+        if found is None:
+            return start
+        if text[start] == "[":
+            self.lead.append("[")
+            self._tagged, self.mode = False, self._item
+            return start + 1
+        behind = self.expect(text, start, START)
+        if behind is None:
+            self.say(text[start])
+            return start + 1
+        if not self.carry:
+            self.lead.append(START)
+            self._tagged, self.mode = True, self._list
+        return behind
+
+    def _list(self, text: str, at: int) -> int:
+        """Behind the tag."""
+        if text[at] == "[":
+            self.mode = self._item
+        elif text[at] not in BLANKS:
+            return self.give_up(at)
+        self.lead.append(text[at])
+        return at + 1
+
+    def _item(self, text: str, at: int) -> int:
+        """Before the name of a function."""
+        if text[at] not in BLANKS:
+            self._word, self.mode = [], self._named
+            return at
+        self.lead.append(text[at])
+        return at + 1
+
+    def _named(self, text: str, at: int) -> int:
+        found = _name.match(text, at)
+        end = at if found is None else found.end()
+        self._word.append(text[at:end])
+        self.lead.append(text[at:end])
+        if end < len(text):
+            name = "".join(self._word)
+            known = is_name(name) if self._tagged else name in self._names
+            if text[end] != "(" or not known:
+                return self.give_up(end)
+            self._comma = False
+            self.call(Keywords(self.calls, name))
+        return end
+
+    def after(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == "]":
+            self.lead.append(char)
+            self.mode = self._closed
+        elif char == "," and not self._comma:
+            self._comma = True
+            self.lead.append(char)
+        elif char in BLANKS:
+            self.lead.append(char)
+        elif self._comma:
+            return self._item(text, at)
+        else:
+            return self.give_up(at)
+        return at + 1
+
+    def _closed(self, text: str, at: int) -> int:
+        """Behind the list: the tag that ends it, if one began it."""
+        behind = self.expect(text, at, END) if self._tagged else None
+        if behind is None:
+            return self.end(at)
+        return behind if self.carry else self.end(behind)
+
+    def finish(self) -> list[Any]:
+        if self.mode == self._closed:
+            self.carry = ""
+            self.end(0)
+        return super().finish()
+
+    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+        return python_grammar(self._tools, choice)

@@ -1,0 +1,77 @@
+"""The application: routes, error handling, the hook of plugins, and the edge around it all."""
+
+from __future__ import annotations
+
+from litestar import Litestar
+from litestar.config.app import AppConfig
+from litestar.config.cors import CORSConfig
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+
+from treadle.plugins import Host
+from treadle_server.context import Context
+from treadle_server.edge import Edge
+from treadle_server.errors import APIError
+from treadle_server.flights import ClientGone
+from treadle_server.hookspecs import ServerHooks
+from treadle_server.owners import Owners
+from treadle_server.routes import chat, completions, health, metrics, models
+from treadle_server.routes.answers import handle_error, handle_gone, handle_http_error
+from treadle_server.served import Served
+
+__all__ = ("build", "create_app", "unedited")
+
+
+def create_app(context: Context) -> Edge:
+    """Build the ASGI application of one server."""
+    context.served = build(context, context.engine.host)
+    return Edge(context)
+
+
+def build(context: Context, host: Host) -> Served:
+    """The routes, after the plugins of ``treadle.server`` in ``host`` have edited them.
+
+    Called again for each host: when a plugin is reloaded, there is another one.
+    """
+    config = unedited(context)
+    host.add_hookspecs(ServerHooks)
+    try:
+        host.every("server", "treadle_server", app=config, engine=context.engine)
+        app = Litestar.from_config(config)
+    except Exception as error:  # a plugin may put anything into it
+        raise Owners(host).spoilt(error) from error
+    return Served(app, Owners(host))
+
+
+def unedited(context: Context) -> AppConfig:
+    """The application as plugins find it."""
+    return AppConfig(
+        route_handlers=[
+            handler
+            for module in (chat, completions, models, health, metrics)
+            for handler in module.handlers(context)
+        ],
+        exception_handlers={
+            APIError: handle_error,
+            ClientGone: handle_gone,
+            HTTPException: handle_http_error,
+            500: handle_error,
+        },
+        cors_config=cors(context),
+        logging_config=None,
+        openapi_config=None,
+        request_max_body_size=context.config.max_body_bytes,
+        state=State({"context": context}),
+        debug=False,
+    )
+
+
+def cors(context: Context) -> CORSConfig | None:
+    if not context.config.cors_origin:
+        return None
+    return CORSConfig(
+        allow_origins=context.config.cors_origin,
+        allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+        allow_methods=["GET", "POST"],
+        expose_headers=["x-request-id", "x-ignored-fields"],
+    )

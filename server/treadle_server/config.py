@@ -1,0 +1,171 @@
+"""Every option of the server, described once, in the manner of ``treadle.config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from treadle.config import server_environment
+from treadle.errors import ConfigError
+
+__all__ = ("LOOPBACK", "ServerConfig", "server_from_options")
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+KEYS = ("api_key", "admin_api_key")
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the server listens, whom it serves, and its limits.
+
+    Build it with ``server_from_options``, which checks every value. ``repr`` never shows a key.
+    """
+
+    host: Annotated[
+        str, Meta(description="Address to listen on. Others than loopback need --api-key.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="TCP port; 0 takes a free one and prints it.")
+    ] = 8000
+    uds: Annotated[
+        str | None, Meta(description="Listen on this unix socket in place of host and port.")
+    ] = None
+    api_key: Annotated[
+        list[str],
+        Meta(description="Key that clients must send. Repeatable. Also TREADLE_API_KEY=a,b."),
+    ] = msgspec.field(default_factory=list)
+    admin_api_key: Annotated[
+        list[str],
+        Meta(
+            description="Key for POST /plugins/ID/reload, off without one. Repeatable. Also "
+            "TREADLE_ADMIN_API_KEY=a,b."
+        ),
+    ] = msgspec.field(default_factory=list)
+    insecure: Annotated[
+        bool, Meta(description="Allow an address that is not loopback without a key.")
+    ] = False
+    allowed_host: Annotated[
+        list[str],
+        Meta(description="Host names, beside loopback ones, that a loopback server answers to."),
+    ] = msgspec.field(default_factory=list)
+    root_path: Annotated[
+        str, Meta(description="Path prefix that a proxy in front adds (/llm); stripped if present.")
+    ] = ""
+    cors_origin: Annotated[
+        list[str], Meta(description="Web origins that may call the server; * is all. Repeatable.")
+    ] = msgspec.field(default_factory=list)
+    ssl_keyfile: Annotated[str | None, Meta(description="Private key: serve HTTPS.")] = None
+    ssl_certfile: Annotated[str | None, Meta(description="Certificate: serve HTTPS.")] = None
+    ssl_ca_certs: Annotated[
+        str | None, Meta(description="Authorities that must have signed a client's certificate.")
+    ] = None
+
+    tool_parser: Annotated[
+        str | None,
+        Meta(
+            description="Tool-call parser plugin; auto takes the one made for the model, or none."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str | None,
+        Meta(description="Parser plugin that separates reasoning from the answer; auto, or none."),
+    ] = "auto"
+    strict_requests: Annotated[
+        bool, Meta(description="Refuse unknown request fields (default: name them in a header).")
+    ] = False
+
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest request body; more is refused (413).")
+    ] = 10 * 2**20
+    max_header_bytes: Annotated[
+        int, Meta(ge=1024, description="Largest header block; more is refused (431).")
+    ] = 64 * 2**10
+    header_timeout: Annotated[Seconds, Meta(description="Longest wait for a header block.")] = 10.0
+    body_timeout: Annotated[Seconds, Meta(description="Longest pause inside a request body.")] = (
+        30.0
+    )
+    request_timeout: Annotated[
+        Seconds, Meta(description="Longest time a request may take, queueing included.")
+    ] = 600.0
+    hang_timeout: Annotated[
+        Seconds, Meta(description="An engine that is silent for so long is reported as ill.")
+    ] = 60.0
+    write_timeout: Annotated[
+        Seconds, Meta(description="A client that reads nothing for so long is disconnected.")
+    ] = 60.0
+    keep_alive: Annotated[Seconds, Meta(description="Idle time before a connection closes.")] = 5.0
+    stream_keep_alive: Annotated[
+        float,
+        Meta(ge=0, description="A stream silent for so long gets a comment line; 0 sends none."),
+    ] = 15.0
+    drain_timeout: Annotated[
+        float,
+        Meta(ge=0, description="After SIGTERM, how long running requests may take to finish."),
+    ] = 30.0
+    backlog: Annotated[int, Meta(ge=1, description="Connections that may wait for accept.")] = 2048
+
+    enable_request_metrics: Annotated[
+        bool, Meta(description="Histograms of TTFT, ITL and latency in /metrics.")
+    ] = True
+    access_log: Annotated[bool, Meta(description="One log line per HTTP request.")] = False
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least level that is logged."),
+    ] = "info"
+
+    def __repr__(self) -> str:
+        shown = {f: getattr(self, f) for f in self.__struct_fields__}
+        for name in KEYS:
+            shown[name] = ["***"] * len(shown[name])
+        return f"ServerConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def __post_init__(self) -> None:
+        for name in KEYS:
+            if any(not key.strip() for key in getattr(self, name)):
+                raise ValueError(f"{name} holds an empty key; give each key at least one character")
+        if set(self.api_key) & set(self.admin_api_key):
+            raise ValueError(
+                "a key is both an api_key and an admin_api_key, which would let every client "
+                "administer; give administrators a key of their own"
+            )
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile belong together; give both or none")
+        if self.root_path and not (self.root_path.startswith("/") and self.root_path[-1] != "/"):
+            raise ValueError(
+                f"root_path is {self.root_path!r}; it must begin with / and not end with /"
+            )
+        if not (self.loopback or self.api_key or self.insecure):
+            raise ValueError(
+                f"host {self.host!r} can be reached from other machines and there is no api_key; "
+                "give --api-key (or TREADLE_API_KEY), or --insecure to serve everybody"
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        return self.uds is not None or self.host in LOOPBACK
+
+
+def server_from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> ServerConfig:
+    """Build a config from flat options; ``None`` keeps the default of an option.
+
+    Options that are not given come from the environment (``treadle.config.server_environment``).
+    Raises ``ConfigError`` for an unknown option or a value outside its limits.
+    """
+    named = {k: v for k, v in {**(options or {}), **more}.items() if v is not None}
+    given = {**server_environment(), **named}
+    for name in given:
+        if name not in ServerConfig.__struct_fields__:
+            known = ", ".join(sorted(ServerConfig.__struct_fields__))
+            raise ConfigError(f"the server has no option {name!r}; known options: {known}")
+    try:
+        return msgspec.convert(given, ServerConfig)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        option = path.rstrip("`").partition("[")[0]
+        if option:
+            message = f"option {option} is {given.get(option)!r}: {message}"
+        raise ConfigError(message) from error

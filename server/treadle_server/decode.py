@@ -1,0 +1,125 @@
+"""From the bytes of a body to a typed request, or a 400 that says where the mistake is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+import msgspec
+
+from treadle_server.errors import APIError
+
+__all__ = ("DANGEROUS", "MAX_DEPTH", "Reader", "check_depth")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_DEPTH = 64
+FLATTENINGS = 4
+"""Innermost levels that ``bytes.replace`` takes away first: it is much faster than a sum."""
+SLICE = 2**16
+
+PROCESSORS = (
+    "logits processors are plugins that the operator installs; their arguments are "
+    'extra: {"name": {"argument": value}}'
+)
+# Fields of other engines' APIs that hand code, tensors or the inside of the engine to a client.
+# They are refused, not ignored: a caller that sends one relies on it.
+DANGEROUS: Mapping[str, str] = {
+    "chat_template": "templates are the operator's: start the server with --chat-template",
+    "prompt_embeds": "send text or token ids",
+    "mm_processor_kwargs": "this server takes text only",
+    "media_io_kwargs": "this server takes text only",
+    "kv_transfer_params": "the engine moves its cache itself",
+    "custom_logit_processor": PROCESSORS,
+    "logits_processors": PROCESSORS,
+    "vllm_xargs": PROCESSORS,
+    "custom_params": "use the named parameters",
+    "lora_path": "a client cannot name files of the server",
+    "use_beam_search": "beam search is not offered; use n and temperature",
+    "suffix": "text is only continued, never filled in before a suffix",
+}
+
+# Brackets as signed steps of depth: 1 opens, 0xFF (-1) closes.
+STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+PRINTABLE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+def check_depth(body: bytes) -> None:
+    """Raise unless arrays and objects nest at most ``MAX_DEPTH`` deep.
+
+    Linear in the body, without a Python loop over its bytes: a decoder that recurses must not see
+    the body before.
+    """
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    # Cut out the strings: without escapes, every other piece between quotes is one.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    steps = b"".join(plain.split(b'"')[::2]).translate(STEPS, OTHERS)
+    for _ in range(FLATTENINGS):
+        steps = steps.replace(b"\x01\xff", b"")
+    depth, signed = FLATTENINGS, memoryview(steps).cast("b")
+    for start in range(0, len(signed), SLICE):
+        piece = signed[start : start + SLICE]
+        if max(accumulate(piece, initial=depth)) > MAX_DEPTH:
+            raise APIError(
+                400,
+                f"the body nests deeper than {MAX_DEPTH} levels; flatten it",
+                code="json_too_deep",
+            )
+        depth += sum(piece)
+
+
+class Reader(Generic[T]):
+    """Decodes bodies of one type. ``strict`` refuses unknown fields, otherwise they are named."""
+
+    def __init__(self, kind: type[T], *, strict: bool = False) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._known = frozenset(kind.__struct_encode_fields__)
+        self._strict = strict
+
+    def read(self, body: bytes) -> tuple[T, str]:
+        """The request and the names of ignored fields (joined by commas). Raises ``APIError``."""
+        if not body:
+            raise APIError(400, "the body is empty; send a JSON object")
+        check_depth(body)
+        try:
+            fields = self._names.decode(body)
+            ignored = self._unknown(fields) if not self._known.issuperset(fields) else ""
+            return self._decoder.decode(body), ignored
+        except msgspec.ValidationError as error:
+            raise invalid(error) from None
+        except msgspec.DecodeError as error:
+            raise APIError(
+                400, f"the body is not valid JSON: {error}", code="invalid_json"
+            ) from None
+        except UnicodeDecodeError:
+            raise APIError(400, "the body is not valid UTF-8", code="invalid_json") from None
+        except RecursionError:
+            raise APIError(
+                400, "the body nests too deep; flatten it", code="json_too_deep"
+            ) from None
+
+    def _unknown(self, fields: Mapping[str, msgspec.Raw]) -> str:
+        unknown = [f for f in fields if f not in self._known]
+        for name in unknown:
+            if name in DANGEROUS and bytes(fields[name]) != b"null":
+                raise APIError(400, f"{name} is not accepted: {DANGEROUS[name]}", param=name)
+        if self._strict:
+            known = ", ".join(sorted(self._known))
+            raise APIError(
+                400,
+                f"unknown field {unknown[0][:64]!r}; known fields: {known}",
+                param=unknown[0][:64],
+            )
+        return ",".join(f for f in unknown[:32] if PRINTABLE.fullmatch(f))
+
+
+def invalid(error: msgspec.ValidationError) -> APIError:
+    """``Expected `int`, got `str` - at `$.max_tokens``` with the parameter taken apart."""
+    message, _, path = str(error).replace("`", "").partition(" - at ")
+    param = path.removeprefix("key in ").removeprefix("$").removeprefix(".")
+    return APIError(400, f"{param}: {message}" if param else message, param=param or None)

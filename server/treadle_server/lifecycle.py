@@ -1,0 +1,230 @@
+"""From a started engine to the end of the process: serving, watching, draining.
+
+::
+
+    serving ── first signal ──> draining ── all answered, or drain_timeout ──> stopping ──> stopped
+       └────── engine dead ──────────────── all told, or a few seconds ───────────┘
+
+While it drains, the server still answers: new requests get 503, ``/ready`` 503 and ``/health`` 200.
+A second signal goes straight to stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any, cast
+
+import uvicorn
+
+from treadle.errors import EngineDeadError
+from treadle_server.app import create_app
+from treadle_server.context import Context
+from treadle_server.edge import STOPPED
+from treadle_server.protocol import bounded, sweep
+
+__all__ = ("Lifecycle", "Signals")
+
+log = logging.getLogger("treadle.server")
+
+TICK = 0.25
+"""Seconds between two looks at the engine and the connections."""
+HEARTBEAT = 1.0
+"""Seconds between two questions to an engine that answers."""
+FAREWELL = 3.0
+"""Seconds that stopped requests get to tell their clients why."""
+
+
+class Signals:
+    """SIGTERM and SIGINT as two events: the first, and any further one."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.forced = asyncio.Event()
+        self.last = 0
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        both = (signal.SIGTERM, signal.SIGINT)
+        for number in both:
+            loop.add_signal_handler(number, self.take, number)
+        try:
+            yield
+        finally:
+            for number in both:
+                loop.remove_signal_handler(number)
+
+    async def outrun(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Do ``work``; ``False``, and it is cancelled, if a signal comes first. Raises its error."""
+        task = asyncio.create_task(work)
+        asked = asyncio.create_task(self.asked.wait())
+        try:
+            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return True
+            return False
+        finally:
+            for each in (task, asked):
+                each.cancel()
+            await asyncio.gather(task, asked, return_exceptions=True)
+
+    def take(self, number: int) -> None:
+        self.last = number
+        (self.forced if self.asked.is_set() else self.asked).set()
+
+
+class Listener(uvicorn.Server):
+    """Uvicorn without its signal handling: the lifecycle decides when to exit."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leave = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leave.set()
+
+    async def main_loop(self) -> None:
+        """Sleep until ``leave``; ``on_tick`` renews the Date header every second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leave.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifecycle:
+    """One server around a started engine, which it does not shut down."""
+
+    def __init__(self, context: Context, bound: socket.socket, signals: Signals) -> None:
+        self._context = context
+        self._bound = bound
+        self._signals = signals
+        config = context.config
+        self.app = create_app(context)
+        self._listener = Listener(
+            uvicorn.Config(
+                self.app,
+                http=bounded(config),
+                ws="none",
+                lifespan="off",  # the application may change; see ``Served``
+                log_config=None,
+                log_level=config.log_level if config.log_level == "debug" else "warning",
+                access_log=config.access_log,
+                proxy_headers=False,
+                server_header=False,
+                backlog=config.backlog,
+                timeout_keep_alive=int(max(1, config.keep_alive)),
+                timeout_graceful_shutdown=int(FAREWELL),
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=2 if config.ssl_ca_certs else 0,
+            )
+        )
+        if config.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+
+    @property
+    def started(self) -> bool:
+        """Whether connections are accepted."""
+        return self._listener.started
+
+    async def run(self, announce: str = "") -> None:
+        """Serve until a signal or the death of the engine, then drain.
+
+        ``announce`` is printed once connections are accepted. Raises ``EngineDeadError``, and
+        ``PluginLoadError`` if what a plugin does at the start fails.
+        """
+        try:
+            if await self._signals.outrun(self._context.served.start()):
+                await self._serve(announce)
+        finally:
+            await self._context.served.stop()
+            self._context.close()
+        if self._context.dead is not None:
+            raise self._context.dead
+
+    async def _serve(self, announce: str) -> None:
+        serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
+        monitor = asyncio.create_task(self._monitor())
+        try:
+            while not self._listener.started and not serving.done():
+                await asyncio.sleep(0.005)
+            if announce and not serving.done():
+                print(announce, flush=True)
+            await self._watch(serving)
+            await self._drain()
+        finally:
+            monitor.cancel()
+            await self._stop(serving)
+
+    async def _watch(self, serving: asyncio.Task[None]) -> None:
+        while not (serving.done() or self._signals.asked.is_set() or self._context.dead):
+            await self._tick(self._signals.asked)
+
+    async def _drain(self) -> None:
+        context, loop = self._context, asyncio.get_running_loop()
+        context.draining = True
+        patience = FAREWELL if context.dead else context.config.drain_timeout
+        deadline = loop.time() + patience
+        if context.metrics.active:
+            log.info(
+                "draining: %d requests have up to %g s to finish", context.metrics.active, patience
+            )
+        while context.metrics.active and loop.time() < deadline:
+            if self._signals.forced.is_set():
+                return
+            await self._tick(self._signals.forced, min(TICK, 0.05))
+            if context.dead:
+                deadline = min(deadline, loop.time() + FAREWELL)
+
+    async def _stop(self, serving: asyncio.Task[None]) -> None:
+        context, loop = self._context, asyncio.get_running_loop()
+        context.draining = True
+        context.flights.stop_all(STOPPED)
+        deadline = loop.time() + FAREWELL
+        while context.metrics.active and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        if self._signals.forced.is_set():
+            for connection in list(self._listener.server_state.connections):
+                cast("Any", connection).transport.abort()
+        self._listener.leave()
+        await asyncio.wait((serving,))
+        if not serving.cancelled() and (error := serving.exception()) is not None:
+            raise error
+
+    async def _tick(self, wake: asyncio.Event, pause: float = TICK) -> None:
+        """Wait for ``wake`` a while, then look after connections and engine."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await wake.wait()
+        sweep(self._listener.server_state.connections, asyncio.get_running_loop().time())
+        if self._context.dead is None and not self._context.engine.alive:
+            self._context.dead = EngineDeadError("the engine has stopped")
+            log.error("the engine has died")
+
+    async def _monitor(self) -> None:
+        """Ask the engine again and again. A long step is no illness, a very long one is."""
+        context, patience = self._context, self._context.config.hang_timeout
+        while context.dead is None:
+            try:
+                context.stats = await context.engine.stats(patience)
+                context.hangs = None
+            except EngineDeadError as error:
+                if context.engine.alive:
+                    log.error("the engine hangs: %s", error)
+                    context.hangs = error
+                else:
+                    log.error("the engine has died: %s", error)
+                    context.dead = error
+            await asyncio.sleep(HEARTBEAT)

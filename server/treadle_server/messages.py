@@ -1,0 +1,169 @@
+"""From typed messages to what a chat template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from treadle.errors import RequestError
+from treadle_server.decode import check_depth
+from treadle_server.errors import APIError
+from treadle_server.wire.chat import ChatTool
+from treadle_server.wire.messages import (
+    AssistantMessage,
+    Content,
+    MediaPart,
+    Message,
+    RefusalPart,
+    TextPart,
+    ToolMessage,
+)
+
+__all__ = (
+    "MAX_MESSAGES",
+    "MAX_TOOLS",
+    "MAX_TOOL_BYTES",
+    "template_arguments",
+    "to_messages",
+    "to_tools",
+)
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 64 * 2**10
+
+# Arguments of the renderer itself: a client's template arguments must not take their place.
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+    | {"tokenize", "chat_template", "return_tensors", "return_dict", "self", "conversation"}
+)
+
+
+def to_messages(messages: Sequence[Message], *, knows_developer: bool) -> list[dict[str, Any]]:
+    """Plain dicts for the renderer. Raises ``RequestError`` for what cannot be served.
+
+    Templates that do not know the role ``developer`` get ``system``, which means the same.
+    """
+    if not messages:
+        raise RequestError("messages is empty; send at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are allowed",
+            param="messages",
+        )
+    return [one(m, f"messages[{i}]", knows_developer) for i, m in enumerate(messages)]
+
+
+def one(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+    role = str(message.__struct_config__.tag)
+    if role == "developer" and not knows_developer:
+        role = "system"
+    plain: dict[str, Any] = {"role": role, "content": content(message.content, f"{where}.content")}
+    if message.name is not None:
+        plain["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage):
+        plain.update(said(message, where))
+    return plain
+
+
+def content(given: Content | None, where: str) -> str | list[dict[str, str]]:
+    """Text as it is, parts as parts: how a template takes them is the renderer's knowledge."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    parts = []
+    for i, part in enumerate(given):
+        match part:
+            case TextPart():
+                parts.append({"type": "text", "text": part.text})
+            case RefusalPart():
+                parts.append({"type": "text", "text": part.refusal})
+            case MediaPart():
+                raise RequestError(
+                    f"{where}[{i}] is of type {part.__struct_config__.tag}; this model is served "
+                    "for text only: send parts of type text",
+                    param=f"{where}[{i}].type",
+                )
+    return parts
+
+
+def said(message: AssistantMessage, where: str) -> dict[str, Any]:
+    """What only an assistant's message has."""
+    plain: dict[str, Any] = {}
+    reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if reasoning is not None:
+        plain["reasoning"] = plain["reasoning_content"] = reasoning
+    if message.tool_calls:
+        if len(message.tool_calls) > MAX_TOOLS:
+            raise RequestError(
+                f"{where}.tool_calls has {len(message.tool_calls)} entries; at most {MAX_TOOLS}",
+                param=f"{where}.tool_calls",
+            )
+        plain["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type or "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.content is None and message.refusal:
+        plain["content"] = message.refusal
+    return plain
+
+
+def arguments(given: str | dict[str, Any] | None) -> Any:
+    """Templates expect an object. What a model wrote and is not one stays the text that it is."""
+    if isinstance(given, str):
+        try:
+            check_depth(given.encode())
+            found = msgspec.json.decode(given)
+        except (APIError, msgspec.DecodeError, UnicodeError):
+            return given
+        return found if isinstance(found, dict) else given
+    return given or {}
+
+
+def to_tools(tools: Sequence[ChatTool] | None) -> list[dict[str, Any]] | None:
+    """The tools as a template reads them, or ``None``. Raises ``RequestError`` beyond the bounds."""
+    if not tools:
+        return None
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools has {len(tools)} entries; at most {MAX_TOOLS}", param="tools")
+    size = len(msgspec.json.encode(tools))
+    if size > MAX_TOOL_BYTES:
+        raise RequestError(
+            f"tools take {size} bytes of JSON; at most {MAX_TOOL_BYTES} are allowed", param="tools"
+        )
+    for i, tool in enumerate(tools):
+        name = tool.function.name
+        if not (0 < len(name) <= 128 and name.isprintable()):
+            raise RequestError(
+                f"tools[{i}].function.name must be 1 to 128 printable characters",
+                param=f"tools[{i}].function.name",
+            )
+    return [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
+
+
+def template_arguments(
+    given: Mapping[str, Any] | None, documents: Sequence[Mapping[str, Any]] | None, **more: Any
+) -> dict[str, Any]:
+    """The client's template arguments, none of which may shadow the renderer's own."""
+    for name in given or ():
+        if name in RESERVED or name.startswith("_") or not name.isidentifier():
+            raise RequestError(
+                f"chat_template_kwargs holds {name[:64]!r}, which is not the client's to set; "
+                "use the request field of that name if there is one",
+                param="chat_template_kwargs",
+            )
+    found = {name: value for name, value in more.items() if value is not None}
+    found.update(given or {})
+    if documents is not None:
+        found["documents"] = list(documents)
+    return found

@@ -1,0 +1,202 @@
+"""``/metrics``: what the engine says about itself, and what the server measures.
+
+Every label comes from a closed set: no client can add a series.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+
+from treadle.engine.stats import EngineStats
+from treadle.plugins.tally import Tally
+from treadle_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
+
+__all__ = ("METHODS", "Metrics")
+
+METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("requests_running", "running", "Sequences in the running batch."),
+    ("requests_waiting", "waiting", "Sequences that wait to be admitted."),
+    ("cache_pages", "pages_total", "Pages of the KV cache."),
+    ("cache_pages_used", "pages_used", "Pages in use."),
+)
+COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("engine_steps", "steps", "Steps of the engine."),
+    ("engine_step_seconds", "step_seconds", "Time spent in steps."),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens."),
+    ("generated_tokens", "generated_tokens", "Generated tokens."),
+    (
+        "prefix_cache_query_tokens",
+        "prefix_query_tokens",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    ("prefix_cache_hit_tokens", "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
+    ("preemptions", "preemptions", "Sequences that were preempted."),
+    ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
+)
+
+
+class Metrics:
+    """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
+
+    def __init__(self, model: str, tally: Tally | None = None) -> None:
+        """``tally`` is of the plugins that are called in this process."""
+        self.time_to_first_token = Histogram(LATENCY)
+        self.inter_token = Histogram(SHORT)
+        self.latency = Histogram(LATENCY)
+        self.prompt_lengths = Histogram(LENGTHS)
+        self.output_lengths = Histogram(LENGTHS)
+        self.active = 0
+        self.stuck_threads = 0
+        self._http: Counter[tuple[str, str, int]] = Counter()
+        self._http_seconds: dict[str, Histogram] = {}
+        self._parser_failures: Counter[str] = Counter()
+        self._stats: EngineStats | None = None
+        self._states: Mapping[str, str] = {}
+        self._tally = tally or Tally()
+        self._label = [model]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def parser_failed(self, parser: str) -> None:
+        """Count an exception of ``kind=name``; both come from the server's options."""
+        self._parser_failures[parser] += 1
+
+    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one HTTP request. ``route`` is a route's template or ``other``."""
+        self._http[method if method in METHODS else "other", route, status] += 1
+        histogram = self._http_seconds.get(route)
+        if histogram is None:
+            histogram = self._http_seconds[route] = Histogram(LATENCY)
+        histogram.observe(seconds)
+
+    def exposition(
+        self, stats: EngineStats | None, states: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The page. ``stats`` is ``None`` if the engine does not answer; ``states`` are those of the
+        plugins in this process."""
+        self._stats, self._states = stats, states or {}
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._engine()
+        yield from self._plugins()
+        yield from self._requests()
+        yield from self._server()
+
+    def _engine(self) -> Iterator[Metric]:
+        names, label, stats = ["model_name"], self._label, self._stats
+        up = GaugeMetricFamily("treadle_engine_up", "Whether the engine answers.", labels=names)
+        up.add_metric(label, float(stats is not None))
+        yield up
+        if stats is None:
+            return
+        for name, field, text in GAUGES:
+            gauge = GaugeMetricFamily(f"treadle_{name}", text, labels=names)
+            gauge.add_metric(label, float(getattr(stats, field)))
+            yield gauge
+        usage = GaugeMetricFamily(
+            "treadle_cache_usage_ratio", "Share of pages in use.", labels=names
+        )
+        usage.add_metric(label, stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
+        yield usage
+        for name, field, text in COUNTERS:
+            counter = CounterMetricFamily(f"treadle_{name}", text, labels=names)
+            counter.add_metric(label, float(getattr(stats, field)))
+            yield counter
+        ended = CounterMetricFamily(
+            "treadle_sequences_finished", "Sequences by how they ended.", labels=[*names, "reason"]
+        )
+        for reason, count in sorted(stats.finished.items()):
+            ended.add_metric([*label, reason], float(count))
+        yield ended
+
+    def _plugins(self) -> Iterator[Metric]:
+        """What the engine's process and this one have called, added up."""
+        names, stats = ["model_name", "plugin"], self._stats or EngineStats()
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for plugin, hook, outcome, count in [*stats.plugin_calls, *self._tally.rows()]:
+            counts[plugin, hook, outcome] += count
+        calls = CounterMetricFamily(
+            "treadle_plugin_calls", "Calls of plugins.", labels=[*names, "hook", "outcome"]
+        )
+        for (plugin, hook, outcome), count in counts.items():
+            calls.add_metric([*self._label, plugin, hook, outcome], float(count))
+        yield calls
+        times: dict[tuple[str, str], tuple[int, float]] = {}
+        for plugin, hook, count, seconds in [*stats.plugin_seconds, *self._tally.seconds()]:
+            before = times.get((plugin, hook), (0, 0.0))
+            times[plugin, hook] = before[0] + count, before[1] + seconds
+        took = SummaryMetricFamily(
+            "treadle_plugin_seconds", "Time in calls of plugins.", labels=[*names, "hook"]
+        )
+        for (plugin, hook), (count, seconds) in times.items():
+            took.add_metric([*self._label, plugin, hook], count, seconds)
+        yield took
+        states = GaugeMetricFamily(
+            "treadle_plugin_state",
+            "1 for the state of each plugin that the engine or the server has imported.",
+            labels=[*names, "state"],
+        )
+        broken = {plugin: state for plugin, state in self._states.items() if state == "broken"}
+        for plugin, state in sorted({**self._states, **stats.plugin_states, **broken}.items()):
+            states.add_metric([*self._label, plugin, state], 1.0)
+        yield states
+
+    def _requests(self) -> Iterator[Metric]:
+        for name, histogram, text in (
+            (
+                "time_to_first_token_seconds",
+                self.time_to_first_token,
+                "From arrival to the first token.",
+            ),
+            ("inter_token_latency_seconds", self.inter_token, "Between two chunks of a stream."),
+            ("request_latency_seconds", self.latency, "From arrival to the end of a request."),
+            ("request_prompt_tokens", self.prompt_lengths, "Prompt tokens of a request."),
+            ("request_generated_tokens", self.output_lengths, "Generated tokens of a request."),
+        ):
+            family = HistogramMetricFamily(f"treadle_{name}", text, labels=["model_name"])
+            family.add_metric(self._label, histogram.buckets(), histogram.sum)
+            yield family
+
+    def _server(self) -> Iterator[Metric]:
+        active = GaugeMetricFamily("treadle_http_requests_active", "HTTP requests being answered.")
+        active.add_metric([], float(self.active))
+        yield active
+        requests = CounterMetricFamily(
+            "treadle_http_requests", "HTTP requests.", labels=["method", "route", "status"]
+        )
+        for (method, route, status), count in self._http.items():
+            requests.add_metric([method, route, str(status)], float(count))
+        yield requests
+        seconds = HistogramMetricFamily(
+            "treadle_http_request_seconds",
+            "Time to answer, streams to their end.",
+            labels=["route"],
+        )
+        for route, histogram in self._http_seconds.items():
+            seconds.add_metric([route], histogram.buckets(), histogram.sum)
+        yield seconds
+        failures = CounterMetricFamily(
+            "treadle_parser_failures", "Exceptions of output parsers.", labels=["parser"]
+        )
+        for parser, count in self._parser_failures.items():
+            failures.add_metric([parser], float(count))
+        yield failures
+        stuck = GaugeMetricFamily(
+            "treadle_parser_threads_stuck", "Threads that output parsers do not give back."
+        )
+        stuck.add_metric([], float(self.stuck_threads))
+        yield stuck

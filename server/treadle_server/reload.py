@@ -1,0 +1,107 @@
+"""Exchanging parsers and routes of a server that is in use.
+
+All of it happens in a thread and beside what is served; the last step is to swap references on the
+event loop. Requests that have begun keep the host and the application that they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from treadle.api.parsers import StreamParser
+from treadle.errors import PluginLoadError, TreadleError
+from treadle.plugins import Host
+from treadle.plugins.kinds import FALLBACK
+from treadle.plugins.reload import Reloaded, reloaded
+from treadle_server.app import build
+from treadle_server.context import Context
+from treadle_server.matching import PARSERS
+from treadle_server.parsing import checked
+from treadle_server.served import Served
+from treadle_server.watch import PATIENCE, Watch
+
+__all__ = ("reload",)
+
+log = logging.getLogger("treadle.server")
+
+SPECS = ("treadle_server.hookspecs:ServerHooks",)
+LONGEST = 90.0
+"""Seconds that the new code gets for everything; the doctor alone may take 30 of them."""
+STARTUP = 30.0
+"""Seconds that the startup hooks of an application may take."""
+
+
+async def reload(context: Context, id: str) -> Reloaded:
+    """Use the code that the distribution of ``kind:key`` has on disk now. One at a time.
+
+    Raises the errors of ``treadle.plugins.reload.reloaded``; the old code is then in use as before.
+    """
+    async with context.reloading:
+        watch = Watch(LONGEST / PATIENCE)
+        try:
+            work = partial(renewed, context, id, asyncio.get_running_loop())
+            host, served, done = await watch.run(work)
+        except (TreadleError, TimeoutError) as error:
+            log.warning("%s was not reloaded: %s", id, error)
+            if isinstance(error, TreadleError):
+                raise
+            raise PluginLoadError(f"{id} does not come back: {error}; the old stays") from error
+        finally:
+            watch.close()
+        context.exchange(host, served)
+    log.info(
+        "reloaded %s of %s: %s, before %s",
+        ", ".join(done.plugins),
+        done.distribution,
+        done.version,
+        done.previous_version,
+    )
+    return done
+
+
+def renewed(
+    context: Context, id: str, loop: asyncio.AbstractEventLoop
+) -> tuple[Host, Served | None, Reloaded]:
+    """The new host, tried, and the new application if there are other routes."""
+    in_use = context.stats.plugin_states if context.stats is not None else ()
+    with reloaded(context.engine.host, id, in_use=in_use, specs=SPECS) as (host, done):
+        try:
+            try_parsers(context, host, done)
+            served = None
+            if any(name.startswith("server:") for name in done.plugins):
+                served = build(context, host)
+                start = asyncio.run_coroutine_threadsafe(served.start(), loop)
+                try:
+                    start.result(STARTUP)
+                except TimeoutError:
+                    start.cancel()
+                    raise PluginLoadError(
+                        f"its startup hooks take more than {STARTUP:g} s"
+                    ) from None
+        except BaseException as error:  # a plugin may raise anything, a panic too
+            said = error if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
+            raise PluginLoadError(
+                f"{done.distribution} {done.version} cannot be used, {done.previous_version} stays: "
+                f"{said}"
+            ) from error
+    return host, served, done
+
+
+def try_parsers(context: Context, host: Host, done: Reloaded) -> None:
+    """Let each new parser read a word, with the tokenizer that it is for."""
+    tokenizer = context.engine.tokenizer
+    for option, kind in PARSERS.items():
+        ids = (id.partition(":") for id in done.plugins)
+        names = {key for owner, _, key in ids if owner == kind and key != FALLBACK}
+        used = getattr(context.config, option)
+        if used is not None and host.choose(kind, used).dist == done.distribution:
+            names.add(used)
+        for name in sorted(names):
+            parser: StreamParser = (
+                host.tool_parser(name, tokenizer, ())
+                if kind == "tool_parsers"
+                else host.reasoning_parser(name, tokenizer, "")
+            )
+            checked([*parser.feed("treadle", ()), *parser.finish()])

@@ -1,0 +1,36 @@
+"""``GET /metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from treadle.errors import EngineDeadError
+from treadle_server.context import Context
+
+__all__ = ("handlers",)
+
+PATIENCE = 0.5
+"""Seconds that a scrape waits for fresh numbers."""
+
+
+def handlers(context: Context) -> list[HTTPRouteHandler]:
+    @get("/metrics")
+    async def metrics() -> Response[Any]:
+        with suppress(EngineDeadError, TimeoutError):
+            async with asyncio.timeout(PATIENCE):  # a long step: the numbers before it will do
+                context.stats = await context.engine.stats(PATIENCE)
+        stats = context.stats if context.engine.alive else None
+        context.metrics.stuck_threads = context.watch.stuck
+        return Response(
+            context.metrics.exposition(stats, context.engine.host.states()),
+            media_type=CONTENT_TYPE_LATEST,
+            status_code=200,
+        )
+
+    return [metrics]

@@ -1,0 +1,104 @@
+"""``serve``: an engine and a server around it, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import uvloop
+from litestar.concurrency import set_asyncio_executor
+
+from treadle.config import EngineConfig
+from treadle.errors import EngineDeadError
+from treadle_server.banner import banner
+from treadle_server.config import ServerConfig
+from treadle_server.context import Context
+from treadle_server.engine import Engine
+from treadle_server.lifecycle import Lifecycle, Signals
+from treadle_server.listen import bind, url_of
+from treadle_server.threads import Threads
+
+__all__ = ("Startable", "serve", "serve_engine")
+
+
+class Startable(Engine, Protocol):
+    """An engine that is not running yet."""
+
+    async def start(self) -> Any: ...
+    async def shutdown(self) -> None: ...
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> None:
+    """Start an engine and serve it until SIGTERM or SIGINT, then finish what runs and return.
+
+    Raises ``ConfigError`` (nothing was started), the error of an engine that does not start, and
+    ``EngineDeadError`` if the engine dies, once its clients have been told. A second signal raises
+    ``SystemExit``.
+    """
+
+    def build() -> Startable:
+        from treadle.engine.async_llm import AsyncLLM
+
+        return AsyncLLM(config=engine)
+
+    serve_engine(build, server)
+
+
+def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
+    """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
+    listens."""
+    logging.basicConfig(
+        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    bound = bind(server)
+    set_asyncio_executor(cast("Any", Threads()))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(build, server, bound))
+    finally:
+        set_asyncio_executor(None)
+        bound.close()
+        if server.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(server.uds)
+
+
+async def _serve(
+    build: Callable[[], Startable], config: ServerConfig, bound: socket.socket
+) -> None:
+    signals = Signals()
+    with signals.caught():
+        engine = build()
+        try:
+            if not await signals.outrun(engine.start()):
+                return
+            context = Context(engine, config)
+            check_parsers(context)
+            await Lifecycle(context, bound, signals).run(banner(context, url_of(config, bound)))
+        finally:
+            await shut_down(engine)
+        if signals.forced.is_set():
+            raise SystemExit(128 + signals.last)
+
+
+async def shut_down(engine: Startable) -> None:
+    """Release the engine; that a dead one cannot be asked does not matter any more."""
+    try:
+        async with asyncio.timeout(10):
+            await engine.shutdown()
+    except (TimeoutError, EngineDeadError) as error:
+        logging.getLogger("treadle.server").warning("the engine did not shut down: %r", error)
+
+
+def check_parsers(context: Context) -> None:
+    """Open each parser once, so that a wrong name stops the start and not a request."""
+    config, engine = context.config, context.engine
+    if config.tool_parser is not None:
+        engine.host.tool_parser(config.tool_parser, engine.tokenizer, ())
+    if config.reasoning_parser is not None:
+        engine.host.reasoning_parser(config.reasoning_parser, engine.tokenizer, "")

@@ -1,0 +1,141 @@
+"""From the fields of a request to ``SamplingParams``. The bounds are checked there, not here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.errors import RequestError
+from treadle.sampling.params import GuidedParams, SamplingParams
+from treadle_server.wire.common import ResponseFormat, SamplingFields, StructuredOutputs
+
+__all__ = ("MAX_SEQUENCES", "constraint_of", "to_params")
+
+MAX_SEQUENCES = 256
+"""Most sequences of one request: prompts times ``n``."""
+
+# Fields that are passed on under their own name when the client gave them.
+PASSED = (
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "priority",
+    "cache_salt",
+    "extra",
+)
+FORMS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def to_params(
+    fields: SamplingFields, defaults: SamplingParams, context_len: int, **changes: Any
+) -> SamplingParams:
+    """The parameters of a request: the model's defaults, the client's fields, then ``changes``.
+
+    ``max_tokens`` is shortened by the engine to what the prompt leaves of the context; more than
+    ``context_len``, the whole context, is a mistake. Raises ``RequestError`` naming the parameter at fault.
+    """
+    given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
+    given["output_kind"] = "delta" if fields.stream else "final"
+    if guided := to_guided(fields):
+        given["guided"] = guided
+    given.update(changes)
+    check(fields, given)
+    if (given.get("max_tokens") or 0) > context_len:
+        raise RequestError(
+            f"max_tokens is {given['max_tokens']}; the context of this model has {context_len} "
+            "tokens: ask for less, or leave it out",
+            param="max_tokens",
+        )
+    return defaults.replace(**given)
+
+
+def check(fields: SamplingFields, given: dict[str, Any]) -> None:
+    """Rules between parameters that only an API has."""
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise RequestError(
+            f"best_of is {fields.best_of}; choosing among more outputs than n is not offered: "
+            "leave it out, or raise n and choose yourself",
+            param="best_of",
+        )
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError(
+            "stream_options is given but stream is not true; set stream or leave it out",
+            param="stream_options",
+        )
+    if fields.ignore_eos and given.get("max_tokens") is None:
+        raise RequestError(
+            "ignore_eos needs an explicit max_tokens, else every output would fill the context",
+            param="ignore_eos",
+        )
+    if fields.cache_salt is not None and not fields.cache_salt.isprintable():
+        raise RequestError("cache_salt must be printable text", param="cache_salt")
+
+
+def to_guided(fields: SamplingFields) -> GuidedParams | None:
+    """What the output must match, from whichever of the three spellings was used."""
+    outputs = fields.structured_outputs or StructuredOutputs()
+    pattern = outputs.whitespace_pattern
+    if pattern is None:
+        pattern = fields.guided_whitespace_pattern
+    given = [*of_format(fields.response_format)]
+    for name in FORMS:
+        old = getattr(fields, f"guided_{name}", None)
+        new = getattr(outputs, name)
+        given += [(name, value) for value in (old, new) if value is not None and value is not False]
+    if not given:
+        if fields.structured_outputs is not None or pattern is not None:
+            name = "guided_whitespace_pattern" if pattern is not None else "structured_outputs"
+            raise RequestError(
+                f"{name} is given without a constraint; give one of {', '.join(FORMS)}", param=name
+            )
+        return None
+    if len(given) > 1:
+        names = " and ".join(name for name, _ in given)
+        raise RequestError(
+            f"the output is constrained by {names}; give one constraint", param="structured_outputs"
+        )
+    return GuidedParams(
+        **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
+    )
+
+
+def constraint_of(fields: SamplingFields) -> str:
+    """The field that says what the output must match, as its client has spelled it."""
+    if getattr(fields, "tool_choice", None) not in (None, "none", "auto"):
+        return "tools"
+    if fields.response_format is not None and fields.response_format.type != "text":
+        return "response_format"
+    if fields.structured_outputs is not None:
+        return "structured_outputs"
+    return next((f"guided_{name}" for name in FORMS if getattr(fields, f"guided_{name}", None)), "")
+
+
+def of_format(form: ResponseFormat | None) -> list[tuple[str, Any]]:
+    if form is None or form.type == "text":
+        return []
+    if form.type == "json_object":
+        return [("json_object", True)]
+    if form.json_schema is None or form.json_schema.schema is None:
+        raise RequestError(
+            "response_format of type json_schema needs json_schema.schema",
+            param="response_format.json_schema",
+        )
+    return [("json", form.json_schema.schema)]

@@ -1,0 +1,130 @@
+"""Server-sent events: one encoder, one growing buffer, one ``send`` for all that is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+import msgspec
+from litestar import Response
+from litestar.types import Receive, Scope, Send
+
+from treadle_server.errors import error_of
+from treadle_server.flights import ClientGone, Flight, Flights
+
+__all__ = ("DONE", "EventBuffer", "EventStream")
+
+DONE = b"data: [DONE]\n\n"
+ALIVE = b": keep-alive\n\n"
+ENCODER = msgspec.json.Encoder()
+
+
+class EventBuffer:
+    """Collects events. The buffer is reused; what ``take`` returns is a copy."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, event: Any) -> None:
+        buffer = self._bytes
+        buffer += b"data: "
+        ENCODER.encode_into(event, buffer, -1)
+        buffer += b"\n\n"
+
+    def comment(self, text: str) -> None:
+        """A line that clients skip."""
+        self._bytes += b": " + text.encode("ascii", "replace").replace(b"\n", b" ") + b"\n\n"
+
+    def take(self) -> bytes:
+        out = bytes(self._bytes)
+        self._bytes.clear()
+        return out
+
+
+class EventStream(Response[bytes]):
+    """An answer that streams ``events`` (bytes of whole events) and ends with ``[DONE]``.
+
+    Nothing is sent before the first events are there, so that an error until then is an ordinary
+    error answer. A later one is exactly one error event, followed by ``[DONE]``. After ``pause``
+    seconds without an event, and then again and again, a comment is sent (0: never), so that
+    nobody on the way takes a long prefill for a dead connection.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        flights: Flights,
+        pause: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(b"")
+        self._events = events
+        self._flights = flights
+        self._pause = pause
+        self._quiet = True
+        self._head = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *((k.encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()),
+        ]
+        self._started = False
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:
+        """Litestar asks an answer for an ASGI application; this one needs nothing from it."""
+        return self.respond
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone):
+            await self._flights.run(receive, lambda flight: self._pump(flight, send))
+
+    async def _pump(self, flight: Flight, send: Send) -> None:
+        comments = asyncio.create_task(self._comments(send)) if self._pause else None
+        try:
+            try:
+                async with aclosing(self._events) as events:
+                    async for data in events:
+                        if not self._started:
+                            await self._start(send)
+                        if data:
+                            self._quiet = False
+                            await send(
+                                {"type": "http.response.body", "body": data, "more_body": True}
+                            )
+            finally:
+                if comments is not None:
+                    comments.cancel()
+        except asyncio.CancelledError:
+            if flight.reason is None:
+                raise
+            await self._fail(flight.reason, send)
+        except Exception as error:
+            await self._fail(error, send)
+        else:
+            if not self._started:
+                await self._start(send)
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _comments(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            if self._quiet:
+                if not self._started:
+                    await self._start(send)
+                await send({"type": "http.response.body", "body": ALIVE, "more_body": True})
+            self._quiet = True
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": self._head})
+
+    async def _fail(self, error: BaseException, send: Send) -> None:
+        shown = error_of(error)
+        if not self._started:
+            raise shown
+        buffer = EventBuffer()
+        buffer.add(shown.body)
+        body = buffer.take() + DONE
+        await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,134 @@
+"""An engine without a model, for tests of what stands around one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from treadle.api.matching import ModelTraits
+from treadle.config import EngineConfig, from_options
+from treadle.engine.plan import EngineFacts
+from treadle.engine.stats import EngineStats
+from treadle.outputs import CompletionOutput, RequestOutput
+from treadle.plugins import Host
+from treadle.sampling.params import SamplingParams
+
+__all__ = ("Characters", "Lines", "Parrot")
+
+PIECES = ("pieces ", "of ", "eight")
+
+
+class CharacterStream:
+    """Text of one character for each id."""
+
+    def step(self, token: int) -> str:
+        return chr(token)
+
+    def finish(self) -> str:
+        return ""
+
+
+class Characters:
+    """One id for each character: its code point."""
+
+    vocab_size = 0x110000
+    eos_id: int | None = 0
+    special_ids: frozenset[int] = frozenset({0})
+    chat_template: str | None = "characters"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+    def token(self, token: int) -> str:
+        return chr(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> CharacterStream:
+        return CharacterStream()
+
+
+class Lines:
+    """A renderer: ``role:content|`` for each message. ``seen`` is what it was given last."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        self.seen = {"messages": messages, **options}
+        return "".join(f"{m['role']}:{m['content']}|" for m in messages)
+
+    def encode(self, prompt: str) -> list[int]:
+        return [ord(c) for c in prompt]
+
+
+class Parrot:
+    """A started ``treadle_server.engine.Engine`` that says the same words to every prompt."""
+
+    go_on: asyncio.Event | None = None
+    """What it waits for after the first of its words."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host = host
+        self.config: EngineConfig = from_options(model=name, served_model_name=[name])
+        self.traits = ModelTraits()
+        self.tokenizer, self.renderer = Characters(), Lines()
+        self.output_limit: int | None = None
+        self.alive = True
+        self.facts = EngineFacts(
+            model=name,
+            architecture="Parrot",
+            dtype="float32",
+            device="cpu",
+            vocab_size=self.tokenizer.vocab_size,
+            max_model_len=1000,
+            page_size=16,
+            groups=[],
+            depth=0,
+            eos_ids=[0],
+        )
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return SamplingParams()
+
+    async def stats(self, timeout: float) -> EngineStats:
+        return EngineStats()
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        ids = given.get("prompt_token_ids") or self.tokenizer.encode(given["prompt"])
+        said = ""
+        for number, piece in enumerate(PIECES):
+            if number and self.go_on is not None:
+                await self.go_on.wait()
+            last = number == len(PIECES) - 1
+            said = piece if sampling_params.output_kind == "delta" else said + piece
+            if not last and sampling_params.output_kind == "final":
+                continue
+            reason = "stop" if last else None
+            outputs = [
+                CompletionOutput(
+                    index=i, text=said, token_ids=self.tokenizer.encode(said), finish_reason=reason
+                )
+                for i in range(sampling_params.n)
+            ]
+            yield RequestOutput(
+                request_id=request_id or "x",
+                prompt=given.get("prompt"),
+                prompt_token_ids=list(ids),
+                outputs=outputs,
+                finished=last,
+            )

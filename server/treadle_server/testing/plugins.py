@@ -1,0 +1,321 @@
+"""The conformance suite of server plugins: the application that they edit, asked as clients ask.
+
+::
+
+    class TestMine(PluginSuite, ServerSuite):
+        plugin = "server:mine"
+        unasked = ["/events"]       # paths that a test must not ask: their answer never ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+from litestar.config.app import AppConfig
+from litestar.routes import ASGIRoute, BaseRoute, HTTPRoute
+
+from treadle.plugins import Host
+from treadle.testing.plugin import Subject
+from treadle_server.app import create_app, unedited
+from treadle_server.config import server_from_options
+from treadle_server.context import Context
+from treadle_server.edge import Edge
+from treadle_server.hookspecs import ServerHooks
+from treadle_server.testing.client import Answer, ask
+from treadle_server.testing.engine import Parrot
+
+__all__ = ("NAME", "Route", "Server", "ServerSuite")
+
+PATIENCE = 3.0
+"""Seconds in which an answer comes that is not held back."""
+KEY = "a-key-of-the-test"
+WITH_KEY = {"authorization": f"Bearer {KEY}"}
+NAME = "a-model-of-the-test"
+BODIES = (b"", b"{", b"[]", b"null", b'"text"', b'{"a": {"b": [1, null]}}', b"\xff\x00", b"1" * 99)
+WITH_BODY = ("POST", "PUT", "PATCH")
+PARAMETERS = {"int": "1", "float": "1.5", "uuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12}
+STREAM = ("POST", "/v1/completions", b'{"prompt": "a", "stream": true}')
+CORE = (
+    ("GET", "/health", b""),
+    ("GET", "/ready", b""),
+    ("GET", "/v1/models", b""),
+    ("GET", "/nowhere", b""),
+    ("PUT", "/v1/models", b""),
+    ("POST", "/v1/completions", b"{"),
+    ("POST", "/v1/completions", b'{"prompt": "a", "model": "unheard-of"}'),
+    ("POST", "/v1/completions", b'{"prompt": "a"}'),
+    STREAM,
+    ("POST", "/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}]}'),
+)
+CHANGING = re.compile(rb'"(id|created|system_fingerprint)":("[^"]*"|\d+)')
+LISTS = (
+    "after_exception",
+    "before_send",
+    "guards",
+    "lifespan",
+    "listeners",
+    "middleware",
+    "on_shutdown",
+    "on_startup",
+    "plugins",
+    "route_handlers",
+)
+"""Fields of ``AppConfig`` that plugins share."""
+
+
+class Route(NamedTuple):
+    """A method and a path, in which parameters have values."""
+
+    method: str
+    path: str
+
+
+class Server(NamedTuple):
+    """A server that is asked without a network."""
+
+    parrot: Parrot
+    context: Context
+    edge: Edge
+
+    @property
+    def routes(self) -> list[Route]:
+        return list(_routes(self.context.served.app.routes))
+
+
+class ServerSuite(Subject):
+    """Its routes are good neighbours, and the server's own are what they were."""
+
+    unasked: ClassVar[Sequence[str]] = ()
+    headers: ClassVar[Mapping[str, str]] = {}
+    """What a client of the plugin must send, beside the API key."""
+
+    # -- servers ---------------------------------------------------------------------
+
+    def without(self) -> Host:
+        """A host that has everything but the plugin."""
+        host = self.host()
+        host.entries = [entry for entry in host.entries if entry.id != self.plugin]
+        return host
+
+    def server(self, host: Host | None = None, name: str = NAME, **options: Any) -> Server:
+        """A server that was not started: the plugins have edited its application."""
+        keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
+        config = server_from_options({**keys, **options})
+        parrot = Parrot(host or self.host(), name)
+        context = Context(parrot, config)
+        return Server(parrot, context, create_app(context))
+
+    @asynccontextmanager
+    async def running(self, server: Server) -> AsyncIterator[Edge]:
+        await server.context.served.start()
+        try:
+            yield server.edge
+        finally:
+            await server.context.served.stop()
+            server.context.close()
+
+    def edit(self, config: AppConfig, server: Server) -> AppConfig:
+        """``config`` after the hook of this plugin alone."""
+        host = self.host()
+        host.add_hookspecs(ServerHooks)
+        relay: Any = host.only(self.kind, self.key)
+        options = host.options(self.kind, self.key)
+        relay.treadle_server(app=config, engine=server.parrot, options=options)
+        return config
+
+    def routes(self) -> list[Route]:
+        """What the plugin adds."""
+        others = self.server(self.without()).routes
+        return [route for route in self.server().routes if route not in others]
+
+    def asked(self) -> list[Route]:
+        return [route for route in self.routes() if route.path not in self.unasked]
+
+    def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
+        """The answer of a server of its own, whose model is called ``NAME``."""
+
+        async def main() -> Answer:
+            async with self.running(self.server()) as edge:
+                return await ask(edge, method, path, body, headers=self.headers)
+
+        return asyncio.run(main())
+
+    # -- what was there before -------------------------------------------------------
+
+    def test_what_the_server_answers_stays_the_same(self) -> None:
+        async def answers(host: Host) -> list[Answer]:
+            async with self.running(self.server(host)) as edge:
+                return [await ask(edge, *asked, headers=self.headers) for asked in CORE]
+
+        plain, ours = asyncio.run(answers(self.without())), asyncio.run(answers(self.host()))
+        for asked, before, after in zip(CORE, plain, ours, strict=True):
+            assert (after.status, _constant(after)) == (before.status, _constant(before)), asked
+            lost = before.headers.keys() - after.headers.keys()
+            assert lost == set(), f"{asked} has no headers {lost}"
+
+    def test_a_stream_is_not_held_back(self) -> None:
+        """What has been said reaches the client before the engine says more."""
+
+        async def main() -> None:
+            server = self.server()
+            seen = server.parrot.go_on = asyncio.Event()
+            async with self.running(server) as edge:
+                streamed = ask(
+                    edge, *STREAM, headers=self.headers, received=seen.set, seconds=PATIENCE
+                )
+                try:
+                    assert (await streamed).status == 200
+                except TimeoutError:
+                    pytest.fail("nothing reaches the client until the answer is complete")
+
+        asyncio.run(main())
+
+    def test_what_others_have_added_stays_in_order(self) -> None:
+        """The server itself, and other plugins, edit the same application."""
+
+        async def main() -> None:
+            server = self.server()
+            config: Any = unedited(server.context)
+            for field in LISTS:
+                getattr(config, field).extend((object(), object()))
+            before = {field: list(getattr(config, field)) for field in LISTS}
+            handlers = dict(config.exception_handlers)
+            self.edit(config, server)
+            for field, known in before.items():
+                kept = [one for one in getattr(config, field) if one in known]
+                assert kept == known, f"app.{field} has lost or moved something"
+            now = config.exception_handlers
+            lost = [name for name, one in handlers.items() if now.get(name) != one]
+            assert lost == [], "app.exception_handlers"
+            assert config.state.context is server.context, "app.state.context"
+
+        asyncio.run(main())
+
+    # -- what the plugin adds --------------------------------------------------------
+
+    def test_its_routes_need_the_key(self) -> None:
+        async def main() -> None:
+            async with self.running(self.server(api_key=[KEY])) as edge:
+                for route in self.routes():
+                    answer = await ask(edge, *route, headers=self.headers)
+                    assert answer.status == 401, f"{route} answers {answer.status} without a key"
+                    assert answer.error is not None
+
+        asyncio.run(main())
+
+    def test_its_routes_answer(self) -> None:
+        """Also where a parameter is missing or wrong: an error has the form of the OpenAI API."""
+        known = {**self.headers, **WITH_KEY}
+
+        async def main() -> None:
+            async with self.running(self.server(api_key=[KEY])) as edge:
+                for route in self.asked():
+                    if route.method not in WITH_BODY:
+                        _sound(route, await ask(edge, *route, headers=known))
+
+        asyncio.run(main())
+
+    def test_a_bad_body_is_the_mistake_of_the_client(self) -> None:
+        known = {**self.headers, **WITH_KEY}
+
+        async def main() -> None:
+            async with self.running(self.server(api_key=[KEY])) as edge:
+                for route in self.asked():
+                    for body in BODIES if route.method in WITH_BODY else ():
+                        _sound(route, await ask(edge, *route, body, headers=known), body)
+
+        asyncio.run(main())
+
+    # -- its life --------------------------------------------------------------------
+
+    def test_two_servers_of_one_process_share_nothing(self) -> None:
+        """Each of their routes knows its own server, whichever was made or asked first."""
+
+        async def main() -> None:
+            names, routes = ("the-first-model", "the-second-model"), self.asked()
+            servers = [self.server(name=name) for name in names]
+            async with self.running(servers[0]) as first, self.running(servers[1]) as second:
+                for _ in range(2):
+                    for edge, name in zip((first, second), names, strict=True):
+                        others = {NAME, *names} - {name}
+                        for route in routes:
+                            body = b"{}" if route.method in WITH_BODY else b""
+                            answer = await ask(edge, *route, body, headers=self.headers)
+                            said = answer.body.decode(errors="replace")
+                            assert not any(n in said for n in others), f"{route} of {name}: {said}"
+
+        asyncio.run(main())
+
+    def test_it_may_be_called_again(self) -> None:
+        """In another thread, beside what is served: that is how a plugin is reloaded."""
+
+        def sizes() -> dict[str, int]:
+            server = self.server()
+            config = self.edit(unedited(server.context), server)
+            return {field: len(getattr(config, field)) for field in LISTS}
+
+        async def main() -> None:
+            first = sizes()
+            assert await asyncio.to_thread(sizes) == first, "it adds what it has added before"
+
+        asyncio.run(main())
+
+    def test_nothing_is_opened_before_the_start(self) -> None:
+        """The hook is also called for a server that never starts."""
+
+        async def main() -> None:
+            before = _open()
+            self.server().context.close()
+            assert _open() - before == set(), "what it opens belongs into a lifespan manager"
+
+        asyncio.run(main())
+
+    def test_what_it_opens_is_closed_at_the_end(self) -> None:
+        """A new application starts before the old one ends, and either may end first."""
+
+        async def main() -> None:
+            servers = [self.server().context.served for _ in range(3)]
+            before = _open()
+            for served in servers:
+                await served.start()
+            for served in (servers[1], servers[0], servers[2]):
+                await served.stop()
+            assert _open() - before == set(), "it is still open"
+
+        asyncio.run(main())
+
+
+def _routes(routes: Sequence[BaseRoute]) -> Iterator[Route]:
+    for route in routes:
+        parts = (part if isinstance(part, str) else _value(part) for part in route.path_components)
+        path = "/" + "/".join(parts)
+        if isinstance(route, HTTPRoute):
+            yield from (Route(method, path) for method in route.methods if method != "OPTIONS")
+        elif isinstance(route, ASGIRoute):
+            yield Route("GET", path)
+
+
+def _value(parameter: Any) -> str:
+    return PARAMETERS.get(parameter.type.__name__.lower(), "x")
+
+
+def _constant(answer: Answer) -> bytes:
+    """The body without what is another in each answer."""
+    return CHANGING.sub(rb'"\1":0', answer.body)
+
+
+def _sound(route: Route, answer: Answer, body: bytes = b"") -> None:
+    assert answer.status != 500, f"{route} fails: {body!r}"
+    if answer.status >= 400:
+        assert answer.error is not None, f"{route} answers {body!r} with {answer.body[:200]!r}"
+
+
+def _open() -> set[Any]:
+    """The threads of the process and the tasks of the loop."""
+    return {*threading.enumerate(), *asyncio.all_tasks()}
