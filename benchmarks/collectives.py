@@ -7,7 +7,7 @@
 One JSON line for each operation and size: microseconds of one, the median over replays of a CUDA graph of
 several, on the slowest rank. ``all_reduce`` is of bfloat16, by NCCL, by torch's kernel (up to the size for
 which it is used) and by the plugin's; the next line has the largest size up to which the plugin's (or
-torch's) is faster at every size: what ``treadle.runner.one_shot.most`` should be on this machine.
+torch's) is faster at every size: what ``treadle.runner.custom_all_reduce.most`` should be on this machine.
 ``all_reduce_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
 and the kernel of the norm; ``all_gather`` that of a vocabulary's logits.
 """
@@ -34,8 +34,8 @@ from treadle.layers import LMHead, RMSNorm
 from treadle.layers.kernels import install_kernels
 from treadle.plugins import Host
 from treadle.runner.collective import TorchCollective
+from treadle.runner.custom_all_reduce import most, one_shot
 from treadle.runner.device import describe
-from treadle.runner.one_shot import most, one_shot
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)

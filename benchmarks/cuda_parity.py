@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.engine.messages import EngineRequest
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 from treadle.testing.checkpoints import make_checkpoint
 
 LLAMA3 = {

@@ -32,17 +32,17 @@ from typing import Any
 import torch
 
 from treadle.api.files import ModelFiles
-from treadle.api.guided import Grammar, GrammarSpec
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.api.structured_output import Grammar, GrammarSpec
 from treadle.api.types import Tokenizer
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.engine.isolated import limit_cpu, limit_memory
-from treadle.engine.messages import EngineRequest
-from treadle.frontend.tokenizer import AutoTokenizer
-from treadle.guided.checker import CPU_SECONDS, MEMORY
 from treadle.plugins import Host
-from treadle.sampling.params import GuidedParams, SamplingParams
+from treadle.processes.isolated import limit_cpu, limit_memory
+from treadle.structured_output.checker import CPU_SECONDS, MEMORY
 from treadle.testing.guided_vocabulary import SmallTokenizer
+from treadle.text.tokenizer import AutoTokenizer
 
 TEXT = {"type": "string"}
 GRAMMARS: dict[str, GrammarSpec] = {

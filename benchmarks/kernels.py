@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=core:plugins/backends/kernels_triton python benchmarks/kernels.py [--parity|--time|--sweep]
+    PYTHONPATH=core:plugins/backends/kernels/triton python benchmarks/kernels.py [--parity|--time|--sweep]
 
 First every kernel, with its early start, against float64, fresh numbers in every replay of a captured
 chain, over poisoned outputs. Then times: the median of replays of a graph that holds many calls, each
@@ -32,10 +32,10 @@ from treadle_kernels_triton.sample import likeliest, sample
 from treadle_kernels_triton.tiles import Tile
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.api.types import KernelRequest
-from treadle.engine.plan import SlotStart
 from treadle.layers import ops
-from treadle.sampling.params import SamplingParams
 from treadle.sampling.sampler import Sampler
 
 # (name, features, depth, gated) of the linears of Qwen3-0.6B and Qwen3-8B

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treadle.engine.plan import SlotStart
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.masks import bitmask_words
-from treadle.sampling.params import SamplingParams
 from treadle.sampling.sampler import Sampler
 
 PROMPT = 500

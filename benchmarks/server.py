@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from treadle.api.matching import ModelTraits
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
-from treadle.engine.plan import EngineFacts
-from treadle.engine.stats import EngineStats
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 
 CHUNKS = 200
 

@@ -25,21 +25,21 @@ ALLOWANCES: dict[str, frozenset[str]] = {
     "treadle_executor_processes": frozenset(
         {
             "treadle.config",
-            "treadle.engine.child",
-            "treadle.engine.plan",
+            "treadle.processes.spawn",
+            "treadle.api.step_types",
             "treadle.plugins",
-            "treadle.runner.orders",
-            "treadle.runner.rank",
+            "treadle.runner.worker_messages",
+            "treadle.runner.worker",
         }
     ),
     "treadle_executor_ray": frozenset(
         {
             "treadle.config",
-            "treadle.engine.plan",
+            "treadle.api.step_types",
             "treadle.plugins",
             "treadle.runner.collective",
-            "treadle.runner.orders",
-            "treadle.runner.rank",
+            "treadle.runner.worker_messages",
+            "treadle.runner.worker",
         }
     ),
     # What is installed is asked of metadata, and a context length is computed as the engine does.

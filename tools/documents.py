@@ -31,9 +31,9 @@ from msgspec.inspect import (
 from repository import hooks, members, plugins, shipped
 
 import treadle.errors
+from treadle.api import sampling_params as params
 from treadle.config import EngineConfig, sections
 from treadle.plugins import KINDS
-from treadle.sampling import params
 from treadle_server.config import ServerConfig
 
 __all__ = ("BLOCKS", "filled")

@@ -85,7 +85,7 @@ class Member:
 
 def plugins() -> list[Member]:
     """The members under ``plugins/``, in the order of their paths."""
-    return [Member(file.parent) for file in sorted(ROOT.glob("plugins/*/*/pyproject.toml"))]
+    return [Member(file.parent) for file in sorted(ROOT.glob("plugins/**/pyproject.toml"))]
 
 
 def members() -> list[Member]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from repository import ROOT, hooks
 
+from treadle.api.sampling_params import GuidedParams, SamplingParams
 from treadle.config import EngineConfig, sections
-from treadle.sampling.params import GuidedParams, SamplingParams
 from treadle.testing.catalog import SUITES
 
 __all__ = ("surface",)

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from treadle.config import EngineConfig
-    from treadle.engine.explain import Explained
+    from treadle.entrypoints.explain import Explained
 
 __all__ = ("Flag", "print_choices", "print_engine")
 
@@ -25,9 +25,9 @@ INDENT = 19
 
 def print_engine(config: EngineConfig) -> None:
     """The choices of an engine. Starts nothing; raises what a start would raise."""
-    from treadle.engine.explain import explain
-    from treadle.frontend.opening import open_checkpoint, plugin_config
+    from treadle.entrypoints.explain import explain
     from treadle.plugins import Host
+    from treadle.text.assets import open_checkpoint, plugin_config
 
     host = Host(plugin_config(config))
     print_choices(explain(config, host, open_checkpoint(config, host)))

@@ -9,8 +9,8 @@ import msgspec
 from treadle_cli.flags import SAMPLING, Options
 
 if TYPE_CHECKING:
-    from treadle.engine.llm import LLM
-    from treadle.sampling.params import SamplingParams
+    from treadle.api.sampling_params import SamplingParams
+    from treadle.entrypoints.llm import LLM
 
 __all__ = ("sampling_params",)
 

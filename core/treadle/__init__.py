@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from treadle.api.sampling_params import GuidedParams, SamplingParams
     from treadle.config import EngineConfig
-    from treadle.engine.async_llm import AsyncLLM
-    from treadle.engine.llm import LLM
+    from treadle.entrypoints.async_llm import AsyncLLM
+    from treadle.entrypoints.llm import LLM
     from treadle.errors import TreadleError
     from treadle.outputs import CompletionOutput, Logprob, RequestOutput
-    from treadle.sampling.params import GuidedParams, SamplingParams
 
 __all__ = (
     "LLM",
@@ -29,14 +29,14 @@ __all__ = (
 __version__ = "0.1.0"
 
 _HOMES = {
-    "LLM": "treadle.engine.llm",
-    "AsyncLLM": "treadle.engine.async_llm",
+    "LLM": "treadle.entrypoints.llm",
+    "AsyncLLM": "treadle.entrypoints.async_llm",
     "CompletionOutput": "treadle.outputs",
     "EngineConfig": "treadle.config",
-    "GuidedParams": "treadle.sampling.params",
+    "GuidedParams": "treadle.api.sampling_params",
     "Logprob": "treadle.outputs",
     "RequestOutput": "treadle.outputs",
-    "SamplingParams": "treadle.sampling.params",
+    "SamplingParams": "treadle.api.sampling_params",
     "TreadleError": "treadle.errors",
 }
 

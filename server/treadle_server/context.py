@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from treadle.api.parsers import Tool
-from treadle.engine.stats import EngineStats
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
 from treadle.errors import (
     CheckpointError,
     EngineDeadError,
@@ -25,7 +26,6 @@ from treadle.errors import (
     TreadleError,
 )
 from treadle.plugins.fingerprint import fingerprint
-from treadle.sampling.params import SamplingParams
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError, plugin_failed

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
     from treadle.api.matching import ModelTraits
+    from treadle.api.sampling_params import SamplingParams
+    from treadle.api.stats import EngineStats
+    from treadle.api.step_types import EngineFacts
     from treadle.config import EngineConfig
-    from treadle.engine.plan import EngineFacts
-    from treadle.engine.stats import EngineStats
     from treadle.outputs import RequestOutput
     from treadle.plugins import Host
-    from treadle.sampling.params import SamplingParams
 
 __all__ = ("Engine", "Prompt")
 

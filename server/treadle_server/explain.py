@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.config import EngineConfig
-from treadle.engine.explain import Explained, decided, explain
-from treadle.frontend.opening import open_checkpoint, plugin_config
+from treadle.entrypoints.explain import Explained, decided, explain
 from treadle.plugins import Host
+from treadle.text.assets import open_checkpoint, plugin_config
 from treadle_server.config import ServerConfig
 from treadle_server.matching import PARSERS, choose_parser
 

@@ -17,8 +17,8 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
-from treadle.engine.stats import EngineStats
-from treadle.plugins.tally import Tally
+from treadle.api.stats import EngineStats
+from treadle.plugins.call_stats import Tally
 from treadle_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
 
 __all__ = ("METHODS", "Metrics")

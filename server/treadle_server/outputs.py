@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput, RequestOutput
-from treadle.sampling.params import SamplingParams
 from treadle_server.engine import Engine, Prompt
 from treadle_server.errors import APIError
 

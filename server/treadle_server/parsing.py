@@ -22,7 +22,7 @@ from treadle.api.parsers import (
     ToolCallDelta,
 )
 from treadle.errors import EngineError
-from treadle.plugins.tally import Tally
+from treadle.plugins.call_stats import Tally
 from treadle_server.markers import Sieve
 from treadle_server.matching import PARSERS
 from treadle_server.watch import Watch

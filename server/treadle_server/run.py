@@ -42,7 +42,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     """
 
     def build() -> Startable:
-        from treadle.engine.async_llm import AsyncLLM
+        from treadle.entrypoints.async_llm import AsyncLLM
 
         return AsyncLLM(config=engine)
 

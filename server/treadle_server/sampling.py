@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.api.sampling_params import GuidedParams, SamplingParams
 from treadle.errors import RequestError
-from treadle.sampling.params import GuidedParams, SamplingParams
 from treadle_server.wire.common import ResponseFormat, SamplingFields, StructuredOutputs
 
 __all__ = ("MAX_SEQUENCES", "constraint_of", "to_params")

@@ -96,7 +96,7 @@ def test_help_of_serve_imports_only_plugins_with_options():
         for entry in host.entries
         if declared_options(host.load(entry.kind, entry.key))
     }
-    assert found == declaring and "treadle.frontend.plugin" in found
+    assert found == declaring and "treadle.text.plugin" in found
 
 
 def test_help_of_serve_takes_less_than_500_ms():

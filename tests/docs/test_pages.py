@@ -119,7 +119,7 @@ def test_every_variable_of_the_environment_is_documented() -> None:
 def test_every_command_that_is_named_exists() -> None:
     """Prose too: `treadle serve` in a sentence must be a command of the command line."""
     commands = {e.key for m in members() for e in m.entry_points if e.kind == "commands"}
-    written = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("plugins/*/*/README.md")]
+    written = [*pages(), *ROOT.glob("*.md"), *ROOT.glob("plugins/**/README.md")]
     unknown = [
         f"{page.relative_to(ROOT)}: treadle {word}"
         for page in written

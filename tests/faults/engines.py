@@ -8,9 +8,9 @@ from typing import Any
 from treadle import LLM, SamplingParams
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
-from treadle.frontend.opening import open_checkpoint, plugin_config
 from treadle.outputs import CompletionOutput
 from treadle.plugins import Host
+from treadle.text.assets import open_checkpoint, plugin_config
 
 __all__ = (
     "EXPERTS",

@@ -154,7 +154,7 @@ class Loader(Proxy):
 
 @impl
 def treadle_tokenizer(mode: str, files: Any, options: Any) -> Any:
-    from treadle.frontend.tokenizer import AutoTokenizer
+    from treadle.text.tokenizer import AutoTokenizer
 
     return answer(options, AutoTokenizer.open(files), Tokenizer)
 

@@ -30,11 +30,11 @@ import typer
 from litestar.config.app import AppConfig
 from typing_extensions import get_protocol_members, is_protocol
 
-from treadle.api import attention, engine, files, guided, models, parsers, types
+from treadle.api import attention, engine, files, guided, models, parsers, stats, types
 from treadle.api import cache as caches
+from treadle.api import step_types as plan
 from treadle.api.hookspecs import Every, First
 from treadle.config import EngineConfig
-from treadle.engine import plan, stats
 from treadle.plugins import KINDS
 from treadle.plugins.matching import FLAGS
 from treadle_cli.hookspecs import CommandHooks

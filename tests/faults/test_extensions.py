@@ -15,8 +15,8 @@ from serving import serving
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import EngineError, PluginLoadError
 from treadle.plugins import Host
+from treadle.plugins.call_stats import MOST_FAILURES
 from treadle.plugins.entries import Entry
-from treadle.plugins.tally import MOST_FAILURES
 
 PARSER = """
 from treadle.api import impl

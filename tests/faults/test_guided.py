@@ -11,8 +11,8 @@ import pytest
 from engines import calls, config, finish, healthy, named
 
 from treadle import LLM
+from treadle.api.sampling_params import GuidedParams
 from treadle.errors import EngineDeadError, EngineError, RequestError
-from treadle.sampling.params import GuidedParams
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -247,7 +247,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
 def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
     import torch
 
-    from treadle.guided import Guide
+    from treadle.structured_output import Guide
 
     class Greedy:
         complete = finished = False

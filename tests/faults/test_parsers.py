@@ -20,7 +20,7 @@ from treadle_server.run import serve_engine
 
 PLUGIN = '''
 from treadle.api import impl
-from treadle.api.guided import GrammarSpec
+from treadle.api.structured_output import GrammarSpec
 from treadle.api.matching import Match
 from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 from treadle.errors import RequestError

@@ -10,8 +10,8 @@ import pytest
 from engines import MODEL, finish, healthy
 
 from treadle import LLM
+from treadle.api.sampling_params import GuidedParams
 from treadle.errors import RequestError
-from treadle.sampling.params import GuidedParams
 
 PLUGIN = """
 from treadle.api import impl

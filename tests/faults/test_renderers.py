@@ -14,10 +14,10 @@ from serving import events, serving
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
 from treadle.errors import PluginLoadError
-from treadle.frontend.opening import choose_renderer, open_checkpoint
 from treadle.plugins import Host
 from treadle.plugins.guarded import Guarded
 from treadle.testing.checkpoints import make_tokenizer, tiny_config
+from treadle.text.assets import choose_renderer, open_checkpoint
 
 PLUGIN = """
 import threading

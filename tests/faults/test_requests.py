@@ -11,7 +11,7 @@ from engines import calls, finish, healthy, name, named
 
 from treadle import LLM
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
-from treadle.plugins.tally import MOST_FAILURES
+from treadle.plugins.call_stats import MOST_FAILURES
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]

@@ -117,7 +117,7 @@ def test_what_the_engine_does_not_ask_fails_nobody(
 def test_a_grammar_compiler_that_is_let_down_fails_its_request(
     odd: Odd, expected: list[int]
 ) -> None:
-    from treadle.sampling.params import GuidedParams
+    from treadle.api.sampling_params import GuidedParams
 
     llm = odd("tokenizers", "vocab_size")
     backend = next(n for n in ("llguidance", "outlines", "lmfe") if n in _guided(llm))

@@ -11,10 +11,10 @@ import pytest
 
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
-from treadle.frontend.opening import open_checkpoint, plugin_config
 from treadle.plugins import Host
 from treadle.plugins.matching import AUTO, decide
 from treadle.testing.matching import PLAIN, Matching
+from treadle.text.assets import open_checkpoint, plugin_config
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}

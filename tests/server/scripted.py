@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any
 
 from treadle.api.matching import ModelTraits
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
-from treadle.engine.plan import EngineFacts
-from treadle.engine.stats import EngineStats
 from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 from treadle_server.testing.engine import Characters, Lines
 
 Before = Callable[["ScriptedEngine", int], None]

@@ -8,8 +8,8 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
 
+from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput
-from treadle.sampling.params import SamplingParams
 from treadle_server.markers import Sieve
 from treadle_server.testing.engine import Characters
 

@@ -6,7 +6,7 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
-from treadle.engine.async_llm import AsyncLLM
+from treadle.entrypoints.async_llm import AsyncLLM
 from treadle_server.engine import Engine
 
 

@@ -22,7 +22,7 @@ from treadle_server.parsing import Guard, Splitter
 from treadle_server.run import serve_engine
 
 PLUGIN = '''
-from treadle.api.guided import GrammarSpec
+from treadle.api.structured_output import GrammarSpec
 from treadle.api.hookspecs import impl
 from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 

@@ -6,8 +6,8 @@ from time import perf_counter
 
 from serving import serving
 
-from treadle.engine.stats import EngineStats
-from treadle.plugins.tally import Tally
+from treadle.api.stats import EngineStats
+from treadle.plugins.call_stats import Tally
 from treadle_server.metrics import Metrics
 
 

@@ -8,10 +8,10 @@ from importlib import metadata
 from typing import Any
 
 import treadle
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import EngineFacts
 from treadle.config import SchedulerConfig
-from treadle.engine.plan import EngineFacts
 from treadle.errors import ConfigError
-from treadle.sampling.params import SamplingParams
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.results import About
 from treadle_cli.bench.shapes import shape_folder

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from treadle.sampling.params import SamplingParams
+from treadle.api.sampling_params import SamplingParams
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options, ids_of, params_of, workloads
 from treadle_cli.bench.percentiles import spread
@@ -20,7 +20,7 @@ from treadle_cli.bench.workloads import Workload
 from treadle_cli.flags import Options
 
 if TYPE_CHECKING:
-    from treadle.engine.async_llm import AsyncLLM
+    from treadle.entrypoints.async_llm import AsyncLLM
 
 __all__ = ("latency",)
 

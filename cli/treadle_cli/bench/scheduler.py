@@ -9,13 +9,13 @@ from statistics import mean, median
 
 import msgspec
 
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import CacheGroup
 from treadle.api.types import EngineFacts, Executor, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
-from treadle.engine.messages import EngineRequest
-from treadle.engine.plan import CacheGroup
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 
 __all__ = ("SIZES", "HostCost", "host_cost")
 

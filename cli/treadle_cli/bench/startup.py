@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from treadle.engine.plan import EngineFacts
+from treadle.api.step_types import EngineFacts
 from treadle.errors import EngineError
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from treadle.api.sampling_params import SamplingParams
 from treadle.errors import EngineError
-from treadle.sampling.params import SamplingParams
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options, ids_of, params_of, workloads
 from treadle_cli.bench.results import About, Result, picked
@@ -15,7 +15,7 @@ from treadle_cli.bench.workloads import Workload
 from treadle_cli.flags import Options
 
 if TYPE_CHECKING:
-    from treadle.engine.llm import LLM
+    from treadle.entrypoints.llm import LLM
 
 __all__ = ("throughput",)
 

@@ -18,8 +18,8 @@ from treadle_cli.help import single
 from treadle_cli.sampling import sampling_params
 
 if TYPE_CHECKING:
-    from treadle.engine.llm import LLM
-    from treadle.sampling.params import SamplingParams
+    from treadle.api.sampling_params import SamplingParams
+    from treadle.entrypoints.llm import LLM
     from treadle_cli.terminal import Screen
 
 __all__ = ("chat", "treadle_command")

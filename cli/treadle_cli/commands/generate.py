@@ -15,8 +15,8 @@ from treadle_cli.help import single
 from treadle_cli.sampling import sampling_params
 
 if TYPE_CHECKING:
-    from treadle.engine.llm import LLM
-    from treadle.sampling.params import SamplingParams
+    from treadle.api.sampling_params import SamplingParams
+    from treadle.entrypoints.llm import LLM
 
 __all__ = ("generate", "treadle_command")
 

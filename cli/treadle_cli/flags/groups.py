@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from treadle.api.sampling_params import BOUNDS, OPEN_BELOW, SamplingParams
 from treadle.config import PluginConfig, sections
-from treadle.sampling.params import BOUNDS, OPEN_BELOW, SamplingParams
 from treadle_cli.bench.config import BenchConfig
 
 __all__ = ("BENCH", "ENGINE", "PLUGINS", "SAMPLING", "SECTIONS", "Field", "Group", "server_group")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import typer
 
-from treadle.plugins.child import ask
+from treadle.processes.child_process import ask
 from treadle.testing.plugin import FOREIGN, Subject
 from treadle_cli.lazy import with_hooks
 from treadle_cli.testing.child import Ended, Request

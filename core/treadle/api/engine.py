@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treadle.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
-    from treadle.engine.stats import EngineStats
+    from treadle.api.stats import EngineStats
+    from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 
 __all__ = (
     "Executor",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from treadle.api.guided import GrammarSpec
+from treadle.api.structured_output import GrammarSpec
 
 __all__ = (
     "CallIds",

@@ -7,12 +7,12 @@ from treadle.api.attention import *  # noqa: F403
 from treadle.api.cache import *  # noqa: F403
 from treadle.api.engine import *  # noqa: F403
 from treadle.api.files import *  # noqa: F403
-from treadle.api.guided import *  # noqa: F403
 from treadle.api.matching import *  # noqa: F403
 from treadle.api.models import *  # noqa: F403
 from treadle.api.parsers import *  # noqa: F403
-from treadle.engine.plan import EngineFacts as EngineFacts
-from treadle.engine.plan import StepEdits as StepEdits
-from treadle.engine.plan import StepPlan as StepPlan
-from treadle.engine.plan import StepResult as StepResult
-from treadle.engine.stats import EngineStats as EngineStats
+from treadle.api.stats import EngineStats as EngineStats
+from treadle.api.step_types import EngineFacts as EngineFacts
+from treadle.api.step_types import StepEdits as StepEdits
+from treadle.api.step_types import StepPlan as StepPlan
+from treadle.api.step_types import StepResult as StepResult
+from treadle.api.structured_output import *  # noqa: F403

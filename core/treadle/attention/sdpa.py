@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from treadle.api.attention import AttentionBatch, AttentionRequest, MaskKind
 from treadle.api.cache import LayerCacheSpec
 from treadle.attention import storage
-from treadle.attention.plan import Decodes, Plan, Prompt, bias, make_plan
+from treadle.attention.metadata import Decodes, Plan, Prompt, bias, make_plan
 
 __all__ = ("SdpaAttention",)
 

@@ -1,7 +1,7 @@
 """The paged KV cache: page pool, prefix digests, page tables."""
 
-from treadle.cache.digests import Digests
-from treadle.cache.pool import NULL_PAGE, PagePool
-from treadle.cache.tables import KVCache, PageHolder
+from treadle.cache.kv_cache_manager import KVCache, PageHolder
+from treadle.cache.page_hash import Digests
+from treadle.cache.page_pool import NULL_PAGE, PagePool
 
 __all__ = ("NULL_PAGE", "Digests", "KVCache", "PageHolder", "PagePool")

@@ -12,12 +12,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
-from treadle.engine.child import spawn
-from treadle.engine.messages import EngineRequest, TokenOutput
-from treadle.engine.plan import EngineFacts
-from treadle.engine.stats import EngineStats
-from treadle.engine.wire import (
+from treadle.engine.ipc import (
     Abort,
     Add,
     Command,
@@ -35,6 +34,7 @@ from treadle.engine.wire import (
     frame,
 )
 from treadle.errors import EngineDeadError, RequestError, TreadleError
+from treadle.processes.spawn import spawn
 
 __all__ = ("EngineClient", "Listener")
 

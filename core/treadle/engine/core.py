@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from treadle.api.engine import StatLogger
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts, StepEdits, StepResult
 from treadle.cache import KVCache
 from treadle.config import EngineConfig
-from treadle.engine.messages import EngineRequest, TokenOutput
-from treadle.engine.plan import EngineFacts, StepEdits, StepResult
-from treadle.engine.request import Sequence, check_request
-from treadle.engine.stats import EngineStats
 from treadle.errors import (
     EngineDeadError,
     EngineError,
@@ -23,10 +22,12 @@ from treadle.errors import (
     RequestError,
     TreadleError,
 )
-from treadle.guided import GrammarDesk, Ticket
 from treadle.plugins import Host
-from treadle.plugins.tally import PASSED, Breaker, GuardedPolicy
+from treadle.plugins.call_stats import PASSED, Breaker, GuardedPolicy
 from treadle.scheduler import Scheduler
+from treadle.scheduler.sequence import Sequence
+from treadle.structured_output import GrammarDesk, Ticket
+from treadle.text.request_checks import check_request
 
 __all__ = ("EngineCore",)
 

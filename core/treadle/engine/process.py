@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.stats import EngineStats
 from treadle.config import patient_threads
-from treadle.engine.messages import EngineRequest, TokenOutput
-from treadle.engine.stats import EngineStats
-from treadle.engine.wire import (
+from treadle.engine.ipc import (
     Abort,
     Add,
     Command,
@@ -44,8 +44,8 @@ from treadle.errors import EngineError, TreadleError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treadle.api.step_types import EngineFacts
     from treadle.config import EngineConfig
-    from treadle.engine.plan import EngineFacts
 
 __all__ = ("Channel", "Core", "main", "serve")
 

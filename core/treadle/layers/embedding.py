@@ -83,7 +83,7 @@ class LMHead(Linear):
         super().__init__(ctx, prefix, hidden_size, (rows,), bias=bias, method=method)
         self.vocab_size = vocab_size
         self.gather_op: Callable[[Tensor], Tensor | None] | None = None
-        """A faster ``all_gather`` for what fits; see ``treadle.layers.between``."""
+        """A faster ``all_gather`` for what fits; see ``treadle.layers.collective_ops``."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(self, hidden, self.bias)

@@ -82,7 +82,7 @@ from treadle.api.attention import KernelOffer, KernelRequest, PagedWriter, Step
 from treadle.api.cache import DeviceInfo
 from treadle.layers import ops
 from treadle.layers.attention import Attention
-from treadle.layers.between import install_between
+from treadle.layers.collective_ops import install_between
 from treadle.layers.decoder import Decoder
 from treadle.layers.int4 import PackedInt4
 from treadle.layers.linear import Linear

@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):
         self.ranks: Collective | None = None
         """Set where ``x`` is this rank's part of a sum, which is then made before the addition."""
         self.sum_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
-        """Sum and all that follows in one, for what fits; see ``treadle.layers.between``."""
+        """Sum and all that follows in one, for what fits; see ``treadle.layers.collective_ops``."""
         self.parts_op: Callable[..., tuple[Tensor, Tensor]] | None = None
         """``add_parts_rms_norm`` of ``treadle.layers.kernels``."""
 

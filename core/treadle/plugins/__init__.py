@@ -3,6 +3,6 @@
 from treadle.plugins.entries import Entry
 from treadle.plugins.host import Host
 from treadle.plugins.kinds import KINDS, Kind
-from treadle.plugins.plan import Choice, Plan
+from treadle.plugins.selection import Choice, Plan
 
 __all__ = ("KINDS", "Choice", "Entry", "Host", "Kind", "Plan")

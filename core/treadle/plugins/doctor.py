@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from treadle.plugins import machine
-from treadle.plugins.child import ChildError, ask
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.health import Finding, about_distribution, standing
-from treadle.plugins.plan import Choice, Plan
 from treadle.plugins.probe import Loaded, Request
 from treadle.plugins.registry import Registry
+from treadle.plugins.selection import Choice, Plan
 from treadle.plugins.survey import Seen, Survey
+from treadle.processes.child_process import ChildError, ask
 
 __all__ = ("Checked", "Report", "check", "examine")
 

@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from treadle.errors import PluginError, PluginLoadError, TreadleError
+from treadle.plugins.call_stats import PASSED, Calls, Tally
 from treadle.plugins.entries import Entry
-from treadle.plugins.tally import PASSED, Calls, Tally
 
 __all__ = ("Guard",)
 

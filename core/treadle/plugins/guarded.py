@@ -14,8 +14,8 @@ from treadle.api.attention import KernelOffer, Offer, PagedWriter
 from treadle.api.files import ModelFiles, TensorFiles
 from treadle.api.models import GatedMethod, ModelSpec, TensorNames
 from treadle.errors import TreadleError
+from treadle.plugins.call_stats import PASSED
 from treadle.plugins.guard import Guard
-from treadle.plugins.tally import PASSED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

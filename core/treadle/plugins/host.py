@@ -15,10 +15,11 @@ import msgspec
 
 from treadle.config import PluginConfig
 from treadle.errors import TreadleError
-from treadle.plugins import bids, matching
+from treadle.plugins import backends as bids
+from treadle.plugins import matching
 from treadle.plugins.entries import scan
-from treadle.plugins.plan import Plan
 from treadle.plugins.registry import Registry, Source, log
+from treadle.plugins.selection import Plan
 from treadle.plugins.switches import Switches
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ import pluggy
 
 from treadle.api.hookspecs import PROJECT, Every, First
 from treadle.errors import PluginLoadError, TreadleError
+from treadle.plugins.call_stats import PASSED, Breaker, Tally
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.local import import_file
 from treadle.plugins.options import declared_options
-from treadle.plugins.tally import PASSED, Breaker, Tally
 
 __all__ = ("Loader", "Relay")
 

@@ -24,7 +24,7 @@ from treadle.plugins.health import Finding
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.loader import Loader
 from treadle.plugins.options import declared_options
-from treadle.plugins.plan import Choice
+from treadle.plugins.selection import Choice
 
 __all__ = ("HEAVY", "Loaded", "Request", "main")
 

@@ -18,16 +18,17 @@ from treadle.errors import (
     PluginNotFoundError,
     TreadleError,
 )
-from treadle.plugins import choice, lock
+from treadle.plugins import lock
+from treadle.plugins import resolution as choice
+from treadle.plugins.call_stats import Breaker, Tally, budgets
 from treadle.plugins.entries import Entry, normal, scan
 from treadle.plugins.guard import Guard
 from treadle.plugins.kinds import FALLBACK, KINDS
 from treadle.plugins.loader import Loader, Relay
 from treadle.plugins.local import local_entries
 from treadle.plugins.options import checked
-from treadle.plugins.plan import Choice, Plan
+from treadle.plugins.selection import Choice, Plan
 from treadle.plugins.switches import Switches
-from treadle.plugins.tally import Breaker, Tally, budgets
 
 __all__ = ("Registry",)
 

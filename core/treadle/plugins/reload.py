@@ -19,7 +19,8 @@ from typing import TypeVar
 import msgspec
 
 from treadle.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
-from treadle.plugins import choice, doctor
+from treadle.plugins import doctor
+from treadle.plugins import resolution as choice
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.local import home

@@ -15,7 +15,7 @@ import msgspec
 from treadle.api.attention import AttentionRequest, KernelRequest, MaskKind
 from treadle.api.cache import DeviceInfo
 from treadle.plugins.host import Host
-from treadle.plugins.plan import Plan
+from treadle.plugins.selection import Plan
 
 __all__ = ("ATTENTION", "KERNELS", "Bid", "Seen", "Survey", "main")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer, Step
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.step_types import CacheGroup
 from treadle.config import EngineConfig
-from treadle.engine.plan import CacheGroup
 from treadle.errors import ConfigError
 from treadle.runner.device import torch_dtype
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from treadle.api.attention import KernelOffer
 from treadle.api.models import Shared
-from treadle.runner.one_shot import OneShot, most, one_shot
-from treadle.runner.shared import memory_size, share
+from treadle.runner.custom_all_reduce import OneShot, most, one_shot
+from treadle.runner.symmetric import memory_size, share
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -28,7 +28,7 @@ class TorchCollective:
     """See ``treadle.api.models.Collective``. One per process; ``close`` it.
 
     ``store`` is where the ranks meet. It decides who can reach them until they have. On CUDA sums are
-    made by ``treadle.runner.one_shot`` where it works and is faster, with ``small`` bytes of memory for each
+    made by ``treadle.runner.custom_all_reduce`` where it works and is faster, with ``small`` bytes of memory for each
     rank; ``kernel`` offers the operation ``all_reduce``, alike on every rank.
     """
 

@@ -6,12 +6,12 @@ import logging
 
 import torch
 
+from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
-from treadle.engine.plan import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.errors import ConfigError, EngineDeadError, PluginLoadError
 from treadle.plugins import Host
 from treadle.runner.memory import lacks_memory
-from treadle.runner.runner import ModelRunner
+from treadle.runner.model_runner import ModelRunner
 
 __all__ = ("InlineExecutor",)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.attention import AttentionBatch
-from treadle.engine.plan import PageWrite, StepPlan
+from treadle.api.step_types import PageWrite, StepPlan
 
 __all__ = ("Packer", "PageTables", "StepInputs", "build_inputs")
 

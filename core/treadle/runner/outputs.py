@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import StepResult, TokenLogprobs
+from treadle.api.step_types import StepResult, TokenLogprobs
 from treadle.sampling.logprobs import Logprobs
 
 __all__ = ("PendingStep", "marked")

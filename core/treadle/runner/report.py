@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
-from treadle.engine.plan import EngineFacts
 from treadle.runner.memory import GIB, Usage, held_pages, savings
 
 __all__ = ("Stages", "memory_lines", "option_line", "process_seconds", "stage_line")

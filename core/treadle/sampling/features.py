@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treadle.sampling.params import SamplingParams
-from treadle.sampling.slots import effective_temperature
+from treadle.api.sampling_params import SamplingParams
+from treadle.sampling.slot_params import effective_temperature
 from treadle.sampling.thresholds import HEAD
 
 __all__ = ("Features",)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import TokenLogprobs
+from treadle.api.step_types import TokenLogprobs
 from treadle.sampling.blocks import Blocks
-from treadle.sampling.parcel import download
 from treadle.sampling.scratch import spans
 from treadle.sampling.thresholds import mask_dtype
+from treadle.sampling.transfer import download
 
 __all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
 

@@ -19,23 +19,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import SlotStart
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.errors import RequestError
 from treadle.sampling.biases import Biases
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.draw import draw, likeliest
 from treadle.sampling.features import Features
+from treadle.sampling.logits_edit import Table
 from treadle.sampling.logprobs import Logprobs, gather_logprobs
 from treadle.sampling.masks import Allowed, apply_bitmask
 from treadle.sampling.noise import uniforms
-from treadle.sampling.params import SamplingParams
-from treadle.sampling.parcel import Parcel
 from treadle.sampling.penalties import Penalties
 from treadle.sampling.scratch import Scratch, spans
 from treadle.sampling.selection import Group, Selection
-from treadle.sampling.slots import Cells, Slots
-from treadle.sampling.table import Table
+from treadle.sampling.slot_params import Cells, Slots
 from treadle.sampling.thresholds import apply_filters, mask_dtype
+from treadle.sampling.transfer import Parcel
 from treadle.sampling.words import BadWords
 
 __all__ = ("SampleOutput", "Sampler", "check_ids")

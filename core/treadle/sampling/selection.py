@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from treadle.sampling.features import Features
-from treadle.sampling.parcel import upload
-from treadle.sampling.pool import Pool
-from treadle.sampling.table import Part, Table
+from treadle.sampling.logits_edit import Part, Table
+from treadle.sampling.slot_row_pool import Pool
+from treadle.sampling.transfer import upload
 
 __all__ = ("Group", "Selection")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import SlotStart
-from treadle.sampling.parcel import Parcel
-from treadle.sampling.pool import Pool, grown
-from treadle.sampling.table import Part
+from treadle.api.step_types import SlotStart
+from treadle.sampling.logits_edit import Part
+from treadle.sampling.slot_row_pool import Pool, grown
+from treadle.sampling.transfer import Parcel
 
 __all__ = ("BadWords",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 
-from treadle.engine.request import Sequence
+from treadle.scheduler.sequence import Sequence
 
 __all__ = ("WaitingQueue",)
 

@@ -6,15 +6,16 @@ from collections import deque
 from collections.abc import Iterable
 
 from treadle.api.engine import SchedulingPolicy
+from treadle.api.requests import TokenOutput
+from treadle.api.step_types import StepPlan, StepResult, TokenLogprobs
 from treadle.cache import KVCache
 from treadle.config import SchedulerConfig
-from treadle.engine.messages import TokenOutput
-from treadle.engine.plan import StepPlan, StepResult, TokenLogprobs
-from treadle.engine.request import Sequence
 from treadle.errors import EngineDeadError
 from treadle.scheduler.counters import Counters
 from treadle.scheduler.queue import WaitingQueue
+from treadle.scheduler.sequence import Sequence
 from treadle.scheduler.step import PlannedStep
+from treadle.structured_output import Guide
 
 __all__ = ("Scheduler",)
 
@@ -284,11 +285,11 @@ class Scheduler:
             self._end(sequence, reason)
         return output
 
-    def guided_rows(self) -> list[tuple[int, Sequence]]:
-        """``(row, sequence)`` of the step that was planned last, where a grammar has a say."""
+    def guided_rows(self) -> list[tuple[int, Guide, frozenset[int]]]:
+        """Return row, grammar state and stop ids of each constrained row of the latest step."""
         step = self._in_flight[-1]
         return [
-            (row, s)
+            (row, s.guide, s.stop_ids)
             for row, s in enumerate(step.sequences)
             if s.guide is not None and step.samples[row] and not s.finished
         ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from treadle.engine.plan import PageWrite, SlotStart, StepPlan
-from treadle.engine.request import Sequence
+from treadle.api.step_types import PageWrite, SlotStart, StepPlan
+from treadle.scheduler.sequence import Sequence
 
 __all__ = ("PlannedStep",)
 

@@ -22,9 +22,9 @@ from treadle.testing.plugin import Subject
 
 if TYPE_CHECKING:
     from treadle.api.engine import Executor
+    from treadle.api.step_types import EngineFacts, StepPlan
     from treadle.config import EngineConfig
     from treadle.engine.core import EngineCore
-    from treadle.engine.plan import EngineFacts, StepPlan
 
 __all__ = ("ExecutorSuite",)
 
@@ -62,8 +62,8 @@ class ExecutorSuite(Subject):
 
     def prompt(self, number: int, facts: EngineFacts, *, held: bool = False) -> StepPlan:
         """A step of one prompt, whose sequence has the slot and the first page ``number``."""
-        from treadle.engine.plan import PageWrite, SlotStart, StepPlan
-        from treadle.sampling.params import SamplingParams
+        from treadle.api.sampling_params import SamplingParams
+        from treadle.api.step_types import PageWrite, SlotStart, StepPlan
 
         ids = [number, 9, 200, 17]
         begins = SlotStart(number, SamplingParams(temperature=0.0), len(ids), ids, 0, [], [])
@@ -74,8 +74,8 @@ class ExecutorSuite(Subject):
 
     def tokens(self, core: EngineCore) -> dict[str, list[int]]:
         """Three requests, the last of which comes while the others run."""
-        from treadle.engine.messages import EngineRequest
-        from treadle.sampling.params import SamplingParams
+        from treadle.api.requests import EngineRequest
+        from treadle.api.sampling_params import SamplingParams
 
         requests = [
             EngineRequest(
@@ -118,7 +118,7 @@ class ExecutorSuite(Subject):
 
     def test_a_held_step_is_completed_by_sample(self, checkpoint: Path) -> None:
         """A grammar leaves one token only, or the step was held for a logits processor."""
-        from treadle.engine.plan import StepEdits
+        from treadle.api.step_types import StepEdits
 
         with self.started(checkpoint) as (executor, facts):
             executor.launch(self.prompt(1, facts))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.guided import GrammarSpec, Matcher
+from treadle.api.structured_output import GrammarSpec, Matcher
 
 if TYPE_CHECKING:
     from treadle.plugins import Host

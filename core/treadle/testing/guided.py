@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from treadle.api.guided import Grammar, GrammarCompiler, GrammarSpec, Matcher
-from treadle.guided.checker import CPU_SECONDS
+from treadle.api.structured_output import Grammar, GrammarCompiler, GrammarSpec, Matcher
+from treadle.structured_output.checker import CPU_SECONDS
 from treadle.testing.guided_corpus import VALID, ignored, specs
 from treadle.testing.guided_vocabulary import SmallTokenizer
 from treadle.testing.plugin import Subject
@@ -255,7 +255,7 @@ class GuidedSuite(Subject):
         """Stop ids are the core's: any id may be one, and it is allowed at the end only."""
         import torch
 
-        from treadle.guided import Guide
+        from treadle.structured_output import Guide
 
         matcher = self.simple(GrammarSpec("regex", "ab{0,2}")).matcher()
         guide = Guide(matcher)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from treadle.api.guided import GrammarSpec
+from treadle.api.structured_output import GrammarSpec
 
 __all__ = ("VALID", "ignored", "schemas", "specs")
 

@@ -26,7 +26,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from treadle.api.guided import GrammarSpec
 from treadle.api.jsontext import JsonText
 from treadle.api.parsers import (
     Delta,
@@ -39,6 +38,7 @@ from treadle.api.parsers import (
     ToolCallDelta,
     ToolParser,
 )
+from treadle.api.structured_output import GrammarSpec
 from treadle.testing.streams import HELD, ODD, PROSE, Letters, Streams, merged, said
 
 __all__ = ("ReasoningSuite", "ToolParserSuite", "call", "merged", "reasoning", "text")

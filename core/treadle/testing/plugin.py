@@ -69,7 +69,7 @@ class PluginSuite(Subject):
     def findings(self) -> list[Finding]:
         """What ``treadle doctor`` says of it; its import runs in a process of its own."""
         from treadle.plugins.doctor import examine
-        from treadle.plugins.plan import Choice
+        from treadle.plugins.selection import Choice
 
         entry = self.entry
         name = (str(Choice.of(entry, self.kind, self.key)), type(self))

@@ -95,13 +95,13 @@ class PolicySuite(Subject):
         assert len(ended) == 12 and set(ended.values()) == {"length"}, ended
 
     def serve(self, count: int) -> dict[str, Any]:
+        from treadle.api.requests import EngineRequest
+        from treadle.api.sampling_params import SamplingParams
+        from treadle.api.step_types import CacheGroup, EngineFacts, StepResult
         from treadle.cache import KVCache
         from treadle.config import SchedulerConfig
-        from treadle.engine.messages import EngineRequest
-        from treadle.engine.plan import CacheGroup, EngineFacts, StepResult
-        from treadle.engine.request import Sequence
-        from treadle.sampling.params import SamplingParams
         from treadle.scheduler import Scheduler
+        from treadle.scheduler.sequence import Sequence
 
         groups = [CacheGroup("full", None, 14, 1, 1)]
         cache = KVCache(groups, 4, prefix_caching=False)

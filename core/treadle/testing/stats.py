@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from treadle.api.engine import StatLogger
-from treadle.engine.stats import EngineStats
+from treadle.api.stats import EngineStats
 from treadle.testing.plugin import Subject
 
 __all__ = ("StatLoggerSuite",)

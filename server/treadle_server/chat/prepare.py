@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
-from treadle.frontend.processor import CHARS_PER_TOKEN
 from treadle.plugins import Host
-from treadle.sampling.params import BOUNDS, SamplingParams
+from treadle.text.input_processor import CHARS_PER_TOKEN
 from treadle_server.chat.tools import Toolbox, toolbox
 from treadle_server.context import Context
 from treadle_server.messages import template_arguments, to_messages

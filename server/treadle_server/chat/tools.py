@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from treadle.api.guided import GrammarSpec
 from treadle.api.parsers import Tool
+from treadle.api.sampling_params import GuidedParams
+from treadle.api.structured_output import GrammarSpec
 from treadle.errors import PluginLoadError, RequestError
-from treadle.sampling.params import GuidedParams
 from treadle_server.context import Context
 from treadle_server.messages import to_tools
 from treadle_server.wire.chat import ChatRequest, NamedChoice

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.sampling_params import SamplingParams
 from treadle.errors import ContextLengthError, RequestError
-from treadle.frontend.processor import CHARS_PER_TOKEN
-from treadle.sampling.params import SamplingParams
+from treadle.text.input_processor import CHARS_PER_TOKEN
 from treadle_server.context import Context
 from treadle_server.engine import Prompt
 from treadle_server.sampling import MAX_SEQUENCES, to_params

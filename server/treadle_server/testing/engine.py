@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from treadle.api.matching import ModelTraits
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
-from treadle.engine.plan import EngineFacts
-from treadle.engine.stats import EngineStats
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 
 __all__ = ("Characters", "Lines", "Parrot")
 

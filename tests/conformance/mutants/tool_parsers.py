@@ -23,7 +23,7 @@ MATCHING = (
 SOURCE = f"""
 from treadle.api import impl
 from treadle.api.callparser import Prose
-from treadle.api.guided import GrammarSpec
+from treadle.api.structured_output import GrammarSpec
 from treadle.api.matching import Match
 from treadle.api.parsers import TextDelta, ToolCallDelta
 from treadle_hermes.parser import Hermes as Sound

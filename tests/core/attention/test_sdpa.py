@@ -9,7 +9,7 @@ from torch import Tensor
 from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
 from treadle.attention import sdpa, storage
-from treadle.attention.plan import bias, width
+from treadle.attention.metadata import bias, width
 from treadle.attention.plugin import treadle_attention
 from treadle.attention.sdpa import SdpaAttention
 from treadle.testing.attention import Case

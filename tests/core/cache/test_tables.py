@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from treadle.api.step_types import CacheGroup
 from treadle.cache import NULL_PAGE, KVCache
-from treadle.engine.plan import CacheGroup
 
 PAGE = 4
 

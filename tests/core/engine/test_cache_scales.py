@@ -13,8 +13,8 @@ from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import Attention
 from treadle.plugins import Host
-from treadle.runner.runner import ModelRunner
-from treadle.runner.start import Started, start_model
+from treadle.runner.load import Started, start_model
+from treadle.runner.model_runner import ModelRunner
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.ranks import on_ranks

@@ -20,11 +20,11 @@ from treadle.layers import LMHead, NullCollective, RMSNorm
 from treadle.layers.kernels import install_kernels
 from treadle.plugins import Host
 from treadle.runner import collective
-from treadle.runner import one_shot as module
+from treadle.runner import custom_all_reduce as module
 from treadle.runner.collective import TorchCollective
+from treadle.runner.custom_all_reduce import PIECE, OneShot, most, one_shot
 from treadle.runner.device import describe
-from treadle.runner.one_shot import PIECE, OneShot, most, one_shot
-from treadle.runner.shared import share
+from treadle.runner.symmetric import share
 from treadle.testing.ranks import on_ranks
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from treadle.api.sampling_params import SamplingParams
 from treadle.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
-from treadle.sampling.params import SamplingParams
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 

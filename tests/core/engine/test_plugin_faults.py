@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treadle.errors import EngineError
-from treadle.plugins.tally import MOST_FAILURES
+from treadle.plugins.call_stats import MOST_FAILURES
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 

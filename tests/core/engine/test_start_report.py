@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from treadle.api.step_types import CacheGroup, EngineFacts
 from treadle.config import from_options
-from treadle.engine.plan import CacheGroup, EngineFacts
 from treadle.errors import OutOfMemoryError
 from treadle.plugins import Host
 from treadle.runner.memory import GIB, Usage, count_pages, explained, held_pages, savings
+from treadle.runner.model_runner import ModelRunner
 from treadle.runner.report import Stages, memory_lines, option_line, process_seconds, stage_line
-from treadle.runner.runner import ModelRunner
 from treadle.testing.checkpoints import make_checkpoint
 
 CARD = Usage(

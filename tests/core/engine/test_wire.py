@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle import errors
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.sampling_params import GuidedParams, SamplingParams
 from treadle.config import from_options
-from treadle.engine.messages import EngineRequest, TokenOutput
-from treadle.engine.wire import (
+from treadle.engine.ipc import (
     Abort,
     Add,
     Failure,
@@ -22,7 +23,6 @@ from treadle.engine.wire import (
     frame,
 )
 from treadle.errors import EngineError, RequestError
-from treadle.sampling.params import GuidedParams, SamplingParams
 
 
 @settings(max_examples=100, deadline=None)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from treadle.layers.trial import passes
+from treadle.layers.self_check import passes
 
 log = logging.getLogger(__name__)
 

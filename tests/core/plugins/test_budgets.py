@@ -10,8 +10,8 @@ import pytest
 from treadle.config import PluginConfig, from_options
 from treadle.errors import ConfigError
 from treadle.plugins import Host
+from treadle.plugins.call_stats import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
 from treadle.plugins.kinds import KINDS
-from treadle.plugins.tally import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
 
 
 def test_a_call_is_ok_slow_or_an_error():

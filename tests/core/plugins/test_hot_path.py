@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.engine.messages import EngineRequest
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 from treadle.testing.checkpoints import make_checkpoint
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import SlotStart
-from treadle.sampling.params import SamplingParams
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.sampling.sampler import Sampler
 
 Start = Callable[..., SlotStart]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treadle.engine.plan import SlotStart
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.draw import draw, likeliest
 from treadle.sampling.noise import BITS
-from treadle.sampling.params import SamplingParams
 from treadle.sampling.sampler import Sampler
 
 Follows = Callable[[Tensor, Tensor], None]

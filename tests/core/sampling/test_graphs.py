@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.engine.plan import SlotStart
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.sampling.features import Features
-from treadle.sampling.params import SamplingParams
 from treadle.sampling.sampler import Sampler
 
 VOCAB = 300

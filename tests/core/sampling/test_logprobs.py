@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.engine.plan import TokenLogprobs
+from treadle.api.step_types import TokenLogprobs
 from treadle.sampling.logprobs import prompt_logprobs
 
 TOLERANCE = 1e-5

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
-from treadle.engine.plan import SlotStart
-from treadle.sampling.params import SamplingParams
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import SlotStart
 from treadle.sampling.sampler import Sampler
 
 VOCAB = 333  # no multiple of a block

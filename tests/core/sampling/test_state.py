@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.engine.plan import SlotStart
+from treadle.api.step_types import SlotStart
 from treadle.errors import RequestError
 from treadle.sampling.sampler import Sampler
 
@@ -261,7 +261,7 @@ def test_tables_grow_only_for_those_who_ask(start: Any) -> None:
 def test_one_transfer_opens_any_number_of_slots(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import treadle.sampling.parcel as module
+    import treadle.sampling.transfer as module
 
     calls: list[int] = []
     upload = module.upload

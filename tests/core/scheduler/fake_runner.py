@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from treadle.engine.plan import CacheGroup, StepPlan, StepResult
+from treadle.api.step_types import CacheGroup, StepPlan, StepResult
 
 Cell = tuple[int, int, str | None]  # token, position, salt
 VOCAB = 1000

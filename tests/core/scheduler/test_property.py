@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import CacheGroup, EngineFacts
 from treadle.cache import KVCache
 from treadle.config import SchedulerConfig
-from treadle.engine.messages import EngineRequest, TokenOutput
-from treadle.engine.plan import CacheGroup, EngineFacts
-from treadle.engine.request import Sequence
-from treadle.sampling.params import SamplingParams
 from treadle.scheduler import Scheduler
 from treadle.scheduler.policies import FirstCome, Priority
+from treadle.scheduler.sequence import Sequence
 
 spec = importlib.util.spec_from_file_location(
     "fake_runner", Path(__file__).parent / "fake_runner.py"

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
 from treadle.config import PluginConfig, from_options
 from treadle.engine.core import EngineCore
-from treadle.engine.messages import EngineRequest
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.plugins import Host
-from treadle.sampling.params import SamplingParams
 from treadle.testing.architectures import ModelSuite
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits

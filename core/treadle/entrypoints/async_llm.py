@@ -1,0 +1,348 @@
+"""``AsyncLLM``: the engine in a process of its own, for servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treadle.api.requests import TokenOutput, refusal
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
+from treadle.config import EngineConfig, from_options
+from treadle.engine.client import EngineClient
+from treadle.entrypoints.output_stream import OutputStream
+from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
+from treadle.outputs import RequestOutput
+from treadle.plugins import Host
+from treadle.text.assets import Opened, open_checkpoint, plugin_config
+from treadle.text.input_processor import Processor
+from treadle.text.output_processor import OutputProcessor, PreparedRequest
+from treadle.text.prompts import Prompt, PromptInput, parse_prompt
+
+if TYPE_CHECKING:
+    from treadle.api.files import ChatRenderer, Tokenizer
+    from treadle.api.matching import ModelTraits
+
+__all__ = ("AsyncLLM", "run")
+
+T = TypeVar("T")
+
+# A text this long is encoded in a thread: the event loop serves others meanwhile.
+LONG_TEXT = 16_384
+
+
+class AsyncLLM:
+    """Generates text without holding up an event loop::
+
+        async with AsyncLLM(model="org/name") as engine:
+            async for output in engine.generate("Hello", SamplingParams(output_kind="delta")):
+                print(output.outputs[0].text, end="")
+
+    Scheduler, model and sampler run in a child process; this one never imports torch. It belongs to
+    the event loop in which it was started. Wrong requests raise ``RequestError``, a full queue
+    ``QueueFullError``, and when the engine dies every pending request raises ``EngineDeadError`` at
+    once. A request that fails alone ends with ``finish_reason`` ``error``.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        entry: str = "treadle.engine.process:main",
+        **options: Any,
+    ) -> None:
+        """Check the options. Nothing is read or started; raises ``ConfigError``.
+
+        ``entry`` is what the child process runs, ``module:function``.
+        """
+        self.config = from_options(options, model=model) if config is None else config
+        # A server's templates must not be able to hang or fill the process that serves.
+        self.host = Host(plugin_config(self.config, isolated=True))
+        self._client = EngineClient(self, entry)
+        self._starting: asyncio.Task[None] | None = None
+        self._opened: Opened | None = None
+        self._facts: EngineFacts | None = None
+        self._ready: tuple[Processor, OutputProcessor] | None = None
+        self._streams: dict[str, OutputStream] = {}
+        self._sequences = 0
+
+    # -- life ------------------------------------------------------------------------
+
+    async def start(self) -> AsyncLLM:
+        """Load the model; returns this object. The first request does it too.
+
+        Raises what the engine raised: ``CheckpointError``, ``ConfigError``, ``OutOfMemoryError`` …
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+        return self
+
+    async def _start(self) -> None:
+        # The text side is read while the child loads the weights.
+        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, self.config, self.host))
+        loading = asyncio.create_task(self._client.start(self.config))
+        try:
+            opened, facts = await asyncio.gather(opening, loading)
+        except BaseException:
+            loading.cancel()
+            await asyncio.gather(opening, loading, return_exceptions=True)
+            await self._client.stop(seconds=0.0)
+            raise
+        self._opened, self._facts = opened, facts
+        outputs = OutputProcessor(opened.watched, facts.eos_ids)
+        self._ready = (opened.processor(facts), outputs)
+
+    async def shutdown(self) -> None:
+        """Abort what runs and end the engine process. May be called twice."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._ready is not None:
+            for request_id in list(self._streams):
+                self._ready[1].abort(request_id)
+        await self._client.stop()
+        renderer: Any = None if self._opened is None else self._opened.renderer
+        if hasattr(renderer, "close"):
+            renderer.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    # -- what it is ------------------------------------------------------------------
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Raises ``EngineDeadError`` before ``start``."""
+        if self._facts is None:
+            raise _not_started()
+        return self._facts
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ``CheckpointError`` if the model has none, ``EngineDeadError`` before ``start``."""
+        return self._text().need_tokenizer()
+
+    @property
+    def traits(self) -> ModelTraits:
+        """What the checkpoint says of itself. Raises ``EngineDeadError`` before ``start``."""
+        return self._text().traits
+
+    @property
+    def renderer(self) -> ChatRenderer | None:
+        return self._text().renderer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
+        return self._text().defaults
+
+    @property
+    def output_limit(self) -> int | None:
+        """The checkpoint's ``max_new_tokens``: the most output tokens that a server should grant."""
+        return self._text().output_limit
+
+    @property
+    def alive(self) -> bool:
+        return self._ready is not None and self._client.death is None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not finished."""
+        return len(self._streams)
+
+    async def health(self, timeout: float = 60.0) -> None:
+        """Raises ``EngineDeadError`` if the engine is dead or does not come back from a step."""
+        await self._client.ping(timeout)
+
+    async def stats(self, timeout: float = 60.0) -> EngineStats:
+        """The engine's counters. Raises ``EngineDeadError`` like ``health``."""
+        return await self._client.ping(timeout)
+
+    # -- generating ------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: PromptInput | Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Complete one prompt; yields its output as it grows, the last one ``finished``.
+
+        Leaving the loop, closing the iterator or cancelling the task aborts the request. A reader
+        that is slower than the engine gets several steps in one output. Raises ``RequestError``, for
+        a grammar that does not compile before the first output.
+        """
+        prepared = await self.prepare(
+            prompt, sampling_params, request_id=request_id, priority=priority
+        )
+        stream = self.submit(prepared)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def generate_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """``generate`` for a conversation; ``options`` are those of ``render``."""
+        prompt = await self.render(messages, **options)
+        stream = self.generate(prompt, sampling_params, request_id=request_id, priority=priority)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a conversation, text and ids. Raises ``RequestError``."""
+        processor, _ = await self._started()
+        return await asyncio.to_thread(
+            processor.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    async def prepare(
+        self,
+        prompt: PromptInput | Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int | None = None,
+    ) -> PreparedRequest:
+        """Encode and check a request without running it. Raises ``RequestError``.
+
+        With ``submit`` this is ``generate`` in two halves, for frontends that must know whether a
+        request is good before they begin to answer.
+        """
+        processor, _ = await self._started()
+        self._client.check()
+        parsed = parse_prompt(prompt)
+        if parsed.ids is None and len(parsed.text or "") >= LONG_TEXT:
+            ids = await asyncio.to_thread(processor.encode, parsed)
+            parsed = Prompt(text=parsed.text, ids=ids)
+        return processor.prepare(parsed, sampling_params, request_id=request_id, priority=priority)
+
+    def submit(self, request: PreparedRequest) -> OutputStream:
+        """Run a prepared request. It is sent to the engine now, not when it is first read, and the
+        caller closes the stream.
+
+        Raises ``RequestError`` if its id is in use, ``QueueFullError``, ``EngineDeadError``.
+        """
+        if self._ready is None:
+            raise _not_started()
+        self._client.check()
+        count = len(request.sequences)
+        limits = self.config.scheduler
+        # The engine would refuse it too; here it costs nothing and bounds what is on the way.
+        most = limits.max_queue + limits.max_num_seqs
+        if self._sequences + count > max(most, count):
+            raise QueueFullError(
+                f"{self._sequences} sequences are waiting or running; at most {most} are taken: try "
+                "again later"
+            )
+        if request.id in self._streams:  # finished perhaps, but not read to its end
+            raise RequestError(
+                f"request_id {request.id!r} belongs to a request whose outputs are still being read; "
+                "choose another or leave it out",
+                param="request_id",
+            )
+
+        def leave(stream: OutputStream) -> None:
+            self._sequences -= count
+            del self._streams[request.id]
+            self._client.abort(processor.drop(request.id))
+
+        processor = self._ready[1]
+        stream = OutputStream(request.id, request.params.output_kind == "delta", leave)
+        processor.add(request, stream.put)
+        self._streams[request.id] = stream
+        self._sequences += count
+        self._client.add(request.sequences)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its reader gets a last output with ``finish_reason`` ``abort``.
+
+        An unknown id is not an error: the request may have finished meanwhile.
+        """
+        if self._ready is not None:
+            self._client.abort(self._ready[1].abort(request_id))
+
+    # -- what the client tells -------------------------------------------------------
+
+    def outputs(self, outputs: list[TokenOutput]) -> None:
+        if self._ready is None:
+            return
+        for output in outputs:
+            if (error := refusal(output)) is not None:
+                self.refused(output.id, error)
+        self._client.abort(self._ready[1].process(outputs))
+
+    def refused(self, id: str, error: TreadleError) -> None:
+        if self._ready is None:
+            return
+        processor = self._ready[1]
+        request_id = processor.request_of(id)
+        if request_id is not None:
+            self._client.abort(processor.drop(request_id))
+            self._streams[request_id].fail(error)
+
+    def died(self, error: EngineDeadError) -> None:
+        for request_id, stream in list(self._streams.items()):
+            if self._ready is not None:
+                self._ready[1].drop(request_id)
+            stream.fail(error)
+
+    # --------------------------------------------------------------------------------
+
+    async def _started(self) -> tuple[Processor, OutputProcessor]:
+        if self._ready is None:
+            await self.start()
+        if self._ready is None:
+            raise _not_started()
+        return self._ready
+
+    def _text(self) -> Opened:
+        if self._opened is None:
+            raise _not_started()
+        return self._opened
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``, on uvloop where it is installed: half the cost of each message."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+def _not_started() -> EngineDeadError:
+    return EngineDeadError("the engine is not started; await start() first")

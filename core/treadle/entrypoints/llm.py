@@ -1,0 +1,376 @@
+"""``LLM``: the engine inside the caller's own process, for offline work."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.requests import EngineRequest, refusal
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.stats import EngineStats
+from treadle.api.step_types import EngineFacts
+from treadle.config import EngineConfig, from_options, patient_threads
+from treadle.entrypoints.progress import Progress
+from treadle.errors import (
+    EngineDeadError,
+    EngineError,
+    PluginLoadError,
+    QueueFullError,
+    RequestError,
+)
+from treadle.outputs import RequestOutput
+from treadle.plugins import Host
+from treadle.text.assets import open_checkpoint, plugin_config
+from treadle.text.output_processor import OutputProcessor, PreparedRequest
+from treadle.text.prompts import PromptInput, parse_prompts
+
+if TYPE_CHECKING:
+    from treadle.api.files import Tokenizer
+
+__all__ = ("LLM",)
+
+log = logging.getLogger("treadle.engine")
+
+Messages = Sequence[Mapping[str, Any]]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """Generates text from prompts::
+
+        with LLM(model="org/name") as llm:
+            for output in llm.generate(["Hello, my name is"], SamplingParams(max_tokens=20)):
+                print(output.outputs[0].text)
+
+    Options are those of ``EngineConfig``, flat. Requests are checked before any of them runs, and
+    a wrong one raises ``RequestError``. A request that fails later is reported in its own output
+    (``finish_reason`` ``error``, the reason in ``error``), so that it does not cost the results of
+    the others; if the engine itself fails, ``EngineError`` is raised.
+
+    Not safe in threads: one thread at a time. Streams and calls of ``generate`` may be nested.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+    ) -> None:
+        """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
+        self.config = from_options(options, model=model) if config is None else config
+        host = Host(plugin_config(self.config))
+        opened = open_checkpoint(self.config, host)
+        patient_threads()
+        from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
+
+        self._core = EngineCore(self.config, host)
+        self._close = weakref.finalize(self, self._core.close)
+        for line in self._core.facts.report:
+            log.info("%s", line)
+        self._opened = opened
+        self._processor = opened.processor(self._core.facts)
+        self._outputs = OutputProcessor(opened.watched, self._core.facts.eos_ids)
+        self._failure: EngineError | None = None
+        self._refused: dict[str, RequestError | PluginLoadError] = {}
+
+    # -- what it is --------------------------------------------------------------------
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._core.facts
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._core.stats
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ``CheckpointError`` if the model has none."""
+        return self._opened.need_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
+        return self._opened.defaults
+
+    # -- generating --------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete all prompts; the results are in the order of the prompts.
+
+        A prompt is text, a list of ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+        ``sampling_params`` is one for all or one for each. Control-C aborts what runs and raises
+        ``KeyboardInterrupt``; the engine stays usable. Raises ``RequestError`` for parameters that
+        are wrong; a grammar is one that turns out to be so while the others run.
+        """
+        parsed = parse_prompts(prompts)
+        given = _for_each("sampling_params", sampling_params, len(parsed))
+        ranks = _for_each("priority", priority, len(parsed))
+        prepared = [
+            self._processor.prepare(p, _final(self._or_default(s)), priority=rank)
+            for p, s, rank in zip(parsed, given, ranks, strict=True)
+        ]
+        return self._finish(prepared, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them, with the model's chat template."""
+        rendered = [
+            self._processor.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for conversation in _conversations(messages)
+        ]
+        given = _for_each("sampling_params", sampling_params, len(rendered))
+        prepared = [
+            self._processor.prepare(p, _final(self._or_default(s)))
+            for p, s in zip(rendered, given, strict=True)
+        ]
+        return self._finish(prepared, use_tqdm)
+
+    def stream(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete all prompts and yield each output as it grows, in whatever order it comes.
+
+        ``output_kind`` of the parameters says whether an output holds all (``cumulative``) or what
+        is new (``delta``). Closing the iterator aborts what still runs.
+        """
+        parsed = parse_prompts(prompts)
+        given = _for_each("sampling_params", sampling_params, len(parsed))
+        return self._stream(
+            [self._processor.prepare(p, s) for p, s in zip(parsed, given, strict=True)]
+        )
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """``stream`` for one conversation."""
+        rendered = self._processor.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._stream([self._processor.prepare(rendered, sampling_params)])
+
+    # -- ending ------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Release the device. May be called twice; requests after it raise ``EngineDeadError``."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def _or_default(self, params: SamplingParams | None) -> SamplingParams:
+        return self._opened.defaults if params is None else params
+
+    def _finish(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        results: dict[str, RequestOutput] = {}
+        progress = Progress(len(prepared), use_tqdm)
+        with progress, self._running(prepared, [progress.feed, _store(results)]) as feed:
+            while len(results) < len(prepared):
+                self._pump(prepared, feed)
+        return [results[request.id] for request in prepared]
+
+    def _stream(self, prepared: list[PreparedRequest]) -> Iterator[RequestOutput]:
+        ready: deque[RequestOutput] = deque()
+        left = len(prepared)
+        with self._running(prepared, [ready.append]) as feed:
+            while left:
+                self._pump(prepared, feed)
+                while ready:
+                    output = ready.popleft()
+                    left -= output.finished
+                    yield output
+
+    @contextmanager
+    def _running(
+        self, prepared: list[PreparedRequest], sinks: list[Any]
+    ) -> Iterator[deque[EngineRequest]]:
+        """Register requests and yield what is to be fed to the core; on the way out, abort what is
+        not finished."""
+        self._check_alive()
+        with self._core_alive():
+            for request in prepared:
+                self._core.validate(request.sequences[0])
+
+        def sink(output: RequestOutput) -> None:
+            for receive in sinks:
+                receive(output)
+
+        try:
+            for request in prepared:
+                self._outputs.add(request, sink)
+            yield deque(itertools.chain.from_iterable(request.sequences for request in prepared))
+        finally:
+            for request in prepared:
+                self._refused.pop(request.id, None)
+            ids = [i for request in prepared for i in self._outputs.drop(request.id)]
+            if ids and self._failure is None and self._close.alive:
+                with self._core_alive():
+                    self._core.abort(ids)
+                    # Nobody else would take the steps that let the aborted ones go.
+                    while not len(self._outputs) and self._core.has_work:
+                        self._core.step()
+
+    def _pump(self, prepared: list[PreparedRequest], feed: deque[EngineRequest]) -> None:
+        """Give the core what it has room for, take one step and deliver it.
+
+        Raises ``RequestError`` if the engine has refused one of ``prepared``: like a bad parameter,
+        a bad grammar ends the whole call.
+        """
+        self._check_alive()
+        with _whole_step():
+            with self._core_alive():
+                self._feed(feed)
+                outputs = self._core.step()
+            for output in outputs:
+                label = self._outputs.request_of(output.id)
+                if label is not None and (refused := refusal(output)) is not None:
+                    self._refused[label] = refused
+            aborts = self._outputs.process(outputs)
+            if aborts:
+                self._core.abort(aborts)
+        if self._refused:  # perhaps a request of another stream, which will hear of it
+            for request in prepared:
+                if request.id in self._refused:
+                    raise self._refused[request.id]
+
+    @contextmanager
+    def _core_alive(self) -> Iterator[None]:
+        """Whatever leaves the core, but for a refusal, is its end."""
+        try:
+            yield
+        except (RequestError, QueueFullError, PluginLoadError):
+            raise
+        except EngineError as error:
+            self._failure = error
+            raise
+        except BaseException as error:  # half a step: nothing of it can be trusted
+            text = f"a step was left in the middle by {type(error).__name__}: {error}"
+            self._failure = EngineError(text)
+            raise
+
+    def _feed(self, feed: deque[EngineRequest]) -> None:
+        while feed:
+            request = feed[0]
+            label = self._outputs.request_of(request.id)
+            if label is not None:  # else it was ended before it began
+                try:
+                    self._core.add(request)
+                except QueueFullError:
+                    return  # the rest waits here instead of in the engine
+                except (RequestError, PluginLoadError) as error:
+                    self._refused[label] = error
+                    feed.clear()
+                    return
+            feed.popleft()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(
+                f"the engine has failed ({self._failure}); make a new LLM"
+            ) from self._failure
+        if not self._close.alive:
+            raise EngineDeadError("this LLM was shut down; make a new one")
+
+
+def _store(results: dict[str, RequestOutput]) -> Any:
+    def store(output: RequestOutput) -> None:
+        results[output.request_id] = output
+
+    return store
+
+
+def _final(params: SamplingParams) -> SamplingParams:
+    """Nobody sees an output before it is finished, so none is made."""
+    return params if params.output_kind == "final" else params.replace(output_kind="final")
+
+
+def _for_each(name: str, given: Any, count: int) -> list[Any]:
+    """One value for all, or a list with one for each."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{name} has {len(given)} entries for {count} prompts", param=name)
+    return list(given)
+
+
+def _conversations(messages: Any) -> Iterable[Messages]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise RequestError(
+            f"messages is {type(messages).__name__ if messages else 'empty'}; it must be a list of "
+            "messages or a list of such lists",
+            param="messages",
+        )
+    return [messages] if isinstance(messages[0], Mapping) else messages
+
+
+@contextmanager
+def _whole_step() -> Iterator[None]:
+    """Let Control-C wait until the step is complete: half a step would leave the engine in pieces.
+
+    A second one is not held back. Elsewhere than in the main thread, or where the program handles
+    the signal itself, nothing changes.
+    """
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    asked = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked:
+        raise KeyboardInterrupt

@@ -1,0 +1,216 @@
+"""From an engine's options to a loaded model with a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from treadle.api.attention import AttentionBatch
+from treadle.api.models import CausalModel, Collective, ModelSpec
+from treadle.api.step_types import EngineFacts
+from treadle.config import EngineConfig
+from treadle.errors import ConfigError
+from treadle.layers import NullCollective
+from treadle.layers.kernels import install_kernels
+from treadle.loading import build_model, fetch, parse_ref, read_config
+from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
+from treadle.plugins import Host
+from treadle.plugins.guard import Guard
+from treadle.plugins.guarded import Guarded
+from treadle.runner.attention import AttentionLayers
+from treadle.runner.device import describe, dtype_name, pick_device
+from treadle.runner.memory import GIB, Usage, count_pages, explained, plain_bytes, weight_bytes
+from treadle.runner.report import Stages, memory_lines
+from treadle.runner.scales import calculate_scales
+
+__all__ = ("Started", "start_model")
+
+
+@dataclass(slots=True)
+class Started:
+    """A model that is ready to run steps."""
+
+    model: CausalModel
+    spec: ModelSpec
+    device: torch.device
+    attention: AttentionLayers
+    facts: EngineFacts
+    usage: Usage
+    stages: Stages
+    guard: Guard
+    """Watches the calls of ``model``."""
+
+
+def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> Started:
+    """Resolve, build and load the model, then size and allocate its KV cache."""
+    stages = Stages()
+    ranks = ranks or NullCollective()
+    device = pick_device(config.device.device, ranks.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    elif config.device.threads is not None:
+        torch.set_num_threads(config.device.threads)
+    options = config.model
+    ref = parse_ref(options.model, options.revision, options.download_dir)
+    plugins = Guarded(host)
+    files = fetch(plugins, ref, options.load_format)
+    _, hf_config = read_config(files, options.hf_overrides)
+    info = describe(device)
+    dtype = resolve_dtype(options.dtype, hf_config, info)
+    max_len = max_model_len(hf_config, options.max_model_len)
+    vocab_size: int = text_config(hf_config).vocab_size
+    attention = AttentionLayers(config, plugins, info)
+    usage = Usage(total=info.memory or 0)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    stages.done("configuration")
+    advice = "use a larger tensor_parallel_size, a quantized checkpoint, or quantization=fp8"
+    with explained(device, "loading the weights", advice):
+        model, spec = build_model(
+            files,
+            hf_config,
+            plugins,
+            device,
+            dtype,
+            ranks,
+            attention.register,
+            load_format=options.load_format,
+            quantization=options.quantization,
+            max_model_len=max_len,
+            seed=options.seed,
+        )
+    stages.done("weights")
+    guard = host.guard("models", spec.architecture)
+    usage.weights, usage.plain = weight_bytes(model), plain_bytes(model)
+    if device.type == "cuda":
+        usage.weights = torch.cuda.memory_allocated(device) - before
+    pages = _size_cache(config, model, attention, device, max_len, usage, guard)
+    pages = ranks.smallest(pages)
+    max_len = _fit_length(config, attention, pages, max_len)
+    usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
+    with explained(
+        device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
+    ):
+        attention.allocate(pages, device, model)
+    if config.cache.calculate_kv_scales:
+        with guard.watching("forward"):
+            calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
+    kernels = install_kernels(model, plugins, info, dtype_name(dtype))
+    usage.shared = ranks.shared
+    groups = attention.describe(pages)
+    stages.done("cache and kernels")
+    facts = EngineFacts(
+        model=config.model.model,
+        architecture=spec.architecture,
+        dtype=dtype_name(dtype),
+        device=str(device),
+        vocab_size=vocab_size,
+        max_model_len=max_len,
+        page_size=attention.page_size or 0,
+        groups=groups,
+        depth=1 if device.type == "cuda" else 0,
+        eos_ids=sorted(eos_ids(hf_config, files)),
+        attention=attention.names,
+        weights_bytes=usage.weights,
+        report=[],
+        stages=stages.seconds,
+    )
+    facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
+    if kernels:
+        facts.report.append(
+            "kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
+        )
+    return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard)
+
+
+def _size_cache(
+    config: EngineConfig,
+    model: Any,
+    attention: AttentionLayers,
+    device: torch.device,
+    max_len: int,
+    usage: Usage,
+    guard: Guard,
+) -> list[int]:
+    """Pages of each group. Measures ``usage.activations``, what a full step takes."""
+    if device.type == "cuda":
+        tokens = config.scheduler.max_num_batched_tokens
+        with explained(
+            device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
+        ):
+            usage.activations = _measure_activations(config, model, attention, device, guard)
+    return count_pages(
+        config,
+        attention.page_bytes(),
+        [window for _, window in attention.cache_groups],
+        attention.page_size or 0,
+        max_len,
+        usage.room(config, device),
+        usage,
+    )
+
+
+@torch.inference_mode()
+def _measure_activations(
+    config: EngineConfig,
+    model: Any,
+    attention: AttentionLayers,
+    device: torch.device,
+    guard: Guard,
+) -> int:
+    """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
+    tokens = config.scheduler.max_num_batched_tokens
+    rows = min(tokens, config.scheduler.max_num_seqs)
+    size = attention.page_size or 0
+    attention.allocate([2] * len(attention.cache_groups), device, model)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    batch = AttentionBatch(
+        page_size=size,
+        num_decodes=tokens,
+        max_query_len=1,
+        max_kv_len=1,
+        query_start=torch.arange(tokens + 1, dtype=torch.int32, device=device),
+        kv_lens=torch.ones(tokens, dtype=torch.int32, device=device),
+        page_table=torch.zeros(tokens, 1, dtype=torch.int32, device=device),
+        slot_mapping=zeros,
+        query_lens_host=[1] * tokens,
+        kv_lens_host=[1] * tokens,
+    )
+    step = attention.plan([batch] * len(attention.cache_groups))
+    with guard.watching("forward"):
+        hidden = model.forward(zeros, zeros, step)
+    with guard.watching("logits"):
+        logits = model.logits(hidden[:rows])
+    # The sampler works on a few float32 copies of the logits.
+    logits = logits.float()
+    scratch = [logits.clone() for _ in range(3)]
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    del logits, scratch, hidden
+    return peak
+
+
+def _fit_length(
+    config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
+) -> int:
+    """Shorten the context to what the cache holds; refuse if the user asked for more."""
+    size = attention.page_size or 0
+    full = [
+        n - 1
+        for n, (_, window) in zip(pages, attention.cache_groups, strict=True)
+        if window is None or n - 1 < -(-window // size) + 2
+    ]
+    if not full or min(full) * size >= max_len:
+        return max_len
+    room = min(full) * size
+    if config.model.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len is {max_len} tokens, the KV cache holds {room} "
+            f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
+            "memory_fraction or cpu_cache_gib"
+        )
+    return room

@@ -1,0 +1,334 @@
+"""Runs steps of one model on one device."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from treadle.api.attention import Step
+from treadle.api.engine import LogitsProcessor
+from treadle.api.models import Collective
+from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.config import EngineConfig
+from treadle.errors import PluginLoadError
+from treadle.plugins import Host
+from treadle.plugins.guarded import Guarded
+from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
+from treadle.runner.device import describe
+from treadle.runner.inputs import Packer, PageTables, build_inputs
+from treadle.runner.load import Started, start_model
+from treadle.runner.memory import GIB, explained
+from treadle.runner.outputs import PendingStep, marked
+from treadle.runner.report import option_line, stage_line
+from treadle.sampling.kernels import install_sampler_kernels
+from treadle.sampling.logprobs import prompt_logprobs
+from treadle.sampling.sampler import Sampler
+
+__all__ = ("ModelRunner",)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of a step that end in a token, with their logits."""
+
+    rows: list[int]
+    """Their indices in the plan."""
+    host_slots: list[int]
+    logits: Tensor  # [sampled, vocab]
+    slots: Tensor  # int64 [sampled]
+    positions: Tensor  # int64 [sampled], index of the token that is sampled
+    raw: Tensor | None = None
+    """The model's own logits, where a logits processor has edited ``logits``."""
+
+
+class ModelRunner:
+    """One rank's model, page tables and sampler. Used from one thread.
+
+    ``launch`` enqueues a step and returns; ``collect`` waits for the oldest. On CUDA neither waits
+    for the device, but for the step that ``collect`` returns.
+    """
+
+    def __init__(self, config: EngineConfig, host: Host, ranks: Collective | None = None) -> None:
+        """Build and load the model, allocate its pages, capture graphs; see ``Executor.start``."""
+        self._started: Started = start_model(config, host, ranks)
+        self.model = self._started.model
+        self.device = self._started.device
+        self.facts: EngineFacts = self._started.facts
+        slots = config.scheduler.max_num_seqs + 1  # the last one is for padding rows
+        columns = -(-self.facts.max_model_len // self.facts.page_size)
+        self._packer = Packer(self.device)
+        groups = len(self.facts.groups)
+        self._tables = PageTables(groups, slots, columns, self._packer, self.device)
+        self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
+        self._sampler = Sampler(slots, self.facts.vocab_size, self.device)
+        kernels = install_sampler_kernels(
+            self._sampler, Guarded(host), describe(self.device), self.facts.dtype
+        )
+        if kernels:
+            self.facts.report.append(
+                "sampler      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
+            )
+        self._prompts: dict[int, tuple[list[int], int]] = {}
+        names = config.plugins.logits_processors
+        made = host.logits_processors(names, self.facts.vocab_size)
+        self._processors = dict(zip(names, made, strict=True))
+        self._guards = {name: host.guard("logits_processors", name) for name in names}
+        self._asked: dict[int, dict[str, Any]] = {}
+        self._histories: dict[int, list[int]] = {}
+        self._pending: deque[PendingStep] = deque()
+        self._held: SampleRows | None = None
+        self._graphs: DecodeGraphs | None = None
+        if self.device.type == "cuda" and not config.device.enforce_eager:
+            advice = "lower memory_fraction or max_num_seqs, or set enforce_eager"
+            with explained(self.device, "capturing CUDA graphs", advice):
+                self._capture(config.scheduler.max_num_seqs)
+            self._started.stages.done("graphs")
+        self.facts.report.append(option_line(config, self._started.usage))
+        self.facts.report.append(stage_line(self._started.stages))
+
+    @torch.inference_mode()
+    def _capture(self, max_rows: int) -> None:
+        attention = self._started.attention
+        if not attention.graph_safe:
+            self.facts.report.append(
+                f"graphs       none: attention {attention.names} is not graph-safe"
+            )
+            return
+        before = torch.cuda.mem_get_info(self.device)[0]
+        self._graphs = DecodeGraphs(
+            self.model,
+            attention,
+            self._tables,
+            self._sampler,
+            self._last_tokens,
+            self._packer,
+            self.facts.page_size,
+            self.facts.max_model_len,
+        )
+
+        def progress(sizes: Sequence[int]) -> tqdm[int]:
+            return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
+
+        sizes = bucket_sizes(max_rows)
+        with self._started.guard.watching("forward"):
+            self._graphs.capture(sizes, progress)
+        used = before - torch.cuda.mem_get_info(self.device)[0]
+        self._started.usage.graphs = used
+        self.facts.report.append(f"graphs       {used / GIB:8.3f} GiB: {len(sizes)} batch sizes")
+
+    # ------------------------------------------------------------------------------- steps
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step; one that is held, only up to its logits."""
+        pending = PendingStep(plan.id, self.device)
+        self._pending.append(pending)
+        captured = None
+        if self._graphs is not None and plan.decodes == len(plan.slots):
+            captured = self._graphs.find(plan.decodes)
+        self._change_slots(plan, captured is not None)
+        if self._graphs is None or captured is None:
+            rows = self._launch_eager(plan, pending)
+        else:
+            logits = self._graphs.forward(captured, plan.slots, plan.starts)
+            features = None if plan.held else self._sampler.features(plan.slots)
+            which = list(range(plan.decodes))
+            if features is not None:
+                sampled = self._graphs.sample(captured, plan.decodes, features)
+                pending.sampled(which, plan.slots, sampled)
+                rows = None
+            else:
+                slots, positions = (
+                    captured.inputs[0, : len(which)],
+                    captured.inputs[1, : len(which)],
+                )
+                rows = SampleRows(which, plan.slots, logits, slots, positions + 1)
+        if plan.held:
+            self._held = rows
+            return
+        if rows is not None:
+            self._sample(pending, rows)
+        pending.record()
+
+    @torch.inference_mode()
+    def sample(self, edits: StepEdits | None) -> None:
+        """Complete the held step that was launched last."""
+        pending = self._pending[-1]
+        if self._held is not None:
+            self._sample(pending, self._processed(self._held, pending), edits)
+        self._held = None
+        pending.record()
+
+    def _launch_eager(self, plan: StepPlan, pending: PendingStep) -> SampleRows | None:
+        inputs = build_inputs(
+            plan, self._tables, self._last_tokens, self.facts.page_size, self._packer
+        )
+        asked = any(slot in self._prompts for slot in plan.slots)
+        step = self._started.attention.plan(inputs.batches, None if asked else inputs.wanted)
+        hidden = self._forward(inputs.input_ids, inputs.positions, step)
+        if asked:
+            self._prompt_logprobs(plan, hidden, pending)
+        if not inputs.sampled:
+            return None
+        if inputs.wanted is not None and len(hidden) != len(inputs.wanted):
+            hidden = hidden.index_select(0, inputs.wanted)
+        which = [row for row, samples in enumerate(plan.samples) if samples]
+        return SampleRows(
+            which,
+            inputs.sampled,
+            self._logits(hidden),
+            inputs.sample_slots,
+            inputs.sample_positions,
+        )
+
+    def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+        guard = self._started.guard
+        with guard.watching("forward", step=True):
+            hidden = self.model.forward(ids, positions, step)
+            shape: tuple[int, ...] = getattr(hidden, "shape", ())
+            few = ids if step.wanted is None else step.wanted
+            if len(shape) != 2 or shape[0] not in (len(ids), len(few)):
+                guard.wrong("forward", hidden, f"a tensor [{len(ids)}, hidden]")
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        guard, wanted = self._started.guard, (len(hidden), self.facts.vocab_size)
+        with guard.watching("logits", step=True):
+            logits = self.model.logits(hidden)
+            if getattr(logits, "shape", ()) != wanted:
+                guard.wrong("logits", logits, f"a tensor {list(wanted)}")
+        return logits
+
+    def _sample(
+        self, pending: PendingStep, rows: SampleRows, edits: StepEdits | None = None
+    ) -> None:
+        bitmask = bitmask_rows = None
+        if edits is not None and edits.rows:
+            at = {row: i for i, row in enumerate(rows.rows)}
+            words = np.frombuffer(edits.masks, dtype=np.int32).reshape(len(edits.rows), -1)
+            which = np.array([at[row] for row in edits.rows], dtype=np.int64)
+            bitmask, bitmask_rows = self._packer.upload(words.copy(), which)
+        output = self._sampler.sample(
+            rows.logits,
+            rows.slots,
+            rows.positions,
+            rows.host_slots,
+            bitmask=bitmask,
+            bitmask_rows=bitmask_rows,
+            raw=rows.raw,
+        )
+        self._last_tokens.index_copy_(0, rows.slots, output.tokens)
+        tokens = marked(output.tokens, output.bad)
+        pending.sampled(rows.rows, rows.host_slots, tokens, output.logprobs)
+
+    def _processed(self, rows: SampleRows, pending: PendingStep) -> SampleRows:
+        """The rows after the logits processors that their requests name.
+
+        A processor that raises is asked again row by row, so that only the rows end that it fails
+        on.
+        """
+        logits = rows.logits
+        for name, processor in self._processors.items():
+            asked = [i for i, s in enumerate(rows.host_slots) if name in self._asked.get(s, {})]
+            if not asked:
+                continue
+            if logits is rows.logits:
+                logits = logits.float().clone()
+            for i in asked:
+                pending.edited.setdefault(i, []).append(name)
+            try:
+                self._edit(name, processor, logits, asked, rows.host_slots)
+            except PluginLoadError:
+                for i in asked:
+                    try:
+                        self._edit(name, processor, logits, [i], rows.host_slots)
+                    except PluginLoadError as error:
+                        log.warning("%s", error, exc_info=error)
+                        pending.faults[i] = str(error)
+        return rows if logits is rows.logits else replace(rows, logits=logits, raw=rows.logits)
+
+    def _edit(
+        self,
+        name: str,
+        processor: LogitsProcessor,
+        logits: Tensor,
+        which: list[int],
+        slots: list[int],
+    ) -> None:
+        """Write what ``processor`` makes of the rows ``which``; nothing if it fails, which is a
+        ``PluginLoadError``."""
+        index = torch.tensor(which, device=self.device)
+        with self._guards[name].watching("apply", step=True):
+            edited = processor.apply(
+                logits.index_select(0, index),
+                [self._asked[slots[i]][name] for i in which],
+                [self._histories[slots[i]] for i in which],
+            )
+            logits.index_copy_(0, index, edited)
+
+    def _change_slots(self, plan: StepPlan, captured: bool) -> None:
+        if plan.closed:
+            self._sampler.close(plan.closed)
+            for slot in plan.closed:
+                self._prompts.pop(slot, None)
+                self._asked.pop(slot, None)
+                self._histories.pop(slot, None)
+        if plan.opened:
+            self._sampler.open(plan.opened)
+            for start in plan.opened:
+                top = start.params.prompt_logprobs
+                if top is not None and len(start.tokens) == start.prompt_len:
+                    self._prompts[start.slot] = (start.tokens, top)
+                if self._processors and start.params.extra:
+                    self._asked[start.slot] = start.params.extra
+                    self._histories[start.slot] = list(start.tokens)
+        if plan.page_writes:
+            size = self.facts.page_size
+            columns = (start // size for start in plan.starts)
+            current = dict(zip(plan.slots, columns, strict=True)) if captured else {}
+            self._tables.write(plan.page_writes, current)
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor, pending: PendingStep) -> None:
+        """Logprobs of prompt tokens whose predecessors this step computes, for rows that asked."""
+        first = 0
+        rows = zip(plan.slots, plan.starts, plan.counts, strict=True)
+        for row, (slot, start, count) in enumerate(rows):
+            if slot in self._prompts:
+                prompt, top = self._prompts[slot]
+                last = min(start + count, len(prompt) - 1)
+                if last > start:
+                    targets = torch.tensor(prompt[start + 1 : last + 1], device=self.device)
+                    logits = self._logits(hidden[first : first + last - start])
+                    pending.prompt(row, prompt_logprobs(logits, targets, top))
+            first += count
+
+    def forget(self) -> None:
+        """The step that was launched last has failed and will not be collected."""
+        self._pending.pop()
+        self._held = None
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step."""
+        pending = self._pending.popleft()
+        result = pending.result()
+        for i in pending.edited.keys() & set(result.bad) - result.faults.keys():
+            guards = [self._guards[name] for name in pending.edited[i]]
+            for guard in guards:
+                guard.failed("apply")
+            ids = ", ".join(guard.entry.id for guard in guards)
+            result.faults[i] = f"{ids} left no token to choose (NaN, or everything is masked)"
+        if self._histories:
+            for slot, token in zip(pending.slots, result.tokens, strict=True):
+                if slot in self._histories:
+                    self._histories[slot].append(token)
+        return result

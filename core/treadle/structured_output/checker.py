@@ -1,0 +1,153 @@
+"""Compiles a grammar first in a process with limits: whoever sends a grammar chooses its cost."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import msgspec
+
+from treadle.api.structured_output import GrammarCompiler, GrammarSpec
+from treadle.config import EngineConfig
+from treadle.errors import RequestError
+from treadle.plugins import Host, Plan
+from treadle.processes.isolated import (
+    IsolatedProcess,
+    answer_questions,
+    limit_cpu,
+    limit_memory,
+    resident,
+)
+
+__all__ = ("GrammarChecker", "Verdict", "main")
+
+CPU_SECONDS = 2.0
+MEMORY = 512 << 20
+# The child is killed by its CPU time; this is for one that sleeps, and for a busy machine.
+WALL_SECONDS = 30.0
+
+
+class _Hello(msgspec.Struct, array_like=True):
+    config: EngineConfig
+    plan: Plan
+    vocab_size: int
+    backend: str
+
+
+class _Question(msgspec.Struct, array_like=True):
+    kind: str
+    source: str
+    options: dict[str, Any]
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """``size`` is the memory that a grammar keeps, in bytes.
+
+    ``refusal`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
+    """
+
+    size: int = 0
+    refusal: str | None = None
+    error: str | None = None
+
+
+class GrammarChecker:
+    """Tells whether a grammar compiles within the limits. Safe in threads.
+
+    There is one child for each backend, because a vocabulary's tables count as its memory.
+    """
+
+    def __init__(self, config: EngineConfig, plan: Plan, vocab_size: int) -> None:
+        self._hello = _Hello(config, plan, vocab_size, "")
+        self._children: dict[str, IsolatedProcess] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def check(self, backend: str, spec: GrammarSpec) -> Verdict:
+        """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
+        question = msgspec.msgpack.encode(_Question(spec.kind, spec.source, dict(spec.options)))
+        try:
+            data = self._child(backend).ask(question, WALL_SECONDS)
+        except OSError as error:
+            raise RequestError(
+                f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
+                f"time and {MEMORY >> 20} MiB; simplify it (long bounded repeats cost the most), "
+                "or choose another guided_decoding_backend",
+                param="guided",
+            ) from error
+        verdict = msgspec.msgpack.decode(data, type=Verdict)
+        if verdict.error is not None:
+            raise RequestError(
+                f"{backend} cannot compile the grammar: {verdict.error}", param="guided"
+            )
+        return verdict
+
+    def start(self, backend: str) -> None:
+        """Start the child of a backend before its first question."""
+        self._child(backend).start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for child in self._children.values():
+                child.close()
+
+    def _child(self, backend: str) -> IsolatedProcess:
+        with self._lock:
+            if self._closed:
+                raise RequestError("the engine is being shut down", param="guided")
+            if backend not in self._children:
+                hello = msgspec.structs.replace(self._hello, backend=backend)
+                self._children[backend] = IsolatedProcess(
+                    "treadle.structured_output.checker:main", msgspec.msgpack.encode(hello)
+                )
+            return self._children[backend]
+
+
+# ------------------------------------------------------------------------------- the child
+
+
+def main(fd: int) -> None:
+    """The entry of the child; ``fd`` is its end of a socket pair."""
+    answer_questions(fd, _Child().answer)
+
+
+class _Child:
+    """Compiles with one backend, and forgets what it has compiled."""
+
+    def __init__(self) -> None:
+        self._compiler: GrammarCompiler | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        if self._compiler is None:
+            return self._set_up(msgspec.msgpack.decode(data, type=_Hello))
+        question = msgspec.msgpack.decode(data, type=_Question)
+        return msgspec.msgpack.encode(_checked(self._compiler, question))
+
+    def _set_up(self, hello: _Hello) -> bytes:
+        from treadle.structured_output.compilers import open_tokenizer
+
+        host = Host.from_plan(hello.plan, hello.config.plugins)
+        tokenizer = open_tokenizer(hello.config, host)
+        self._compiler = host.grammar_compiler(hello.backend, tokenizer, hello.vocab_size)
+        gc.freeze()  # a vocabulary is large, and each measurement of a grammar would look through it
+        limit_memory(MEMORY)
+        return b""
+
+
+def _checked(compiler: GrammarCompiler, question: _Question) -> Verdict:
+    spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
+    before = resident()
+    limit_cpu(CPU_SECONDS)
+    try:
+        if (refusal := compiler.refuses(spec)) is not None:
+            return Verdict(refusal=str(refusal))
+        grammar = compiler.compile(spec)
+        grammar.matcher()
+        kept = resident() - before
+    except (MemoryError, SystemExit, KeyboardInterrupt):
+        raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        return Verdict(error=str(error) or type(error).__name__)
+    return Verdict(max(0, kept))

@@ -1,0 +1,231 @@
+"""Where grammars are ordered, compiled and filled into masks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import GuidedParams
+from treadle.api.step_types import EngineFacts, StepEdits
+from treadle.api.structured_output import GrammarSpec
+from treadle.config import EngineConfig
+from treadle.errors import PluginLoadError, RequestError, TreadleError
+from treadle.plugins import Host
+from treadle.structured_output.compilers import Compiled, Compilers
+from treadle.structured_output.reasoning import reasoning_gate
+from treadle.structured_output.spec import grammar_spec
+from treadle.structured_output.state import Guide
+
+__all__ = ("GrammarDesk", "Ticket", "in_order")
+
+log = logging.getLogger("treadle.guided")
+
+# Compiled grammars that are kept; failures are kept too, so that a bad one costs its limits once.
+MOST_GRAMMARS = 256
+MOST_BYTES = 1 << 30
+THREADS = 2
+# The order of choice where neither request nor configuration names a backend: the fastest and the
+# only one that refuses what it cannot enforce comes first.
+PREFERRED = ("llguidance", "outlines", "lmfe")
+
+
+def in_order(installed: Sequence[str]) -> list[str]:
+    """The backends as they are tried where nobody names one."""
+    rest = [name for name in installed if name not in PREFERRED]
+    return [name for name in PREFERRED if name in installed] + rest
+
+
+class Ticket:
+    """A grammar that was ordered for one sequence."""
+
+    def __init__(self, ready: Future[Guide]) -> None:
+        self._ready = ready
+
+    def guide(self) -> Guide | None:
+        """The guide once it is ready, ``None`` until then. Raises ``RequestError``, and
+        ``PluginLoadError`` for what is not the client's fault."""
+        return self._ready.result() if self._ready.done() else None
+
+
+class GrammarDesk:
+    """Compiles the grammars of requests beside the step loop, and fills masks inside it.
+
+    Used by the engine's thread. Backends that the configuration names are made ready at once;
+    otherwise nothing is started before the first request that needs a grammar.
+    """
+
+    def __init__(self, config: EngineConfig, host: Host, facts: EngineFacts) -> None:
+        self._config = config
+        self._host = host
+        self._vocab_size = facts.vocab_size
+        import torch  # not above: processes that compile grammars come by here without it
+
+        self._mask = torch.empty((0, -(-facts.vocab_size // 32)), dtype=torch.int32)
+        self._grammars: OrderedDict[tuple[str, ...], Future[Compiled]] = OrderedDict()
+        self._threads: _Threads | None = None
+        self._news = threading.Event()
+        for name in config.plugins.guided_backends:
+            if name in host.keys("guided"):  # others are refused with each request
+                warmed = self._started().pool.submit(self._started().compilers.warm, name)
+                warmed.add_done_callback(_tell)
+
+    # ----------------------------------------------------------------------------- ordering
+
+    def validate(self, params: GuidedParams) -> None:
+        """Raise ``RequestError`` for what is plainly wrong, without compiling anything."""
+        grammar_spec(params)
+        self._backends(params.backend)
+
+    def submit(self, request: EngineRequest) -> Ticket:
+        """Order the grammar of a request. Raises ``RequestError`` for what is plainly wrong."""
+        params = request.params.guided
+        if params is None:
+            raise RequestError("the request asks for no grammar", param="guided")
+        spec = grammar_spec(params)
+        compiled = self._compiled(spec, self._backends(params.backend))
+        threads = self._started()
+        ready: Future[Guide] = Future()
+        ready.add_done_callback(lambda _: self._news.set())
+
+        def work() -> None:
+            _settle(ready, guide)
+
+        def guide() -> Guide:
+            made = compiled.result()
+            strict = self._host.switches.strict
+            return Guide(made.matcher(), *gate(), guard=made.guard, strict=strict)
+
+        def gate() -> tuple[Callable[[int], bool] | None, int | None]:
+            if params.reasoning is None:
+                return None, None
+            tokenizer = threads.compilers.tokenizer
+            return reasoning_gate(self._host, params.reasoning, tokenizer, request.prompt_ids)
+
+        # A future keeps what it has called, and a grammar that is kept must not keep the request.
+        once = [work]
+
+        # In a thread of its own: the prompt may be long, and both others busy with bad grammars.
+        def follow(_: Future[Compiled]) -> None:
+            with contextlib.suppress(RuntimeError):  # the desk was closed meanwhile
+                threads.short.submit(once.pop())
+
+        compiled.add_done_callback(follow)
+        return Ticket(ready)
+
+    def _backends(self, named: str | None) -> list[str]:
+        """The backends that may serve a request, the best first."""
+        installed = self._host.keys("guided")
+        wanted = [named] if named else self._config.plugins.guided_backends
+        for name in wanted:
+            if name not in installed:
+                raise RequestError(
+                    f"guided_decoding_backend is {name!r}; installed are "
+                    f"{', '.join(installed) or 'none'}",
+                    param="guided_decoding_backend",
+                )
+        if wanted:
+            return list(wanted)
+        if not installed:
+            raise RequestError(
+                "guided decoding needs a backend and none is installed; install "
+                "treadle-guided-llguidance",
+                param="guided",
+            )
+        return in_order(installed)
+
+    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Compiled]:
+        key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))
+        kept = self._grammars.get(key)
+        if kept is None or _bad_luck(kept):
+            threads = self._started()
+            kept = threads.pool.submit(threads.compilers.compile, spec, backends)
+            self._grammars[key] = kept
+        self._grammars.move_to_end(key)
+        self._evict()
+        return kept
+
+    def _evict(self) -> None:
+        """Forget the grammars that were used longest ago, as far as there are too many."""
+        sizes = [_size(kept) for kept in self._grammars.values()]
+        count, total = len(sizes), sum(sizes)
+        for size in sizes[:-1]:
+            if count <= MOST_GRAMMARS and total <= MOST_BYTES:
+                return
+            self._grammars.popitem(last=False)
+            count, total = count - 1, total - size
+
+    def _started(self) -> _Threads:
+        if self._threads is None:
+            self._threads = _Threads(Compilers(self._config, self._host, self._vocab_size))
+        return self._threads
+
+    # -------------------------------------------------------------------------------- steps
+
+    def masks(self, rows: Sequence[tuple[int, Guide, Collection[int]]]) -> StepEdits:
+        """Return the bitmasks of ``rows``: row of the step, its state, and its stop token ids."""
+        if len(self._mask) < len(rows):
+            self._mask = self._mask.new_empty((len(rows), self._mask.shape[1]))
+        for line, (_, guide, stop_ids) in enumerate(rows):
+            guide.fill(self._mask, line, stop_ids)
+        return StepEdits([row for row, _, _ in rows], self._mask[: len(rows)].numpy().tobytes())
+
+    def wait(self, seconds: float) -> None:
+        """There is nothing to do but to wait for a grammar: for the next that is ready or has
+        failed, or ``seconds``."""
+        self._news.wait(seconds)
+        self._news.clear()
+
+    def close(self) -> None:
+        """Leave what is being compiled to itself. May be called twice."""
+        if self._threads is not None:
+            self._threads.pool.shutdown(wait=False, cancel_futures=True)
+            self._threads.short.shutdown(wait=False, cancel_futures=True)
+            self._threads.compilers.close()
+
+
+class _Threads:
+    """Two that compile, and one for what is quick."""
+
+    def __init__(self, compilers: Compilers) -> None:
+        self.compilers = compilers
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="treadle-grammar")
+        self.short = ThreadPoolExecutor(1, thread_name_prefix="treadle-guide")
+
+
+def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
+    """Complete ``ready`` whatever happens: a sequence waits for it."""
+    try:
+        ready.set_result(make())
+    except (RequestError, PluginLoadError) as error:
+        ready.set_exception(error)
+    except TreadleError as error:
+        ready.set_exception(RequestError(f"the grammar failed: {error}", param="guided"))
+    except BaseException as error:  # a panic of a Rust library is no Exception
+        text = f"the grammar failed: {type(error).__name__}: {error}"
+        ready.set_exception(RequestError(text, param="guided"))
+
+
+def _tell(warmed: Future[None]) -> None:
+    """A backend that cannot be made ready will fail each request; the log says so at once."""
+    if not warmed.cancelled() and (error := warmed.exception()) is not None:
+        log.error("%s", error, exc_info=error)
+
+
+def _size(kept: Future[Compiled]) -> int:
+    failed = not kept.done() or kept.cancelled() or kept.exception() is not None
+    return 0 if failed else kept.result().size
+
+
+def _bad_luck(kept: Future[Compiled]) -> bool:
+    """Whether it failed for want of time on a busy machine, or because of a plugin and not of the
+    grammar, and may be better next time."""
+    if not kept.done() or kept.cancelled():
+        return False
+    error = kept.exception()
+    cause = None if error is None else error.__cause__
+    return isinstance(error, PluginLoadError) or isinstance(cause, TimeoutError)

@@ -1,0 +1,157 @@
+"""One sequence inside its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from math import inf
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.api.structured_output import Matcher
+from treadle.errors import EngineError, PluginError
+from treadle.plugins.call_stats import PASSED, Calls
+from treadle.plugins.guard import Guard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ("Guide",)
+
+
+class Guide:
+    """A matcher, and the gate before it: while the sequence is reasoning, it may write anything,
+    but not end.
+
+    ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
+    the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
+    token is this one, or one of the grammar. ``guard`` names the matcher's plugin and counts its
+    calls. Once ``error`` says what went wrong in the matcher, the sequence cannot go on; with
+    ``strict`` a matcher that raises is an ``EngineError``.
+    """
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        reasoning: Callable[[int], bool] | None = None,
+        opener: int | None = None,
+        *,
+        guard: Guard | None = None,
+        strict: bool = False,
+    ) -> None:
+        self._matcher = matcher
+        self._reasoning = reasoning
+        self._opener = opener
+        self._guard = guard
+        self._strict = strict
+        # Counted without a lock, and at once for what is asked of a matcher together: twice for each
+        # token of each sequence.
+        self._fills = _calls(guard, "fill")
+        self._accepts = _calls(guard, "accept")
+        self.error: str | None = None
+
+    def fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
+        """Write the allowed ids of the next token into ``bitmask[row]``, as ``Matcher.fill`` does.
+
+        ``stop_ids`` are allowed exactly if the output is complete. With ``error`` nothing is.
+        """
+        own = bitmask[row : row + 1]  # a matcher cannot write into the rows of others
+        if self._reasoning is not None and self._opener is None:
+            line = own.numpy().view(np.uint32)[0]
+            line.fill(0xFFFFFFFF)
+            for token in stop_ids:
+                line[token >> 5] &= ~np.uint32(1 << (token & 31))
+            return
+        self._fill(own, stop_ids)
+        if self.error is not None:
+            own.zero_()
+
+    def _fill(self, own: Tensor, stop_ids: Collection[int]) -> None:
+        began = perf_counter()
+        try:
+            self._matcher.fill(own, 0)
+            complete = _said("complete", self._matcher.complete)
+        except PASSED:
+            raise
+        except BaseException as error:
+            self._fail(self._fills, began, error)
+            return
+        self._fills.done(perf_counter() - began)
+        line = own.numpy().view(np.uint32)[0]
+        if complete:
+            for token in stop_ids:
+                line[token >> 5] |= np.uint32(1 << (token & 31))
+        elif not line.any():
+            self.error = DEAD_END
+        if self._opener is not None:
+            line[self._opener >> 5] |= np.uint32(1 << (self._opener & 31))
+
+    def advance(self, token: int) -> bool:
+        """The sequence has gained ``token``, which is no stop id. ``True`` if it must end here:
+        the output is complete and nothing may follow, or there is an ``error``."""
+        if self._opener is not None:
+            if token != self._opener:
+                self._reasoning = None
+            self._opener = None
+        if self._reasoning is not None:
+            return self._reason(self._reasoning, token)
+        began = perf_counter()
+        try:
+            if not self._matcher.accept(token):
+                self._accepts.failed(perf_counter() - began)
+                whose = "" if self._guard is None else f" of {self._guard.entry.id}"
+                self.error = (
+                    f"the grammar{whose} does not allow token {token}, which its mask allowed"
+                )
+                return True
+            finished = _said("finished", self._matcher.finished)
+        except PASSED:
+            raise
+        except BaseException as error:
+            self._fail(self._accepts, began, error)
+            return True
+        self._accepts.done(perf_counter() - began)
+        return finished
+
+    def _reason(self, goes_on: Callable[[int], bool], token: int) -> bool:
+        try:
+            if not goes_on(token):
+                self._reasoning = None
+        except PASSED:
+            raise
+        except BaseException as error:
+            named = isinstance(error, PluginError)
+            said = str(error) if named else f"{type(error).__name__}: {error}"
+            self._end(f"the reasoning before the grammar failed: {said}", error)
+        return self.error is not None
+
+    def _fail(self, calls: Calls, began: float, error: BaseException) -> None:
+        calls.failed(perf_counter() - began)
+        if self._guard is None:
+            said = f"{type(error).__name__}: {error}"
+        else:
+            said = self._guard.entry.failure(calls.hook, error)
+        self._end(f"the grammar failed: {said}", error)
+
+    def _end(self, text: str, error: BaseException) -> None:
+        if self._strict:
+            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+        self.error = text
+
+
+def _said(name: str, value: bool) -> bool:
+    """``value``; one that is a method is always true, and would end every output at once."""
+    if callable(value):
+        raise TypeError(f"{name} is a method; it must be a property")
+    return value
+
+
+def _calls(guard: Guard | None, method: str) -> Calls:
+    return Calls("", method, inf) if guard is None else guard.calls(method)
+
+
+DEAD_END = (
+    "the grammar has come to a dead end: no token of the model continues the output; choose another "
+    "guided_decoding_backend, or another grammar"
+)

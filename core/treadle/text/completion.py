@@ -1,0 +1,183 @@
+"""One output while it grows: ids to text, stop strings, log probabilities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.api.requests import TokenOutput
+from treadle.api.sampling_params import SamplingParams
+from treadle.outputs import CompletionOutput, PositionLogprobs
+from treadle.text.logprobs import LogprobText, positions
+from treadle.text.stops import StopMatcher, StopStrings
+
+if TYPE_CHECKING:
+    from treadle.api.files import TextStream, Tokenizer
+
+__all__ = ("Completion",)
+
+
+class Completion:
+    """The state of one of the ``n`` outputs of a request. Used by one thread.
+
+    ``text``, ``token_ids`` and ``logprobs`` hold what was not taken yet: everything, or for deltas
+    what came since the last ``take``. ``stopped`` says that a stop string ended it while the
+    engine still runs it.
+    """
+
+    __slots__ = (
+        "_count",
+        "_include_stop",
+        "_kind",
+        "_matcher",
+        "_min_tokens",
+        "_named",
+        "_pieces",
+        "_stop_ids",
+        "_stream",
+        "cumulative_logprob",
+        "error",
+        "finish_reason",
+        "id",
+        "index",
+        "logprobs",
+        "stop_reason",
+        "stopped",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        index: int,
+        params: SamplingParams,
+        prompt_ids: list[int],
+        tokenizer: Tokenizer | None,
+        stops: StopStrings | None,
+        stop_ids: frozenset[int],
+    ) -> None:
+        self.id = id
+        self.index = index
+        self._kind = params.output_kind
+        self._stop_ids = stop_ids
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._matcher = None if stops is None else StopMatcher(stops)
+        self._stream: TextStream | None = None
+        named = tokenizer if params.detokenize else None
+        if named is not None:
+            self._stream = named.stream(
+                prompt_ids,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        self._pieces: list[str] = []
+        self._count = 0
+        self.token_ids: list[int] = []
+        wanted = params.logprobs is not None
+        self._named = LogprobText(named) if wanted else None
+        self.logprobs: list[PositionLogprobs] | None = [] if wanted else None
+        self.cumulative_logprob: float | None = 0.0 if wanted else None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.stopped = False
+        self.error: str | None = None
+
+    def push(self, out: TokenOutput) -> None:
+        """Take what one step added. Tokens behind the end of a stop string are dropped."""
+        tokens = out.tokens
+        used = len(tokens)
+        self.finish_reason = out.finish_reason
+        self.stop_reason = out.stop_reason
+        self.error = out.error
+        if self._stream is not None:
+            used = self._detokenize(self._stream, tokens)
+        if used < len(tokens):
+            tokens = tokens[:used]
+        self.token_ids += tokens
+        self._count += used
+        if self._named is not None and out.logprobs:
+            entries = out.logprobs[:used]
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
+                entry.logprobs[0] for entry in entries
+            )
+            if self.logprobs is not None:
+                self.logprobs += positions(self._named, entries)
+
+    def end(self, reason: str, error: str | None = None) -> None:
+        """Finish from outside: ``abort`` or ``error``. What was held back is let go."""
+        self.finish_reason = reason
+        self.error = error
+        if self._stream is not None:
+            self._flush(self._stream)
+
+    def fail(self, error: str) -> None:
+        """Finish because this output cannot be made, though the engine goes on."""
+        self.stopped = self.finish_reason is None
+        self.finish_reason, self.error = "error", error
+
+    def take(self) -> CompletionOutput:
+        """What the user sees now. The lists are the user's own."""
+        text = "".join(self._pieces)
+        token_ids, logprobs = self.token_ids, self.logprobs
+        if self._kind == "delta":
+            self._pieces = []
+            self.token_ids = []
+            self.logprobs = None if logprobs is None else []
+        elif self.finish_reason is None:
+            self._pieces = [text]
+            token_ids = token_ids.copy()
+            logprobs = None if logprobs is None else logprobs.copy()
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+    def _detokenize(self, stream: TextStream, tokens: list[int]) -> int:
+        """Append the text of ``tokens`` and return how many of them belong to the output."""
+        used = len(tokens)
+        shown = tokens
+        reason = self.finish_reason
+        # The id that stops is part of the output's ids, but not of its text.
+        if reason == "stop" and tokens and tokens[-1] in self._stop_ids and not self._include_stop:
+            shown = tokens[:-1]
+        if self._matcher is None:
+            for token in shown:
+                if text := stream.step(token):
+                    self._pieces.append(text)
+        else:
+            for i, token in enumerate(shown, start=1):
+                if not (text := stream.step(token)):
+                    continue
+                if self._count + i > self._min_tokens:
+                    text = self._matcher.feed(text)
+                if text:
+                    self._pieces.append(text)
+                if self._matcher.matched is not None:
+                    self._stop(self._matcher.matched)
+                    return i
+        if reason is not None:
+            self._flush(stream)
+        return used
+
+    def _flush(self, stream: TextStream) -> None:
+        """The ids have ended: say what an unfinished character or stop string held back."""
+        text = stream.finish()
+        if self._matcher is not None:
+            text = self._matcher.feed(text)
+            if self._matcher.matched is not None:
+                self._stop(self._matcher.matched)
+            text += self._matcher.finish()
+        if text:
+            self._pieces.append(text)
+
+    def _stop(self, matched: str) -> None:
+        self.stopped = self.finish_reason is None
+        self.finish_reason, self.stop_reason = "stop", matched
+        if self._include_stop:
+            self._pieces.append(matched)

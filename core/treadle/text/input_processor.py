@@ -1,0 +1,190 @@
+"""Turns prompts and parameters into checked engine requests."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.api.requests import EngineRequest
+from treadle.api.sampling_params import SamplingParams
+from treadle.api.step_types import EngineFacts
+from treadle.errors import RequestError
+from treadle.text.output_processor import PreparedRequest
+from treadle.text.prompts import Prompt
+from treadle.text.request_checks import check_request
+
+if TYPE_CHECKING:
+    from treadle.api.files import ChatRenderer, Tokenizer
+
+__all__ = ("Processor",)
+
+NO_TOKENIZER = (
+    "this model has no tokenizer (no tokenizer.json or other tokenizer file in its folder): send "
+    "prompt_token_ids instead of text, or start the engine with tokenizer=<folder or name>"
+)
+# More characters than any real token has; a text longer than the context times this cannot fit.
+CHARS_PER_TOKEN = 512
+
+
+class Processor:
+    """Checks and encodes requests of one frontend. Safe in threads: encoding may run in a pool."""
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        renderer: ChatRenderer | None,
+        defaults: SamplingParams | None = None,
+        output_limit: int | None = None,
+        priorities: bool = True,
+    ) -> None:
+        """``output_limit`` is the most output tokens of a request that names no ``max_tokens``;
+        ``priorities`` says whether the scheduler heeds them."""
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        self.defaults = defaults or SamplingParams()
+        self.output_limit = output_limit
+        self.priorities = priorities
+        self._numbers = itertools.count(1)
+
+    def need_tokenizer(self, param: str = "prompt") -> Tokenizer:
+        """The tokenizer. Raises ``RequestError`` if there is none."""
+        if self.tokenizer is None:
+            raise RequestError(NO_TOKENIZER, param=param)
+        return self.tokenizer
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """Render and encode one conversation. Raises ``RequestError``."""
+        if self.renderer is None:
+            raise RequestError(NO_TOKENIZER, param="messages")
+        text = self.renderer.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_arguments=chat_template_kwargs,
+        )
+        self._check_size(text, "messages")
+        return Prompt(text=str(text), ids=self.renderer.encode(text))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of a prompt. Markers in its text are special tokens: the text is all the user's,
+        so there is nobody whose markers would have to be kept apart."""
+        if prompt.ids is not None:
+            return prompt.ids
+        text = prompt.text or ""
+        tokenizer = self.need_tokenizer()
+        self._check_size(text, "prompt")
+        return tokenizer.encode(text)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int | None = None,
+        arrival: float | None = None,
+    ) -> PreparedRequest:
+        """Encode, complete and check one request. Raises ``RequestError``; nothing is registered."""
+        params = self._complete(self.defaults if params is None else params, priority)
+        ids = self.encode(prompt)
+        if params.truncate_prompt_tokens is not None:
+            ids = ids[-params.truncate_prompt_tokens :]
+        number = next(self._numbers)
+        leader = EngineRequest(
+            id=f"{number}",
+            prompt_ids=ids,
+            params=params,
+            arrival=time.monotonic() if arrival is None else arrival,
+            bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
+        )
+        check_request(leader, self.facts)
+        siblings = [
+            EngineRequest(
+                id=f"{number}.{index}",
+                prompt_ids=ids,
+                params=params,
+                arrival=leader.arrival,
+                index=index,
+                leader=leader.id,
+                bad_words=leader.bad_words,
+            )
+            for index in range(1, params.n)
+        ]
+        return PreparedRequest(
+            id=f"request-{number}" if request_id is None else _label(request_id),
+            prompt=prompt.text,
+            prompt_ids=ids,
+            params=params,
+            arrival=leader.arrival,
+            sequences=[leader, *siblings],
+        )
+
+    def _complete(self, params: SamplingParams, priority: int | None) -> SamplingParams:
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params is {type(params).__name__}; it must be SamplingParams",
+                param="sampling_params",
+            )
+        changes: dict[str, Any] = {}
+        if priority is not None and priority != params.priority:
+            changes["priority"] = priority
+        if not self.priorities and changes.get("priority", params.priority):
+            raise RequestError(
+                f"priority is {changes.get('priority', params.priority)}, but the scheduler serves "
+                "first come, first served: leave it out, or start the engine with "
+                "scheduling_policy=priority",
+                param="priority",
+            )
+        # Without an output limit the engine takes the rest of the context.
+        if params.max_tokens is None and self.output_limit is not None and not params.ignore_eos:
+            changes["max_tokens"] = max(self.output_limit, params.min_tokens)
+        if params.stop_strings:
+            self.need_tokenizer("stop")
+        if params.bad_words:
+            self.need_tokenizer("bad_words")
+        return params.replace(**changes) if changes else params
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Each word as it begins a text and as it follows a space: most vocabularies tell them apart."""
+        tokenizer = self.need_tokenizer("bad_words")
+        found: list[list[int]] = []
+        for word in words:
+            for text in (word, f" {word.lstrip()}"):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
+
+    def _check_size(self, text: str, param: str) -> None:
+        """Refuse what cannot fit before time is spent on encoding it."""
+        most = self.facts.max_model_len * CHARS_PER_TOKEN
+        if len(text) > most:
+            raise RequestError(
+                f"the prompt has {len(text)} characters; a context of {self.facts.max_model_len} "
+                f"tokens is taken to hold at most {most}: shorten it",
+                param=param,
+            )
+
+
+def _label(request_id: str) -> str:
+    """A client's id, which is shown and compared but never used as a key of the engine."""
+    most = 128
+    if not 0 < len(request_id) <= most or not request_id.isprintable():
+        raise RequestError(
+            f"request_id is {request_id!r:.160}; it must be 1 to {most} printable characters",
+            param="request_id",
+        )
+    return request_id

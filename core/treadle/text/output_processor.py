@@ -1,0 +1,234 @@
+"""Turns what the engine says (ids) into what users see (``RequestOutput``).
+
+It runs for every token of every sequence: about ten microseconds each, nothing that grows with the
+length of the output (but for cumulative texts, which are copies by nature).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from treadle.api.requests import EngineRequest, TokenOutput
+from treadle.api.sampling_params import SamplingParams
+from treadle.errors import PluginLoadError, RequestError
+from treadle.outputs import PositionLogprobs, RequestMetrics, RequestOutput
+from treadle.text.completion import Completion
+from treadle.text.logprobs import LogprobText, positions
+from treadle.text.stops import StopStrings
+
+if TYPE_CHECKING:
+    from treadle.api.files import Tokenizer
+
+__all__ = ("OutputProcessor", "PreparedRequest", "Sink", "merged")
+
+Sink = Callable[[RequestOutput], None]
+log = logging.getLogger("treadle.text")
+
+
+class PreparedRequest(msgspec.Struct, frozen=True):
+    """A checked request: what the engine gets (``sequences``) and what the frontend keeps of it.
+
+    ``id`` is the user's label; the ids of ``sequences`` are ours.
+    """
+
+    id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    sequences: list[EngineRequest]
+
+
+class _Live:
+    """A request whose outputs are not finished."""
+
+    __slots__ = ("cached", "completions", "left", "metrics", "prompt_logprobs", "request", "sink")
+
+    def __init__(self, request: PreparedRequest, completions: list[Completion], sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.completions = completions
+        self.left = len(completions)
+        self.cached = 0
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.metrics = RequestMetrics(arrival=request.arrival)
+
+    def emit(self, changed: list[Completion]) -> None:
+        kind = self.request.params.output_kind
+        finished = self.left == 0
+        if kind == "final" and not finished:
+            return
+        shown = changed if kind == "delta" else self.completions
+        prompt_logprobs = self.prompt_logprobs
+        if kind == "delta":
+            self.prompt_logprobs = None  # said once
+        metrics = self.metrics
+        self.sink(
+            RequestOutput(
+                request_id=self.request.id,
+                prompt=self.request.prompt,
+                prompt_token_ids=self.request.prompt_ids,
+                outputs=[completion.take() for completion in shown],
+                prompt_logprobs=prompt_logprobs,
+                finished=finished,
+                num_cached_tokens=self.cached,
+                metrics=RequestMetrics(
+                    arrival=metrics.arrival,
+                    first_token=metrics.first_token,
+                    last_token=metrics.last_token,
+                ),
+            )
+        )
+
+
+class OutputProcessor:
+    """Owns every unfinished request of one frontend. Used by one thread.
+
+    Each request has a ``sink`` that receives its outputs in order; the last one is ``finished``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, eos_ids: Iterable[int] = ()) -> None:
+        """Without a tokenizer all texts are empty."""
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._requests: dict[str, _Live] = {}
+        self._sequences: dict[str, tuple[_Live, Completion]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: PreparedRequest, sink: Sink) -> None:
+        """Expect outputs of ``request``. Raises ``RequestError`` if its id is in use."""
+        if request.id in self._requests:
+            raise RequestError(
+                f"request_id {request.id!r} belongs to a request that is still running; choose "
+                "another or leave it out",
+                param="request_id",
+            )
+        params = request.params
+        stops = StopStrings(params.stop_strings) if params.stop_strings else None
+        stop_ids = self._eos_ids.union(params.stop_token_ids or ())
+        completions = [
+            Completion(s.id, s.index, params, request.prompt_ids, self._tokenizer, stops, stop_ids)
+            for s in request.sequences
+        ]
+        live = _Live(request, completions, sink)
+        self._requests[request.id] = live
+        for completion in completions:
+            self._sequences[completion.id] = (live, completion)
+
+    def process(self, outputs: Iterable[TokenOutput]) -> list[str]:
+        """Deliver one step. Returns the ids of sequences that the engine should abort.
+
+        What comes for a sequence that has ended here is ignored. A failure that belongs to one
+        request ends that request alone.
+        """
+        now = time.monotonic()
+        aborts: list[str] = []
+        groups: dict[str, tuple[_Live, list[Completion]]] = {}
+        for out in outputs:
+            found = self._sequences.get(out.id)
+            if found is None:
+                continue
+            live, completion = found
+            try:
+                self._push(live, completion, out, now)
+            except Exception as error:  # of a tokenizer: it is this request's affair
+                _fail(live, completion, error)
+            if completion.stopped:
+                aborts.append(completion.id)
+            if completion.finish_reason is not None:
+                self._forget(live, completion)
+            if len(live.completions) == 1:
+                live.emit(live.completions)
+            else:
+                changed = groups.setdefault(live.request.id, (live, []))[1]
+                if completion not in changed:
+                    changed.append(completion)
+        for live, changed in groups.values():
+            live.emit(changed)
+        return aborts
+
+    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> list[str]:
+        """End a request now; its sink gets a last output. Returns the ids to abort in the engine.
+
+        An unknown id is not an error: the request may have finished meanwhile.
+        """
+        live = self._requests.get(request_id)
+        if live is None:
+            return []
+        changed = [c for c in live.completions if c.finish_reason is None]
+        for completion in changed:
+            try:
+                completion.end(reason, error)
+            except Exception as failure:
+                _fail(live, completion, failure)
+            self._forget(live, completion)
+        live.emit(changed)
+        return [completion.id for completion in changed]
+
+    def drop(self, request_id: str) -> list[str]:
+        """Forget a request without a last output. Returns the ids to abort in the engine."""
+        live = self._requests.pop(request_id, None)
+        if live is None:
+            return []
+        ids = [c.id for c in live.completions if self._sequences.pop(c.id, None) is not None]
+        return ids
+
+    def request_of(self, sequence_id: str) -> str | None:
+        """The user's id of the request that a sequence belongs to."""
+        found = self._sequences.get(sequence_id)
+        return None if found is None else found[0].request.id
+
+    def _push(self, live: _Live, completion: Completion, out: TokenOutput, now: float) -> None:
+        if out.prompt_logprobs is not None and live.prompt_logprobs is None:
+            named = LogprobText(self._tokenizer if live.request.params.detokenize else None)
+            named.skip(live.request.prompt_ids[0])
+            live.prompt_logprobs = [None, *positions(named, out.prompt_logprobs)]
+        if out.tokens:
+            if live.metrics.first_token is None:
+                live.metrics.first_token = now
+            live.metrics.last_token = now
+        if out.cached_tokens and not completion.index:
+            live.cached = out.cached_tokens
+        completion.push(out)
+
+    def _forget(self, live: _Live, completion: Completion) -> None:
+        if self._sequences.pop(completion.id, None) is not None:
+            live.left -= 1
+            if live.left == 0:
+                del self._requests[live.request.id]
+
+
+def _fail(live: _Live, completion: Completion, error: Exception) -> None:
+    log.error("detokenising request %s failed", live.request.id, exc_info=error)
+    said = f": {error}" if isinstance(error, PluginLoadError) else ""
+    completion.fail(f"the text of this output could not be made{said}")
+
+
+def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
+    """Two deltas of one request as one, for a reader that is slower than the engine."""
+    outputs = {output.index: output for output in first.outputs}
+    for new in then.outputs:
+        old = outputs.get(new.index)
+        if old is not None:
+            new = msgspec.structs.replace(
+                new,
+                text=old.text + new.text,
+                token_ids=old.token_ids + new.token_ids,
+                logprobs=None if new.logprobs is None else (old.logprobs or []) + new.logprobs,
+            )
+        outputs[new.index] = new
+    return msgspec.structs.replace(
+        then,
+        outputs=list(outputs.values()),
+        prompt_logprobs=first.prompt_logprobs or then.prompt_logprobs,
+    )

@@ -1,0 +1,99 @@
+"""Questions to a process that may die of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treadle.processes.isolated import IsolatedProcess
+
+CHILD = """
+import os, time
+from treadle.processes.isolated import answer_questions, limit_cpu, limit_memory, resident
+
+said = []
+
+def answer(data):
+    said.append(data)
+    match data:
+        case b"hello":
+            limit_memory(256 << 20)
+        case b"spin":
+            limit_cpu(0.1)
+            while True:
+                pass
+        case b"sleep":
+            time.sleep(60)
+        case b"eat":
+            return bytes(1 << 30)
+        case b"size":
+            before = resident()
+            kept = b"x" * (64 << 20)
+            return str(resident() - before).encode()
+        case b"pid":
+            return str(os.getpid()).encode()
+    return b"|".join(said)
+
+def main(fd):
+    answer_questions(fd, answer)
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IsolatedProcess]:
+    (tmp_path / "isolated_child.py").write_text(CHILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    process = IsolatedProcess("isolated_child:main", b"hello")
+    yield process
+    process.close()
+    assert process.pid is None
+
+
+def test_it_starts_when_it_is_needed_and_remembers(process: IsolatedProcess) -> None:
+    assert process.pid is None
+    assert process.ask(b"a", 20) == b"hello|a"
+    assert process.ask(b"b", 20) == b"hello|a|b"
+    assert process.ask(b"pid", 20).decode() == str(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("question", "seconds"), [(b"spin", 30.0), (b"sleep", 0.3), (b"eat", 30.0)]
+)
+def test_whoever_goes_too_far_is_replaced(
+    process: IsolatedProcess, question: bytes, seconds: float
+) -> None:
+    process.start()
+    first = process.pid
+    with pytest.raises(OSError) as error:
+        process.ask(question, seconds)
+    assert isinstance(error.value, TimeoutError) is (question == b"sleep")
+    assert process.ask(b"a", 20) == b"hello|a"
+    assert process.pid != first
+
+
+def test_memory_is_measured(process: IsolatedProcess) -> None:
+    assert 60 << 20 < int(process.ask(b"size", 20)) < 70 << 20
+
+
+def test_closing_does_not_wait_for_an_answer(process: IsolatedProcess) -> None:
+    process.start()
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            process.ask(b"sleep", 60)
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    process.close()
+    thread.join(5)
+    assert errors and time.monotonic() - began < 2
+    assert process.ask(b"a", 20) == b"hello|a"

@@ -1,0 +1,91 @@
+"""Which chat renderer a model gets: ``auto`` takes the one that is made for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.config import from_options
+from treadle.errors import PluginConflictError, PluginNotFoundError
+from treadle.plugins import Host
+from treadle.testing.checkpoints import make_tokenizer
+from treadle.text.assets import Opened, open_checkpoint, plugin_config
+from treadle.text.renderer import JinjaRenderer
+
+PLUGIN = """
+from treadle.api import impl
+from treadle.api.matching import Match
+
+TREADLE = {"renderers": ["mine"]}
+
+
+class Mine:
+    pass
+
+
+@impl
+def treadle_renderer(mode):
+    return Mine() if mode == "mine" else None
+
+
+@impl
+def treadle_match(kind, key, model):
+    if (kind, key) == ("renderers", "mine") and model.config.get("model_type") == "mine":
+        return Match(SCORE, "its model_type is mine")
+"""
+
+
+def opened(folder: Path, score: int = 100, *, isolated: bool = False, **options: Any) -> Opened:
+    file = folder / "plugin.py"
+    file.write_text(PLUGIN.replace("SCORE", str(score)))
+    config = from_options(model=str(make_tokenizer(folder)), plugin_file=[str(file)], **options)
+    return open_checkpoint(config, Host(plugin_config(config, isolated=isolated)))
+
+
+def made(folder: Path, *arguments: Any, **options: Any) -> Any:
+    """What the plugin has made, without the guard around it."""
+    found: Any = opened(folder, *arguments, **options).renderer
+    return found._renderer
+
+
+OURS = {"hf_overrides": {"model_type": "mine"}}
+
+
+def test_the_one_that_is_made_for_the_model_is_taken(tmp_path: Path) -> None:
+    assert type(made(tmp_path, **OURS)).__name__ == "Mine"
+    assert type(made(tmp_path, isolated=True, **OURS)).__name__ == "Mine"
+
+
+def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
+    assert isinstance(made(tmp_path), JinjaRenderer)
+    other = {"hf_overrides": {"model_type": "other"}}
+    assert isinstance(made(tmp_path, **other), JinjaRenderer)
+
+
+def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path) -> None:
+    found = made(tmp_path, isolated=True)
+    try:
+        assert found._elsewhere is not None
+    finally:
+        found.close()
+
+
+def test_a_name_and_a_template_count_more(tmp_path: Path) -> None:
+    assert isinstance(made(tmp_path, renderer="jinja", **OURS), JinjaRenderer)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    found = made(tmp_path, chat_template=template, **OURS)
+    assert isinstance(found, JinjaRenderer)
+    assert found.render([{"role": "user", "content": "hi"}]) == "hi"
+    assert type(made(tmp_path, renderer="mine")).__name__ == "Mine"
+
+
+def test_a_tie_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PluginConflictError, match=r"--renderer NAME:\n  jinja: .*\n  mine: "):
+        opened(tmp_path, 10, **OURS)
+
+
+def test_without_any_renderer(tmp_path: Path) -> None:
+    with pytest.raises(PluginNotFoundError, match="a chat renderer is needed: no installed"):
+        opened(tmp_path, no_plugin=["renderers:jinja"])

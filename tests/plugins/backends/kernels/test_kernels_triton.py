@@ -1,0 +1,471 @@
+"""The fused kernels against the layers' own operations, through Triton's interpreter.
+
+Triton reads TRITON_INTERPRET when a kernel is defined, so everything runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from treadle.api.cache import DeviceInfo
+from treadle.api.types import KernelOffer, KernelRequest, Refusal
+from treadle.plugins import Host
+
+CUDA = DeviceInfo("cuda", (9, 0))
+
+CHECKS = {
+    "norms": """
+        from treadle_kernels_triton.norm import add_rms_norm, rms_norm
+        for shape in ((5, 96), (3, 2, 64), (1, 1000)):
+            x, weight = torch.randn(shape), torch.randn(shape[-1])
+            close(rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5))
+            close(rms_norm(x[:, ..., :], weight, 1e-5, 1.0), ops.rms_norm(x, weight, 1e-5, 1.0))
+        x, residual, weight = torch.randn(4, 80)[:, :72], torch.randn(4, 72), torch.randn(72)
+        want = ops.add_rms_norm(x, residual, weight, 1e-5)
+        close(add_rms_norm(x, residual, weight, 1e-5)[0], want[0])
+        close(residual, want[1])
+    """,
+    "silu_mul": """
+        from treadle_kernels_triton.activation import silu_mul
+        for shape in ((3, 200), (1, 8192), (2, 2, 12)):
+            x = torch.randn(shape) * 5
+            close(silu_mul(x), ops.silu_mul(x))
+    """,
+    "rotary_write": """
+        from treadle_kernels_triton.rotary import rotary_write
+        for tokens, heads, kv_heads, size, normed in (
+            (3, 4, 2, 32, True), (5, 3, 3, 64, False), (7, 16, 8, 32, True),
+        ):
+            qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size)
+            angle = torch.randn(tokens, 1, size // 2)
+            cos, sin = torch.cat((angle.cos(),) * 2, -1), torch.cat((-angle.sin(), angle.sin()), -1)
+            weights = torch.randn(size), torch.randn(size)
+            cache = torch.full((2, 90, kv_heads, size), 7.0)
+            slots = torch.randperm(90)[:tokens]
+            slots[1] = -1
+            norms = (*weights, 1e-6, 0.0) if normed else None
+            q = rotary_write(qkv, cos, sin, norms, cache, slots)
+            a, b, c = qkv.view(tokens, -1, size).split((heads, kv_heads, kv_heads), 1)
+            if normed:
+                a, b = ops.rms_norm(a, weights[0], 1e-6), ops.rms_norm(b, weights[1], 1e-6)
+            a, b = ops.rotary(a, b, cos, sin)
+            close(q, a)
+            kept = slots >= 0
+            close(cache[0, slots[kept]], b[kept])
+            close(cache[1, slots[kept]], c[kept])
+            rest = torch.ones(90, dtype=torch.bool).index_fill(0, slots[kept], False)
+            assert (cache[:, rest] == 7.0).all(), "a foreign slot was written"
+    """,
+    "rotary_write_fp8": """
+        from treadle_kernels_triton.rotary import rotary_write, rotary_write_fp8
+        # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded.
+        tokens, heads, kv_heads, size, limit = 5, 4, 2, 32, 2.0
+        qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size)
+        angle = torch.randn(tokens, 1, size // 2)
+        cos, sin = torch.cat((angle.cos(),) * 2, -1), torch.cat((-angle.sin(), angle.sin()), -1)
+        slots = torch.randperm(20)[:tokens]
+        slots[1] = -1
+        for norms in None, (torch.randn(size), torch.randn(size), 1e-6, 0.0):
+            plain, scaled = (torch.full((2, 20, kv_heads, size), 7.0) for _ in range(2))
+            q = rotary_write(qkv, cos, sin, norms, plain, slots)
+            more = dict(scales=(0.5, 0.25), limit=limit)
+            close(rotary_write(qkv, cos, sin, norms, scaled, slots, **more), q)
+            kept = slots[slots >= 0]
+            want = (plain[:, kept] / torch.tensor([0.5, 0.25]).view(2, 1, 1, 1)).clamp(-limit, limit)
+            close(scaled[:, kept], want)
+            assert (scaled == 7.0).sum() == 2 * 16 * kv_heads * size, "a foreign slot was written"
+        for dtype, limit in (torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0):
+            cache = torch.zeros(2, 20, kv_heads, size).to(dtype)
+            rotary_write_fp8(qkv * 1e6, cos, sin, None, cache, slots, (1.0, 1.0))
+            assert cache.float().isfinite().all() and cache.float().max() == limit
+    """,
+    "linear": """
+        from torch.nn.functional import linear as product
+        from treadle_kernels_triton.linear import linear, silu_linear, small_linear
+        from treadle_kernels_triton.tiles import Tile
+        for tile in Tile(4, 32, 1), Tile(8, 256, 1):
+            for rows, (width, depth) in (
+                (1, (24, 96)), (2, (32, 64)), (3, (10, 80)), (4, (10, 80)), (1, (10, 80)),
+            ):
+                for bias in None, torch.randn(width):
+                    x, weight = torch.randn(rows, depth + 16)[:, :depth], torch.randn(width, depth)
+                    want = product(x, weight, bias)
+                    close(small_linear(x, weight, bias, False, tile, False), want)
+                    if rows == 1:
+                        close(small_linear(x, weight, bias, True, tile, False), ops.silu_mul(want))
+        weight, bias = torch.randn(48, 32), torch.randn(48)
+        for shape in ((32,), (1, 32), (2, 2, 32), (5, 32), (0, 32)):
+            x = torch.randn(shape)
+            want = product(x, weight, bias)
+            close(linear(x, weight, bias), want)
+            close(silu_linear(x, weight, bias), ops.silu_mul(want))
+        from treadle_kernels_triton.linear import Zeros
+        from treadle_kernels_triton.tiles import with_bias
+        zeros, x, weight = Zeros(), torch.randn(17, 4096), torch.randn(2048, 4096)
+        assert with_bias(17, 2048, 4096) and not with_bias(128, 2048, 4096)
+        assert not with_bias(17, 24576, 4096) and not with_bias(8192, 4096, 12288)
+        close(linear(x, weight, None, zeros=zeros), product(x, weight))
+        assert zeros.bias(weight) is zeros.bias(weight[:, :8]) and not zeros.bias(weight).any()
+        bias = torch.randn(2048)
+        close(linear(x, weight, bias, zeros=zeros), product(x, weight, bias))
+        weight, bias = torch.randn(48, 32), torch.randn(48)
+        x = torch.randn(32, 3).t()  # not contiguous in its last dimension
+        close(linear(x, weight, None), product(x, weight))
+        close(linear(x, weight[::2], None), product(x, weight[::2]))
+    """,
+    "sample": """
+        from treadle_kernels_triton.sample import likeliest, sample
+        from treadle.api.step_types import SlotStart
+        from treadle.api.sampling_params import SamplingParams
+        from treadle.sampling.sampler import Sampler
+        inf, nan = float("inf"), float("nan")
+        for vocab in 300, 320, 1000:
+            kinds = [{"temperature": 0.0 if i % 4 == 0 else 0.3 + i / 20} for i in range(40)]
+            sampler = Sampler(40, vocab)
+            sampler.open([
+                SlotStart(i, SamplingParams(**kind), 2, [1, 2], 7919 * i, [0], [])
+                for i, kind in enumerate(kinds)
+            ])
+            logits = torch.randn(40, vocab + 8)[:, :vocab] * 3
+            for row in 3, 4:  # a row that samples, a row that does not
+                logits[row, 5], logits[row + 4, 7], logits[row + 8, :] = nan, inf, -inf
+                logits[row + 12, 10:200] = -inf
+                logits[row + 16, :] = -inf
+                logits[row + 16, 40] = 1.0
+                logits[row + 20, :] = 2.0
+            positions = torch.arange(40) + 5
+            for rows in range(40), range(0, 40, 4), [i for i in range(40) if i % 4]:
+                slots = torch.tensor(list(rows))
+                features = sampler.features(list(rows))
+                given = logits[slots], slots, positions[slots], features
+                sampler.sample_op = sampler.likeliest_op = None
+                want, want_bad = sampler.sample_graphable(*given)
+                sampler.sample_op, sampler.likeliest_op = sample, likeliest
+                found, bad = sampler.sample_graphable(*given)
+                assert bad.dtype == torch.bool and torch.equal(bad, want_bad) and bad.any()
+                assert found.dtype == torch.int64
+                assert ((found >= 0) & (found < vocab)).all(), "a bad row's id must be usable too"
+                assert torch.equal(found[~bad], want[~bad])
+    """,
+}
+BUILDS = """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from treadle_kernels_triton import activation, gather, join, linear, norm, reduce, rotary, sample
+
+    def build(kernel, warps, constants, **types):
+        names = kernel.arg_names
+        signature = {n: "constexpr" if n in constants else types.get(n, "*bf16") for n in names}
+        values = {(names.index(n),): value for n, value in constants.items()}
+        options = {"num_warps": warps, "launch_pdl": True}
+        aligned = [n for n in names if signature[n][0] == "*" or n in ("room", "numel", "n", "x_stride")]
+        aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in constants}
+        source = ASTSource(kernel, signature, values, aligned)
+        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 227 << 10
+        code = made.asm["ptx"]
+        wait = code.index("griddepcontrol.wait")
+        assert code.index("griddepcontrol.launch_dependents") < wait
+        assert "st.global" not in code[:wait], "something is written before the results are awaited"
+        if "places" in names:
+            assert code.count("ld.volatile.global.v4") > 1, "nobody looks again"
+            assert ("atom.global.sys.acq_rel" in code) == constants["TURNS"], "no order of turns"
+            assert "global.b16" not in code, "too little moves at once"
+        return code[:wait].count("ld.global")
+
+    numbers = dict.fromkeys(("width", "depth", "x_stride", "stride", "t_stride"), "i32")
+    for rows, gated in (1, False), (1, True), (4, False):
+        chosen = dict(ROWS=rows, BLOCK_N=4, BLOCK_K=1024, ONCE=False, BIAS=True, GATED=gated)
+        assert build(linear.few_rows_kernel, 4, {**chosen, "EARLY": True}, **numbers) > 0
+    tables = dict(temperature="*fp32", tops="*fp32", firsts="*i32", sums="*fp32", greedy="*i32")
+    tables |= dict(offsets="*i64", strides="*i64", positions="*i64", tokens="*i64", bad="*u8")
+    tables |= dict(g_stride="i32", o_stride="i32", parts="i32")
+    for random, greedy in (True, False), (True, True), (False, True):
+        chosen = dict(VOCAB=151936, COUNT=1187, WIDTH=128, WIDE=128, BLOCKS=32, EARLY=True)
+        chosen |= dict(RANDOM=random, GREEDY=greedy)
+        assert build(sample.survey_kernel, 4, chosen, **numbers, **tables) == 0
+        assert build(sample.choose_kernel, 8, {**chosen, "ROOM": 2048}, **numbers, **tables) == 0
+    scales = dict(eps="fp32", offset="fp32", half_cache="i64", slots="*i64")
+    scales |= dict(k_scale="fp32", v_scale="fp32")
+    chosen = dict(HEADS=16, KV_HEADS=8, SIZE=128, BLOCK=8, EARLY=True)
+    for normed in True, False:
+        for limit, cache in (0.0, "*bf16"), (448.0, "*fp8e4nv"), (57344.0, "*fp8e5"):
+            more = {"NORM": normed, "LIMIT": limit}
+            before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
+            assert bool(before) == normed, "only the norms' weights are read early"
+    for parts, x in (0, "*bf16"), (4, "*fp32"):
+        chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, PARTS=parts, EARLY=True)
+        assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x})
+    sizes = dict.fromkeys(("size", "features", "biased"), "i32")
+    chosen = dict(PARTS=4, BLOCK=1024, EARLY=True)
+    assert build(join.join_kernel, 4, chosen, parts="*fp32", **sizes) > 0
+    counted = dict(places="*i64", counts="*i32", numel="i32", room="i32")
+    for kind, turns in ("*bf16", False), ("*fp32", True):
+        chosen = dict(rank=1, RANKS=4, BLOCK=2048, TURNS=turns, EARLY=True)
+        assert build(reduce.all_reduce_kernel, 4, chosen, x=kind, out=kind, **counted) == 0
+        rows = dict(x=kind, residual=kind, weight=kind, out=kind, eps="fp32", offset="fp32", rows="i32")
+        chosen |= dict(SIZE=2048)
+        assert build(reduce.sum_norm_kernel, 4, chosen, **rows, **counted) > 0, "no weight read early"
+        chosen = dict(rank=0, RANKS=2, BLOCK=4096, TURNS=turns, EARLY=True)
+        rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
+        assert build(gather.gather_kernel, 4, chosen, **rows, **counted) == 0
+    assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
+"""
+PROLOGUE = """
+    import torch
+    from treadle.layers import ops
+    torch.manual_seed(0)
+    def close(found, want):
+        assert found.shape == want.shape
+        off = (found - want).norm() / want.norm() if want.numel() else 0.0
+        assert off < 1e-5, (found - want).abs().max()
+"""
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_kernels_equal_the_layers_own(name: str, in_process: Callable[..., None]) -> None:
+    pytest.importorskip("triton")
+    in_process(PROLOGUE, CHECKS[name], interpret=True)
+
+
+SHARING = """
+    import multiprocessing
+    import torch
+    import torch.multiprocessing
+    from treadle_kernels_triton.gather import all_gather
+    from treadle_kernels_triton.norm import add_rms_norm
+    from treadle_kernels_triton.reduce import all_reduce, all_reduce_norm
+
+    def shared(limit, units):
+        memory = [3 * RANKS * limit] * RANKS
+        return [torch.zeros(size, dtype=torch.uint8).share_memory_() for size in memory], units
+
+    def mine(memory):
+        places, units = memory
+        return torch.tensor([p.data_ptr() for p in places]), torch.zeros(units, dtype=torch.int32)
+
+    def drawn(seed, *shape):
+        seeds = [torch.Generator().manual_seed(100 * seed + r) for r in range(RANKS)]
+        parts = [torch.randn(*shape, generator=seed) for seed in seeds]
+        for part in parts:  # zeros must arrive, too
+            part[part > 1] = 0.0
+            part[part < -1] = -0.0
+        parts[seed % RANKS].zero_()
+        return parts
+
+    def counted(*memories):
+        for _, counts in memories:
+            if not 0 <= int(counts.min()) <= int(counts.max()) <= 2:
+                yield "a count that overflows some day"
+
+    def start(rank, memories, results):
+        try:
+            results.put(list(work(rank, memories)))
+        except BaseException as error:
+            results.put([repr(error)])
+            raise
+"""
+TOGETHER = """
+    if __name__ == "__main__":
+        fork = multiprocessing.get_context("fork")
+        memories, results = MEMORIES(), fork.Queue()
+        workers = [fork.Process(target=start, args=(r, memories, results)) for r in range(RANKS)]
+        for worker in workers:
+            worker.start()
+        found = [results.get(timeout=90) for _ in workers]
+        assert found == [[]] * RANKS, found
+        for worker in workers:
+            worker.join()
+"""
+RANKED = {
+    "all_reduce": """
+        RANKS, LIMIT = 3, 4 * 4096
+        MEMORIES = lambda: shared(LIMIT, LIMIT // 4096)
+
+        def work(rank, memory):
+            memory = mine(memory)
+            for turn in range(5):
+                for dtype, size in (
+                    (torch.float32, 8), (torch.float16, 6144), (torch.float32, 4096),
+                    (torch.float16, 20000), (torch.float32, 9000),
+                ):
+                    parts = [part.to(dtype) for part in drawn(turn, size)]
+                    got = all_reduce(parts[rank], *memory, rank, early=False)
+                    if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
+                        yield turn, size
+            yield from counted(memory)
+    """,
+    "all_reduce_norm": """
+        RANKS, ROWS = 3, 5
+        KINDS = (torch.float32, 200), (torch.float16, 1000), (torch.float32, 64)
+        SUMS = shared(1 << 15, 8)
+        MEMORIES = lambda: [shared(ROWS * 1024 * kind.itemsize, ROWS) for kind, size in KINDS]
+
+        def work(rank, memories):
+            memories, summing = [mine(memory) for memory in memories], mine(SUMS)
+            for turn, rows in enumerate((1, 5, 3, 12, 1, 6)):
+                for (kind, size), memory in zip(KINDS, memories):
+                    x = [part.to(kind) for part in drawn(turn, rows, size)]
+                    same = drawn(50 + turn, rows, size)
+                    weight, offset = same[1][0].to(kind), turn % 2 * 1.0
+                    before, residual = same[0].to(kind), same[0].to(kind).clone()
+                    total = all_reduce(x[rank], *summing, rank, early=False)
+                    want, after = add_rms_norm(total, before, weight, 1e-5, offset)
+                    got = all_reduce_norm(
+                        x[rank], residual, weight, 1e-5, offset, *memory, rank, early=False
+                    )
+                    if not torch.equal(got[0], want) or not torch.equal(got[1], after):
+                        yield turn, rows, size
+                    if got[1] is not residual:
+                        yield "the residual is not replaced"
+            yield from counted(*memories)
+    """,
+    "all_gather": """
+        RANKS, ROWS, PROGRAMS = 3, 6, 4
+        KINDS = (torch.float32, 72), (torch.float16, 5008), (torch.float32, 2048), (torch.float32, 2050)
+        MEMORIES = lambda: [shared(PROGRAMS * 4096, PROGRAMS) for _ in KINDS]
+
+        def work(rank, memories):
+            memories = [mine(memory) for memory in memories]
+            for turn, rows in enumerate((1, 6, 2, 2, 5, 1, 6)):
+                for (kind, n), memory in zip(KINDS, memories):
+                    parts = [part.to(kind)[:, :n] for part in drawn(turn, rows, n + turn % 3)]
+                    limit = PROGRAMS * 4096
+                    got = all_gather(parts[rank], *memory, rank, limit, early=False)
+                    if not torch.equal(got, torch.cat(parts, 1)):
+                        yield turn, rows, n
+            yield from counted(*memories)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_ranks_have_what_they_send_each_other(name: str, in_process: Callable[..., None]) -> None:
+    """Three processes over memory that they share, in Triton's interpreter; ``work`` yields what is
+    wrong."""
+    pytest.importorskip("triton")
+    in_process(SHARING, RANKED[name], TOGETHER, interpret=True)
+
+
+def test_kernels_compile_for_hopper_and_wait_before_they_write(
+    in_process: Callable[..., None],
+) -> None:
+    """What starts early may read weights, and nothing else, until the kernel before has finished."""
+    pytest.importorskip("triton")
+    in_process(BUILDS, interpret=False)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "rms_norm",
+        "add_rms_norm",
+        "add_parts_rms_norm",
+        "silu_mul",
+        "rotary_write",
+        "rotary_write_fp8",
+        "linear",
+        "linear_parts",
+        "silu_linear",
+        "sample",
+        "likeliest",
+        "all_reduce",
+        "all_reduce_norm",
+        "all_gather",
+    ],
+)
+def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
+    import treadle_kernels_triton
+
+    shape = {"size": 1024, "head_size": 128, "heads": 16, "kv_heads": 8, "vocab_size": 320}
+    shape |= {"in_features": 1024, "out_features": 4096}
+    found = treadle_kernels_triton.treadle_kernel(op, KernelRequest(CUDA, "bfloat16", shape))
+    pytest.importorskip("triton")
+    assert isinstance(found, KernelOffer)
+    for device, dtype, reason in (
+        (DeviceInfo("cpu"), "bfloat16", "needs a CUDA device"),
+        (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 8.0"),
+        (CUDA, "int8", "dtype int8"),
+    ):
+        refusal = treadle_kernels_triton.treadle_kernel(op, KernelRequest(device, dtype, shape))
+        assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
+
+
+def test_an_unknown_operation_is_not_answered() -> None:
+    request = KernelRequest(CUDA, "bfloat16", {"size": 64})
+    assert Host().kernel("no_such_op", request) is None
+
+
+def test_odd_shapes_are_refused() -> None:
+    import treadle_kernels_triton
+
+    request = KernelRequest(CUDA, "bfloat16", {"head_size": 80, "heads": 2, "kv_heads": 2})
+    refusal = treadle_kernels_triton.treadle_kernel("rotary_write", request)
+    assert isinstance(refusal, Refusal) and "head size 80" in refusal.reasons[0]
+    older = KernelRequest(DeviceInfo("cuda", (8, 6)), "bfloat16", {"head_size": 64})
+    refusal = treadle_kernels_triton.treadle_kernel("rotary_write_fp8", older)
+    assert isinstance(refusal, Refusal) and "8.9" in refusal.reasons[0]
+    request = KernelRequest(CUDA, "bfloat16", {"size": 65536})
+    refusal = treadle_kernels_triton.treadle_kernel("rms_norm", request)
+    assert isinstance(refusal, Refusal) and "65536" in refusal.reasons[0]
+    request = KernelRequest(CUDA, "bfloat16", {"in_features": 100, "out_features": 4096})
+    refusal = treadle_kernels_triton.treadle_kernel("linear", request)
+    assert isinstance(refusal, Refusal) and "in_features 100" in refusal.reasons[0]
+
+
+def test_only_shapes_that_gain_leave_torch() -> None:
+    from treadle_kernels_triton.tiles import choose
+
+    assert choose(1, 4096, 1024, False) and choose(1, 6144, 1024, True)
+    assert choose(4, 1024, 3072, False) and not choose(4, 4096, 4096, False)
+    assert not choose(5, 1024, 3072, False) and not choose(2, 6144, 1024, True)
+    assert choose(2, 4096, 4096, False) and not choose(2, 24576, 4096, False)
+    assert not choose(0, 1024, 1024, False)
+    assert not choose(1, 151936, 1024, False), "an output head is at the card's bandwidth already"
+
+
+def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
+    """Through the hook of the layers: which kernel is called, and with what."""
+    import torch
+
+    from treadle.api.models import ModelContext
+    from treadle.layers import NullCollective, ops
+    from treadle.layers.kernels import install_kernels
+    from treadle.layers.mlp import GatedMLP
+    from treadle.sampling.kernels import install_sampler_kernels
+    from treadle.sampling.sampler import Sampler
+
+    asked: list[tuple[str, dict[str, int]]] = []
+
+    class Offers:
+        def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
+            asked.append((op, dict(request.shape)))
+            if op == "silu_linear":
+                return KernelOffer("mine", 1, lambda: fused)
+            return KernelOffer("mine", 1, lambda: op) if op == "sample" else None
+
+    def fused(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
+        return ops.silu_mul(torch.nn.functional.linear(x, weight)) * 2
+
+    context = ModelContext(
+        hf_config=None,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        ranks=NullCollective(),
+        quantization=None,
+        attention=lambda request, spec: pytest.fail("there is no attention here"),
+    )
+    mlp = GatedMLP(context, "mlp", 8, 12)
+    for parameter in mlp.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(3, 8)
+    want = mlp(x) * 2
+    assert install_kernels(mlp, Offers(), CUDA, "float32") == {"silu_linear": "mine"}
+    assert torch.allclose(mlp(x), want)
+    assert ("silu_linear", {"in_features": 8, "out_features": 24}) in asked
+    sampler = Sampler(2, 320)
+    assert install_sampler_kernels(sampler, Offers(), CUDA, "float32") == {"sample": "mine"}
+    assert sampler.sample_op == "sample" and sampler.likeliest_op is None
