@@ -16,7 +16,7 @@ from repository import ROOT, members
 __all__ = ("TARGET", "render")
 
 TARGET = ROOT / "core" / "treadle" / "known_plugins.py"
-HEADER = '''"""Which distribution of treadle provides which key: for ``install treadle-awq`` in messages.
+HEADER = '''"""Which distribution of treadle provides which key, and where its source lies in a clone.
 
 Written by tools/known_plugins.py from the pyprojects of the repository. DO NOT EDIT.
 """
@@ -25,7 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ("DISTRIBUTIONS", "KNOWN")
+__all__ = ("DISTRIBUTIONS", "KNOWN", "install_hint")
+
+
+def install_hint(*distributions: str) -> str:
+    """Return how to install these distributions; ours are not published, so it names a clone."""
+    names = [name.partition("[")[0] for name in distributions]
+    if not all(name in DISTRIBUTIONS for name in names):
+        return f"pip install {' '.join(distributions)}"
+    pairs = zip(names, distributions, strict=True)
+    folders = (f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs)
+    return f"from a clone: pip install {' '.join(folders)}"
+
 
 '''
 
@@ -40,9 +51,9 @@ def render() -> str:
     }
     lines = ["KNOWN: Mapping[str, str] = {"]
     lines += [f'    "{key}": "{keys[key]}",' for key in sorted(keys)]
-    lines += ["}", "", "DISTRIBUTIONS: frozenset[str] = frozenset(", "    {"]
-    lines += [f'        "{name}",' for name in sorted(member.name for member in members())]
-    return HEADER + "\n".join([*lines, "    }", ")", ""])
+    lines += ["}", "", "DISTRIBUTIONS: Mapping[str, str] = {"]
+    lines += [f'    "{m.name}": "{m.path}",' for m in sorted(members(), key=lambda m: m.name)]
+    return HEADER + "\n".join([*lines, "}", ""])
 
 
 def main() -> int:

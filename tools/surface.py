@@ -31,7 +31,7 @@ CONTRACT = (
     "cache",
     "engine",
     "files",
-    "guided",
+    "structured_output",
     "matching",
     "models",
     "parsers",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from treadle.config import PluginConfig
 from treadle.errors import ConfigError
+from treadle.known_plugins import install_hint
 from treadle.plugins import KINDS
 from treadle.testing.catalog import ALONE, SUITES
 
@@ -61,7 +62,7 @@ def run(id: str, config: PluginConfig) -> int:
     home = SUITES.get(kind, "").partition(".")[0]
     if home and importlib.util.find_spec(home) is None:
         owner = KINDS[kind].owner
-        raise ConfigError(f"the suite of {kind} is in {owner}; pip install {owner}")
+        raise ConfigError(f"the suite of {kind} is in {owner}; {install_hint(owner)}")
     if kind in SUITES and kind not in ALONE:
         _, _, name = SUITES[kind].partition(":")
         print(f"{name} must be told what to try: subclass it in a test; here runs PluginSuite")

@@ -1,4 +1,4 @@
-"""Which distribution of treadle provides which key: for ``install treadle-awq`` in messages.
+"""Which distribution of treadle provides which key, and where its source lies in a clone.
 
 Written by tools/known_plugins.py from the pyprojects of the repository. DO NOT EDIT.
 """
@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ("DISTRIBUTIONS", "KNOWN")
+__all__ = ("DISTRIBUTIONS", "KNOWN", "install_hint")
+
+
+def install_hint(*distributions: str) -> str:
+    """Return how to install these distributions; ours are not published, so it names a clone."""
+    names = [name.partition("[")[0] for name in distributions]
+    if not all(name in DISTRIBUTIONS for name in names):
+        return f"pip install {' '.join(distributions)}"
+    pairs = zip(names, distributions, strict=True)
+    folders = (f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs)
+    return f"from a clone: pip install {' '.join(folders)}"
+
 
 KNOWN: Mapping[str, str] = {
     "attention:flashinfer": "treadle-attention-flashinfer",
@@ -69,38 +80,36 @@ KNOWN: Mapping[str, str] = {
     "tool_parsers:pythonic": "treadle-pythonic",
 }
 
-DISTRIBUTIONS: frozenset[str] = frozenset(
-    {
-        "treadle-attention-flashinfer",
-        "treadle-attention-triton",
-        "treadle-attention-xformers",
-        "treadle-awq",
-        "treadle-cli",
-        "treadle-command-models",
-        "treadle-core",
-        "treadle-deepseek-r1",
-        "treadle-demo",
-        "treadle-executor-processes",
-        "treadle-executor-ray",
-        "treadle-fp8",
-        "treadle-gemma",
-        "treadle-gptq",
-        "treadle-guided-llguidance",
-        "treadle-guided-lmfe",
-        "treadle-guided-outlines",
-        "treadle-hermes",
-        "treadle-kernels-triton",
-        "treadle-llama",
-        "treadle-llama3-json",
-        "treadle-mistral-tools",
-        "treadle-mixtral",
-        "treadle-newest",
-        "treadle-pythonic",
-        "treadle-qwen",
-        "treadle-qwen3-reasoning",
-        "treadle-repetition-window",
-        "treadle-server",
-        "treadle-stats-jsonl",
-        "treadle-transformers",
-    }
-)
+DISTRIBUTIONS: Mapping[str, str] = {
+    "treadle-attention-flashinfer": "plugins/backends/attention/flashinfer",
+    "treadle-attention-triton": "plugins/backends/attention/triton",
+    "treadle-attention-xformers": "plugins/backends/attention/xformers",
+    "treadle-awq": "plugins/quantization/awq",
+    "treadle-cli": "cli",
+    "treadle-command-models": "plugins/commands/models",
+    "treadle-core": "core",
+    "treadle-deepseek-r1": "plugins/reasoning/deepseek_r1",
+    "treadle-demo": "plugins/models/demo",
+    "treadle-executor-processes": "plugins/backends/executors/mp",
+    "treadle-executor-ray": "plugins/backends/executors/ray",
+    "treadle-fp8": "plugins/quantization/fp8",
+    "treadle-gemma": "plugins/models/gemma",
+    "treadle-gptq": "plugins/quantization/gptq",
+    "treadle-guided-llguidance": "plugins/backends/structured_output/llguidance",
+    "treadle-guided-lmfe": "plugins/backends/structured_output/lm_format_enforcer",
+    "treadle-guided-outlines": "plugins/backends/structured_output/outlines",
+    "treadle-hermes": "plugins/tool_parsers/hermes",
+    "treadle-kernels-triton": "plugins/backends/kernels/triton",
+    "treadle-llama": "plugins/models/llama",
+    "treadle-llama3-json": "plugins/tool_parsers/llama3_json",
+    "treadle-mistral-tools": "plugins/tool_parsers/mistral",
+    "treadle-mixtral": "plugins/models/mixtral",
+    "treadle-newest": "plugins/model_sources/newest",
+    "treadle-pythonic": "plugins/tool_parsers/pythonic",
+    "treadle-qwen": "plugins/models/qwen",
+    "treadle-qwen3-reasoning": "plugins/reasoning/qwen3",
+    "treadle-repetition-window": "plugins/logits_processors/repetition_window",
+    "treadle-server": "server",
+    "treadle-stats-jsonl": "plugins/stat_loggers/jsonl",
+    "treadle-transformers": "plugins/models/transformers",
+}

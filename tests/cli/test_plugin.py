@@ -152,7 +152,7 @@ def treadle_tests(treadle, tmp_path):
 def test_test_of_something_missing(treadle):
     assert treadle("plugin", "test", "policies:nope").code == 1
     done = treadle("plugin", "test", "policies")
-    assert (done.code, done.err[:45]) == (2, "treadle: 'policies' names no plugin; write kind:")
+    assert (done.code, done.err[:48]) == (2, "treadle: 'policies' names no plugin; write kind:")
 
 
 def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
@@ -160,7 +160,8 @@ def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
     done = treadle("plugin", "test", "policies:fcfs")
     assert (done.code, done.out) == (2, "")
     assert (
-        done.err == "treadle: the suite of policies is in treadle-core; pip install treadle-core\n"
+        done.err
+        == "treadle: the suite of policies is in treadle-core; from a clone: pip install './core'\n"
     )
 
 

@@ -97,7 +97,7 @@ def test_without_treadle_server(treadle, monkeypatch):
     done = treadle("serve")
     assert (done.code, done.err) == (
         1,
-        "treadle: treadle serve needs the server; install treadle-server\n",
+        "treadle: treadle serve needs the server; from a clone: pip install './server'\n",
     )
 
 

@@ -129,6 +129,21 @@ def test_every_command_that_is_named_exists() -> None:
     assert unknown == []
 
 
+def test_nothing_is_installed_by_a_name_that_an_index_does_not_have() -> None:
+    """Our distributions are not published: every instruction names a folder of a clone instead."""
+    pattern = r"pip install[^`\n]*(?<![./\w-])treadle(?:-[a-z0-9-]+)?(?![\w/-])"
+    files = subprocess.run(
+        ["git", "ls-files", "*.md", "*.py", "*.in"], cwd=ROOT, capture_output=True, text=True
+    )
+    named = [
+        f"{name}: {match}"
+        for name in files.stdout.split()
+        if (ROOT / name).is_file()
+        for match in re.findall(pattern, (ROOT / name).read_text())
+    ]
+    assert [line for line in named if not line.startswith("plugins/models/demo/training")] == []
+
+
 def test_hooks_that_nobody_calls_are_admitted() -> None:
     """The block is derived; this only sees that its search still finds what certainly is called."""
     listed = REFERENCE.split("not called by this version:")[1].split("<!-- end generated -->")[0]

@@ -8,6 +8,7 @@ import typer
 
 from treadle.api import impl
 from treadle.errors import PluginNotFoundError
+from treadle.known_plugins import install_hint
 from treadle_cli.explain import Flag, print_choices
 from treadle_cli.flags import ENGINE, Options, server_group, with_flags
 from treadle_cli.help import PluginOptionsCommand, single
@@ -20,7 +21,8 @@ def treadle_command(name: str) -> typer.Typer | None:
     if name != "serve":
         return None
     if importlib.util.find_spec("treadle_server") is None:
-        raise PluginNotFoundError("treadle serve needs the server; install treadle-server")
+        hint = install_hint("treadle-server")
+        raise PluginNotFoundError(f"treadle serve needs the server; {hint}")
     server = server_group()
 
     @with_flags(*ENGINE, server)

@@ -24,7 +24,7 @@ from treadle.errors import (
 )
 from treadle.plugins import Host
 from treadle.plugins.call_stats import PASSED, Breaker, GuardedPolicy
-from treadle.scheduler import Scheduler
+from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import Sequence
 from treadle.structured_output import GrammarDesk, Ticket
 from treadle.text.request_checks import check_request

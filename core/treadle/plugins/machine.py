@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from treadle.known_plugins import DISTRIBUTIONS
+from treadle.known_plugins import DISTRIBUTIONS, install_hint
 from treadle.plugins.survey import Seen
 
 __all__ = ("Machine", "advice", "look")
@@ -88,7 +88,7 @@ def advice(machine: Machine, seen: Seen | None, installed: Iterable[str]) -> Ite
         return
     missing = [name for name in FOR_CUDA if name not in set(installed) and name in DISTRIBUTIONS]
     if missing:
-        yield f"fast attention and kernels for {gpu}: pip install {' '.join(missing)}"
+        yield f"fast attention and kernels for {gpu}: {install_hint(*missing)}"
 
 
 def _torch(machine: Machine) -> str:

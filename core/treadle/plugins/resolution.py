@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from treadle.errors import PluginConflictError, PluginNotFoundError
-from treadle.known_plugins import KNOWN
+from treadle.known_plugins import KNOWN, install_hint
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.kinds import FALLBACK, KINDS
 
@@ -57,7 +57,7 @@ def _pinned(entries: Iterable[Entry], kind: str, key: str, dist: str) -> Entry:
     others = ", ".join(sorted({e.dist for e in able if e.usable})) or "nobody"
     raise PluginNotFoundError(
         f"{kind}:{key} is pinned to {dist}, which does not provide it (provided by: {others}); "
-        f"install {dist} or change --plugin {kind}:{key}=DIST"
+        f"{install_hint(dist)}; or change --plugin {kind}:{key}=DIST"
     )
 
 
@@ -80,7 +80,7 @@ def missing(entries: Sequence[Entry], kind: str, key: str) -> str:
     message = f"no plugin provides {kind}:{key} (known: {_some(keys(entries, kind), key)})"
     dist = KNOWN.get(f"{kind}:{key}")
     if dist and normal(dist) not in {normal(e.dist) for e in entries}:
-        return f"{message}; install {dist}"
+        return f"{message}; {install_hint(dist)}"
     return message
 
 

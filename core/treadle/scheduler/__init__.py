@@ -1,5 +1,1 @@
-"""Continuous batching: waiting queue, token budget, preemption."""
-
-from treadle.scheduler.scheduler import Scheduler
-
-__all__ = ("Scheduler",)
+"""Which tokens of which sequences the next step computes."""

@@ -15,6 +15,7 @@ from treadle.api.step_types import EngineFacts, StepEdits
 from treadle.api.structured_output import GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError, RequestError, TreadleError
+from treadle.known_plugins import install_hint
 from treadle.plugins import Host
 from treadle.structured_output.compilers import Compiled, Compilers
 from treadle.structured_output.reasoning import reasoning_gate
@@ -132,8 +133,8 @@ class GrammarDesk:
             return list(wanted)
         if not installed:
             raise RequestError(
-                "guided decoding needs a backend and none is installed; install "
-                "treadle-guided-llguidance",
+                "guided decoding needs a backend and none is installed; "
+                + install_hint("treadle-guided-llguidance"),
                 param="guided",
             )
         return in_order(installed)

@@ -100,7 +100,7 @@ class PolicySuite(Subject):
         from treadle.api.step_types import CacheGroup, EngineFacts, StepResult
         from treadle.cache import KVCache
         from treadle.config import SchedulerConfig
-        from treadle.scheduler import Scheduler
+        from treadle.scheduler.scheduler import Scheduler
         from treadle.scheduler.sequence import Sequence
 
         groups = [CacheGroup("full", None, 14, 1, 1)]

@@ -44,7 +44,7 @@ class FakeHost:
         if key not in self.tables[kind]:
             known = ", ".join(self.tables[kind])
             raise PluginNotFoundError(
-                f"no plugin provides {kind}:{key} (known: {known}); install treadle-{key.lower()}"
+                f"no plugin provides {kind}:{key} (known: {known}); pip install its-{key.lower()}"
             )
         return self.tables[kind][key]
 
@@ -76,7 +76,7 @@ def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -
         find_model(host, config)
     assert "needs a plugin for Gemma: no plugin provides models:Gemma" in str(caught.value)
     assert "known: Known" in str(caught.value)
-    assert "install treadle-gemma" in str(caught.value)
+    assert "pip install its-gemma" in str(caught.value)
 
 
 def test_the_first_known_architecture_is_taken() -> None:
@@ -95,9 +95,7 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
     assert find_scheme(host, config, CPU) == {"quant_method": "awq", "bits": 4}
     assert find_scheme(host, config, CPU, "fp8") == "fp8"
     assert find_scheme(host, SimpleNamespace(), CPU) is None
-    with pytest.raises(
-        UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*treadle-gptq"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*its-gptq"):
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
     unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
     assert find_scheme(host, unnamed, CPU) == {"w_bit": 4}

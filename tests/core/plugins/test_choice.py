@@ -103,12 +103,13 @@ def test_disabling_the_owner_leaves_the_fallback(site):
 def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkeypatch):
     site.scheme("acme-awq", "awq", "gptq")
     monkeypatch.setattr(
-        "treadle.plugins.resolution.KNOWN", {**KNOWN, "quantization:gguf": "treadle-gguf"}
+        "treadle.plugins.resolution.KNOWN", {**KNOWN, "quantization:gguf": "treadle-fp8"}
     )
     with pytest.raises(PluginNotFoundError) as error:
         name(site.host(), "gguf")
     assert str(error.value) == (
-        "no plugin provides quantization:gguf (known: awq, gptq); install treadle-gguf"
+        "no plugin provides quantization:gguf (known: awq, gptq); "
+        "from a clone: pip install './plugins/quantization/fp8'"
     )
 
 

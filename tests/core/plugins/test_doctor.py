@@ -171,7 +171,7 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
             machine(),
             seen("13.0", "cuda:0", "9.0"),
             ("treadle-kernels-triton",),
-            ["for NVIDIA H200: pip install treadle-attention-triton"],
+            ["for NVIDIA H200: from a clone: pip install './plugins/backends/attention/triton'"],
         ),
     ],
 )

@@ -20,8 +20,8 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import CacheGroup, EngineFacts
 from treadle.cache import KVCache
 from treadle.config import SchedulerConfig
-from treadle.scheduler import Scheduler
 from treadle.scheduler.policies import FirstCome, Priority
+from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import Sequence
 
 spec = importlib.util.spec_from_file_location(

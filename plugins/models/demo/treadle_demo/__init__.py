@@ -41,7 +41,7 @@ class DemoSource:
             config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"the demo model in {FOLDER} cannot be read: {error}; install treadle-demo again"
+                f"the demo model in {FOLDER} cannot be read: {error}; install treadle again"
             ) from error
         names = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
         matching = tuple(name for name in names if any(fnmatch(name, p) for p in patterns))

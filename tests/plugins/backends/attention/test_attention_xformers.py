@@ -114,7 +114,7 @@ def test_it_says_every_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"xformers": None}, "pip install 'treadle-attention-xformers[xformers]'"),
+        ({"xformers": None}, "pip install 'xformers>=0.0.35,<0.0.36'"),
         ({"xformers": "0.0.34"}, "xformers 0.0.34 is not 0.0.35"),
         ({"xformers": "0.1.0+cu130"}, "xformers 0.1.0 is not 0.0.35"),
         ({"triton": None}, "triton is not installed"),

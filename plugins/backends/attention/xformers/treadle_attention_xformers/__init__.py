@@ -76,7 +76,7 @@ def _missing() -> list[str]:
     """What the installation lacks."""
     reasons = []
     xformers, triton, flash = (_version(name) for name in ("xformers", "triton", "flash_attn"))
-    install = "pip install 'treadle-attention-xformers[xformers]'"
+    install = "pip install 'xformers>=0.0.35,<0.0.36'"
     if xformers is None:
         reasons.append(f"xformers is not installed: {install}")
     elif xformers != (0, 0, 35):
