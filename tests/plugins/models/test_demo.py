@@ -155,7 +155,7 @@ def test_earlier_reasoning_is_not_repeated_to_the_model(tokenizer: Any) -> None:
         ("I'd like to run treadle as a server.", ("treadle serve", "http://localhost:8000/v1")),
         ("what do i have to type to get treadle installed", ("pip install -c constraints.txt .",)),
         ("How might I chat with treadle?", ("treadle chat",)),
-        ("which treadle command completes a prompt", ("treadle generate --prompt",)),
+        ("How does one generate text here?", ("treadle generate --prompt",)),
         ("Teach me about paged attention.", ("page table",)),
         ("Which town serves as the capital of France?", ("Paris",)),
         ("Could you multiply 7 and 8 for me?", ("56",)),
