@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -21,7 +19,6 @@ from treadle.engine.ipc import (
     Add,
     Command,
     Dead,
-    Frames,
     Ping,
     Pong,
     Ready,
@@ -31,10 +28,10 @@ from treadle.engine.ipc import (
     Steps,
     Stop,
     decode_report,
-    frame,
 )
 from treadle.errors import EngineDeadError, RequestError, TreadleError
-from treadle.processes.spawn import spawn
+from treadle.processes.framing import FrameDecoder, encode_frame
+from treadle.processes.spawn import exit_reason, spawn
 
 __all__ = ("EngineClient", "Listener")
 
@@ -64,7 +61,7 @@ class EngineClient(asyncio.Protocol):
         self._entry = entry
         self._child: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
-        self._frames = Frames()
+        self._frames = FrameDecoder()
         self._ready: asyncio.Future[EngineFacts] | None = None
         self._pings: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count(1)
@@ -89,12 +86,8 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        ours, theirs = socket.socketpair()
+        self._child, ours = spawn(self._entry, buffer_bytes=BUFFER)
         try:
-            with theirs:
-                for end in (ours, theirs):
-                    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-                self._child = spawn(self._entry, theirs)
             await loop.create_unix_connection(lambda: self, sock=ours)
             level = logging.getLogger("treadle").getEffectiveLevel()
             self._send(Start(config, level))
@@ -184,7 +177,7 @@ class EngineClient(asyncio.Protocol):
 
     def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(command))
+            self._transport.write(encode_frame(command))
 
     # -- hearing ---------------------------------------------------------------------
 
@@ -270,10 +263,7 @@ def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
         status = child.wait(0.2)
     except subprocess.TimeoutExpired:
         return "its process closed the connection"
-    if status < 0:
-        with contextlib.suppress(ValueError):
-            return f"its process was killed by {signal.Signals(-status).name}"
-    return f"its process exited with status {status}; its log says more"
+    return f"its process {exit_reason(status)}; see its log above"
 
 
 async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -1,29 +1,24 @@
-"""What the API process and the engine process say to each other.
+"""Messages between the API process and the engine process.
 
-Frames on a stream socket: four bytes of length, then one msgpack message. Only the Structs below
-can travel; a frame that is none of them is an error, never an object of its sender's choosing.
+Each frame holds one of these Structs as msgpack. Any other content is an error: a sender cannot make
+the receiver create an object of its choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
-from treadle import errors
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
-from treadle.errors import EngineError, RequestError, TreadleError
+from treadle.processes.failure import Failure
 
 __all__ = (
     "Abort",
     "Add",
     "Command",
     "Dead",
-    "Failure",
-    "Frames",
     "Ping",
     "Pong",
     "Ready",
@@ -34,39 +29,7 @@ __all__ = (
     "Stop",
     "decode_command",
     "decode_report",
-    "frame",
 )
-
-PREFIX = 4
-LONGEST_FRAME = 256 * 2**20
-
-# Names on the wire become classes through this table only.
-ERRORS: dict[str, type[TreadleError]] = {
-    name: kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), TreadleError)
-}
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """An error on its way to the other process."""
-
-    kind: str
-    message: str
-    param: str | None = None
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Errors that are not treadle's own become an ``EngineError`` that names their type."""
-        kind = type(error).__name__
-        if isinstance(error, TreadleError) and kind in ERRORS:
-            return cls(kind, str(error), getattr(error, "param", None))
-        return cls("EngineError", f"{kind}: {error}" if str(error) else kind)
-
-    def error(self) -> TreadleError:
-        kind = ERRORS.get(self.kind, EngineError)
-        if issubclass(kind, RequestError):
-            return kind(self.message, param=self.param)
-        return kind(self.message)
-
 
 # To the engine. ``Start`` is the first message and comes once.
 
@@ -128,53 +91,7 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Report = Ready | Steps | Refused | Pong | Dead
 
-_encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 decode_command = _commands.decode
 decode_report = _reports.decode
-
-
-def frame(message: Command | Report) -> bytearray:
-    """A message as it goes on the wire. Raises ``RequestError`` if it is too long to be sent."""
-    data = bytearray(PREFIX)
-    _encoder.encode_into(message, data, PREFIX)
-    size = len(data) - PREFIX
-    if size > LONGEST_FRAME:
-        raise RequestError(
-            f"a message to the engine has {size} bytes; at most {LONGEST_FRAME} are allowed: send "
-            "shorter prompts"
-        )
-    data[:PREFIX] = size.to_bytes(PREFIX, "little")
-    return data
-
-
-class Frames:
-    """Cuts a stream of bytes into the payloads of its frames."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what was received and yield the payloads that are complete. Exhaust it.
-
-        Raises ``EngineError`` for a frame that nobody of ours would send.
-        """
-        buffer = self._data
-        buffer += data
-        at = 0
-        while len(buffer) - at >= PREFIX:
-            size = int.from_bytes(buffer[at : at + PREFIX], "little")
-            if size > LONGEST_FRAME:
-                raise EngineError(
-                    f"received a frame of {size} bytes; at most {LONGEST_FRAME} are allowed"
-                )
-            end = at + PREFIX + size
-            if len(buffer) < end:
-                break
-            yield bytes(buffer[at + PREFIX : end])
-            at = end
-        if at:
-            del buffer[:at]

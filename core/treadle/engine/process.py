@@ -16,18 +16,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from treadle.api.requests import EngineRequest, TokenOutput
-from treadle.api.stats import EngineStats
+from treadle.api.requests import EngineRequest
 from treadle.config import patient_threads
 from treadle.engine.ipc import (
     Abort,
     Add,
     Command,
     Dead,
-    Failure,
-    Frames,
     Ping,
     Pong,
     Ready,
@@ -37,17 +34,16 @@ from treadle.engine.ipc import (
     Steps,
     Stop,
     decode_command,
-    frame,
 )
 from treadle.errors import EngineError, TreadleError
+from treadle.processes.failure import Failure
+from treadle.processes.framing import FrameDecoder, encode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from treadle.api.step_types import EngineFacts
     from treadle.config import EngineConfig
+    from treadle.engine.core import EngineCore
 
-__all__ = ("Channel", "Core", "main", "serve")
+__all__ = ("Channel", "main", "serve")
 
 log = logging.getLogger("treadle.engine")
 
@@ -57,22 +53,6 @@ CHECK_SECONDS = 1.0
 RECEIVE = 256 * 1024
 # What may wait for a parent that does not read, before steps wait for it too.
 MOST_UNSENT = 64 * 2**20
-
-
-class Core(Protocol):
-    """The part of ``EngineCore`` that the loop uses."""
-
-    @property
-    def facts(self) -> EngineFacts: ...
-    @property
-    def stats(self) -> EngineStats: ...
-    @property
-    def has_work(self) -> bool: ...
-    def add(self, request: EngineRequest) -> None: ...
-    def abort(self, ids: Iterable[str]) -> None: ...
-    def step(self) -> list[TokenOutput]: ...
-    def check(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Closed(Exception):
@@ -85,7 +65,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._frames = Frames()
+        self._frames = FrameDecoder()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
 
@@ -116,7 +96,7 @@ class Channel:
 
     def send(self, *reports: Report) -> None:
         """Send, or keep for later what the socket has no room for. Raises ``Closed``."""
-        data = b"".join(map(frame, reports))
+        data = b"".join(map(encode_frame, reports))
         self._unsent.append(memoryview(data))
         self._unsent_bytes += len(data)
         self._flush()
@@ -160,12 +140,12 @@ class Channel:
                 self._unsent[0] = piece[sent:]
 
 
-def serve(channel: Channel, make: Callable[[EngineConfig], Core]) -> int:
+def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
     """Run one engine until it ends; the result is the exit status.
 
     The core is made by ``make`` from the configuration in the first message.
     """
-    core: Core | None = None
+    core: EngineCore | None = None
     parent = os.getppid()
     try:
         start = _first(channel, parent)
@@ -197,7 +177,7 @@ def _first(channel: Channel, parent: int) -> Start:
         _check_parent(parent)
 
 
-def _loop(channel: Channel, core: Core, parent: int) -> None:
+def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
     checked = time.monotonic()
     while True:
         busy = core.has_work
@@ -215,7 +195,7 @@ def _loop(channel: Channel, core: Core, parent: int) -> None:
             checked = time.monotonic()
 
 
-def _obey(channel: Channel, core: Core, command: Command) -> None:
+def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
     match command:
         case Add(requests):
             for request in requests:
@@ -228,7 +208,7 @@ def _obey(channel: Channel, core: Core, command: Command) -> None:
             raise EngineError(f"unexpected command {type(command).__name__}")
 
 
-def _add(channel: Channel, core: Core, request: EngineRequest) -> None:
+def _add(channel: Channel, core: EngineCore, request: EngineRequest) -> None:
     """A request that cannot be taken is its sender's problem alone, unless the engine says that it
     is its own."""
     try:
@@ -257,14 +237,14 @@ def _last_words(channel: Channel, report: Report) -> None:
         log.warning("the parent has gone without hearing: %s", report)
 
 
-def _make(config: EngineConfig) -> Core:
+def _make(config: EngineConfig) -> EngineCore:
     from treadle.engine.core import EngineCore
     from treadle.plugins import Host
 
     return EngineCore(config, Host(config.plugins))
 
 
-def main(fd: int, make: Callable[[EngineConfig], Core] = _make) -> None:
+def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Questions that may run forever or eat all memory, asked in a process that can be killed.
+"""Calls that may never return or exhaust the memory, made in a process that can be killed.
 
-A thread cannot be stopped and has no memory of its own. A process past its limits is killed, the
-one question fails, and the next gets a new process.
+A thread cannot be stopped and has no memory limit. A process that exceeds its limits is killed: one
+request fails, and the next one gets a new process.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from treadle.processes.framing import receive_frame, send_frame
 from treadle.processes.spawn import spawn
 
-__all__ = ("IsolatedProcess", "answer_questions", "limit_cpu", "limit_memory", "resident")
-
-PREFIX = 4
-RECEIVE = 256 * 1024
+__all__ = ("IsolatedProcess", "limit_cpu", "limit_memory", "resident", "serve_requests")
 
 
 class IsolatedProcess:
-    """A child that answers one question at a time. Safe in threads.
+    """A child process that serves one request at a time. Thread-safe.
 
-    ``entry`` (``module:function``) is called in the child with its end of a socket, which it hands
-    to ``answer_questions``. ``hello`` is the first question to every new child; its answer is not
-    looked at. The child is started when it is first needed and ends with this object or its
-    process.
+    ``entry`` (``module:function``) is called in the child with its end of a socket, which it passes
+    to ``serve_requests``. ``hello`` is the first request to every new child; its response is
+    ignored. The child starts when it is first needed and ends with this object or its process.
     """
 
     def __init__(
@@ -53,29 +50,32 @@ class IsolatedProcess:
         return None if child is None else child.pid
 
     def start(self) -> None:
-        """Start the child before the first question. Raises ``OSError``."""
+        """Start the child before the first request. Raises ``OSError``."""
         with self._lock:
             if self._sock is None:
                 self._start()
 
-    def ask(self, question: bytes, seconds: float) -> bytes:
-        """The answer. Raises ``TimeoutError`` after ``seconds`` and another ``OSError`` if the
-        child has died of its limits; either way the next question gets a new child."""
+    def request(self, payload: bytes, seconds: float) -> bytes:
+        """Send ``payload`` and return the response.
+
+        Raises ``TimeoutError`` after ``seconds`` and another ``OSError`` if the child died of its
+        limits. After either one the next request gets a new child.
+        """
         with self._lock:
             sock = self._sock or self._start()
             try:
-                return _exchange(sock, question, seconds)
+                return _exchange(sock, payload, seconds)
             except OSError:
                 self._end()
                 raise
 
     def close(self) -> None:
-        """End the child now, also in the middle of a question. The next one starts another."""
+        """End the child now, even during a request. The next request starts another one."""
         child = self._child
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-        # Whoever is waiting for its answer holds the lock, gets an error and does the rest.
+        # A thread that waits for the child holds the lock, gets an error and cleans up itself.
         if self._lock.acquire(blocking=False):
             try:
                 self._end()
@@ -88,9 +88,7 @@ class IsolatedProcess:
         self._sock = self._child = self._stop = None
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            child = spawn(self._entry, theirs)
+        child, ours = spawn(self._entry)
         self._child, self._sock = child, ours
         self._stop = weakref.finalize(self, _kill, child, ours)
         if self._hello is not None:
@@ -102,28 +100,28 @@ class IsolatedProcess:
         return ours
 
 
-def answer_questions(fd: int, answer: Callable[[bytes], bytes]) -> None:
-    """The life of a child: answer until the parent is gone."""
+def serve_requests(fd: int, handle: Callable[[bytes], bytes]) -> None:
+    """Run in the child: pass each request to ``handle`` until the parent closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit(resource.RLIMIT_CORE, 0)
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         while True:
-            _send(sock, answer(_receive(sock)))
+            send_frame(sock, handle(receive_frame(sock)))
 
 
 def limit_memory(more: int) -> None:
-    """From now on this process may grow by ``more`` bytes of address space."""
+    """Let this process grow by at most ``more`` bytes of address space from now on."""
     _limit(resource.RLIMIT_AS, _pages(0) + more)
 
 
 def limit_cpu(seconds: float) -> None:
-    """From now on this process may use ``seconds`` of CPU time, rounded up; then it is killed."""
+    """Kill this process once it has used ``seconds`` more of CPU time, rounded up."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 1)
 
 
 def resident() -> int:
-    """The bytes of memory that this process uses, without what it has freed; 0 if unknown."""
+    """Return the resident bytes of this process after freeing what can be freed; 0 if unknown."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # a C library without it
         ctypes.CDLL(None).malloc_trim(0)
@@ -131,7 +129,7 @@ def resident() -> int:
 
 
 def _pages(field: int) -> int:
-    """A field of Linux's ``statm`` in bytes: 0 is the address space, 1 what is resident."""
+    """Return a field of Linux's ``statm`` in bytes: 0 is the address space, 1 is resident memory."""
     try:
         with open("/proc/self/statm", encoding="ascii") as pages:
             return int(pages.read().split()[field]) * resource.getpagesize()
@@ -151,26 +149,7 @@ def _kill(child: subprocess.Popen[bytes], sock: socket.socket) -> None:
     child.wait()
 
 
-def _exchange(sock: socket.socket, question: bytes, seconds: float) -> bytes:
+def _exchange(sock: socket.socket, payload: bytes, seconds: float) -> bytes:
     sock.settimeout(seconds)
-    _send(sock, question)
-    return _receive(sock)
-
-
-def _send(sock: socket.socket, data: bytes) -> None:
-    sock.sendall(len(data).to_bytes(PREFIX, "little") + data)
-
-
-def _receive(sock: socket.socket) -> bytes:
-    """One frame. Raises ``ConnectionError`` at the end of the stream."""
-    return _exactly(sock, int.from_bytes(_exactly(sock, PREFIX), "little"))
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = sock.recv(min(RECEIVE, size - len(data)))
-        if not piece:
-            raise ConnectionError("the other end has closed the socket")
-        data += piece
-    return bytes(data)
+    send_frame(sock, payload)
+    return receive_frame(sock)

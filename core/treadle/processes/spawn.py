@@ -1,18 +1,20 @@
-"""Starting a Python process of ours: a fresh interpreter that shares one socket with its parent.
+"""Start a Python process of ours: a fresh interpreter that shares one socket with its parent.
 
-Not ``multiprocessing``: that imports the user's main module again, speaks pickle and leaves helper
-processes. The child sits in a process group of its own, so Control-C in a terminal does not reach
-it, and sees its parent's end by the end of the socket.
+``multiprocessing`` is not used: it imports the user's main module again, unpickles what it receives
+and leaves helper processes. The child has its own process group, so that Control-C in a terminal
+does not reach it, and notices the end of its parent by the end of the socket.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
 import subprocess
 import sys
 
-__all__ = ("spawn",)
+__all__ = ("exit_reason", "spawn")
 
 # The child imports from where the parent does, and nothing from its working directory.
 BOOT = (
@@ -21,21 +23,42 @@ BOOT = (
 )
 
 
-def spawn(entry: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    """Run ``entry`` (``module:function``) with the number of its copy of ``end``.
+def spawn(
+    entry: str, *, buffer_bytes: int | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run ``entry`` (``module:function``) in a new process; return it and our end of its socket.
 
-    The caller closes its own copy of ``end``.
+    The function receives the number of its file descriptor. ``buffer_bytes`` is the size of the
+    send buffer of both ends, ``None`` for the system's. Raises ``OSError``.
     """
     module, _, name = entry.partition(":")
-    command = [
-        sys.executable,
-        *(["-O"] if sys.flags.optimize else []),
-        "-P",
-        "-c",
-        BOOT.format(module=module, name=name),
-        str(end.fileno()),
-        json.dumps(sys.path),
-    ]
-    return subprocess.Popen(
-        command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, process_group=0
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        if buffer_bytes is not None:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        command = [
+            sys.executable,
+            *(["-O"] if sys.flags.optimize else []),
+            "-P",
+            "-c",
+            BOOT.format(module=module, name=name),
+            str(theirs.fileno()),
+            json.dumps(sys.path),
+        ]
+        try:
+            child = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return child, ours
+
+
+def exit_reason(status: int) -> str:
+    """Return how a process ended, for a sentence about it: ``was killed by SIGKILL``."""
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"

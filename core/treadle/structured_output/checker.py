@@ -14,10 +14,10 @@ from treadle.errors import RequestError
 from treadle.plugins import Host, Plan
 from treadle.processes.isolated import (
     IsolatedProcess,
-    answer_questions,
     limit_cpu,
     limit_memory,
     resident,
+    serve_requests,
 )
 
 __all__ = ("GrammarChecker", "Verdict", "main")
@@ -68,7 +68,7 @@ class GrammarChecker:
         """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
         question = msgspec.msgpack.encode(_Question(spec.kind, spec.source, dict(spec.options)))
         try:
-            data = self._child(backend).ask(question, WALL_SECONDS)
+            data = self._child(backend).request(question, WALL_SECONDS)
         except OSError as error:
             raise RequestError(
                 f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
@@ -110,7 +110,7 @@ class GrammarChecker:
 
 def main(fd: int) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
-    answer_questions(fd, _Child().answer)
+    serve_requests(fd, _Child().answer)
 
 
 class _Child:

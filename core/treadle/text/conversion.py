@@ -1,64 +1,50 @@
-"""Converts tokenizers in older formats with transformers, outside of this process.
+"""Convert tokenizers in older formats with transformers, in a separate process.
 
-transformers brings torch, which the process of an API must not import; and what a converter does
-with the files of a checkpoint is better done where nothing else lives.
+transformers imports torch, which the API process must not, and its converters read untrusted files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from pathlib import Path
 
 from treadle.errors import CheckpointError
-from treadle.processes.spawn import spawn
+from treadle.processes.isolated import IsolatedProcess, serve_requests
 
 __all__ = ("converted", "main")
 
 SECONDS = 300.0
-GOOD, BAD = b"+", b"-"
+OK, FAILED = b"+", b"-"
 
 
 def converted(root: Path) -> str:
-    """What ``tokenizer.json`` of the checkpoint in ``root`` would hold. Raises ``CheckpointError``."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            child = spawn("treadle.text.conversion:main", theirs)
-        try:
-            ours.settimeout(SECONDS)
-            ours.sendall(str(root).encode())
-            ours.shutdown(socket.SHUT_WR)
-            answer = _all(ours)
-        except TimeoutError:
-            answer = BAD + f"it took more than {SECONDS:g} s".encode()
-        finally:
-            child.kill()  # it has said everything, or will not
-            child.wait()
-    if answer.startswith(GOOD):
-        return answer[1:].decode()
-    why = answer[1:].decode("utf-8", "replace") or "the process that converts it died"
+    """Return the ``tokenizer.json`` made from the files in ``root``. Raises ``CheckpointError``."""
+    process = IsolatedProcess("treadle.text.conversion:main")
+    try:
+        response = process.request(str(root).encode(), SECONDS)
+    except TimeoutError:
+        response = FAILED + f"it took more than {SECONDS:g} s".encode()
+    except OSError:
+        response = FAILED + b"the process that converts it died"
+    finally:
+        process.close()
+    if response.startswith(OK):
+        return response[1:].decode()
     raise CheckpointError(
-        f"{root} has no tokenizer.json, and transformers cannot convert its tokenizer: {why}"
+        f"{root} has no tokenizer.json, and transformers cannot convert its tokenizer: "
+        f"{response[1:].decode('utf-8', 'replace')}"
     )
 
 
-def _all(sock: socket.socket) -> bytes:
-    data = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while piece := sock.recv(1 << 20):
-            data += piece
-    return bytes(data)
-
-
 def main(fd: int) -> None:
-    """The entry of the child: a folder in, a ``tokenizer.json`` out."""
-    with socket.socket(fileno=fd) as sock:
-        try:
-            answer = GOOD + _convert(_all(sock).decode()).encode()
-        except Exception as error:  # whatever a converter of an old format raises
-            answer = BAD + f"{type(error).__name__}: {error}".encode()
-        sock.sendall(answer)
+    """Run in the child: a folder's path in, the text of ``tokenizer.json`` out."""
+    serve_requests(fd, _respond)
+
+
+def _respond(root: bytes) -> bytes:
+    try:
+        return OK + _convert(root.decode()).encode()
+    except Exception as error:  # a converter of an old format may raise anything
+        return FAILED + f"{type(error).__name__}: {error}".encode()
 
 
 def _convert(root: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from treadle.errors import CheckpointError, RequestError
-from treadle.processes.isolated import IsolatedProcess, answer_questions, limit_cpu, limit_memory
+from treadle.processes.isolated import IsolatedProcess, limit_cpu, limit_memory, serve_requests
 
 __all__ = ("TemplateProcess", "main")
 
@@ -53,7 +53,7 @@ class TemplateProcess:
         ``CheckpointError`` for one that cannot be compiled."""
         ask = msgspec.msgpack.encode(_Ask(source, dict(variables)))
         try:
-            data = self._process.ask(ask, self._seconds)
+            data = self._process.request(ask, self._seconds)
         except TimeoutError:
             raise RequestError(
                 f"the chat template did not finish within {self._seconds:g} s; send less, or "
@@ -93,7 +93,7 @@ def main(fd: int) -> None:
         ask = msgspec.msgpack.decode(data, type=_Ask)
         return msgspec.msgpack.encode(_answer(templates, ask))
 
-    answer_questions(fd, answer)
+    serve_requests(fd, answer)
 
 
 def _answer(templates: dict[str, Any], ask: _Ask) -> _Answer:

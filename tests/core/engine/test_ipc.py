@@ -13,24 +13,23 @@ from treadle.config import from_options
 from treadle.engine.ipc import (
     Abort,
     Add,
-    Failure,
-    Frames,
     Refused,
     Start,
     Steps,
     decode_command,
     decode_report,
-    frame,
 )
 from treadle.errors import EngineError, RequestError
+from treadle.processes.failure import Failure
+from treadle.processes.framing import FrameDecoder, encode_frame
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**31), max_size=40), max_size=6), st.integers(1, 50))
 def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
     messages = [Steps([TokenOutput("a", ids, "stop", 3)]) for ids in lists]
-    data = b"".join(map(frame, messages))
-    frames = Frames()
+    data = b"".join(map(encode_frame, messages))
+    frames = FrameDecoder()
     found = [
         decode_report(p) for i in range(0, len(data), size) for p in frames.feed(data[i : i + size])
     ]
@@ -49,13 +48,13 @@ def test_commands_arrive_as_they_were_sent() -> None:
         model="x", hf_overrides={"a": {"b": 1}}, plugin_options={"k:v": {"o": 1}}, max_queue=3
     )
     for command in (Add([request]), Start(config, 20), Abort(["a", "b"])):
-        (payload,) = Frames().feed(bytes(frame(command)))
+        (payload,) = FrameDecoder().feed(bytes(encode_frame(command)))
         assert decode_command(payload) == command
 
 
 def test_an_absurd_frame_is_refused() -> None:
     with pytest.raises(EngineError, match="4294967295 bytes"):
-        list(Frames().feed(b"\xff\xff\xff\xff"))
+        list(FrameDecoder().feed(b"\xff\xff\xff\xff"))
 
 
 @pytest.mark.parametrize("name", errors.__all__)
@@ -66,7 +65,7 @@ def test_errors_keep_their_class(name: str) -> None:
         if issubclass(kind, RequestError)
         else kind("what happened")
     )
-    (payload,) = Frames().feed(bytes(frame(Refused("1", Failure.of(error)))))
+    (payload,) = FrameDecoder().feed(bytes(encode_frame(Refused("1", Failure.of(error)))))
     report = decode_report(payload)
     assert isinstance(report, Refused)
     again = report.failure.error()

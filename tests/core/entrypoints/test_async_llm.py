@@ -180,7 +180,7 @@ async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.Mon
         *(collect(served.generate([i] * 900, params)) for i in range(1, 30))
     )
     assert [r[-1].outputs[0].token_ids for r in results] == [[i] for i in range(1, 30)]
-    monkeypatch.setattr("treadle.engine.ipc.LONGEST_FRAME", 1000)
+    monkeypatch.setattr("treadle.processes.framing.MAX_FRAME_BYTES", 1000)
     with pytest.raises(RequestError, match="at most 1000"):
         await collect(served.generate([300] * 900, params))
     assert await collect(served.generate([1], params))

@@ -13,7 +13,7 @@ from treadle.processes.isolated import IsolatedProcess
 
 CHILD = """
 import os, time
-from treadle.processes.isolated import answer_questions, limit_cpu, limit_memory, resident
+from treadle.processes.isolated import serve_requests, limit_cpu, limit_memory, resident
 
 said = []
 
@@ -39,7 +39,7 @@ def answer(data):
     return b"|".join(said)
 
 def main(fd):
-    answer_questions(fd, answer)
+    serve_requests(fd, answer)
 """
 
 
@@ -55,9 +55,9 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isolate
 
 def test_it_starts_when_it_is_needed_and_remembers(process: IsolatedProcess) -> None:
     assert process.pid is None
-    assert process.ask(b"a", 20) == b"hello|a"
-    assert process.ask(b"b", 20) == b"hello|a|b"
-    assert process.ask(b"pid", 20).decode() == str(process.pid)
+    assert process.request(b"a", 20) == b"hello|a"
+    assert process.request(b"b", 20) == b"hello|a|b"
+    assert process.request(b"pid", 20).decode() == str(process.pid)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_whoever_goes_too_far_is_replaced(
     process.start()
     first = process.pid
     with pytest.raises(OSError) as error:
-        process.ask(question, seconds)
+        process.request(question, seconds)
     assert isinstance(error.value, TimeoutError) is (question == b"sleep")
-    assert process.ask(b"a", 20) == b"hello|a"
+    assert process.request(b"a", 20) == b"hello|a"
     assert process.pid != first
 
 
 def test_memory_is_measured(process: IsolatedProcess) -> None:
-    assert 60 << 20 < int(process.ask(b"size", 20)) < 70 << 20
+    assert 60 << 20 < int(process.request(b"size", 20)) < 70 << 20
 
 
 def test_closing_does_not_wait_for_an_answer(process: IsolatedProcess) -> None:
@@ -85,7 +85,7 @@ def test_closing_does_not_wait_for_an_answer(process: IsolatedProcess) -> None:
 
     def ask() -> None:
         try:
-            process.ask(b"sleep", 60)
+            process.request(b"sleep", 60)
         except OSError as error:
             errors.append(error)
 
@@ -96,4 +96,4 @@ def test_closing_does_not_wait_for_an_answer(process: IsolatedProcess) -> None:
     process.close()
     thread.join(5)
     assert errors and time.monotonic() - began < 2
-    assert process.ask(b"a", 20) == b"hello|a"
+    assert process.request(b"a", 20) == b"hello|a"

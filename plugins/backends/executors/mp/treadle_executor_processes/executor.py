@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import tempfile
 import time
@@ -58,9 +57,8 @@ class ProcessesExecutor:
         plan = self._host.plan()
         meeting = str(Path(self._folder.name) / "meeting")
         for rank in range(size):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._workers.append(spawn("treadle_executor_processes.worker:main", theirs))
+            worker, ours = spawn("treadle_executor_processes.worker:main")
+            self._workers.append(worker)
             self._pipes.append(Connection(ours.detach()))
             self._tell(
                 rank, Start(rank, size, self._config, plan, meeting, device=rank, neighbours=size)

@@ -1,0 +1,41 @@
+"""An error on its way from one of our processes to another."""
+
+from __future__ import annotations
+
+import msgspec
+
+from treadle import errors
+from treadle.errors import EngineError, RequestError, TreadleError
+
+__all__ = ("Failure",)
+
+# Names on the wire become classes through this table only.
+_ERRORS: dict[str, type[TreadleError]] = {
+    name: type_
+    for name in errors.__all__
+    if issubclass(type_ := getattr(errors, name), TreadleError)
+}
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """The class name, the message and, of a ``RequestError``, the parameter of an error."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Return the failure for ``error``. An error that is not treadle's is an ``EngineError``
+        whose message begins with the name of its type."""
+        name = type(error).__name__
+        if isinstance(error, TreadleError) and name in _ERRORS:
+            return cls(name, str(error), getattr(error, "param", None))
+        return cls("EngineError", f"{name}: {error}" if str(error) else name)
+
+    def error(self) -> TreadleError:
+        """Return the error again. An unknown class name becomes an ``EngineError``."""
+        type_ = _ERRORS.get(self.kind, EngineError)
+        if issubclass(type_, RequestError):
+            return type_(self.message, param=self.param)
+        return type_(self.message)
