@@ -89,7 +89,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "treadle-command-models": "plugins/commands/models",
     "treadle-core": "core",
     "treadle-deepseek-r1": "plugins/reasoning/deepseek_r1",
-    "treadle-demo": "plugins/models/demo",
+    "treadle-demo": "plugins/model_sources/demo",
     "treadle-executor-processes": "plugins/backends/executors/mp",
     "treadle-executor-ray": "plugins/backends/executors/ray",
     "treadle-fp8": "plugins/quantization/fp8",

@@ -15,7 +15,7 @@ from treadle.api.files import ModelRef
 from treadle.errors import CheckpointError
 from treadle.plugins import Host
 
-FOLDER = Path(__file__).parents[3] / "plugins" / "models" / "demo"
+FOLDER = Path(__file__).parents[3] / "plugins" / "model_sources" / "demo"
 MODEL = FOLDER / "treadle_demo" / "model"
 WEATHER = {
     "type": "function",
