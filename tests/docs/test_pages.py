@@ -141,7 +141,9 @@ def test_nothing_is_installed_by_a_name_that_an_index_does_not_have() -> None:
         if (ROOT / name).is_file()
         for match in re.findall(pattern, (ROOT / name).read_text())
     ]
-    assert [line for line in named if not line.startswith("plugins/model_sources/demo/training")] == []
+    assert [
+        line for line in named if not line.startswith("plugins/model_sources/demo/training")
+    ] == []
 
 
 def test_hooks_that_nobody_calls_are_admitted() -> None:

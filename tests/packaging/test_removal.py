@@ -150,4 +150,4 @@ def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path)
     """The absence is real, and the message names the distribution to install."""
     done = removed_llama(tmp_path, "treadle-transformers")
     assert done.returncode != 0
-    assert "treadle-llama" in done.stderr.splitlines()[-1], done.stderr
+    assert "./plugins/models/llama" in done.stderr.splitlines()[-1], done.stderr
