@@ -117,11 +117,15 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "treadle-repetition-window": "plugins/logits_processors/repetition_window",
     "treadle-server": "server",
     "treadle-stats-jsonl": "plugins/stat_loggers/jsonl",
+    "treadle-structured-output-kit": "kits/structured_output",
     "treadle-transformers": "plugins/models/transformers",
 }
 
 KITS: Mapping[str, tuple[str, ...]] = {
     "treadle-deepseek-r1": ("treadle-parsing-kit",),
+    "treadle-guided-llguidance": ("treadle-structured-output-kit",),
+    "treadle-guided-lmfe": ("treadle-structured-output-kit",),
+    "treadle-guided-outlines": ("treadle-structured-output-kit",),
     "treadle-hermes": ("treadle-parsing-kit",),
     "treadle-llama3-json": ("treadle-parsing-kit",),
     "treadle-mistral-tools": ("treadle-parsing-kit",),
