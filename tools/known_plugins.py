@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from repository import ROOT, members
+from repository import ROOT, Member, kits, members
 
 __all__ = ("TARGET", "render")
 
@@ -25,16 +25,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ("DISTRIBUTIONS", "KNOWN", "install_hint")
+__all__ = ("DISTRIBUTIONS", "KITS", "KNOWN", "install_hint")
 
 
 def install_hint(*distributions: str) -> str:
-    """Return how to install these distributions; ours are not published, so it names a clone."""
+    """Return how to install these distributions, with the kits that they depend on.
+
+    Our own are not published, so the command installs them from a clone.
+    """
     names = [name.partition("[")[0] for name in distributions]
     if not all(name in DISTRIBUTIONS for name in names):
         return f"pip install {' '.join(distributions)}"
     pairs = zip(names, distributions, strict=True)
-    folders = (f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs)
+    kits = dict.fromkeys(kit for name in names for kit in KITS.get(name, ()))
+    folders = [f"'./{DISTRIBUTIONS[kit]}'" for kit in kits]
+    folders += [f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs]
     return f"from a clone: pip install {' '.join(folders)}"
 
 
@@ -53,7 +58,18 @@ def render() -> str:
     lines += [f'    "{key}": "{keys[key]}",' for key in sorted(keys)]
     lines += ["}", "", "DISTRIBUTIONS: Mapping[str, str] = {"]
     lines += [f'    "{m.name}": "{m.path}",' for m in sorted(members(), key=lambda m: m.name)]
+    lines += ["}", "", "KITS: Mapping[str, tuple[str, ...]] = {"]
+    for member in sorted(members(), key=lambda m: m.name):
+        if needed := kits_of(member):
+            names = ", ".join(f'"{name}"' for name in needed) + "," * (len(needed) == 1)
+            lines.append(f'    "{member.name}": ({names}),')
     return HEADER + "\n".join([*lines, "}", ""])
+
+
+def kits_of(member: Member) -> list[str]:
+    """Return the names of the kits that the member needs, those that they need first."""
+    direct = sorted((k for k in kits() if k.name in member.dependencies), key=lambda k: k.name)
+    return list(dict.fromkeys(name for kit in direct for name in (*kits_of(kit), kit.name)))
 
 
 def main() -> int:

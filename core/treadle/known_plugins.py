@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ("DISTRIBUTIONS", "KNOWN", "install_hint")
+__all__ = ("DISTRIBUTIONS", "KITS", "KNOWN", "install_hint")
 
 
 def install_hint(*distributions: str) -> str:
-    """Return how to install these distributions; ours are not published, so it names a clone."""
+    """Return how to install these distributions, with the kits that they depend on.
+
+    Our own are not published, so the command installs them from a clone.
+    """
     names = [name.partition("[")[0] for name in distributions]
     if not all(name in DISTRIBUTIONS for name in names):
         return f"pip install {' '.join(distributions)}"
     pairs = zip(names, distributions, strict=True)
-    folders = (f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs)
+    kits = dict.fromkeys(kit for name in names for kit in KITS.get(name, ()))
+    folders = [f"'./{DISTRIBUTIONS[kit]}'" for kit in kits]
+    folders += [f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs]
     return f"from a clone: pip install {' '.join(folders)}"
 
 
@@ -105,11 +110,25 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "treadle-mistral-tools": "plugins/tool_parsers/mistral",
     "treadle-mixtral": "plugins/models/mixtral",
     "treadle-newest": "plugins/model_sources/newest",
+    "treadle-parsing-kit": "kits/parsing",
     "treadle-pythonic": "plugins/tool_parsers/pythonic",
     "treadle-qwen": "plugins/models/qwen",
     "treadle-qwen3-reasoning": "plugins/reasoning/qwen3",
     "treadle-repetition-window": "plugins/logits_processors/repetition_window",
     "treadle-server": "server",
     "treadle-stats-jsonl": "plugins/stat_loggers/jsonl",
+    "treadle-structured-output-kit": "kits/structured_output",
     "treadle-transformers": "plugins/models/transformers",
+}
+
+KITS: Mapping[str, tuple[str, ...]] = {
+    "treadle-deepseek-r1": ("treadle-parsing-kit",),
+    "treadle-guided-llguidance": ("treadle-structured-output-kit",),
+    "treadle-guided-lmfe": ("treadle-structured-output-kit",),
+    "treadle-guided-outlines": ("treadle-structured-output-kit",),
+    "treadle-hermes": ("treadle-parsing-kit",),
+    "treadle-llama3-json": ("treadle-parsing-kit",),
+    "treadle-mistral-tools": ("treadle-parsing-kit",),
+    "treadle-pythonic": ("treadle-parsing-kit",),
+    "treadle-qwen3-reasoning": ("treadle-parsing-kit",),
 }

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.callparser import held
 from treadle.api.files import Tokenizer
 from treadle.api.parsers import Tagged
 from treadle.errors import PluginLoadError
+from treadle.text.partial_match import partial_match_len
 
 if TYPE_CHECKING:
     from treadle_server.context import Context
@@ -85,7 +85,7 @@ class Sieve:
         while self._owed:
             before, mark, behind = text.partition(self._owed[0])
             if not mark:
-                at = len(text) - held(text, self._owed[:1])
+                at = len(text) - partial_match_len(text, self._owed[:1])
                 text, self.carry = text[:at], text[at:]
                 break
             kept.append(before)

@@ -25,7 +25,12 @@ from treadle.plugins.entries import normal
 __all__ = ("render",)
 
 KEY = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-MORE = {"server": ["treadle-server"], "commands": ["typer>=0.21"]}
+MORE = {
+    "server": ["treadle-server"],
+    "commands": ["typer>=0.21"],
+    "tool_parsers": ["treadle-parsing-kit"],
+    "reasoning": ["treadle-parsing-kit"],
+}
 
 
 def render(kind: str, key: str, folder: Path) -> Path:

@@ -182,7 +182,7 @@ def test_the_parts_of_treadle_itself_are_refused():
 
 def test_an_entry_of_others_may_not_have_treadle_imported_again(acme, site):
     host = site.host()
-    acme.installs("2.0", {"treadle.tool_parsers": {"mine": "treadle.api.callparser"}})
+    acme.installs("2.0", {"treadle.tool_parsers": {"mine": "treadle.api.parsers"}})
     with pytest.raises(
         PluginReloadError, match="tool_parsers:mine of acme is code of treadle itself"
     ):

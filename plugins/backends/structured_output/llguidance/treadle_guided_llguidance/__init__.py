@@ -9,6 +9,7 @@ import msgspec
 
 from treadle.api import impl
 from treadle.api.types import GrammarCompiler, Tokenizer
+from treadle_structured_output_kit.regex import JSON_WHITESPACE
 
 __all__ = ("TREADLE_OPTIONS", "Options", "treadle_grammar_compiler")
 
@@ -18,11 +19,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         msgspec.Meta(description="Refuse schemas with keywords that would not be enforced."),
     ] = True
-    # Enough for any layout, but never without end, which is where a model at a loss goes.
     whitespace_pattern: Annotated[
         str,
         msgspec.Meta(description="Space between the parts of a JSON text, unless a request says."),
-    ] = r"[ \t]|\r?\n[ \t]{0,64}"
+    ] = JSON_WHITESPACE
 
 
 TREADLE_OPTIONS = {"guided:llguidance": Options}

@@ -5,32 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from treadle.api.jsontext import BLANKS, JsonText
 from treadle.api.parsers import Delta, ToolCallDelta
+from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
 
-__all__ = ("CallReader", "is_name")
+__all__ = ("JsonToolCallReader", "is_name")
 
 ARGUMENTS = ("arguments", "parameters")
 LONGEST_NAME = 128
 
 
 def is_name(name: str) -> bool:
-    """Whether a function may be called so. Half a surrogate pair, for one, cannot be sent."""
+    """Return whether a function can have this name. Half a surrogate pair cannot be sent."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
-class CallReader:
-    """One call as a JSON object: ``{"name": "f", "arguments": {…}}``, with ``parameters`` for
-    ``arguments`` as well, the keys in any order, other keys between them.
+class JsonToolCallReader:
+    """A ``ToolCallReader`` of JSON objects: ``{"name": "f", "arguments": {…}}``.
 
-    ``begun`` once the name and the opening of the arguments are known: from then on the arguments
-    stream as they come, and cannot be taken back. ``accepts`` may refuse a name; ``keys``, if
-    given, are all keys that such an object may have. Arguments may be missing or ``null``, which
+    ``parameters`` means the same as ``arguments``. Keys may come in any order, with others between
+    them. ``begun`` is set once the name and the opening of the arguments are known: from then on the
+    arguments stream as they come, and cannot be taken back. ``accepts`` may refuse a name; ``keys``,
+    if given, are all keys that such an object may have. Arguments may be missing or ``null``, which
     means none, or a string of JSON, which is unpacked.
     """
 
     __slots__ = (
-        "_accepts", "_arguments", "_expect", "_given", "_index", "_key", "_keys", "_kind",
+        "_accepts", "_arguments", "_expect", "_has_arguments", "_index", "_key", "_keys", "_kind",
         "_name", "_named", "_raw", "_text", "_value", "begun", "done", "failed",
     )  # fmt: skip
 
@@ -42,39 +42,42 @@ class CallReader:
     ) -> None:
         self._index, self._accepts, self._keys = index, accepts, keys
         self._expect = "{"  # then: first, key, strict key, colon, value, next
-        self._value: JsonText | None = None
+        self._value: IncrementalJson | None = None
         self._kind = ""  # of the value: key, name, object, string, null, other
         self._key = ""
         self._text: list[str] = []
         self._name: str | None = None
-        self._named = False  # the name was said
+        self._named = False  # the name is in a delta
         self._arguments: list[str] = []
-        self._given = False
+        self._has_arguments = False
         self._raw: list[str] = []
         self.begun = self.done = self.failed = False
 
     @property
     def rest(self) -> str:
-        """What was read and no delta answers for; of a call that is ``done``, nothing."""
+        """What was read and is in no delta; empty if the call is ``done``."""
         streams = self.begun and self._kind == "object" and self._value is not None
-        return "".join(self._raw) + (self._value.held if streams and self._value else "")
+        return "".join(self._raw) + (self._value.pending if streams and self._value else "")
 
     def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
-        """Read on from ``text[at]``. Returns where reading stopped: at the end of the text, behind
-        the call (``done``), or at the character that makes it none (``failed``)."""
+        """Read on from ``text[at]``. Return where reading stopped, and the deltas.
+
+        Reading stops at the end of the text, after the call (``done``), or at the first character
+        that cannot belong to a call (``failed``).
+        """
         while at < len(text) and not self.done and not self.failed:
             at = self._inside(text, at) if self._value is not None else self._between(text, at)
-        return at, self._said()
+        return at, self._pop_deltas()
 
     def finish(self) -> list[Delta]:
-        """The output has ended. Afterwards ``rest`` is what must come out as text."""
+        """The output has ended. Return the last deltas; ``rest`` must come out as text."""
         if self.begun and self._kind == "object" and self._value is not None:
-            self._arguments.append(self._value.cut())
+            self._arguments.append(self._value.close())
         if self.begun and not "".join(self._raw).strip(BLANKS + "},"):
             self._raw.clear()
-        return self._said()
+        return self._pop_deltas()
 
-    def _said(self) -> list[Delta]:
+    def _pop_deltas(self) -> list[Delta]:
         if not self.begun or (self._named and not any(self._arguments)):
             return []
         name = None if self._named else self._name
@@ -84,7 +87,7 @@ class CallReader:
         return [ToolCallDelta(self._index, name, text)]
 
     def _between(self, text: str, at: int) -> int:
-        """Read blanks, a sign, or a character of a key that must be one of ``keys``."""
+        """Read whitespace, punctuation, or a character of a key that must be one of ``keys``."""
         char, expect = text[at], self._expect
         if expect == "strict key":
             self._key += char
@@ -100,7 +103,7 @@ class CallReader:
             return self._begin_value(char, at)
         elif char == '"' and expect in ("first", "key"):
             if self._keys is None:
-                self._value, self._kind = JsonText(), "key"
+                self._value, self._kind = IncrementalJson(), "key"
                 return at
             self._expect, self._key = "strict key", ""
         elif char == "}" and expect in ("first", "next"):
@@ -118,11 +121,15 @@ class CallReader:
         if self._key == "name":
             kind = "name" if char == '"' and self._name is None else ""
         elif self._key in ARGUMENTS:
-            kind = "" if self._given else {"{": "object", '"': "string", "n": "null"}.get(char, "")
+            kind = (
+                ""
+                if self._has_arguments
+                else {"{": "object", '"': "string", "n": "null"}.get(char, "")
+            )
         self.failed = not kind
         self._kind = kind
         if kind:
-            self._value = JsonText()
+            self._value = IncrementalJson()
         if kind == "object" and self._name is not None:
             self._begin()
         return at
@@ -133,9 +140,9 @@ class CallReader:
             return at
         end = value.feed(text, at)
         if self._kind == "object":
-            self._arguments.append(value.take())
+            self._arguments.append(value.pop_output())
         else:
-            self._text.append(value.take())
+            self._text.append(value.pop_output())
         if self._kind != "object" or not self.begun:
             self._raw.append(text[at:end])
         self.failed = value.failed
@@ -147,16 +154,16 @@ class CallReader:
         return end
 
     def _complete(self, text: str) -> None:
-        """The value of the kind ``_kind`` is there."""
+        """Take the complete value, which has the kind ``_kind``."""
         if self._kind == "key":
             self._key = json.loads(text)
         elif self._kind == "name":
             self._name = json.loads(text)
             self.failed = not is_name(self._name or "") or not self._accepts(self._name or "")
-            if self._given and not self.failed:
+            if self._has_arguments and not self.failed:
                 self._begin()
         elif self._kind != "other":
-            self._given = True
+            self._has_arguments = True
             if self._kind == "string":
                 self._unpack(json.loads(text))
             elif self._kind == "null":
@@ -165,10 +172,10 @@ class CallReader:
                 self._begin()
 
     def _unpack(self, text: str) -> None:
-        inner = JsonText()
+        inner = IncrementalJson()
         text = text.strip(BLANKS)
         whole = text.startswith("{") and inner.feed(text) == len(text) and inner.done
-        self._arguments.append(inner.take())
+        self._arguments.append(inner.pop_output())
         # A delta holds no half of a surrogate pair: it could not be sent.
         self.failed = not whole or any("\ud800" <= char <= "\udfff" for char in text)
 
@@ -176,7 +183,7 @@ class CallReader:
         if self._name is None:
             self.failed = True
             return at
-        if not self._given:
+        if not self._has_arguments:
             self._arguments.append("{}")
             self._begin()
         self.done = True

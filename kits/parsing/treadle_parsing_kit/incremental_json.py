@@ -1,6 +1,6 @@
-"""JSON that arrives in pieces: each piece is checked once and handed on at once (RFC 8259).
+"""JSON that arrives in pieces: each piece is checked once and returned at once (RFC 8259).
 
-For parsers of tool calls, whose arguments stream to clients: what was handed on is always the
+For parsers of tool calls, whose arguments stream to clients: what was returned is always the
 beginning of valid JSON. Linear in the text, without recursion, so that nothing a model writes can
 stall or crash it.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("BLANKS", "JsonText")
+__all__ = ("BLANKS", "IncrementalJson")
 
 BLANKS = " \t\n\r"
 _blank = re.compile(r"[ \t\n\r]*")
 _plain = re.compile(r'[^"\\\x00-\x1f]*')
 _word = re.compile(r"[-+.\w]*")
 _number = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_number_begun = re.compile(
+_number_prefix = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]*)?)?", re.ASCII
 )
 WORDS = ("true", "false", "null")
@@ -25,11 +25,11 @@ HEX = frozenset("0123456789abcdefABCDEF")
 CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
-class JsonText:
-    """One value. ``done`` when it is complete, ``failed`` when it cannot be one any more.
+class IncrementalJson:
+    """A checker of one JSON value. ``done``: the value is complete. ``failed``: it is invalid.
 
     Line breaks and other control characters inside a string, which JSON forbids and models write,
-    come out escaped. A number or a word at the top is complete only with the character behind it.
+    come out escaped. A top-level number or word is complete only with the character after it.
     """
 
     __slots__ = ("_closers", "_escape", "_out", "_quoted", "_state", "_word", "done", "failed")
@@ -44,28 +44,28 @@ class JsonText:
         self._out: list[str] = []
 
     @property
-    def held(self) -> str:
-        """What was read and not handed on: a number, a word or an escape that goes on."""
+    def pending(self) -> str:
+        """What was read and not returned: an incomplete number, word or escape."""
         return self._escape or "".join(self._word)
 
-    def take(self) -> str:
-        """What can be handed on since the last call."""
+    def pop_output(self) -> str:
+        """Return the valid output since the last call."""
         text = "".join(self._out)
         self._out.clear()
         return text
 
-    def cut(self) -> str:
-        """The output has ended inside: ``take``, with what is held if it may begin something."""
+    def close(self) -> str:
+        """The text has ended: return the last output, with ``pending`` if it may begin a value."""
         word = "".join(self._word)
-        if not word or _begun(word):
-            self._out.append(self.held)
+        if not word or _is_prefix(word):
+            self._out.append(self.pending)
             self._word.clear()
             self._escape = ""
-        return self.take()
+        return self.pop_output()
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read on from ``text[at]`` and return where reading stopped: behind the text, behind the
-        value, or at the character that does not belong."""
+        """Read on from ``text[at]``. Return where reading stopped: at the end of the text, after
+        the value, or at the first invalid character."""
         while at < len(text) and not self.done and not self.failed:
             if self._escape:
                 at = self._escaped(text, at)
@@ -89,7 +89,7 @@ class JsonText:
         elif char == '"':
             self._out.append(char)
             self._quoted = False
-            self._ended()
+            self._end_value()
         else:
             self._out.append(CONTROLS.get(char) or f"\\u{ord(char):04x}")
         return end + 1
@@ -117,7 +117,7 @@ class JsonText:
             if word in WORDS or _number.fullmatch(word):
                 self._word.clear()
                 self._out.append(word)
-                self._ended()
+                self._end_value()
             else:
                 self.failed = True
         return end
@@ -140,7 +140,7 @@ class JsonText:
             self._state = "key" if self._closers[-1] == "}" else "value"
         elif self._closers and char == self._closers[-1] and state.startswith(("first", "next")):
             self._closers.pop()
-            self._ended()
+            self._end_value()
         elif char in "{[" and state in ("value", "first item"):
             self._closers.append("}" if char == "{" else "]")
             self._state = "first key" if char == "{" else "first item"
@@ -153,18 +153,18 @@ class JsonText:
         self._out.append(char)
         return at + 1
 
-    def _ended(self) -> None:
-        """A value, or a key, is complete."""
+    def _end_value(self) -> None:
+        """Note that a value or a key is complete."""
         if self._state == "colon":
             return
         self._state = "next"
         self.done = not self._closers
 
 
-def _begun(word: str) -> bool:
-    return _number_begun.fullmatch(word) is not None or any(w.startswith(word) for w in WORDS)
+def _is_prefix(word: str) -> bool:
+    return _number_prefix.fullmatch(word) is not None or any(w.startswith(word) for w in WORDS)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return at if found is None else found.end()
+    match = pattern.match(text, at)
+    return at if match is None else match.end()
