@@ -30,7 +30,7 @@ import typer
 from litestar.config.app import AppConfig
 from typing_extensions import get_protocol_members, is_protocol
 
-from treadle.api import attention, engine, files, guided, models, parsers, stats, types
+from treadle.api import attention, engine, files, models, parsers, stats, structured_output, types
 from treadle.api import cache as caches
 from treadle.api import step_types as plan
 from treadle.api.hookspecs import Every, First
@@ -73,7 +73,17 @@ MORE_HOOKS: dict[str, tuple[str, ...]] = {
 NAMES: dict[str, Any] = {
     **{
         name: value
-        for module in (attention, caches, engine, files, guided, models, parsers, plan, stats)
+        for module in (
+            attention,
+            caches,
+            engine,
+            files,
+            structured_output,
+            models,
+            parsers,
+            plan,
+            stats,
+        )
         for name, value in vars(module).items()
     },
     "torch": torch,
