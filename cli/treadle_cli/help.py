@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from treadle.plugins.describe import OptionRow
+    from treadle_cli.description import OptionRow
 
 __all__ = ("PluginOptionsCommand", "SectionedCommand", "application", "single")
 
@@ -38,7 +38,7 @@ class PluginOptionsCommand(SectionedCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         from treadle.plugins import Host
-        from treadle.plugins.describe import all_options
+        from treadle_cli.description import all_options
 
         super().format_options(ctx, formatter)
         records = [(_flag(row), _meaning(row)) for row in all_options(Host())]

@@ -25,10 +25,10 @@ from treadle.errors import (
     RequestError,
     TreadleError,
 )
-from treadle.plugins.fingerprint import fingerprint
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError, plugin_failed
+from treadle_server.fingerprint import fingerprint
 from treadle_server.flights import Flights
 from treadle_server.markers import Marks, Sieve
 from treadle_server.matching import with_parsers

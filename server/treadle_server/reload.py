@@ -14,9 +14,9 @@ from treadle.api.parsers import StreamParser
 from treadle.errors import PluginLoadError, TreadleError
 from treadle.plugins import Host
 from treadle.plugins.kinds import FALLBACK
-from treadle.plugins.reload import Reloaded, reloaded
 from treadle_server.app import build
 from treadle_server.context import Context
+from treadle_server.exchange import Reloaded, reloaded
 from treadle_server.matching import PARSERS
 from treadle_server.parsing import checked
 from treadle_server.served import Served
@@ -36,7 +36,7 @@ STARTUP = 30.0
 async def reload(context: Context, id: str) -> Reloaded:
     """Use the code that the distribution of ``kind:key`` has on disk now. One at a time.
 
-    Raises the errors of ``treadle.plugins.reload.reloaded``; the old code is then in use as before.
+    Raises the errors of ``treadle_server.exchange.reloaded``; the old code is then in use as before.
     """
     async with context.reloading:
         watch = Watch(LONGEST / PATIENCE)

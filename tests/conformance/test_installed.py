@@ -16,8 +16,8 @@ import pytest
 
 from treadle.api.files import ModelRef
 from treadle.plugins import Entry, Host
-from treadle.plugins.health import editable_folder
 from treadle.testing.catalog import suite_of
+from treadle.testing.examination.findings import editable_folder
 from treadle.testing.logits import LogitsProcessorSuite
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.sources import LoadFormatSuite, ModelSourceSuite

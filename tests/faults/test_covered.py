@@ -78,11 +78,11 @@ NAMES: dict[str, Any] = {
             caches,
             engine,
             files,
+            structured_output,
             models,
             parsers,
             plan,
             stats,
-            structured_output,
         )
         for name, value in vars(module).items()
     },

@@ -22,7 +22,7 @@ async def test_plugins_are_listed_with_their_states() -> None:
 
 
 def test_states_of_the_engine_are_shown() -> None:
-    from treadle.plugins.listing import Row
+    from treadle.testing.examination.listing import Row
     from treadle_server.routes.plugins import shown
 
     row = Row("stat_loggers", "x", "treadle-x", "1.0", "ready", "", "treadle_x")

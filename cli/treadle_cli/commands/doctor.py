@@ -15,8 +15,8 @@ from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import single
 
 if TYPE_CHECKING:
-    from treadle.plugins.doctor import Report
-    from treadle.plugins.survey import Bid
+    from treadle_cli.doctor.report import Report
+    from treadle_cli.doctor.survey import Bid
 
 __all__ = ("treadle_command",)
 
@@ -37,7 +37,7 @@ def doctor(
 
     The exit code is 0 if nothing is wrong, else 1.
     """
-    from treadle.plugins.doctor import examine
+    from treadle_cli.doctor.report import examine
 
     found = examine(Host(options.struct(PLUGINS)), seconds=timeout, specs=SPECS)
     failed = found.failed(strict)

@@ -19,8 +19,8 @@ from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import SectionedCommand, application
 
 if TYPE_CHECKING:
-    from treadle.plugins.describe import Description
-    from treadle.plugins.listing import Row
+    from treadle.testing.examination.listing import Row
+    from treadle_cli.description import Description
 
 __all__ = ("treadle_command",)
 
@@ -33,7 +33,7 @@ def show_list(
     options: Options,
 ) -> None:
     """List every plugin with its state. Imports none of them."""
-    from treadle.plugins.listing import rows
+    from treadle.testing.examination.listing import rows
 
     found = list(rows(Host(options.struct(PLUGINS)), kind))
     if json:
@@ -51,7 +51,7 @@ def show_one(
     options: Options,
 ) -> None:
     """Import one plugin and show its hooks and options; of a distribution, list its keys."""
-    from treadle.plugins.describe import describe
+    from treadle_cli.description import describe
 
     host = Host(options.struct(PLUGINS))
     if ":" not in id:
@@ -117,7 +117,7 @@ def lock(
 
 
 def _show_distribution(host: Host, name: str, json: bool) -> None:
-    from treadle.plugins.listing import rows
+    from treadle.testing.examination.listing import rows
 
     found: list[Row] = [r for r in rows(host) if normal(r.distribution) == normal(name)]
     if not found:

@@ -17,8 +17,8 @@ import msgspec
 
 from treadle.config import PluginConfig
 from treadle.plugins import Host
-from treadle.plugins.probe import HEAVY
 from treadle.plugins.selection import Plan
+from treadle.testing.examination.probe import HEAVY
 from treadle_cli import main as cli
 
 __all__ = ("Ended", "Request", "main")

@@ -26,7 +26,7 @@ from treadle.plugins import KINDS, Entry, Host
 from treadle.plugins.entries import normal
 
 if TYPE_CHECKING:
-    from treadle.plugins.health import Finding
+    from treadle.testing.examination.findings import Finding
 
 __all__ = ("FOREIGN", "PluginSuite", "Subject", "hook_arguments")
 
@@ -68,15 +68,16 @@ class PluginSuite(Subject):
 
     def findings(self) -> list[Finding]:
         """What ``treadle doctor`` says of it; its import runs in a process of its own."""
-        from treadle.plugins.doctor import examine
         from treadle.plugins.selection import Choice
+        from treadle.testing.examination.checks import check
 
         entry = self.entry
         name = (str(Choice.of(entry, self.kind, self.key)), type(self))
         if name not in _EXAMINED:
-            found = examine(self.host(), only=entry.id).plugins
-            mine = [c for c in found if c.distribution == entry.dist]
-            _EXAMINED[name] = [f for checked in mine for f in checked.findings]
+            host = self.host()
+            same = [e for e in host.entries if (e.id, e.dist) == (entry.id, entry.dist)]
+            checked, _ = check(host, same, seconds=30.0, specs=())
+            _EXAMINED[name] = [finding for each in checked for finding in each.findings]
         return _EXAMINED[name]
 
     def said(self, *codes: str) -> list[str]:
@@ -141,10 +142,15 @@ class PluginSuite(Subject):
 
     def test_its_options_are_documented(self) -> None:
         """``treadle plugin show`` and the help pages tell users what each option means."""
-        from treadle.plugins.describe import describe
+        from msgspec.json import schema
 
-        shown = describe(self.host(), self.kind, self.key)
-        silent = [option.flag for option in shown.options if not option.description]
+        from treadle.plugins.options import options_struct
+
+        struct = options_struct(self.host().load(self.kind, self.key), self.kind, self.entry.key)
+        if struct is None:
+            return
+        (described,) = (d for n, d in schema(struct)["$defs"].items() if n == struct.__name__)
+        silent = [n for n, p in described["properties"].items() if not p.get("description")]
         assert silent == [], "give them msgspec.Meta(description=…)"
 
 

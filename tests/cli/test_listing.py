@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from treadle.errors import PluginNotFoundError
-from treadle.plugins.listing import rows
+from treadle.testing.examination.listing import rows
 
 
 def notes(host):

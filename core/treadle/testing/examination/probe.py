@@ -20,11 +20,11 @@ import pluggy
 
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
-from treadle.plugins.health import Finding
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.loader import Loader
 from treadle.plugins.options import declared_options
 from treadle.plugins.selection import Choice
+from treadle.testing.examination.findings import Finding
 
 __all__ = ("HEAVY", "Loaded", "Request", "main")
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from treadle.plugins.doctor import examine
-from treadle.plugins.health import CODES
-from treadle.plugins.machine import Machine, advice, look
-from treadle.plugins.survey import ATTENTION, KERNELS, Seen
+from treadle.testing.examination.findings import CODES
+from treadle_cli.doctor.machine import Machine, advice, look
+from treadle_cli.doctor.report import examine
+from treadle_cli.doctor.survey import ATTENTION, KERNELS, Seen
 
 POLICY = """
 from treadle.api import impl

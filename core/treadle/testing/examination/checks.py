@@ -1,4 +1,4 @@
-"""The examination behind ``treadle doctor``: every plugin in a process of its own, and the machine."""
+"""Examining plugins: each is imported in a process of its own, where it may hang or crash."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from treadle.plugins import machine
-from treadle.plugins.entries import Entry, normal
-from treadle.plugins.health import Finding, about_distribution, standing
-from treadle.plugins.probe import Loaded, Request
+from treadle.plugins.entries import Entry
 from treadle.plugins.registry import Registry
-from treadle.plugins.selection import Choice, Plan
-from treadle.plugins.survey import Seen, Survey
+from treadle.plugins.selection import Choice
 from treadle.processes.child_process import ChildError, ask
+from treadle.testing.examination.findings import Finding, about_distribution, standing
+from treadle.testing.examination.probe import Loaded, Request
 
-__all__ = ("Checked", "Report", "check", "examine")
+__all__ = ("Checked", "check")
 
-PROBE, SURVEY = "treadle.plugins.probe", "treadle.plugins.survey"
-AT_ONCE = 4
+PROBE = "treadle.testing.examination.probe"
+MAX_PROCESSES = 4
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -34,49 +32,6 @@ class Checked(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
-class Report(msgspec.Struct, frozen=True):
-    """What ``treadle doctor`` knows. ``problems`` are about the whole and not about one plugin."""
-
-    machine: machine.Machine
-    plugins: list[Checked]
-    seen: Seen | None
-    reports: list[str]
-    problems: list[str]
-    advice: list[str]
-
-    def failed(self, strict: bool = False) -> bool:
-        """Whether something must be repaired; ``strict``: also what is only slow."""
-        found = [f for checked in self.plugins for f in checked.findings]
-        return bool(self.problems) or any(strict or f.fatal for f in found)
-
-
-def examine(
-    registry: Registry,
-    *,
-    seconds: float = 30.0,
-    specs: Sequence[str] = (),
-    device: str = "auto",
-    only: str | None = None,
-) -> Report:
-    """Import every usable plugin, each in a process that has ``seconds`` to end.
-
-    ``specs`` name the hooks of other distributions (``module:class``). ``only`` is a distribution
-    or a ``kind:key``: nothing else is imported, and the device is left alone.
-    """
-    chosen = [e for e in registry.entries if only is None or only in (e.id, normal(e.dist))]
-    plugins, reports = check(registry, chosen, seconds=seconds, specs=specs)
-    installed = {normal(e.dist) for e in registry.entries}
-    found = machine.look(installed)
-    seen, problems = None, []
-    if only is None:
-        try:
-            seen = ask(SURVEY, Survey(_healthy(registry, plugins), device), Seen, seconds * 2)
-        except ChildError as error:
-            problems.append(f"asking for the device and the bids failed: {error}")
-    tips = list(machine.advice(found, seen, installed))
-    return Report(found, plugins, seen, reports, problems, tips)
-
-
 def check(
     registry: Registry, entries: Iterable[Entry], *, seconds: float, specs: Sequence[str]
 ) -> tuple[list[Checked], list[str]]:
@@ -86,7 +41,7 @@ def check(
     for entry in chosen:
         if entry.usable:
             targets.setdefault((entry.dist, str(entry.file or entry.target)), []).append(entry)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_PROCESSES) as pool:
         answers = pool.map(lambda same: _load(same, seconds, specs), targets.values())
         loaded = dict(zip(targets, answers, strict=True))
     reports = [
@@ -133,10 +88,3 @@ def _once(findings: Iterable[Finding]) -> list[Finding]:
     for finding in findings:
         seen.setdefault(finding.text if finding.code != "dependency" else "dependency", finding)
     return list(seen.values())
-
-
-def _healthy(registry: Registry, plugins: Iterable[Checked]) -> Plan:
-    """The plugins that can be imported without harm to the process that asks for bids."""
-    broken = {(c.distribution, c.target) for c in plugins if c.state == "broken"}
-    choices = registry.plan().choices
-    return Plan([c for c in choices if (c.dist, c.file or c.target) not in broken])

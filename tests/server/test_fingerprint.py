@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.plugins.fingerprint import fingerprint
+from treadle_server.fingerprint import fingerprint
 
 
 def test_it_changes_with_the_version_of_any_plugin(site):

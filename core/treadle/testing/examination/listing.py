@@ -9,9 +9,9 @@ import msgspec
 
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.health import editable_folder
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.registry import Registry
+from treadle.testing.examination.findings import editable_folder
 
 __all__ = ("Row", "editable", "rows", "unmet")
 

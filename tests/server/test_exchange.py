@@ -18,7 +18,7 @@ from treadle.errors import (
     PluginReloadError,
 )
 from treadle.plugins.lock import locked
-from treadle.plugins.reload import reloaded
+from treadle_server.exchange import reloaded
 
 PARSER = """
 from treadle.api import impl

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from treadle.known_plugins import DISTRIBUTIONS, install_hint
-from treadle.plugins.survey import Seen
+from treadle_cli.doctor.survey import Seen
 
 __all__ = ("Machine", "advice", "look")
 

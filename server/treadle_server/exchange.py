@@ -19,13 +19,13 @@ from typing import TypeVar
 import msgspec
 
 from treadle.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
-from treadle.plugins import doctor
 from treadle.plugins import resolution as choice
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.kinds import KINDS
 from treadle.plugins.local import home
 from treadle.plugins.registry import Registry
 from treadle.plugins.switches import ALWAYS_ALLOWED
+from treadle.testing.examination.checks import check
 
 __all__ = ("RELOADABLE", "Reloaded", "anew", "reloaded")
 
@@ -161,7 +161,7 @@ def _examine(
     seconds: float,
 ) -> None:
     """Raise ``PluginLoadError`` with what the doctor finds fatal."""
-    checked, _ = doctor.check(fresh, wanted, seconds=seconds, specs=specs)
+    checked, _ = check(fresh, wanted, seconds=seconds, specs=specs)
     found = dict.fromkeys(f"{f.code}: {f.text}" for c in checked for f in c.findings if f.fatal)
     if found:
         said = "\n  ".join(found)
