@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.files import Tokenizer
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import Tagged
 from treadle.errors import PluginLoadError
 from treadle.text.partial_match import partial_match_len
@@ -37,10 +38,14 @@ class Marks:
         config, engine = self._context.config, self._context.engine
         found: frozenset[int] = frozenset()
         if tools and (name := config.tool_parser) is not None:
-            build = partial(engine.host.tool_parser, name, engine.tokenizer, ())
+            build = partial(
+                engine.host.create, TOOL_PARSERS, name, tokenizer=engine.tokenizer, tools=()
+            )
             found |= await self._named("tool_parsers", name, build)
         if reasoning and (name := config.reasoning_parser) is not None:
-            think = partial(engine.host.reasoning_parser, name, engine.tokenizer, "")
+            think = partial(
+                engine.host.create, REASONING, name, tokenizer=engine.tokenizer, prompt=""
+            )
             found |= await self._named("reasoning", name, think)
         return found
 

@@ -36,10 +36,10 @@ CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2Fo
 GENERATE = """
 import sys
 from treadle import LLM, SamplingParams
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 gone = sys.argv[1]
-assert gone not in {entry.dist for entry in Host().entries}
+assert gone not in {entry.dist for entry in PluginManager().entries}
 options = dict(model=sys.argv[2], load_format="dummy", device="cpu", num_pages=16, max_num_seqs=2)
 with LLM(**options) as llm:
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)

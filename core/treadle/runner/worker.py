@@ -11,7 +11,7 @@ import torch
 from treadle.api.attention import KernelRequest
 from treadle.api.step_types import EngineFacts, StepResult
 from treadle.errors import EngineError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.collective import TorchCollective
 from treadle.runner.device import describe, pick_device
 from treadle.runner.model_runner import ModelRunner
@@ -31,7 +31,7 @@ class Rank:
     def __init__(self, start: Start, store: Store) -> None:
         """Meet the other ranks in ``store``, build and load. Raises what ``ModelRunner`` raises."""
         config = start.config
-        host = Host.from_plan(start.plan, config.plugins)
+        host = PluginManager.from_selection(start.plan, config.plugins)
         device = pick_device(config.device.device, start.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)

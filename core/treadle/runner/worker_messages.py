@@ -10,7 +10,7 @@ import msgspec
 from treadle import errors
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
-from treadle.plugins import Plan
+from treadle.plugins import PluginSelection
 
 __all__ = (
     "Answer",
@@ -35,7 +35,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
     rank: int
     size: int
     config: EngineConfig
-    plan: Plan
+    plan: PluginSelection
     meeting: str
     """Where the ranks find each other, in words that the executor and its workers agree on."""
     device: int = 0

@@ -19,7 +19,7 @@ from treadle_attention_flashinfer.pages import pages_of, visible
 from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.attention import AttentionSuite, Case, requests, steps
 from treadle.testing.attention_reference import batch_of
 
@@ -342,7 +342,9 @@ class TestOnCuda(InSixteenBits):
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
-        if not {"treadle-attention-flashinfer", "treadle-demo"} <= {e.dist for e in Host().entries}:
+        if not {"treadle-attention-flashinfer", "treadle-demo"} <= {
+            e.dist for e in PluginManager().entries
+        }:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("flashinfer", device="cuda", dtype="float16")
         assert own == answers("sdpa", device="cuda", dtype="float16")

@@ -17,7 +17,7 @@ from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention
 from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -226,7 +226,7 @@ class TestOnCuda(AttentionSuite):
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
         if not {"treadle-attention-xformers", "treadle-demo"} <= {
-            entry.dist for entry in Host().entries
+            entry.dist for entry in PluginManager().entries
         }:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("xformers", device="cuda", dtype="float16")

@@ -11,7 +11,7 @@ import pytest
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 CUDA = DeviceInfo("cuda", (9, 0))
 
@@ -396,7 +396,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
 
 def test_an_unknown_operation_is_not_answered() -> None:
     request = KernelRequest(CUDA, "bfloat16", {"size": 64})
-    assert Host().kernel("no_such_op", request) is None
+    assert PluginManager().kernel("no_such_op", request) is None
 
 
 def test_odd_shapes_are_refused() -> None:

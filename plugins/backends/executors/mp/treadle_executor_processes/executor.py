@@ -14,7 +14,7 @@ from typing import NoReturn
 from treadle import errors
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.processes.spawn import spawn
 from treadle.runner.worker_messages import (
     Answer,
@@ -44,7 +44,7 @@ class ProcessesExecutor:
     dies or fails takes the whole group down: the others wait for it in a collective.
     """
 
-    def __init__(self, config: EngineConfig, host: Host) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
         self._config = config
         self._host = host
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -54,7 +54,7 @@ class ProcessesExecutor:
 
     def start(self) -> EngineFacts:
         size = self._config.device.tensor_parallel_size
-        plan = self._host.plan()
+        plan = self._host.selection()
         meeting = str(Path(self._folder.name) / "meeting")
         for rank in range(size):
             worker, ours = spawn("treadle_executor_processes.worker:main")

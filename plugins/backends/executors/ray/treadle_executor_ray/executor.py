@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.worker_messages import (
     Answer,
     Collect,
@@ -48,7 +48,7 @@ class RayExecutor:
     of them that ends takes the whole group down.
     """
 
-    def __init__(self, config: EngineConfig, host: Host, options: RayOptions) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager, options: RayOptions) -> None:
         self._config = config
         self._host = host
         self._cluster = Cluster(options)
@@ -86,7 +86,7 @@ class RayExecutor:
         # All ranks run on what was found for the cluster, whatever "auto" would be on their nodes.
         chosen = msgspec.structs.replace(self._config.device, device=device)
         config = msgspec.structs.replace(self._config, device=chosen)
-        plan, size, here = self._host.plan(), len(nodes), Counter(nodes)
+        plan, size, here = self._host.selection(), len(nodes), Counter(nodes)
         answers = []
         for rank, actor in enumerate(self._actors):
             # Ray shows an actor its own GPU only, so each one's is the first that it sees.
