@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import Member, members, plugins
+from repository import Member, kits, members, plugins
 
 SIZES = {
     "vocab_size": 64,
@@ -123,8 +123,20 @@ def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == "4"
 
 
-@pytest.mark.parametrize("name", ["treadle-server", "treadle-cli"])
-def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "treadle-server",
+        "treadle-cli",
+        "treadle-paged-attention-kit",
+        *(
+            pytest.param(kit.name, marks=pytest.mark.slow)
+            for kit in kits()
+            if kit.name != "treadle-paged-attention-kit"
+        ),
+    ],
+)
+def test_the_engine_needs_no_server_no_command_line_and_no_kit(name: str, tmp_path: Path) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
     done = run(without(member, tmp_path), GENERATE, name, str(model))

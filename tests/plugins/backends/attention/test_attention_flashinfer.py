@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in found:
-            raise treadle_attention_flashinfer.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(treadle_attention_flashinfer.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(treadle_attention_flashinfer, "which", found.get)
     monkeypatch.setattr(treadle_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
     return found

@@ -5,13 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import treadle_attention_xformers
 from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention
 
 from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
@@ -38,10 +38,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in versions:
-            raise treadle_attention_xformers.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(treadle_attention_xformers.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     return versions
 
 

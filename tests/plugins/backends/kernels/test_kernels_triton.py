@@ -386,8 +386,8 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
     pytest.importorskip("triton")
     assert isinstance(found, KernelOffer)
     for device, dtype, reason in (
-        (DeviceInfo("cpu"), "bfloat16", "needs a CUDA device"),
-        (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 8.0"),
+        (DeviceInfo("cpu"), "bfloat16", "device 'cpu' is not CUDA"),
+        (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 7.5 is below 8.0"),
         (CUDA, "int8", "dtype int8"),
     ):
         refusal = treadle_kernels_triton.treadle_kernel(op, KernelRequest(device, dtype, shape))
