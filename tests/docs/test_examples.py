@@ -25,6 +25,8 @@ from pathlib import Path
 import pytest
 from pages import Block, blocks
 
+from treadle.plugins.local import local_entries
+
 RUN = ("treadle", "curl", "echo")
 # Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
 NOT_RUN = (
@@ -150,6 +152,10 @@ def test_the_examples_of_the_page_work(page: Path, reader: Reader) -> None:
     for block in blocks(page):
         if not block.skipped:
             reader.follow(block)
+    for block in blocks(page):
+        if block.file is not None and "\nTREADLE = {" in block.code:
+            for entry in local_entries(block.file):
+                reader.run(f"treadle plugin test {entry.id} --plugin-file {block.file}")
 
 
 def test_an_example_that_is_not_run_says_why(page: Path) -> None:

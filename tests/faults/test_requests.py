@@ -35,7 +35,7 @@ SEVENS = [7] * 6
         ("None", "TypeError: 'NoneType' object is not iterable"),
         ("text", "ValueError: could not convert string to float: 'o'"),
         ("False", "TypeError: 'bool' object is not iterable"),
-        ("few", r"ValueError: \(\) is no order; a tuple of finite numbers is"),
+        ("few", r"ValueError: \(\) is not a sort key; a tuple of finite numbers is"),
     ],
 )
 def test_a_request_that_cannot_be_ordered_fails_alone(

@@ -14,9 +14,9 @@ import torch
 
 from treadle.api.attention import AttentionRequest, KernelOffer, KernelRequest, Offer, Refusal
 from treadle.api.cache import DeviceInfo
-from treadle.api.kinds import ATTENTION, KERNELS
+from treadle.api.kinds import ATTENTION, KERNELS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
-from treadle.errors import TreadleError
+from treadle.errors import PluginLoadError
 from treadle.layers import NullCollective
 from treadle.layers.kernels import install_kernels
 from treadle.loading import fetch, parse_ref, read_config
@@ -134,10 +134,11 @@ def _layers(
         )
         attention.allocate([2] * len(attention.cache_groups), meta, model)
         install_kernels(model, asked, info, dtype_name(dtype))
-    except TreadleError:
-        raise
-    except Exception as error:  # a model may want memory while it is built
-        said = f"the model cannot be built on the device meta: {error}"
+    except PluginLoadError as error:
+        if error.plugin is None or not error.plugin.startswith(f"{MODELS.name}:"):
+            raise
+        # a model may want memory while it is built
+        said = f"the model cannot be built on the device meta: {error.__cause__}"
         yield Explained("attention-backend", "unknown", said)
     for op in SAMPLER_OPS:
         shape = {"vocab_size": text_config(hf_config).vocab_size}
