@@ -178,7 +178,7 @@ def test_a_full_queue_and_a_used_id(engine: Any, checkpoint: Any) -> None:
     with pytest.raises(RequestError, match="'a' is in use"):
         driven.add("a", PROMPT)
     driven.add("b", PROMPT)
-    with pytest.raises(QueueFullError, match="2 requests are waiting, max_queue allows 2"):
+    with pytest.raises(QueueFullError, match="2 requests are waiting; max_queue allows 2"):
         driven.add("c", PROMPT)
     driven.run()
     driven.add("c", PROMPT)
