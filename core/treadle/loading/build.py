@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that can run: the architecture, its layers, its weights."""
+"""Building a model from a checkpoint: architecture, quantization, layers, weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Plugins(Protocol):
-    """The part of the plugin host that is used here."""
+    """The part of the plugin manager that is used here."""
 
     def model(self, architecture: str, hf_config: Any) -> ModelSpec: ...
 
@@ -68,11 +68,11 @@ def build_model(
     max_model_len: int | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, ModelSpec]:
-    """Build the model of a checkpoint on ``device`` and load this rank's share of its weights.
+    """Build the model of a checkpoint on ``device`` and load this rank's shards of its weights.
 
-    The module is a ``CausalModel`` in evaluation mode. ``seed`` is that of ``dummy`` weights.
-    Raises ``UnsupportedModelError`` when no plugin knows the architecture or the quantization, and
-    ``CheckpointError`` when the weights do not fit.
+    The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights.
+    Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
+    and ``CheckpointError`` if the weights do not fit.
     """
     loader = _loader(host, files, load_format, seed)
     started = perf_counter()
@@ -104,10 +104,10 @@ def empty_model(
     quantization: str = AUTO,
     max_model_len: int | None = None,
 ) -> tuple[nn.Module, ModelSpec, QuantizationScheme | None]:
-    """The layers of a model with parameters that nothing has filled.
+    """Build a model with uninitialised parameters; return it with its spec and quantization.
 
-    On the device ``meta`` they take no memory; ``info`` says what device they are made for. Raises
-    ``UnsupportedModelError`` as ``build_model`` does.
+    ``info`` is the device for which kernels are chosen. It may differ from ``device``, which may
+    be ``meta`` to use no memory. Raises ``UnsupportedModelError`` as ``build_model`` does.
     """
     spec = find_model(host, hf_config)
     scheme = find_scheme(host, hf_config, info, quantization)
@@ -132,14 +132,14 @@ def empty_model(
 
 
 def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
-    """The spec of the first architecture that a plugin knows.
+    """Return the spec of the first architecture that a plugin supports.
 
-    Raises ``UnsupportedModelError`` with the host's words: which are known, what to install.
+    Raises ``UnsupportedModelError`` if there is none; the message says what to install.
     """
     names = list(getattr(hf_config, "architectures", None) or ())
     if not names:
         raise UnsupportedModelError(
-            "the configuration names no architecture; name one with "
+            "the configuration has no architecture; set one with "
             'hf_overrides \'{"architectures": ["…"]}\''
         )
     refusals: list[str] = []
@@ -157,10 +157,11 @@ def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
 def find_scheme(
     host: Plugins, hf_config: Any, device: DeviceInfo, option: str = AUTO
 ) -> QuantizationScheme | None:
-    """The quantization of a checkpoint; an ``option`` that is not ``auto`` replaces what it says.
+    """Return the quantization scheme of a checkpoint, or ``None`` if it is not quantized.
 
-    Raises ``UnsupportedModelError`` when no plugin knows the method, ``CheckpointError`` when the
-    checkpoint names none and no plugin recognizes it.
+    ``option`` replaces the checkpoint's method unless it is ``auto``. Raises
+    ``UnsupportedModelError`` if no plugin supports the method, and ``CheckpointError`` if the
+    checkpoint does not name its method and no plugin recognizes it.
     """
     checkpoint = quantization_config(hf_config) or {}
     method = find_method(host, hf_config, option).key
@@ -176,8 +177,10 @@ def find_scheme(
 
 
 def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
-    """Which quantization plugin reads a checkpoint: the one that the option names, else the one
-    that the checkpoint names, else the one that recognizes it. Raises as ``find_scheme`` does."""
+    """Return the quantization method: named by the option, else by the checkpoint, else matched.
+
+    Raises ``CheckpointError`` if no plugin matches the checkpoint.
+    """
     checkpoint = quantization_config(hf_config)
     if option != AUTO:
         return Decision(option, f"--quantization {option}")
@@ -189,8 +192,8 @@ def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
     found = decide(host, "quantization", model, option)
     if found.key is None:
         raise CheckpointError(
-            f"quantization_config names no quant_method (it has {', '.join(checkpoint)}) and no "
-            "installed plugin recognizes it; name the method with the option quantization"
+            f"quantization_config has no quant_method (only {', '.join(checkpoint)}) and no "
+            "installed plugin recognizes it; set the method with the option quantization"
         )
     return found
 
@@ -202,8 +205,8 @@ def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> We
         found = detect_format(files)
         if found is None:
             raise CheckpointError(
-                f"{files.root} holds no weights (looked for *.safetensors, *.bin, *.pt); check the "
-                "folder, name another load_format, or use load_format 'dummy' for random weights"
+                f"{files.root} has no weights (looked for *.safetensors, *.bin, *.pt); check the "
+                "folder, set another load_format, or use load_format 'dummy' for random weights"
             )
         load_format = found
     return host.load_format(load_format, files)
@@ -214,7 +217,7 @@ def _renaming(scheme: object) -> Callable[[str], str | None] | None:
 
 
 class _CheckpointNames:
-    """A scheme that sees the checkpoint's names where the model plugin renames prefixes."""
+    """A wrapper of a scheme that gives it checkpoint names if the model plugin renames prefixes."""
 
     def __init__(self, scheme: QuantizationScheme, renamed: Mapping[str, str]) -> None:
         self._scheme, self._renamed = scheme, renamed
