@@ -1,4 +1,4 @@
-"""One rank of a model: builds its shard and obeys the orders of an executor."""
+"""The worker: runs one rank of a model and executes the commands of an executor."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = logging.getLogger("treadle.runner")
 
 
 class Rank:
-    """A shard of a model on its device. The only one of its process; used from one thread."""
+    """One rank of a model on its device. One per process; use it from one thread."""
 
     def __init__(self, start: Start, store: Store) -> None:
-        """Meet the other ranks in ``store``, build and load. Raises what ``ModelRunner`` raises."""
+        """Connect to the other ranks through ``store``, then build and load the model."""
         config = start.config
         host = Host.from_plan(start.plan, config.plugins)
         device = pick_device(config.device.device, start.device)
@@ -47,9 +47,9 @@ class Rank:
         return self._runner.facts
 
     def obey(self, order: Order) -> StepResult | None:
-        """Carry out an order that follows ``Start``; ``Collect`` has a result.
+        """Execute a command after ``StartWorker``. Only ``Collect`` has a result.
 
-        After ``Stop`` and after an error nothing may follow: the other ranks wait for this one.
+        After ``Stop`` or an error the worker cannot be used, since the other ranks wait for it.
         """
         match order:
             case Launch(plan):
@@ -61,12 +61,12 @@ class Rank:
             case Stop():
                 self._ranks.close()
             case Start():
-                raise EngineError("a rank is started once")
+                raise EngineError("the worker has already been started")
         return None
 
 
 def failed(error: BaseException) -> Failed:
-    """The answer of a worker that cannot go on. What is not treadle's own error is logged in full."""
+    """Return the reply of a failed worker. Logs the traceback unless it is a ``TreadleError``."""
     if not isinstance(error, TreadleError):
         log.error("the worker failed", exc_info=error)
     return Failed.of(error)

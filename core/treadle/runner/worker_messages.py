@@ -1,6 +1,6 @@
-"""What an executor and its workers say to each other: msgspec Structs as msgpack, never pickle.
+"""Messages between an executor and its workers: msgspec Structs as msgpack, never pickle.
 
-How the bytes travel is the executor's business.
+The executor chooses the transport.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = (
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first order of a worker."""
+    """The first command of a worker."""
 
     rank: int
     size: int
     config: EngineConfig
     plan: Plan
     meeting: str
-    """Where the ranks find each other, in words that the executor and its workers agree on."""
+    """Where the ranks connect to each other, in a format that the executor defines."""
     device: int = 0
-    """Which of the CUDA devices that this worker sees is its own."""
+    """Index of this worker's CUDA device among those visible to it."""
     neighbours: int = 1
-    """How many workers share the cores of this machine, this one included."""
+    """Number of workers on this node, including this one."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -49,13 +49,13 @@ class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Complete the held step that was launched last."""
+    """Complete the newest step, which has deferred sampling."""
 
     edits: StepEdits | None
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Wait for the oldest launched step; rank 0 answers with its ``StepResult``."""
+    """Wait for the oldest step in flight. Rank 0 replies with its ``ModelRunnerOutput``."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -71,7 +71,7 @@ class Collected(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A worker cannot go on; ``kind`` is the class of the error."""
+    """A worker has failed. ``kind`` is the name of the error's class."""
 
     kind: str
     message: str
@@ -82,14 +82,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     @property
     def own(self) -> errors.TreadleError | None:
-        """The error itself, if it is one of treadle's: the user can mend what it says."""
+        """The error, if it is a ``TreadleError``; else ``None``."""
         kind = getattr(errors, self.kind, None)
         if isinstance(kind, type) and issubclass(kind, errors.TreadleError):
             return kind(self.message)
         return None
 
     def error(self, rank: int, *, serving: bool) -> errors.TreadleError:
-        """What an executor raises: the worker's own error at start; later the engine is lost."""
+        """Return the error to raise: the worker's own if not ``serving``, else ``EngineDeadError``."""
         if not serving and (own := self.own) is not None:
             return own
         return errors.EngineDeadError(f"rank {rank} failed: {self.kind}: {self.message}")

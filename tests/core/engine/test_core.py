@@ -198,7 +198,7 @@ def test_abort_at_any_moment(engine: Any, checkpoint: Any) -> None:
 
 def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"max_model_len is 200 tokens, the KV cache holds 48 \(3 pages"
+        ConfigError, match=r"max_model_len is 200 tokens, but the KV cache holds 48 \(3 pages"
     ):
         engine(checkpoint(), num_pages=4, max_model_len=200)
     assert engine(checkpoint(), num_pages=4).core.facts.max_model_len == 48
