@@ -146,9 +146,7 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None
     executor: Annotated[str, Meta(description="Executor plugin.")] = "inline"
-    tensor_parallel_size: Annotated[
-        Positive, Meta(description="Number of tensor-parallel devices.")
-    ] = 1
+    tensor_parallel_size: Annotated[Positive, Meta(description="Tensor-parallel ranks.")] = 1
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     threads: Annotated[
         Positive | None, Meta(description="CPU threads per worker (default: torch's choice).")
@@ -254,10 +252,7 @@ def _unknown(name: str) -> str:
 
 
 def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return msgspec's message with the option's name and value.
-
-    Example of the message: ``Expected `int` >= 1 - at `$.cache.page_size```.
-    """
+    """Return msgspec's message (``Expected `int` - at `$.cache.page_size```) with the value."""
     message, _, path = str(error).partition(" - at `$.")
     names = path.rstrip("`").split(".")
     if len(names) < 2:
@@ -286,10 +281,7 @@ def environment() -> dict[str, Any]:
 
 
 def server_environment() -> dict[str, Any]:
-    """Return the server options of the environment.
-
-    ``TREADLE_API_KEY`` and ``TREADLE_ADMIN_API_KEY`` are comma-separated lists of keys.
-    """
+    """Return the server options of the environment: comma-separated API keys."""
     found: dict[str, Any] = {}
     variables = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
     for option, variable in variables.items():
@@ -307,8 +299,7 @@ def debug() -> bool:
 def forbid_multicast() -> None:
     """Keep torch's symmetric memory from creating NVLink multicast objects.
 
-    treadle does not use them, and some machines crash on their creation. Call this function
-    before the first rendezvous.
+    They are not used, and some machines crash. Call it before the first rendezvous.
     """
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
@@ -322,7 +313,7 @@ def patient_threads() -> None:
 
 
 def option_type(annotation: Any) -> tuple[Any, bool]:
-    """Return ``(type, is_optional)`` of an option's annotation, without ``Annotated`` and ``None``."""
+    """Return an option's type without ``Annotated`` and ``None``, and whether it is optional."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     arms = [a for a in get_args(annotation) if a is not type(None)]

@@ -86,7 +86,7 @@ class LogitsProcessor(Protocol):
     """Edits logits before sampling, for requests that name it in ``SamplingParams.extra_args``."""
 
     def check(self, arguments: Any) -> None:
-        """Raise ``RequestError`` if ``arguments``, a request's ``extra_args[name]``, are invalid."""
+        """Raise ``RequestError`` if ``arguments`` (``extra_args[name]``) are invalid."""
 
     def apply(
         self, logits: Tensor, arguments: Sequence[Any], tokens: Sequence[Sequence[int]]
@@ -168,8 +168,4 @@ class MultimodalProcessor(Protocol):
         """
 
     def placeholder_tokens(self, item: Any) -> int:
-        """Return the number of prompt positions of the item, at least 1.
-
-        It is the number of features from ``process``. Raises ``RequestError`` if the item is
-        invalid.
-        """
+        """Return an item's prompt positions, at least 1. Raises ``RequestError`` if invalid."""

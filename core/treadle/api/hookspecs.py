@@ -81,7 +81,7 @@ class First:
     def treadle_executor(
         self, name: str, config: EngineConfig, host: Any, options: Options
     ) -> t.Executor | None:
-        """Return an executor: ``inline``, ``processes``, ``ray``. ``host`` is the plugin manager."""
+        """Return an executor: ``inline``, ``processes``, ``ray``. ``host``: plugin manager."""
 
     @spec(firstresult=True)
     def treadle_policy(self, name: str, options: Options) -> t.SchedulingPolicy | None:

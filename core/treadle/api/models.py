@@ -240,5 +240,5 @@ class TensorNames(Protocol):
     def rename(self, name: str) -> str | None:
         """Return the usual name of a checkpoint tensor, or ``None`` if it is not needed.
 
-        Example: ``….q_proj.k_scale`` → ``….attn.k_scale``. Applied before the maps of ``ModelSpec``.
+        Example: ``….q_proj.k_scale`` → ``….attn.k_scale``. Applied before ``ModelSpec``'s maps.
         """

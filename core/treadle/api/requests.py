@@ -49,7 +49,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def refusal(output: TokenOutput) -> RequestError | None:
-    """Return the error of a request rejected after it was accepted, for its grammar; or ``None``."""
+    """Return the error of a request whose parameter failed in the engine; else ``None``."""
     if output.param is None:
         return None
     return RequestError(output.error or "the request was rejected", param=output.param)

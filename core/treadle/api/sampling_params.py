@@ -158,10 +158,7 @@ OPTIONAL = frozenset(
 def check_number(
     name: str, value: Any, low: float, high: float, *, whole: bool | None = None
 ) -> None:
-    """Raise ``RequestError`` unless ``value`` is a finite number in ``[low, high]``.
-
-    If ``whole``, it must be an int.
-    """
+    """Raise ``RequestError`` unless ``value`` is finite, in range and, if ``whole``, an int."""
     whole = name in WHOLE if whole is None else whole
     if value is None and name in OPTIONAL:
         return
@@ -183,15 +180,10 @@ def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: 
 
 
 def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
-    """Raise ``RequestError`` unless all ``values`` are non-empty texts.
-
-    Texts of only whitespace are allowed if ``blank``.
-    """
+    """Raise ``RequestError`` for an empty text, or one of only whitespace unless ``blank``."""
     for text in values:
         if not isinstance(text, str) or not (text if blank else text.strip()):
-            raise RequestError(
-                f"{name} has {text!r}; each entry must be a non-empty text", param=name
-            )
+            raise RequestError(f"{name} has {text!r}; entries must be non-empty texts", param=name)
         check_text(name, text, MAX_STOP_CHARS)
 
 

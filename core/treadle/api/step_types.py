@@ -72,7 +72,7 @@ class SlotStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageWrite(msgspec.Struct, frozen=True, array_like=True):
-    """Write ``pages`` to row ``slot`` of the page table of ``group``, starting at column ``first``."""
+    """Write ``pages`` to row ``slot`` of ``group``'s page table, starting at column ``first``."""
 
     group: int
     slot: int

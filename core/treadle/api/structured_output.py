@@ -68,10 +68,7 @@ class GrammarCompiler(Protocol):
     name: str
 
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """Return why the backend cannot enforce ``spec``, or ``None``.
-
-        Report features that the library would silently ignore.
-        """
+        """Return which part of ``spec`` the backend cannot enforce, or ``None``."""
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Compile ``spec``. May raise any exception; its text is shown to the client."""

@@ -49,10 +49,7 @@ class Plan:
 
 
 def width(tokens: int) -> int:
-    """Return the padded number of keys of a decode row.
-
-    It depends only on the row's length, so shapes and rounding do not depend on other rows.
-    """
+    """Return the padded number of keys of a row, independent of other rows for equal rounding."""
     if tokens <= 512:
         return max(64, 1 << (tokens - 1).bit_length())
     return (tokens + 255) // 256 * 256

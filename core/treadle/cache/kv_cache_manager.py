@@ -120,10 +120,7 @@ class KVCache:
         return hit
 
     def share_prefix(self, holder: PageHolder, pages: int) -> None:
-        """Start the tables of ``holder`` with ``pages`` pages of the prefix cache.
-
-        ``pages`` is a result of ``find_cached_prefix``.
-        """
+        """Start the tables of ``holder`` with the ``pages`` pages of its cached prefix."""
         for pool, window, table in zip(self.pools, self.windows, holder.tables, strict=True):
             first = self._first_needed(window, pages * self.page_size)
             for index in range(pages):
@@ -169,10 +166,7 @@ class KVCache:
         ]
 
     def keep(self, holder: PageHolder, tokens: Sequence[int], computed: int) -> None:
-        """Add the pages that ``computed`` tokens fill to the prefix cache.
-
-        Free the pages that have left the sliding windows.
-        """
+        """Cache the pages that ``computed`` tokens fill; free those that have left the windows."""
         if self.prefix_caching:
             full = computed // self.page_size
             if full > holder.named:

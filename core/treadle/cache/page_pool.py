@@ -42,10 +42,7 @@ class PagePool:
         return self.pages - 1
 
     def take(self, count: int) -> list[int]:
-        """Return ``count`` pages with one reference each.
-
-        Raises ``ValueError`` if fewer are available.
-        """
+        """Return ``count`` pages with one reference each. Raises ``ValueError`` if too few."""
         if count > self.available:
             raise ValueError(f"{count} pages requested, {self.available} are available")
         taken = []
@@ -69,10 +66,9 @@ class PagePool:
             self._refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove a reference from each page. The null page is ignored.
+        """Remove a reference from each page. ``pages`` are in the order of the sequence.
 
-        ``pages`` are in the order of the sequence. The last ones are evicted first, because more
-        requests can share a shorter prefix. Raises ``ValueError`` if a page is not in use.
+        The last ones are evicted first, because more requests can share a shorter prefix.
         """
         for page in reversed(pages):
             if page == NULL_PAGE:

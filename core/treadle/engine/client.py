@@ -119,10 +119,7 @@ class EngineClient(asyncio.Protocol):
     # -- sending ---------------------------------------------------------------------
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests for sending. Raises ``EngineDeadError`` if the engine is not running.
-
-        Everything queued in one iteration of the event loop is sent together.
-        """
+        """Queue requests. All those of one iteration of the event loop are sent together."""
         self.check()
         self._adding += requests
         self._soon()
@@ -134,10 +131,7 @@ class EngineClient(asyncio.Protocol):
             self._soon()
 
     async def ping(self, timeout: float) -> EngineStats:
-        """Return the engine's statistics, which it sends between two steps.
-
-        Raises ``EngineDeadError`` if it is dead or does not answer within ``timeout`` seconds.
-        """
+        """Return the engine's statistics. Raises ``EngineDeadError`` after ``timeout`` seconds."""
         self.check()
         number = next(self._numbers)
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
@@ -271,10 +265,7 @@ def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
 
 
 async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether ``child`` exits within ``seconds``.
-
-    Polling needs no thread, and a child usually exits within milliseconds.
-    """
+    """Return whether ``child`` exits within ``seconds``. Polls, as this takes milliseconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = 0.002

@@ -101,11 +101,7 @@ class EngineCore:
     # ----------------------------------------------------------------------------- requests
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request.
-
-        Raises ``RequestError`` if it is invalid, ``QueueFullError`` if too many are waiting, and
-        ``PluginLoadError`` if a plugin fails.
-        """
+        """Queue a request. Raises as ``validate`` does, and ``QueueFullError`` if too many wait."""
         self.validate(request)
         if request.id in self.scheduler.live or request.id in self._compiling:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
@@ -144,7 +140,7 @@ class EngineCore:
         return list(zip(host.stat_loggers(names), breakers, strict=True))
 
     def validate(self, request: EngineRequest) -> None:
-        """Raise ``RequestError`` if the request is invalid, ``PluginLoadError`` if a plugin fails."""
+        """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails."""
         check_request(request, self.facts)
         if request.params.guided is not None:
             self._guided.validate(request.params.guided)
@@ -158,10 +154,7 @@ class EngineCore:
             self._check_extra(name, arguments)
 
     def _check_extra(self, name: str, arguments: Any) -> None:
-        """Validate a logits processor's arguments.
-
-        Raises ``RequestError`` if they are invalid, and ``PluginLoadError`` if the processor fails.
-        """
+        """Raise ``RequestError`` for bad arguments, ``PluginLoadError`` if the plugin fails."""
         guard, began = self.host.guard("logits_processors", name), time.perf_counter()
         try:
             self._processors[name].check(arguments)
@@ -272,11 +265,7 @@ class EngineCore:
         return outputs
 
     def check(self) -> None:
-        """Check the executor and the scheduler. Called when idle.
-
-        Raises ``EngineDeadError`` if the executor has failed. Violated invariants of the scheduler
-        are only counted and logged.
-        """
+        """Raise ``EngineDeadError`` if the executor has failed; count and log broken invariants."""
         self._running.call(self._executor, "check")
         faults = self.scheduler.check_integrity()
         self._integrity_faults += len(faults)

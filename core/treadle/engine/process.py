@@ -95,10 +95,7 @@ class Channel:
                 return commands
 
     def send(self, *reports: Report) -> None:
-        """Send, and keep for later what the socket does not accept now.
-
-        Waits if more than ``MOST_UNSENT`` bytes are unsent. Raises ``ConnectionClosed``.
-        """
+        """Send, and keep for later what the socket does not accept. Raises ``ConnectionClosed``."""
         data = b"".join(map(encode_frame, reports))
         self._unsent.append(memoryview(data))
         self._unsent_bytes += len(data)

@@ -177,10 +177,7 @@ def find_scheme(
 
 
 def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
-    """Return the quantization method: named by the option, else by the checkpoint, else matched.
-
-    Raises ``CheckpointError`` if no plugin matches the checkpoint.
-    """
+    """Return the method of the option, the checkpoint or a match. Raises ``CheckpointError``."""
     checkpoint = quantization_config(hf_config)
     if option != AUTO:
         return Decision(option, f"--quantization {option}")

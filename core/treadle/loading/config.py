@@ -55,7 +55,7 @@ def read_config(
     """
     if not files.config and not hf_overrides:
         raise CheckpointError(
-            f"{files.root} has no config.json; give the folder that contains the checkpoint, or the "
+            f"{files.root} has no config.json; give the folder of the checkpoint, or the "
             "configuration itself with hf_overrides"
         )
     raw = merge(files.config, hf_overrides or {})

@@ -48,7 +48,7 @@ def treadle_load_format(format: str, files: ModelFiles, options: Options) -> Wei
 
 
 def detect_format(files: ModelFiles) -> str | None:
-    """Return ``safetensors`` or ``pt``, whichever exists first; ``None`` if there are no weights."""
+    """Return ``safetensors`` if there are any, else ``pt``; ``None`` if there are no weights."""
     for name in ("safetensors", "pt"):
         if _weight_files(files, name):
             return name
@@ -90,16 +90,13 @@ class _Shards:
         return self.root / name
 
     def claim(self, tensor: str, file: str) -> bool:
-        """Record that ``tensor`` is in ``file``; return ``False`` if the index lists another file.
-
-        Raises ``CheckpointError`` if the tensor is in another file as well.
-        """
+        """Record the file of a tensor. Return ``False`` if the index lists another file."""
         if self.index is not None and self.index.get(tensor, file) != file:
             return False
         if tensor in self.homes:
             raise CheckpointError(
-                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of {self.root}; "
-                "the folder seems to contain two checkpoints"
+                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of "
+                f"{self.root}; the folder seems to contain two checkpoints"
             )
         self.homes[tensor] = file
         return True
@@ -161,21 +158,17 @@ class SafetensorsLoader:
         shards.check_complete()
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor, for error messages."""
         return str(self._shards.path(self._shards.homes.get(name, "")))
 
 
 class TorchLoader:
-    """A loader of ``torch.save`` files with ``weights_only=True``: runs no code of the checkpoint."""
+    """A loader of ``torch.save`` files. ``weights_only=True``: runs no code of the checkpoint."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._shards = _Shards(files, "pt", "pytorch_model.bin", ("pytorch_model.bin.index.json",))
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Yield requested tensors.
-
-        Raises ``CheckpointError`` if a file is damaged or contains Python objects.
-        """
+        """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged or unsafe."""
         shards = self._shards
         shards.homes.clear()
         for file in shards.names:
@@ -193,19 +186,16 @@ class TorchLoader:
             )
         except Exception as error:  # pickle raises nearly anything for damaged files
             raise CheckpointError(
-                f"{path} ({path.stat().st_size} bytes) cannot be read as PyTorch weights: {error}; it "
-                "is damaged, or it contains Python objects, which treadle does not load"
+                f"{path} ({path.stat().st_size} bytes) cannot be read as PyTorch weights: {error}; "
+                "it is damaged, or it contains Python objects, which treadle does not load"
             ) from error
         if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
             loaded = loaded["state_dict"]
         if not isinstance(loaded, dict):
-            raise CheckpointError(
-                f"{path} contains a {type(loaded).__name__}, not a dict of tensors"
-            )
+            raise CheckpointError(f"{path} contains a {type(loaded).__name__}, not tensors")
         return {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor, for error messages."""
         return str(self._shards.path(self._shards.homes.get(name, "")))
 
 

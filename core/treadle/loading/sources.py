@@ -106,7 +106,7 @@ class FolderSource:
         if not root.is_dir():
             what = "is a file, not a folder" if root.exists() else "does not exist"
             raise CheckpointError(
-                f"the model folder {root} {what}; give the folder that contains config.json, or the "
+                f"the model folder {root} {what}; give the folder with config.json, or the "
                 "name of a checkpoint on the hub (org/name)"
             )
         return files_in(root, patterns, str(root))

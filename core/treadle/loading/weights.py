@@ -1,4 +1,4 @@
-"""Loading a checkpoint's tensors into a model, with checks that all are used and none is missing."""
+"""Loading a checkpoint's tensors into a model; checks that all are used and none is missing."""
 
 from __future__ import annotations
 
@@ -107,10 +107,7 @@ class _Filling:
         return True
 
     def locate(self, name: str) -> Slot | None:
-        """Return the target of a checkpoint tensor, or ``None`` if it has none.
-
-        After renaming, the target is a parameter, a part of a fused one, or found by a module.
-        """
+        """Return the target of a checkpoint tensor, or ``None`` if it is unknown or not needed."""
         renamed = self.rename(name) if self.rename is not None else name
         if renamed is None:
             return None

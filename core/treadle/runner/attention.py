@@ -54,10 +54,7 @@ class AttentionLayers:
         self._device = device
 
     def register(self, request: AttentionRequest, spec: LayerCacheSpec) -> AttentionBackend:
-        """Register an attention layer and return its backend.
-
-        Raises ``ConfigError`` if the backend does not support the page size.
-        """
+        """Register an attention layer and return its backend. Raises ``ConfigError``."""
         kv_dtype = self._config.cache.kv_cache_dtype
         spec = replace(spec, dtype=spec.dtype if kv_dtype == "auto" else kv_dtype)
         request = replace(

@@ -157,10 +157,7 @@ class DecodeGraphs:
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
 
     def forward(self, captured: Captured, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Replay the forward pass. Return logits ``[len(slots), vocab]``.
-
-        They are valid until the next replay.
-        """
+        """Replay the forward pass; return logits ``[len(slots), vocab]``, valid until the next."""
         rows = len(slots)
         size = self._page_size
         inputs = np.zeros((2 + 3 * len(self._tables.host), captured.rows), dtype=np.int64)

@@ -29,10 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def pick_device(wanted: str, rank: int = 0) -> torch.device:
-    """Return the device of a rank. ``auto`` is CUDA if available, else the CPU.
-
-    Raises ``ConfigError`` if the device does not exist.
-    """
+    """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -52,7 +49,7 @@ def pick_device(wanted: str, rank: int = 0) -> torch.device:
         device = torch.device("cuda", (device.index or 0) + rank)
         if device.index >= torch.cuda.device_count():
             raise ConfigError(
-                f"device {device} does not exist; there are {torch.cuda.device_count()} CUDA devices"
+                f"device {device} does not exist; CUDA devices: {torch.cuda.device_count()}"
             )
     return device
 

@@ -69,10 +69,7 @@ class InlineExecutor:
             return StepResult(id=step, tokens=[], error=self._explain(error))
 
     def _explain(self, error: Exception) -> str:
-        """Return an error message for the client.
-
-        A CUDA error, except out of memory, makes ``check_health`` fail from then on.
-        """
+        """Return an error message for the client. CUDA errors except out of memory are fatal."""
         if lacks_memory(error):
             torch.cuda.empty_cache()
             return (

@@ -197,10 +197,7 @@ def _measure_activations(
 def _fit_length(
     config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
 ) -> int:
-    """Return the maximum length that fits the KV cache, at most ``max_len``.
-
-    Raises ``ConfigError`` if the user has set a longer ``max_model_len``.
-    """
+    """Return ``max_len`` or the length that fits. Raises ``ConfigError`` if the user set more."""
     size = attention.page_size or 0
     full = [
         n - 1

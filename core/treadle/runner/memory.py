@@ -117,10 +117,10 @@ def _too_little(config: EngineConfig, available: int, needed: int, usage: Usage)
     others = allowed - available - usage.weights - usage.activations
     return (
         f"{text}: memory_fraction {fraction} of {usage.total / GIB:.1f} GiB allows "
-        f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations of "
-        f"a step {usage.activations / GIB:.2f} and everything else on the device "
-        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction (0.01 is {usage.total / 100 / GIB:.2f} GiB), "
-        f"use a larger tensor_parallel_size, or free memory with "
+        f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations "
+        f"of a step {usage.activations / GIB:.2f} and everything else on the device "
+        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction "
+        f"(0.01 is {usage.total / 100 / GIB:.2f} GiB), use a larger tensor_parallel_size, or free memory with "
         + ", ".join(f"{option} ({size / GIB:.2f} GiB)" for option, size in savings(config, usage))
     )
 

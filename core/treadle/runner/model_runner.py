@@ -265,10 +265,7 @@ class ModelRunner:
         which: list[int],
         slots: list[int],
     ) -> None:
-        """Apply ``processor`` to the rows ``which``, in place.
-
-        Raises ``PluginLoadError`` if it fails; the logits are then unchanged.
-        """
+        """Apply ``processor`` to rows ``which``. Raises ``PluginLoadError``, changing nothing."""
         index = torch.tensor(which, device=self.device)
         with self._guards[name].watching("apply", step=True):
             edited = processor.apply(

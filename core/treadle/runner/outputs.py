@@ -43,10 +43,7 @@ class PendingStep:
         tokens: Tensor,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """Start copying the sampled tokens. ``tokens`` is a result of ``flag_invalid``.
-
-        ``tokens[i]`` belongs to row ``rows[i]`` of the scheduler output and to ``slots[i]``.
-        """
+        """Start copying ``tokens`` (see ``flag_invalid``) of ``rows`` of the scheduler output."""
         self._rows = rows
         self.slots = slots
         # torch copies to pinned memory if the copy is non-blocking.

@@ -89,7 +89,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return None
 
     def error(self, rank: int, *, serving: bool) -> errors.TreadleError:
-        """Return the error to raise: the worker's own if not ``serving``, else ``EngineDeadError``."""
+        """Return the error to raise: at startup the worker's, then ``EngineDeadError``."""
         if not serving and (own := self.own) is not None:
             return own
         return errors.EngineDeadError(f"rank {rank} failed: {self.kind}: {self.message}")

@@ -31,7 +31,7 @@ def keys(seed: int) -> tuple[int, int, int, int]:
     """Return two offsets and two strides (signed 64-bit) of ``seed``, for ``uniforms``."""
     offset = mix((seed + GOLDEN) & WORD)
     stride = mix((offset + GOLDEN) & WORD) | 1
-    # A stride with few bit changes makes neighbouring counters too similar (section 5 of the paper).
+    # A stride with few bit changes makes successive counters too similar (section 5 of the paper).
     if (stride ^ (stride >> 1)).bit_count() < 24:
         stride ^= 0xAAAAAAAAAAAAAAAA
     # Position p uses the counters 2p and 2p + 1, hence the doubled stride.

@@ -26,7 +26,7 @@ MARGIN = 1024  # extra columns, so that a growing sequence does not enlarge the 
 
 
 class Penalties:
-    """The logits edit of penalties: counts ``[capacity, vocab]``, tokens ``[capacity, max_len]``."""
+    """The logits edit of penalties: counts ``[capacity, vocab]``, tokens ``[capacity, len]``."""
 
     remembers = True
 

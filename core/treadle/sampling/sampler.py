@@ -268,7 +268,7 @@ class Sampler:
             )
 
     def _select(self, rows: Sequence[int]) -> Selection:
-        """Return the metadata of ``rows``. Cached, as successive decode steps have the same rows."""
+        """Return the metadata of ``rows``, cached: successive decode steps have the same rows."""
         if self._selected is None or self._selected.rows != rows:
             self._selected = Selection.of(
                 rows, self._features, self._tables, self._logprobs, self.device

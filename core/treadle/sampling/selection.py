@@ -45,10 +45,7 @@ class Selection:
         logprobs: Mapping[int, int],
         device: torch.device,
     ) -> Selection:
-        """Create the metadata of ``rows``, with one transfer to the device.
-
-        ``features`` is indexed by slot. ``logprobs`` maps slots to their number of alternatives.
-        """
+        """Create the metadata. ``features`` and ``logprobs`` (alternatives) are by slot."""
         asked = [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
         chosen = [(table, concerned(table.pool, rows)) for table in tables]
         chosen = [(table, batch) for table, batch in chosen if batch]
@@ -91,10 +88,9 @@ def union(kinds: set[Features]) -> Features:
 def split(
     rows: Sequence[int], features: Sequence[Features], kinds: set[Features]
 ) -> list[tuple[list[int] | None, Features]]:
-    """Group the rows that need filters into those with and without a binary search.
+    """Group the rows that need filters. A group of ``None`` is all rows.
 
-    Otherwise one row with a search would cause a search for the whole batch. Rows of ``None``
-    are all rows.
+    Otherwise one row with a binary search would cause a search for the whole batch.
     """
     groups: list[tuple[list[int] | None, Features]] = []
     searching = {kind for kind in kinds if kind.searches}

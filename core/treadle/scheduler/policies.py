@@ -21,7 +21,7 @@ class FirstCome:
 
 
 class Priority(FirstCome):
-    """Policy ``priority``: order by ``priority``, lowest first, then by arrival; preempt the last."""
+    """Policy ``priority``: admit the lowest ``priority`` first, then by arrival."""
 
     def order(self, request: QueuedRequest) -> tuple[float, ...]:
         return (request.priority, request.arrival)

@@ -144,10 +144,7 @@ class Scheduler:
         return len(ready)
 
     def _plan_chunk(self, step: PlannedStep, sequence: Sequence, budget: int) -> int:
-        """Schedule as many known tokens of ``sequence`` as fit ``budget`` and the free pages.
-
-        Return their number.
-        """
+        """Schedule known tokens within ``budget`` and the available pages; return their number."""
         most = min(budget, self.config.prefill_chunk or budget)
         count = min(len(sequence.tokens), self.cache.room(sequence)) - sequence.computed
         count = min(count, most)
@@ -180,10 +177,7 @@ class Scheduler:
         return leader is not None and leader.computed < leader.prompt_len
 
     def _share_and_check(self, sequence: Sequence) -> bool:
-        """Start the page tables with cached pages.
-
-        Return ``False``, with the page tables empty, if the remaining tokens do not fit now.
-        """
+        """Start the page tables with cached pages; undo it if the other tokens do not fit now."""
         cache = self.cache
         leader = self.live.get(sequence.leader) if sequence.leader else None
         most = (sequence.prompt_len - 1) // cache.page_size
@@ -226,8 +220,7 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[TokenOutput]:
         """Apply the model runner output of the oldest step in flight; return the new outputs.
 
-        Raises ``EngineDeadError`` if ``result`` belongs to another step or has a wrong number of
-        tokens.
+        Raises ``EngineDeadError`` if it is of another step or has a wrong number of tokens.
         """
         step = self._in_flight.popleft()
         if step.id != result.id:

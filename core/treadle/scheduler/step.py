@@ -13,10 +13,7 @@ _computed = attrgetter("computed")
 
 
 class PlannedStep:
-    """Rows of a step in the order of ``SchedulerOutput``: decodes first, then prefill chunks.
-
-    ``ends`` are the computed tokens of each row after the step.
-    """
+    """Rows of a step in the order of ``SchedulerOutput``: decodes first, then prefill chunks."""
 
     def __init__(self, step_id: int) -> None:
         self.id = step_id
@@ -54,7 +51,7 @@ class PlannedStep:
         self.ends = [s.computed for s in self.sequences]
 
     def chunk(self, sequence: Sequence, count: int) -> None:
-        """Add the next ``count`` known tokens of a sequence. Sample if they include the last one."""
+        """Add the next ``count`` known tokens of a sequence; sample after the last one."""
         start = sequence.computed
         end = start + count
         samples = end == len(sequence.tokens)

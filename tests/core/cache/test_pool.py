@@ -79,4 +79,4 @@ def test_faults_are_found() -> None:
         f"page {p} has 1 references, but is in 0 tables" for p in sorted(table)
     ]
     pool._free.append(table[0])
-    assert any("both" in fault for fault in pool.faults([table]))
+    assert any("must be either in use" in fault for fault in pool.faults([table]))
