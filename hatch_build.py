@@ -19,6 +19,7 @@ class Members(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         root = Path(self.root)
         files = [root / name / "pyproject.toml" for name in ("core", "server", "cli")]
+        files += sorted(root.glob("kits/*/pyproject.toml"))
         files += sorted(root.glob("plugins/**/pyproject.toml"))
         members = {file.parent: tomllib.loads(file.read_text()) for file in files}
         default = {f: m for f, m in members.items() if wanted(m)}

@@ -8,7 +8,7 @@ One JSON line for each operation and size: microseconds of one, the median over 
 several, on the slowest rank. ``all_reduce`` is of bfloat16, by NCCL, by torch's kernel (up to the size for
 which it is used) and by the plugin's; the next line has the largest size up to which the plugin's (or
 torch's) is faster at every size: what ``treadle.runner.custom_all_reduce.most`` should be on this machine.
-``all_reduce_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
+``all_reduce_add_rms_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
 and the kernel of the norm; ``all_gather`` that of a vocabulary's logits.
 """
 
@@ -32,7 +32,7 @@ from treadle.api.attention import KernelRequest
 from treadle.api.models import Collective, ModelContext
 from treadle.layers import LMHead, RMSNorm
 from treadle.layers.kernels import install_kernels
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.collective import TorchCollective
 from treadle.runner.custom_all_reduce import most, one_shot
 from treadle.runner.device import describe
@@ -80,7 +80,7 @@ def say(ranks: Collective, **line: Any) -> None:
 
 def sums(ranks: Collective, device: torch.device) -> None:
     request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks.size})
-    offers = {"torch": None, "kernel": Host().kernel("all_reduce", request)}
+    offers = {"torch": None, "kernel": PluginManager().kernel("all_reduce", request)}
     made = {
         name: one_shot(ranks, device, dist.group.WORLD, most(ranks.size), offer)
         for name, offer in offers.items()
@@ -106,7 +106,9 @@ def layers(ranks: Collective, device: torch.device) -> None:
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.ranks = ranks
-    served = install_kernels(nn.ModuleList([norm, head]), Host(), describe(device), "bfloat16")
+    served = install_kernels(
+        nn.ModuleList([norm, head]), PluginManager(), describe(device), "bfloat16"
+    )
     say(ranks, served=served)
     gather_op = head.gather_op
 
@@ -120,7 +122,7 @@ def layers(ranks: Collective, device: torch.device) -> None:
     for rows in ROWS:
         x = torch.zeros(rows, WIDTH, dtype=kind, device=device)
         taken = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
-        say(ranks, op="all_reduce_norm", rows=rows, width=WIDTH, **taken)
+        say(ranks, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
     for rows in GATHERED:
         x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
         taken = {"nccl": microseconds(ranks.all_gather, x)}
@@ -135,7 +137,7 @@ def work(rank: int, ranks: int, meeting: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks})
-    offer = Host().kernel("all_reduce", request)
+    offer = PluginManager().kernel("all_reduce", request)
     group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), kernel=offer)
     with torch.inference_mode():
         sums(group, device)

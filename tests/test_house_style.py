@@ -12,36 +12,30 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from repository import ROOT, Hook, Member, hooks, members, plugins, python_files, shipped
+from repository import ROOT, Hook, Member, hooks, kits, members, plugins, python_files, shipped
 
 LONGEST_FILE = 500
 
-# What a plugin may import of treadle. Anything else is the inside of the core.
+# What a plugin or a kit may import of treadle. Anything else is the inside of the core.
 CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing")
 
-# Plugins that may import more, and what. Each line is a hole in the contract: keep it short.
+# Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
-    # An executor moves plans between processes and runs the core's own runner in each of them.
-    "treadle_executor_processes": frozenset(
+    "treadle_parsing_kit": frozenset({"treadle.text.partial_match"}),
+    "treadle_paged_attention_kit": frozenset({"treadle.attention.storage"}),
+    "treadle_structured_output_kit": frozenset({"treadle.structured_output.schemas"}),
+    # A worker runs the core's own runner; commands carry the configuration and chosen plugins.
+    "treadle_worker_kit": frozenset(
         {
             "treadle.config",
-            "treadle.processes.spawn",
-            "treadle.api.step_types",
-            "treadle.plugins",
-            "treadle.runner.worker_messages",
-            "treadle.runner.worker",
-        }
-    ),
-    "treadle_executor_ray": frozenset(
-        {
-            "treadle.config",
-            "treadle.api.step_types",
             "treadle.plugins",
             "treadle.runner.collective",
-            "treadle.runner.worker_messages",
-            "treadle.runner.worker",
+            "treadle.runner.device",
+            "treadle.runner.model_runner",
         }
     ),
+    "treadle_executor_processes": frozenset({"treadle.config", "treadle.processes.spawn"}),
+    "treadle_executor_ray": frozenset({"treadle.config"}),
     # What is installed is asked of metadata, and a context length is computed as the engine does.
     "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
 }
@@ -198,9 +192,11 @@ def test_every_module_says_why_it_exists() -> None:
 # ----------------------------------------------------------------------------- the contract
 
 
-@pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
-def test_a_plugin_imports_only_the_contract(member: Member) -> None:
+@pytest.mark.parametrize("member", [*kits(), *plugins()], ids=lambda m: m.name)
+def test_a_plugin_imports_only_the_contract_and_its_kits(member: Member) -> None:
     allowed = ALLOWANCES.get(member.package.name, frozenset())
+    own = {member.package.name}
+    own |= {kit.package.name for kit in kits() if kit.name in member.dependencies}
 
     def check(path: Path) -> Iterator[str]:
         for line, module in imported(path):
@@ -209,17 +205,48 @@ def test_a_plugin_imports_only_the_contract(member: Member) -> None:
             if inside and not contract and module not in allowed:
                 yield f"{line} imports {module}"
             other = module.partition(".")[0]
-            if other.startswith("treadle_") and other != member.package.name:
-                yield f"{line} imports another plugin: {module}"
+            if other.startswith("treadle_") and other not in own:
+                yield f"{line} imports {module}, which is neither its own nor a kit it depends on"
 
     assert offences(check, list(shipped(member))) == []
 
 
+@pytest.mark.parametrize("member", [*kits(), *plugins()], ids=lambda m: m.name)
+def test_every_kit_that_it_depends_on_is_imported(member: Member) -> None:
+    tops = {m.partition(".")[0] for path in shipped(member) for _, m in imported(path)}
+    needed = {kit.package.name for kit in kits() if kit.name in member.dependencies}
+    assert needed <= tops, f"{member.name} does not import {needed - tops}"
+
+
+@pytest.mark.parametrize("kit", kits(), ids=lambda m: m.name)
+def test_a_kit_declares_no_entry_points(kit: Member) -> None:
+    assert "entry-points" not in kit.pyproject["project"]
+
+
+def test_several_plugins_need_each_kit() -> None:
+    for kit in kits():
+        users = [member.name for member in plugins() if kit.name in member.dependencies]
+        assert len(users) > 1, f"{kit.name} is needed by {users}: it belongs into the plugin"
+
+
 def test_every_allowance_is_used() -> None:
     for package, modules in ALLOWANCES.items():
-        (member,) = (m for m in plugins() if m.package.name == package)
+        (member,) = (m for m in members() if m.package.name == package)
         used = {module for path in shipped(member) for _, module in imported(path)}
         assert modules <= used, f"{package} no longer imports {modules - used}"
+
+
+@pytest.mark.parametrize("name", ["treadle-core", "treadle-server", "treadle-cli"])
+def test_core_server_and_command_line_import_no_kit(name: str) -> None:
+    packages = {kit.package.name for kit in kits()}
+
+    def check(path: Path) -> Iterator[str]:
+        for line, module in imported(path):
+            if module.partition(".")[0] in packages:
+                yield f"{line} imports {module}"
+
+    (member,) = (m for m in members() if m.name == name)
+    assert offences(check, list(shipped(member))) == []
 
 
 def test_core_knows_neither_server_nor_plugins() -> None:

@@ -7,6 +7,7 @@ house style, the packaging tests and ``tools/sync.py`` all look at the tree thro
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = (
     "Hook",
     "Member",
     "hooks",
+    "kits",
     "members",
     "plugins",
     "python_files",
@@ -68,19 +70,30 @@ class Member:
         )
 
     @property
+    def dependencies(self) -> frozenset[str]:
+        """The names of the distributions that it needs, without versions and extras."""
+        needs = self.pyproject["project"].get("dependencies", [])
+        return frozenset(re.split(r"[<>=!~;\[ ]", need)[0] for need in needs)
+
+    @property
     def path(self) -> str:
         return self.folder.relative_to(ROOT).as_posix()
 
     @property
     def entry_points(self) -> list[EntryPoint]:
-        """Those of treadle's own groups: ``treadle.KIND`` or ``treadle.KIND.vN``."""
+        """Those of plugins: groups ``treadle.KIND`` or ``treadle.KIND.vN``."""
         groups = self.pyproject["project"].get("entry-points", {})
         return [
             EntryPoint(group.split(".")[1], key, target.partition(":")[0])
             for group, keys in sorted(groups.items())
-            if group.startswith("treadle.")
+            if group.startswith("treadle.") and group != "treadle.kinds"
             for key, target in keys.items()
         ]
+
+
+def kits() -> list[Member]:
+    """The members under ``kits/``: libraries that plugins are built on."""
+    return [Member(file.parent) for file in sorted(ROOT.glob("kits/*/pyproject.toml"))]
 
 
 def plugins() -> list[Member]:
@@ -89,9 +102,9 @@ def plugins() -> list[Member]:
 
 
 def members() -> list[Member]:
-    """Core, server, command line, and every plugin."""
+    """Core, server, command line, every kit and every plugin."""
     fixed = [ROOT / name for name in ("core", "server", "cli")]
-    return [*(Member(f) for f in fixed if (f / "pyproject.toml").is_file()), *plugins()]
+    return [*(Member(f) for f in fixed if (f / "pyproject.toml").is_file()), *kits(), *plugins()]
 
 
 def shipped(member: Member) -> Iterator[Path]:
@@ -101,7 +114,7 @@ def shipped(member: Member) -> Iterator[Path]:
 
 def python_files() -> Iterator[Path]:
     """Every Python file of the repository, tests and tools included."""
-    for top in ("core", "server", "cli", "plugins", "tests", "tools", "benchmarks", "docs"):
+    for top in ("core", "server", "cli", "kits", "plugins", "tests", "tools", "benchmarks", "docs"):
         yield from sorted((ROOT / top).rglob("*.py"))
     yield from sorted(ROOT.glob("*.py"))
 

@@ -8,12 +8,12 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_server.context import Context
 from treadle_server.edge import Edge
 from treadle_server.errors import APIError
 from treadle_server.flights import ClientGone
-from treadle_server.hookspecs import ServerHooks
+from treadle_server.hookspecs import SERVER
 from treadle_server.owners import Owners
 from treadle_server.routes import chat, completions, health, metrics, models
 from treadle_server.routes.answers import handle_error, handle_gone, handle_http_error
@@ -28,15 +28,14 @@ def create_app(context: Context) -> Edge:
     return Edge(context)
 
 
-def build(context: Context, host: Host) -> Served:
+def build(context: Context, host: PluginManager) -> Served:
     """The routes, after the plugins of ``treadle.server`` in ``host`` have edited them.
 
     Called again for each host: when a plugin is reloaded, there is another one.
     """
     config = unedited(context)
-    host.add_hookspecs(ServerHooks)
     try:
-        host.every("server", "treadle_server", app=config, engine=context.engine)
+        host.call_all(SERVER, app=config, engine=context.engine)
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
         raise Owners(host).spoilt(error) from error

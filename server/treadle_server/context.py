@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import Tool
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
@@ -25,10 +26,10 @@ from treadle.errors import (
     RequestError,
     TreadleError,
 )
-from treadle.plugins.fingerprint import fingerprint
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError, plugin_failed
+from treadle_server.fingerprint import fingerprint
 from treadle_server.flights import Flights
 from treadle_server.markers import Marks, Sieve
 from treadle_server.matching import with_parsers
@@ -37,7 +38,7 @@ from treadle_server.parsing import Guard, Splitter, WatchedSplitter
 from treadle_server.watch import Watch
 
 if TYPE_CHECKING:
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
     from treadle_server.served import Served
 
 __all__ = ("Context",)
@@ -69,7 +70,7 @@ class Context:
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
         self.flights = Flights(config.request_timeout)
-        self.metrics = Metrics(self.model, engine.host.tally)
+        self.metrics = Metrics(self.model, engine.host.call_stats)
         self.draining = False
         self.dead: EngineDeadError | None = None
         self.hangs: EngineDeadError | None = None
@@ -79,8 +80,8 @@ class Context:
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
         kinds = ("tool_parsers", "reasoning")
-        self.watch = Watch(max(engine.host.tally.budget(f"{kind}:", "feed") for kind in kinds))
-        texts = engine.host.tally.budget("renderers:", "render")
+        self.watch = Watch(max(engine.host.call_stats.budget(f"{kind}:", "feed") for kind in kinds))
+        texts = engine.host.call_stats.budget("renderers:", "render")
         self._texts = [Watch(texts) for _ in range(TEXTS)]
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="treadle-text")
 
@@ -89,7 +90,7 @@ class Context:
         for watch in (self.watch, *self._texts):
             watch.close()
 
-    def exchange(self, host: Host, served: Served | None) -> None:
+    def exchange(self, host: PluginManager, served: Served | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
         self.engine.host = host
         self.marks = Marks(self)
@@ -153,7 +154,7 @@ class Context:
         except TimeoutError as error:
             plugin = getattr(self.engine.renderer, "plugin", "renderers:unknown")
             log.error("%s does not come back: %s", plugin, error)
-            self.engine.host.tally.failed(plugin, "render", began)
+            self.engine.host.call_stats.failed(plugin, "render", began)
             raise plugin_failed(plugin) from error
 
     async def asked(self, kind: str, name: str, method: str, work: Callable[[], T]) -> T:
@@ -163,10 +164,10 @@ class Context:
         a ``RequestError`` is the client's.
         """
         host, began = self.engine.host, time.perf_counter()
-        guard = host.guard(kind, name)
+        guard = host.guard(host.kind(kind), name)
 
         def call() -> T:
-            with guard.watching(method):
+            with guard.call_context(method):
                 return work()
 
         try:
@@ -175,7 +176,7 @@ class Context:
             raise
         except Exception as error:
             if isinstance(error, TimeoutError):
-                host.tally.failed(f"{kind}:{name}", method, began)
+                host.call_stats.failed(f"{kind}:{name}", method, began)
             text = (
                 str(error)
                 if isinstance(error, TreadleError)
@@ -190,7 +191,7 @@ class Context:
         prompt: str,
         tools: Sequence[Tool],
         *,
-        host: Host,
+        host: PluginManager,
         reasoning: bool,
         parallel: bool,
         hidden: Collection[int] = (),
@@ -203,11 +204,15 @@ class Context:
         )
         thinking, calls, strict = None, None, host.switches.strict
         if reasoning and (name := self.config.reasoning_parser) is not None:
-            build = partial(host.reasoning_parser, name, tokenizer, prompt)
-            thinking = Guard(f"reasoning_parser={name}", build, report, host.tally, strict=strict)
+            build = partial(host.create, REASONING, name, tokenizer=tokenizer, prompt=prompt)
+            thinking = Guard(
+                f"reasoning_parser={name}", build, report, host.call_stats, strict=strict
+            )
         if tools and (name := self.config.tool_parser) is not None:
-            build_tools = partial(host.tool_parser, name, tokenizer, tools)
-            calls = Guard(f"tool_parser={name}", build_tools, report, host.tally, strict=strict)
+            build_tools = partial(host.create, TOOL_PARSERS, name, tokenizer=tokenizer, tools=tools)
+            calls = Guard(
+                f"tool_parser={name}", build_tools, report, host.call_stats, strict=strict
+            )
         if thinking is None and calls is None:
             return None
         sieve = Sieve(tokenizer, hidden) if hidden else None

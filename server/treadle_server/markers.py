@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.callparser import held
 from treadle.api.files import Tokenizer
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import Tagged
 from treadle.errors import PluginLoadError
+from treadle.text.partial_match import partial_match_len
 
 if TYPE_CHECKING:
     from treadle_server.context import Context
@@ -37,10 +38,14 @@ class Marks:
         config, engine = self._context.config, self._context.engine
         found: frozenset[int] = frozenset()
         if tools and (name := config.tool_parser) is not None:
-            build = partial(engine.host.tool_parser, name, engine.tokenizer, ())
+            build = partial(
+                engine.host.create, TOOL_PARSERS, name, tokenizer=engine.tokenizer, tools=()
+            )
             found |= await self._named("tool_parsers", name, build)
         if reasoning and (name := config.reasoning_parser) is not None:
-            think = partial(engine.host.reasoning_parser, name, engine.tokenizer, "")
+            think = partial(
+                engine.host.create, REASONING, name, tokenizer=engine.tokenizer, prompt=""
+            )
             found |= await self._named("reasoning", name, think)
         return found
 
@@ -85,7 +90,7 @@ class Sieve:
         while self._owed:
             before, mark, behind = text.partition(self._owed[0])
             if not mark:
-                at = len(text) - held(text, self._owed[:1])
+                at = len(text) - partial_match_len(text, self._owed[:1])
                 text, self.carry = text[:at], text[at:]
                 break
             kept.append(before)

@@ -22,7 +22,7 @@ from treadle.api.parsers import (
     ToolCallDelta,
 )
 from treadle.errors import EngineError
-from treadle.plugins.call_stats import Tally
+from treadle.plugins.call_stats import PluginCallStats
 from treadle_server.markers import Sieve
 from treadle_server.matching import PARSERS
 from treadle_server.watch import Watch
@@ -64,7 +64,7 @@ class Guard:
         name: str,
         build: Callable[[], StreamParser],
         report: Report,
-        tally: Tally | None = None,
+        tally: PluginCallStats | None = None,
         *,
         strict: bool = False,
     ) -> None:
@@ -72,8 +72,8 @@ class Guard:
         self.broken = False
         self.pending = ""
         option, _, key = name.partition("=")
-        self._plugin = f"{PARSERS.get(option, option)}:{key}"
-        self._build, self._report, self._tally = build, report, tally or Tally()
+        self._plugin = f"{PARSERS[option].name if option in PARSERS else option}:{key}"
+        self._build, self._report, self._tally = build, report, tally or PluginCallStats()
         self._strict = strict
         self._parser: StreamParser | None = None
         self._calling: tuple[str, float] | None = None

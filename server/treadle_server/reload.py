@@ -10,13 +10,14 @@ import asyncio
 import logging
 from functools import partial
 
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import StreamParser
 from treadle.errors import PluginLoadError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
-from treadle.plugins.reload import Reloaded, reloaded
 from treadle_server.app import build
 from treadle_server.context import Context
+from treadle_server.exchange import Reloaded, reloaded
 from treadle_server.matching import PARSERS
 from treadle_server.parsing import checked
 from treadle_server.served import Served
@@ -26,7 +27,6 @@ __all__ = ("reload",)
 
 log = logging.getLogger("treadle.server")
 
-SPECS = ("treadle_server.hookspecs:ServerHooks",)
 LONGEST = 90.0
 """Seconds that the new code gets for everything; the doctor alone may take 30 of them."""
 STARTUP = 30.0
@@ -36,7 +36,7 @@ STARTUP = 30.0
 async def reload(context: Context, id: str) -> Reloaded:
     """Use the code that the distribution of ``kind:key`` has on disk now. One at a time.
 
-    Raises the errors of ``treadle.plugins.reload.reloaded``; the old code is then in use as before.
+    Raises the errors of ``treadle_server.exchange.reloaded``; the old code is then in use as before.
     """
     async with context.reloading:
         watch = Watch(LONGEST / PATIENCE)
@@ -63,10 +63,10 @@ async def reload(context: Context, id: str) -> Reloaded:
 
 def renewed(
     context: Context, id: str, loop: asyncio.AbstractEventLoop
-) -> tuple[Host, Served | None, Reloaded]:
+) -> tuple[PluginManager, Served | None, Reloaded]:
     """The new host, tried, and the new application if there are other routes."""
     in_use = context.stats.plugin_states if context.stats is not None else ()
-    with reloaded(context.engine.host, id, in_use=in_use, specs=SPECS) as (host, done):
+    with reloaded(context.engine.host, id, in_use=in_use) as (host, done):
         try:
             try_parsers(context, host, done)
             served = None
@@ -89,19 +89,19 @@ def renewed(
     return host, served, done
 
 
-def try_parsers(context: Context, host: Host, done: Reloaded) -> None:
+def try_parsers(context: Context, host: PluginManager, done: Reloaded) -> None:
     """Let each new parser read a word, with the tokenizer that it is for."""
     tokenizer = context.engine.tokenizer
     for option, kind in PARSERS.items():
         ids = (id.partition(":") for id in done.plugins)
-        names = {key for owner, _, key in ids if owner == kind and key != FALLBACK}
+        names = {key for owner, _, key in ids if owner == kind.name and key != FALLBACK}
         used = getattr(context.config, option)
-        if used is not None and host.choose(kind, used).dist == done.distribution:
+        if used is not None and host.choose(kind.name, used).dist == done.distribution:
             names.add(used)
         for name in sorted(names):
             parser: StreamParser = (
-                host.tool_parser(name, tokenizer, ())
-                if kind == "tool_parsers"
-                else host.reasoning_parser(name, tokenizer, "")
+                host.create(TOOL_PARSERS, name, tokenizer=tokenizer, tools=())
+                if kind is TOOL_PARSERS
+                else host.create(REASONING, name, tokenizer=tokenizer, prompt="")
             )
             checked([*parser.feed("treadle", ()), *parser.finish()])

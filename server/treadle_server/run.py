@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import uvloop
 from litestar.concurrency import set_asyncio_executor
 
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError
 from treadle_server.banner import banner
@@ -99,6 +100,8 @@ def check_parsers(context: Context) -> None:
     """Open each parser once, so that a wrong name stops the start and not a request."""
     config, engine = context.config, context.engine
     if config.tool_parser is not None:
-        engine.host.tool_parser(config.tool_parser, engine.tokenizer, ())
+        engine.host.create(TOOL_PARSERS, config.tool_parser, tokenizer=engine.tokenizer, tools=())
     if config.reasoning_parser is not None:
-        engine.host.reasoning_parser(config.reasoning_parser, engine.tokenizer, "")
+        engine.host.create(
+            REASONING, config.reasoning_parser, tokenizer=engine.tokenizer, prompt=""
+        )

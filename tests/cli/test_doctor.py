@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from treadle.plugins.survey import ATTENTION, KERNELS
+from treadle_cli.doctor.survey import ATTENTION, KERNELS
 
 
 def test_a_sound_installation(treadle):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -13,7 +12,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from repository import ROOT, Member, members, plugins
+from repository import ROOT, Member, kits, members, plugins
 
 BUILD = """
 import os, sys
@@ -99,9 +98,14 @@ NEEDS = {
 @pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
 def test_a_plugin_can_be_installed_with_the_core_alone(member: Member) -> None:
     """No plugin drags in the server, the command line, or another plugin."""
-    first_party = {m.name for m in members()}
-    needs = {re.split(r"[<>=!~ \[]", r)[0] for r in member.pyproject["project"]["dependencies"]}
-    assert needs & first_party == {"treadle-core"} | NEEDS.get(member.name, set())
+    others = {m.name for m in members()} - {m.name for m in kits()}
+    assert member.dependencies & others == {"treadle-core"} | NEEDS.get(member.name, set())
+
+
+@pytest.mark.parametrize("member", kits(), ids=lambda m: m.name)
+def test_a_kit_needs_the_core_and_kits_only(member: Member) -> None:
+    others = {m.name for m in members()} - {m.name for m in kits()}
+    assert member.dependencies & others == {"treadle-core"}
 
 
 def test_torch_is_pinned_in_the_constraints_only() -> None:

@@ -10,17 +10,15 @@ import msgspec
 import typer
 
 from treadle.api import impl
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import single
 
 if TYPE_CHECKING:
-    from treadle.plugins.doctor import Report
-    from treadle.plugins.survey import Bid
+    from treadle_cli.doctor.report import Report
+    from treadle_cli.doctor.survey import Bid
 
 __all__ = ("treadle_command",)
-
-SPECS = ("treadle_cli.hookspecs:CommandHooks", "treadle_server.hookspecs:ServerHooks")
 
 
 @with_flags(PLUGINS)
@@ -37,9 +35,9 @@ def doctor(
 
     The exit code is 0 if nothing is wrong, else 1.
     """
-    from treadle.plugins.doctor import examine
+    from treadle_cli.doctor.report import examine
 
-    found = examine(Host(options.struct(PLUGINS)), seconds=timeout, specs=SPECS)
+    found = examine(PluginManager(options.struct(PLUGINS)), seconds=timeout)
     failed = found.failed(strict)
     if json:
         print(msgspec.json.encode({"ok": not failed, **msgspec.structs.asdict(found)}).decode())

@@ -39,9 +39,12 @@ class First:
 
     @spec(firstresult=True)
     def treadle_load_format(
-        self, format: str, files: t.ModelFiles, options: Options
+        self, format: str, files: t.ModelFiles, seed: int, options: Options
     ) -> t.WeightLoader | None:
-        """Return a loader for the tensors of a checkpoint in a file format."""
+        """Return a loader for the tensors of a checkpoint in a file format.
+
+        ``seed`` is the engine's, for formats with random weights.
+        """
 
     @spec(firstresult=True)
     def treadle_tokenizer(
@@ -122,7 +125,8 @@ class First:
         """Return whether the plugin ``kind:key`` fits a model.
 
         Called for tool parsers, reasoning parsers, renderers and quantization if their option is
-        ``auto``. A plugin without this hook is only used by name.
+        ``auto``. A plugin without this hook is only used by name. For structured output backends,
+        the scores are the default order in which they are tried; ``model`` is then empty.
         """
 
     # Structured output and parsing

@@ -50,6 +50,8 @@ class Linear(nn.Module):
         )
         self.reduces = split == "row" and reduce and ctx.ranks.size > 1
         self.dtype = dtype or ctx.dtype
+        self.out_features = sum(part.size for part in self.outputs)
+        """Output features on this rank."""
         home, _, last = prefix.rpartition(".")
         paths = tuple(f"{home}.{name}" if home else name for name in names or (last,))
         self._create(ctx, paths, bias, method)
@@ -82,11 +84,6 @@ class Linear(nn.Module):
             self.bias = None
         bind(self.parameters(recurse=False), self.outputs, self.inputs)
 
-    @property
-    def out_features(self) -> int:
-        """Output features on this rank."""
-        return sum(part.size for part in self.outputs)
-
     def finish(self) -> None:
         """Called once by the loader, when all parameters are filled."""
         self.method.finish(self)
@@ -96,7 +93,7 @@ class Linear(nn.Module):
         return self.ranks.all_reduce(y) if self.reduces else y
 
     def gated(self, x: Tensor) -> Tensor:
-        """The layer of ``ops.silu_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
+        """The layer of ``ops.silu_and_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
         y = self.method.apply_gated(self, x, self.bias if self.adds_bias else None)  # type: ignore[attr-defined]
         return self.ranks.all_reduce(y) if self.reduces else y
 

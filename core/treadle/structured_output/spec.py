@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from treadle.api.sampling_params import GuidedParams
-from treadle.api.schemas import subschemas
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import RequestError
 from treadle.structured_output.regexes import ascii_classes, brackets, without_anchors
+from treadle.structured_output.schemas import subschemas
 
 __all__ = ("grammar_spec",)
 

@@ -22,11 +22,11 @@ import pytest
 from treadle.api.cache import CacheLayout, ConnectorRole, DeviceInfo
 from treadle.api.files import ModelFiles
 from treadle.config import EngineConfig, PluginConfig
-from treadle.plugins import KINDS, Entry, Host
+from treadle.plugins import Entry, PluginManager, installed_kinds
 from treadle.plugins.entries import normal
 
 if TYPE_CHECKING:
-    from treadle.plugins.health import Finding
+    from treadle.testing.examination.findings import Finding
 
 __all__ = ("FOREIGN", "PluginSuite", "Subject", "hook_arguments")
 
@@ -42,10 +42,10 @@ class Subject:
     """``kind:key``."""
     options: Mapping[str, Any] = {}
 
-    def host(self) -> Host:
+    def host(self) -> PluginManager:
         """A host of its own for each test, so that no test meets what another has built."""
         options = {self.plugin: dict(self.options)} if self.options else {}
-        return Host(PluginConfig(plugin_options=options))
+        return PluginManager(PluginConfig(plugin_options=options))
 
     @property
     def kind(self) -> str:
@@ -68,15 +68,16 @@ class PluginSuite(Subject):
 
     def findings(self) -> list[Finding]:
         """What ``treadle doctor`` says of it; its import runs in a process of its own."""
-        from treadle.plugins.doctor import examine
-        from treadle.plugins.selection import Choice
+        from treadle.plugins.selection import SelectedPlugin
+        from treadle.testing.examination.checks import check
 
         entry = self.entry
-        name = (str(Choice.of(entry, self.kind, self.key)), type(self))
+        name = (str(SelectedPlugin.of(entry, self.kind, self.key)), type(self))
         if name not in _EXAMINED:
-            found = examine(self.host(), only=entry.id).plugins
-            mine = [c for c in found if c.distribution == entry.dist]
-            _EXAMINED[name] = [f for checked in mine for f in checked.findings]
+            host = self.host()
+            same = [e for e in host.entries if (e.id, e.dist) == (entry.id, entry.dist)]
+            checked, _ = check(host, same, seconds=30.0)
+            _EXAMINED[name] = [finding for each in checked for finding in each.findings]
         return _EXAMINED[name]
 
     def said(self, *codes: str) -> list[str]:
@@ -108,7 +109,7 @@ class PluginSuite(Subject):
 
     def test_it_leaves_the_keys_of_others_alone(self) -> None:
         """A hook looks at its key first, and answers ``None`` for one that is not its own."""
-        kind = KINDS[self.kind]
+        kind = installed_kinds()[self.kind]
         if (
             kind.owner != "treadle-core"
             or kind.mode == "always"
@@ -119,7 +120,7 @@ class PluginSuite(Subject):
             pytest.skip("it is the fallback: every key is its own")
         host = self.host()
         host.load(self.kind, self.key)
-        relay = host.only(self.kind, self.key)
+        relay = host.hooks_for(self.kind, self.key)
         found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, host))
         assert not found, f"{kind.hook} answered {found!r} for {FOREIGN!r}"
 
@@ -141,14 +142,19 @@ class PluginSuite(Subject):
 
     def test_its_options_are_documented(self) -> None:
         """``treadle plugin show`` and the help pages tell users what each option means."""
-        from treadle.plugins.describe import describe
+        from msgspec.json import schema
 
-        shown = describe(self.host(), self.kind, self.key)
-        silent = [option.flag for option in shown.options if not option.description]
+        from treadle.plugins.options import options_struct
+
+        struct = options_struct(self.host().load(self.kind, self.key), self.kind, self.entry.key)
+        if struct is None:
+            return
+        (described,) = (d for n, d in schema(struct)["$defs"].items() if n == struct.__name__)
+        silent = [n for n, p in described["properties"].items() if not p.get("description")]
         assert silent == [], "give them msgspec.Meta(description=…)"
 
 
-def hook_arguments(hook: str, host: Host) -> dict[str, Any]:
+def hook_arguments(hook: str, host: PluginManager) -> dict[str, Any]:
     """Arguments for a hook whose key is foreign: it must not look at the others."""
     from treadle.api.attention import AttentionRequest, KernelRequest
     from treadle.api.hookspecs import Plugin

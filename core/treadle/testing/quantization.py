@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import QUANTIZATION
 from treadle.errors import CheckpointError, TreadleError
 from treadle.testing.plugin import Subject
 
@@ -88,7 +89,7 @@ class QuantizationSuite(Subject):
         }
 
     def scheme(self, config: Mapping[str, Any]) -> QuantizationScheme:
-        return self.host().quantization(self.key, config, self.device)
+        return self.host().create(QUANTIZATION, self.key, checkpoint=config, device=self.device)
 
     def load(
         self,
@@ -126,7 +127,7 @@ class QuantizationSuite(Subject):
         import torch
 
         from treadle.api.models import GatedMethod
-        from treadle.layers.ops import silu_mul
+        from treadle.layers.ops import silu_and_mul
         from treadle.testing.linears import pack
 
         for title, format in self.formats.items():
@@ -142,7 +143,7 @@ class QuantizationSuite(Subject):
                             if isinstance(built.method, GatedMethod):
                                 # No larger than ``x``, for which static scales are made.
                                 wide = torch.cat((torch.ones_like(x), x), dim=-1)
-                                y, x = built.gated(wide), silu_mul(wide)
+                                y, x = built.gated(wide), silu_and_mul(wide)
                                 self.check(y, x, weight, bias, f"{where}, gated")
 
     def test_the_format_is_a_lossy_one(self) -> None:

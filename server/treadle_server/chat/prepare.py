@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.api.sampling_params import BOUNDS, SamplingParams
 from treadle.errors import ContextLengthError, RequestError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.input_processor import CHARS_PER_TOKEN
 from treadle_server.chat.tools import Toolbox, toolbox
 from treadle_server.context import Context
@@ -36,7 +36,7 @@ class Chat(msgspec.Struct, kw_only=True):
     params: SamplingParams
     tools: Toolbox
     top_logprobs: int
-    host: Host
+    host: PluginManager
     """Whose parsers read the outputs, whatever is reloaded meanwhile."""
     hidden: frozenset[int] = frozenset()
     """Special tokens in the engine's text that are not for the client."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Tool
 from treadle.api.sampling_params import GuidedParams
 from treadle.api.structured_output import GrammarSpec
@@ -102,7 +103,9 @@ async def forced(
 def forcing(
     context: Context, name: str, tools: Sequence[Tool], choice: str | Mapping[str, Any]
 ) -> GuidedParams | None:
-    parser = context.engine.host.tool_parser(name, context.engine.tokenizer, tools)
+    parser = context.engine.host.create(
+        TOOL_PARSERS, name, tokenizer=context.engine.tokenizer, tools=tools
+    )
     spec = parser.grammar(choice)
     return None if spec is None else to_guided(spec)
 

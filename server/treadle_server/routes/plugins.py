@@ -19,10 +19,10 @@ from treadle.errors import (
     PluginNotFoundError,
     PluginReloadError,
 )
-from treadle.plugins.listing import Row, rows
-from treadle.plugins.reload import RELOADABLE
+from treadle.testing.examination.listing import Row, rows
 from treadle_server.context import BIG, Context
 from treadle_server.errors import APIError
+from treadle_server.exchange import RELOADABLE
 from treadle_server.keys import Keys
 from treadle_server.reload import reload
 from treadle_server.routes.answers import json_answer

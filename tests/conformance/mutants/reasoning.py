@@ -11,16 +11,16 @@ SOURCE = f"""
 from treadle.api import impl
 from treadle.api.matching import Match
 from treadle.api.parsers import TextDelta
-from treadle.api.thinking import Thinking, opened
+from treadle_parsing_kit.reasoning_tags import TaggedReasoningParser, prompt_reasoning_state
 
 KIND = "reasoning"
 TREADLE = {{"reasoning": ["mine"]}}
 TAGS = ("<think>", "</think>")
 
 
-class Sound(Thinking):
+class Sound(TaggedReasoningParser):
     def __init__(self, prompt, tokenizer):
-        super().__init__(TAGS, opened(prompt, TAGS, tokenizer), always=False)
+        super().__init__(TAGS, prompt_reasoning_state(prompt, TAGS, tokenizer), always=False)
 
 
 class Mine(Sound):
@@ -76,9 +76,9 @@ SPECIMENS = (
                 mine("""
     def feed(self, text, ids):
         found = super().feed(text, ids)
-        if self._state == "inside" and self._carry:
-            found += self._think(self._carry)
-            self._carry = ""
+        if self._state == "inside" and self._pending:
+            found += self._think(self._pending)
+            self._pending = ""
         return found
 """),
             ),
@@ -90,7 +90,7 @@ SPECIMENS = (
                 "test_every_prefix_can_be_finished",
                 mine("""
     def finish(self):
-        if self._carry == "</thi":
+        if self._pending == "</thi":
             raise ValueError("half a tag")
         return super().finish()
 """),

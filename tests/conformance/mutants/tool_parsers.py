@@ -22,7 +22,7 @@ MATCHING = (
 )
 SOURCE = f"""
 from treadle.api import impl
-from treadle.api.callparser import Prose
+from treadle_parsing_kit.tool_call_parser import TextAroundCalls
 from treadle.api.structured_output import GrammarSpec
 from treadle.api.matching import Match
 from treadle.api.parsers import TextDelta, ToolCallDelta
@@ -116,11 +116,11 @@ SPECIMENS = (
                 mine("""
     def __init__(self, *given):
         super().__init__(*given)
-        self._prose = Saying()
+        self._text_around = Saying()
 """)
                 | {
-                    "class Mine": """class Saying(Prose):
-    def say(self, text):
+                    "class Mine": """class Saying(TextAroundCalls):
+    def emit_text(self, text):
         return [TextDelta(text)] if text else []
 
 
@@ -130,10 +130,10 @@ class Mine"""
             Mutant(  # says what may be the beginning of a tag
                 "test_any_chunking_gives_the_same",
                 mine("""
-    def find(self, text, at, mark):
-        found = text.find(mark, at)
-        self.say(text[at : found if found >= 0 else len(text)])
-        return found if found < 0 else found + len(mark)
+    def find_tag(self, text, at, tag):
+        found = text.find(tag, at)
+        self.emit_text(text[at : found if found >= 0 else len(text)])
+        return found if found < 0 else found + len(tag)
 """),
             ),
             Mutant(  # keeps its state where all others keep theirs
@@ -182,9 +182,9 @@ class Mine"""
             Mutant(  # drops what turns out to be no call
                 "test_text_is_never_lost",
                 mine("""
-    def give_up(self, at):
-        self.lead.clear()
-        return super().give_up(at)
+    def abandon_call(self, at):
+        self.call_prefix.clear()
+        return super().abandon_call(at)
 """),
             ),
             Mutant(  # takes any JSON for a call

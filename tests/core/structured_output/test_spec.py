@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle.api.sampling_params import GuidedParams
-from treadle.api.schemas import disjoint, subschemas
 from treadle.structured_output.regexes import ascii_classes, without_anchors
+from treadle.structured_output.schemas import subschemas
 from treadle.structured_output.spec import grammar_spec
+from treadle_structured_output_kit.json_schema import disjoint
 
 
 @pytest.mark.parametrize(

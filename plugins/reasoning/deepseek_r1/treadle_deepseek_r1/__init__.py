@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treadle.api import impl
 from treadle.api.matching import Match, ModelTraits
-from treadle.api.thinking import Thinking, opened
+from treadle_parsing_kit.reasoning_tags import TaggedReasoningParser, prompt_reasoning_state
 
 if TYPE_CHECKING:
     from treadle.api.types import ReasoningParser, Tokenizer
@@ -24,7 +24,7 @@ def treadle_reasoning_parser(
     ``<think>\\n`` (https://huggingface.co/deepseek-ai/DeepSeek-R1#usage-recommendations)."""
     if name != "deepseek_r1":
         return None
-    return Thinking(TAGS, opened(prompt, TAGS, tokenizer), always=True)
+    return TaggedReasoningParser(TAGS, prompt_reasoning_state(prompt, TAGS, tokenizer), always=True)
 
 
 @impl

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treadle.api import impl
 from treadle.api.matching import Match, ModelTraits
-from treadle.api.thinking import Thinking, opened
+from treadle_parsing_kit.reasoning_tags import TaggedReasoningParser, prompt_reasoning_state
 
 if TYPE_CHECKING:
     from treadle.api.types import ReasoningParser, Tokenizer
@@ -25,7 +25,9 @@ def treadle_reasoning_parser(
     models opens it (https://qwen.readthedocs.io/en/latest/getting_started/quickstart.html)."""
     if name != "qwen3":
         return None
-    return Thinking(TAGS, opened(prompt, TAGS, tokenizer), always=False)
+    return TaggedReasoningParser(
+        TAGS, prompt_reasoning_state(prompt, TAGS, tokenizer), always=False
+    )
 
 
 @impl

@@ -16,58 +16,67 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.api.callparser import CallParser
-from treadle.api.calls import CallReader
-from treadle.api.forcing import chosen, json_rule, mark, named, quoted
-from treadle.api.jsontext import BLANKS
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_parsing_kit.incremental_json import BLANKS
+from treadle_parsing_kit.json_calls import JsonToolCallReader
+from treadle_parsing_kit.tool_call_parser import ToolCallParser
+from treadle_parsing_kit.tool_choice import (
+    arguments_rule,
+    lark_string,
+    names_one_tool,
+    selected_tools,
+    tag_rule,
+)
 
 __all__ = ("Hermes",)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class Hermes(CallParser):
+class Hermes(ToolCallParser):
     tags = (BEGIN, END)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._tokenizer, self._tools = tokenizer, tools
 
-    def text(self, text: str, at: int) -> int:
-        behind = self.find(text, at, BEGIN)
+    def read_text(self, text: str, at: int) -> int:
+        behind = self.find_tag(text, at, BEGIN)
         if behind < 0:
             return len(text)
-        self.lead.append(BEGIN)
+        self.call_prefix.append(BEGIN)
         self.mode = self._object
         return behind
 
     def _object(self, text: str, at: int) -> int:
         if text[at] == "{":
-            self.call(CallReader(self.calls))
+            self.start_call(JsonToolCallReader(self.calls))
             return at
         if text[at] not in BLANKS:
-            return self.give_up(at)
-        self.lead.append(text[at])
+            return self.abandon_call(at)
+        self.call_prefix.append(text[at])
         return at + 1
 
-    def after(self, text: str, at: int) -> int:
+    def read_after_call(self, text: str, at: int) -> int:
         if text[at] in BLANKS or text[at] == "{":
             return self._object(text, at)
-        behind = self.expect(text, at, END)
+        behind = self.expect_tag(text, at, END)
         if behind is None:
-            return self.give_up(at)
-        return behind if self.carry else self.end(behind)
+            return self.abandon_call(at)
+        return behind if self.pending else self.end_call(behind)
 
     def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
-        begin, end = mark(BEGIN, self._tokenizer), mark(END, self._tokenizer)
-        tools = chosen(self._tools, choice)
+        begin, end = tag_rule(BEGIN, self._tokenizer), tag_rule(END, self._tokenizer)
+        tools = selected_tools(self._tools, choice)
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
         lines = [
-            "start: block" if named(choice) else 'start: block ("\\n" block)*',
+            "start: block" if names_one_tool(choice) else 'start: block ("\\n" block)*',
             f'block: {begin} "\\n" ({calls}) "\\n" {end}',
         ]
         for i, tool in enumerate(tools):
-            head = quoted(f'{{"name": {quoted(tool.name)}, "arguments": ')
-            lines += [f'call_{i}: {head} arguments_{i} "}}"', f"arguments_{i}: {json_rule(tool)}"]
+            head = lark_string(f'{{"name": {lark_string(tool.name)}, "arguments": ')
+            lines += [
+                f'call_{i}: {head} arguments_{i} "}}"',
+                f"arguments_{i}: {arguments_rule(tool)}",
+            ]
         return GrammarSpec("ebnf", "\n".join(lines))

@@ -18,11 +18,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.api.callparser import CallParser
-from treadle.api.calls import CallReader
-from treadle.api.forcing import chosen, schema_of
-from treadle.api.jsontext import BLANKS
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_parsing_kit.incremental_json import BLANKS
+from treadle_parsing_kit.json_calls import JsonToolCallReader
+from treadle_parsing_kit.tool_call_parser import ToolCallParser
+from treadle_parsing_kit.tool_choice import arguments_schema, selected_tools
 
 __all__ = ("Llama3",)
 
@@ -31,7 +31,7 @@ KEYS = frozenset({"name", "parameters", "arguments", "type", "id"})
 _candidate = re.compile(r"[{<]")
 
 
-class Llama3(CallParser):
+class Llama3(ToolCallParser):
     tags = (TAG,)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
@@ -40,56 +40,56 @@ class Llama3(CallParser):
         self._names = frozenset(tool.name for tool in tools)
         self._fresh = True  # nothing but blanks since the line began
 
-    def say(self, text: str) -> None:
+    def emit_text(self, text: str) -> None:
         _, broken, last = text.rpartition("\n")
         self._fresh = (self._fresh or broken != "") and not last.strip()
-        super().say(text)
+        super().emit_text(text)
 
-    def text(self, text: str, at: int) -> int:
+    def read_text(self, text: str, at: int) -> int:
         found = _candidate.search(text, at)
         start = found.start() if found else len(text)
-        self.say(text[at:start])
+        self.emit_text(text[at:start])
         if found is None:
             return start
         if text[start] == "{":
             if self._fresh:
-                self.call(self._bare())
+                self.start_call(self._bare())
                 return start
-        elif (behind := self.expect(text, start, TAG)) is not None:
-            if not self.carry:
-                self.lead.append(TAG)
+        elif (behind := self.expect_tag(text, start, TAG)) is not None:
+            if not self.pending:
+                self.call_prefix.append(TAG)
                 self.mode = self._tagged
             return behind
-        self.say(text[start])
+        self.emit_text(text[start])
         return start + 1
 
     def _tagged(self, text: str, at: int) -> int:
         if text[at] == "{":
-            self.call(CallReader(self.calls))
+            self.start_call(JsonToolCallReader(self.calls))
             return at
         if text[at] not in BLANKS:
-            return self.give_up(at)
-        self.lead.append(text[at])
+            return self.abandon_call(at)
+        self.call_prefix.append(text[at])
         return at + 1
 
-    def after(self, text: str, at: int) -> int:
+    def read_after_call(self, text: str, at: int) -> int:
         if text[at] == "{":
-            self.call(self._bare())
+            self.start_call(self._bare())
             return at
         if text[at] not in BLANKS and text[at] != ";":
-            return self.give_up(at)
-        self.lead.append(text[at])
+            return self.abandon_call(at)
+        self.call_prefix.append(text[at])
         return at + 1
 
-    def _bare(self) -> CallReader:
-        return CallReader(self.calls, self._names.__contains__, KEYS)
+    def _bare(self) -> JsonToolCallReader:
+        return JsonToolCallReader(self.calls, self._names.__contains__, KEYS)
 
     def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         """One call. JSON without anything around it: every backend can enforce it."""
         calls: list[dict[str, Any]] = []
         shared: dict[str, Any] = {}
-        for index, tool in enumerate(chosen(self._tools, choice)):
-            schema = _moved(schema_of(tool), f"tool{index}-", shared)
+        for index, tool in enumerate(selected_tools(self._tools, choice)):
+            schema = _moved(arguments_schema(tool), f"tool{index}-", shared)
             parts = {"name": {"type": "string", "enum": [tool.name]}, "parameters": schema}
             calls.append(
                 {

@@ -19,12 +19,18 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.api.callparser import CallParser
-from treadle.api.calls import CallReader, is_name
-from treadle.api.forcing import chosen, json_rule, mark, named, quoted
-from treadle.api.jsontext import BLANKS, JsonText
 from treadle.api.parsers import Delta, ToolCallDelta
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
+from treadle_parsing_kit.json_calls import JsonToolCallReader, is_name
+from treadle_parsing_kit.tool_call_parser import ToolCallParser
+from treadle_parsing_kit.tool_choice import (
+    arguments_rule,
+    lark_string,
+    names_one_tool,
+    selected_tools,
+    tag_rule,
+)
 
 __all__ = ("Mistral",)
 
@@ -34,7 +40,7 @@ _name = re.compile(r"[^\s\[\]{}()\"',;]*")
 _id = re.compile(r"[0-9A-Za-z]*")
 
 
-class Mistral(CallParser):
+class Mistral(ToolCallParser):
     tags = (CALLS, ID, ARGUMENTS)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
@@ -49,11 +55,11 @@ class Mistral(CallParser):
         """Mistral's chat templates refuse any other id."""
         return "".join(secrets.choice(ALPHABET) for _ in range(9))
 
-    def text(self, text: str, at: int) -> int:
-        behind = self.find(text, at, CALLS)
+    def read_text(self, text: str, at: int) -> int:
+        behind = self.find_tag(text, at, CALLS)
         if behind < 0:
             return len(text)
-        self.lead.append(CALLS)
+        self.call_prefix.append(CALLS)
         self.mode, self._array, self._comma = self._first, False, True
         return behind
 
@@ -66,28 +72,28 @@ class Mistral(CallParser):
         elif text[at] not in BLANKS:
             self._word, self.mode = [], self._named
             return at
-        self.lead.append(text[at])
+        self.call_prefix.append(text[at])
         return at + 1
 
     def _item(self, text: str, at: int) -> int:
         if text[at] == "{":
-            self.call(CallReader(self.calls))
+            self.start_call(JsonToolCallReader(self.calls))
             self._comma = False
             return at
         if text[at] not in BLANKS:
-            return self.give_up(at)
-        self.lead.append(text[at])
+            return self.abandon_call(at)
+        self.call_prefix.append(text[at])
         return at + 1
 
-    def after(self, text: str, at: int) -> int:
+    def read_after_call(self, text: str, at: int) -> int:
         char = text[at]
         if not self._array or char == "]":
-            return self.end(at + int(self._array))
+            return self.end_call(at + int(self._array))
         if char == "," and not self._comma:
             self._comma = True
         elif char not in BLANKS:
-            return self._item(text, at) if self._comma else self.give_up(at)
-        self.lead.append(char)
+            return self._item(text, at) if self._comma else self.abandon_call(at)
+        self.call_prefix.append(char)
         return at + 1
 
     def _named(self, text: str, at: int) -> int:
@@ -96,29 +102,29 @@ class Mistral(CallParser):
         if end < len(text):
             self._name = "".join(self._word)
             if not is_name(self._name):
-                return self.give_up(end)
+                return self.abandon_call(end)
             self._marks, self.mode = (ID, ARGUMENTS), self._marked
         return end
 
     def _marked(self, text: str, at: int) -> int:
         """Between the name and the arguments."""
         if text[at] == "{":
-            self.call(_Arguments(self.calls, self._name))
+            self.start_call(_Arguments(self.calls, self._name))
             return at
         if text[at] in BLANKS:
-            self.lead.append(text[at])
+            self.call_prefix.append(text[at])
             return at + 1
         partial = False
         for index, one in enumerate(self._marks):
-            behind = self.expect(text, at, one)
-            if behind is not None and not self.carry:
-                self.lead.append(one)
+            behind = self.expect_tag(text, at, one)
+            if behind is not None and not self.pending:
+                self.call_prefix.append(one)
                 self._marks = self._marks[index + 1 :]
                 if one == ID:
                     self.mode = self._identified
                 return behind
             partial = partial or behind is not None
-        return len(text) if partial else self.give_up(at)
+        return len(text) if partial else self.abandon_call(at)
 
     def _identified(self, text: str, at: int) -> int:
         """The id that the model gave its call. Clients get one of ``call_id``."""
@@ -131,52 +137,55 @@ class Mistral(CallParser):
         found = pattern.match(text, at)
         end = at if found is None else found.end()
         self._word.append(text[at:end])
-        self.lead.append(text[at:end])
+        self.call_prefix.append(text[at:end])
         return end
 
     def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         """The form of the model's own generation, which its vocabulary tells: ``[ARGS]`` came with
         v11, and vocabularies without it were taught the array."""
-        tools = chosen(self._tools, choice)
-        begin = mark(CALLS, self._tokenizer)
-        arguments = mark(ARGUMENTS, self._tokenizer)
+        tools = selected_tools(self._tools, choice)
+        begin = tag_rule(CALLS, self._tokenizer)
+        arguments = tag_rule(ARGUMENTS, self._tokenizer)
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
-        one = named(choice)
+        one = names_one_tool(choice)
         if arguments.startswith("<["):
             lines = ["start: call" if one else "start: call+", f"call: {begin} ({calls})"]
-            heads = [f"{quoted(tool.name)} {arguments}" for tool in tools]
+            heads = [f"{lark_string(tool.name)} {arguments}" for tool in tools]
             tail = ""
         else:
             more = "" if one else ' (", " call)*'
             lines = [f'start: {begin} "[" call{more} "]"', f"call: {calls}"]
-            heads = [quoted(f'{{"name": {quoted(t.name)}, "arguments": ') for t in tools]
+            heads = [lark_string(f'{{"name": {lark_string(t.name)}, "arguments": ') for t in tools]
             tail = ' "}"'
         for i, (tool, head) in enumerate(zip(tools, heads, strict=True)):
-            lines += [f"call_{i}: {head} arguments_{i}{tail}", f"arguments_{i}: {json_rule(tool)}"]
+            lines += [
+                f"call_{i}: {head} arguments_{i}{tail}",
+                f"arguments_{i}: {arguments_rule(tool)}",
+            ]
         return GrammarSpec("ebnf", "\n".join(lines))
 
 
 class _Arguments:
-    """A ``Reader`` of the arguments of a call whose name stands before them."""
+    """A ``ToolCallReader`` of the arguments of a call whose name stands before them."""
 
     def __init__(self, index: int, name: str) -> None:
         self._index = index
         self._name: str | None = name
-        self._value = JsonText()
+        self._value = IncrementalJson()
         self.begun = self.done = self.failed = False
 
     @property
     def rest(self) -> str:
-        return self._value.held
+        return self._value.pending
 
     def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
         at = self._value.feed(text, at)
         self.begun = True
         self.done, self.failed = self._value.done, self._value.failed
-        return at, self._said(self._value.take())
+        return at, self._said(self._value.pop_output())
 
     def finish(self) -> list[Delta]:
-        return self._said(self._value.cut())
+        return self._said(self._value.close())
 
     def _said(self, text: str) -> list[Delta]:
         if not text:

@@ -10,8 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.api.forcing import chosen, named, quoted, schema_of
 from treadle.api.types import GrammarSpec, Tool
+from treadle_parsing_kit.tool_choice import (
+    arguments_schema,
+    lark_string,
+    names_one_tool,
+    selected_tools,
+)
 
 __all__ = ("python_grammar",)
 
@@ -38,9 +43,9 @@ TYPES = {
 def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> GrammarSpec:
     """``[f(a=1)]`` of the tools that ``choice`` allows. Raises ``ValueError`` for a tool or an
     argument that Python could not name."""
-    found = chosen(tools, choice)
+    found = selected_tools(tools, choice)
     calls = " | ".join(f"call_{i}" for i in range(len(found)))
-    more = "" if named(choice) else ' (", " call)*'
+    more = "" if names_one_tool(choice) else ' (", " call)*'
     lines = [f'start: "[" call{more} "]"', f"call: {calls}"]
     for i, tool in enumerate(found):
         lines += _call(f"{i}", tool)
@@ -50,7 +55,7 @@ def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> Gr
 def _call(key: str, tool: Tool) -> list[str]:
     """The rules of one tool. ``first_N`` is the arguments from the N-th on if none stands before
     them, ``next_N`` if one does: so each comma is where it belongs, in rules of linear size."""
-    schema = schema_of(tool)
+    schema = arguments_schema(tool)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
     names = [name for name in properties if name in required]
@@ -58,9 +63,9 @@ def _call(key: str, tool: Tool) -> list[str]:
     for name in (*tool.name.split("."), *names):
         if not name.replace("-", "_").isidentifier() or (name in names and "-" in name):
             raise ValueError(f"{name!r} is not a name in Python")
-    lines = [f'call_{key}: {quoted(tool.name + "(")} first_{key}_0 ")"']
+    lines = [f'call_{key}: {lark_string(tool.name + "(")} first_{key}_0 ")"']
     for i, name in enumerate(names):
-        one = f"{quoted(name + '=')} {_value(properties[name], 0)}"
+        one = f"{lark_string(name + '=')} {_value(properties[name], 0)}"
         rules = {"first": f"{one} next_{key}_{i + 1}", "next": f'", " {one} next_{key}_{i + 1}'}
         for rule, body in rules.items():
             skip = "" if name in required else f" | {rule}_{key}_{i + 1}"
@@ -73,7 +78,7 @@ def _value(schema: Any, depth: int) -> str:
         return "value"
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values:
-        return f"({' | '.join(quoted(_literal(value)) for value in values)})"
+        return f"({' | '.join(lark_string(_literal(value)) for value in values)})"
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list) and options:
             return f"({' | '.join(_value(option, depth + 1) for option in options)})"

@@ -37,7 +37,7 @@ class NotLiteral(ValueError):
 
 
 class Keywords:
-    """A ``Reader`` (``treadle.api.callparser``) of ``(a=1, b="x")``."""
+    """A ``ToolCallReader`` (``treadle_parsing_kit.tool_call_parser``) of ``(a=1, b="x")``."""
 
     def __init__(self, index: int, name: str) -> None:
         self._index, self._name = index, name

@@ -18,10 +18,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.api.callparser import CallParser
-from treadle.api.calls import is_name
-from treadle.api.jsontext import BLANKS
 from treadle.api.types import GrammarSpec, Tokenizer, Tool
+from treadle_parsing_kit.incremental_json import BLANKS
+from treadle_parsing_kit.json_calls import is_name
+from treadle_parsing_kit.tool_call_parser import ToolCallParser
 from treadle_pythonic.grammar import python_grammar
 from treadle_pythonic.literals import Keywords
 
@@ -32,7 +32,7 @@ _candidate = re.compile(r"[\[<]")
 _name = re.compile(r"[\w.\-]*")
 
 
-class Pythonic(CallParser):
+class Pythonic(ToolCallParser):
     tags = (START, END)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
@@ -42,22 +42,22 @@ class Pythonic(CallParser):
         self._tagged = self._comma = False
         self._word: list[str] = []
 
-    def text(self, text: str, at: int) -> int:
+    def read_text(self, text: str, at: int) -> int:
         found = _candidate.search(text, at)
         start = found.start() if found else len(text)
-        self.say(text[at:start])
+        self.emit_text(text[at:start])
         if found is None:
             return start
         if text[start] == "[":
-            self.lead.append("[")
+            self.call_prefix.append("[")
             self._tagged, self.mode = False, self._item
             return start + 1
-        behind = self.expect(text, start, START)
+        behind = self.expect_tag(text, start, START)
         if behind is None:
-            self.say(text[start])
+            self.emit_text(text[start])
             return start + 1
-        if not self.carry:
-            self.lead.append(START)
+        if not self.pending:
+            self.call_prefix.append(START)
             self._tagged, self.mode = True, self._list
         return behind
 
@@ -66,8 +66,8 @@ class Pythonic(CallParser):
         if text[at] == "[":
             self.mode = self._item
         elif text[at] not in BLANKS:
-            return self.give_up(at)
-        self.lead.append(text[at])
+            return self.abandon_call(at)
+        self.call_prefix.append(text[at])
         return at + 1
 
     def _item(self, text: str, at: int) -> int:
@@ -75,50 +75,50 @@ class Pythonic(CallParser):
         if text[at] not in BLANKS:
             self._word, self.mode = [], self._named
             return at
-        self.lead.append(text[at])
+        self.call_prefix.append(text[at])
         return at + 1
 
     def _named(self, text: str, at: int) -> int:
         found = _name.match(text, at)
         end = at if found is None else found.end()
         self._word.append(text[at:end])
-        self.lead.append(text[at:end])
+        self.call_prefix.append(text[at:end])
         if end < len(text):
             name = "".join(self._word)
             known = is_name(name) if self._tagged else name in self._names
             if text[end] != "(" or not known:
-                return self.give_up(end)
+                return self.abandon_call(end)
             self._comma = False
-            self.call(Keywords(self.calls, name))
+            self.start_call(Keywords(self.calls, name))
         return end
 
-    def after(self, text: str, at: int) -> int:
+    def read_after_call(self, text: str, at: int) -> int:
         char = text[at]
         if char == "]":
-            self.lead.append(char)
+            self.call_prefix.append(char)
             self.mode = self._closed
         elif char == "," and not self._comma:
             self._comma = True
-            self.lead.append(char)
+            self.call_prefix.append(char)
         elif char in BLANKS:
-            self.lead.append(char)
+            self.call_prefix.append(char)
         elif self._comma:
             return self._item(text, at)
         else:
-            return self.give_up(at)
+            return self.abandon_call(at)
         return at + 1
 
     def _closed(self, text: str, at: int) -> int:
         """Behind the list: the tag that ends it, if one began it."""
-        behind = self.expect(text, at, END) if self._tagged else None
+        behind = self.expect_tag(text, at, END) if self._tagged else None
         if behind is None:
-            return self.end(at)
-        return behind if self.carry else self.end(behind)
+            return self.end_call(at)
+        return behind if self.pending else self.end_call(behind)
 
     def finish(self) -> list[Any]:
         if self.mode == self._closed:
-            self.carry = ""
-            self.end(0)
+            self.pending = ""
+            self.end_call(0)
         return super().finish()
 
     def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:

@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from treadle.api import impl
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
+from treadle_triton_kit.support import supports_pdl, triton_refusals
 
 __all__ = ("treadle_kernel",)
 
 NAME = "triton"
 HOMES = {
     "rms_norm": "norm",
-    "add_rms_norm": "norm",
-    "add_parts_rms_norm": "norm",
-    "silu_mul": "activation",
-    "rotary_write": "rotary",
-    "rotary_write_fp8": "rotary",
+    "fused_add_rms_norm": "norm",
+    "fused_add_partials_rms_norm": "norm",
+    "silu_and_mul": "activation",
+    "rope_and_cache": "rotary",
+    "rope_and_cache_fp8": "rotary",
     "linear": "linear",
-    "linear_parts": "linear",
-    "silu_linear": "linear",
+    "linear_split_k": "linear",
+    "linear_silu_and_mul": "linear",
     "int4_linear": "int4.product",
     "sample": "sample",
-    "likeliest": "sample",
+    "argmax": "sample",
     "all_reduce": "reduce",
-    "all_reduce_norm": "reduce",
+    "all_reduce_add_rms_norm": "reduce",
     "all_gather": "gather",
 }
-LINEARS = ("linear", "linear_parts", "silu_linear")
+LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 
 
 @impl
@@ -45,19 +45,13 @@ def treadle_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | N
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
-    found = []
-    if request.device.kind != "cuda":
-        found.append(f"needs a CUDA device, this is {request.device.kind}")
-    elif request.device.capability is not None and request.device.capability < (8, 0):
-        found.append(f"needs compute capability 8.0, this is {request.device.capability}")
+    found = triton_refusals(request.device)
     if request.dtype not in ("bfloat16", "float16", "float32"):
         found.append(f"dtype {request.dtype} is not supported")
-    if find_spec("triton") is None:
-        found.append("triton is not installed; it comes with a CUDA build of torch")
     size = request.shape.get("head_size", 0)
-    if op == "rotary_write_fp8" and (request.device.capability or (8, 9)) < (8, 9):
+    if op == "rope_and_cache_fp8" and (request.device.capability or (8, 9)) < (8, 9):
         found.append(f"needs compute capability 8.9, this is {request.device.capability}")
-    if op in ("rotary_write", "rotary_write_fp8") and size not in (32, 64, 128, 256):
+    if op in ("rope_and_cache", "rope_and_cache_fp8") and size not in (32, 64, 128, 256):
         found.append(f"head size {size} is not 32, 64, 128 or 256")
     if op.endswith("_norm") and request.shape["size"] > 32768:
         found.append(f"size {request.shape['size']} is more than 32768")
@@ -74,4 +68,4 @@ def _load(op: str, request: KernelRequest) -> Callable[..., Any]:
     module = import_module(f"{__name__}.{HOMES[op]}")
     if hasattr(module, "load"):  # which depends on more than the start that all have in common
         return module.load(op, request)  # type: ignore[no-any-return]
-    return partial(getattr(module, op), early=(request.device.capability or (0, 0)) >= (9, 0))
+    return partial(getattr(module, op), early=supports_pdl(request.device))

@@ -7,10 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
 from treadle_kernels_triton.rows import flat
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
-__all__ = ("add_parts_rms_norm", "add_rms_norm", "norm_kernel", "normalised", "rms_norm")
+__all__ = (
+    "fused_add_partials_rms_norm",
+    "fused_add_rms_norm",
+    "norm_kernel",
+    "normalised",
+    "rms_norm",
+)
 
 
 @triton.jit
@@ -35,12 +41,12 @@ def norm_kernel(
     EARLY: tl.constexpr,
 ):
     """One program normalises one row; sums are in float32."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
         size = tl.cast(tl.num_programs(0), tl.int64) * SIZE  # of a part
@@ -82,7 +88,7 @@ def rms_norm(
     return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
 
 
-def add_rms_norm(
+def fused_add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -91,13 +97,13 @@ def add_rms_norm(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See ``treadle.layers.ops.add_rms_norm``; overwrites ``residual``, which must be contiguous."""
+    """See ``treadle.layers.ops.fused_add_rms_norm``; overwrites ``residual``, which must be contiguous."""
     rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
     y = _launch(flat(x), rows, weight, eps, offset, add=True, early=early)
     return y.view(x.shape), residual
 
 
-def add_parts_rms_norm(
+def fused_add_partials_rms_norm(
     parts: Tensor,
     residual: Tensor,
     weight: Tensor,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from treadle_kernels_triton.exchange import REGISTERS, exchange, next_third
 from treadle_kernels_triton.norm import normalised
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
-__all__ = ("CHUNK", "all_reduce", "all_reduce_kernel", "all_reduce_norm", "sum_norm_kernel")
+__all__ = ("CHUNK", "all_reduce", "all_reduce_add_rms_norm", "all_reduce_kernel", "sum_norm_kernel")
 
 CHUNK = 4096
 """Bytes of a unit's turn. Of 8 and 16 KiB a sum of 8 KiB takes 8 and 13 % longer, and one of 2 MiB as
@@ -40,11 +40,11 @@ def all_reduce_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (unit): every so many chunks."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     unit, step = tl.program_id(0), tl.num_programs(0)
     each, long_block = tl.arange(0, BLOCK), tl.full((), BLOCK, tl.int64)
     slot = unit * BLOCK + each
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     third = tl.load(counts + unit)
     for chunk in range(unit, tl.cdiv(numel, BLOCK), step):
         third = next_third(third)
@@ -76,13 +76,13 @@ def sum_norm_kernel(
 ):
     """Program (unit): every so many rows. Rounds where ``all_reduce_kernel`` and ``norm_kernel`` do, one
     after the other."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     unit, step = tl.program_id(0), tl.num_programs(0)
     each, long_size = tl.arange(0, BLOCK), tl.full((), SIZE, tl.int64)
     inside, slot = each < SIZE, unit * BLOCK + each
     gain = tl.load(weight + each, mask=inside, other=0.0).to(tl.float32) + offset
     kind: tl.constexpr = x.dtype.element_ty
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     third = tl.load(counts + unit)
     for row in range(unit, rows, step):
         third = next_third(third)
@@ -113,7 +113,7 @@ def all_reduce(x: Tensor, places: Tensor, counts: Tensor, rank: int, *, early: b
     return out
 
 
-def all_reduce_norm(
+def all_reduce_add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -125,7 +125,7 @@ def all_reduce_norm(
     *,
     early: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The operation ``all_reduce_norm`` of ``treadle.layers.kernels``; overwrites ``residual``."""
+    """The operation ``all_reduce_add_rms_norm`` of ``treadle.layers.kernels``; overwrites ``residual``."""
     out, size = torch.empty_like(x), x.shape[-1]
     units, ranks = counts.numel(), places.numel()
     block, rows = triton.next_power_of_2(size), x.numel() // size

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from lmformatenforcer import CharacterLevelParser, JsonSchemaParser, RegexParser
 from lmformatenforcer.characterlevelparser import (
     CharacterLevelParserConfig,
@@ -21,7 +20,8 @@ from treadle.api.types import GrammarSpec, Tokenizer
 from treadle_guided_lmfe.prepare import Unenforceable, prepared
 from treadle_guided_lmfe.state import Reader, State
 from treadle_guided_lmfe.syntax import START
-from treadle_guided_lmfe.vocabulary import Line, Vocabulary
+from treadle_guided_lmfe.vocabulary import Vocabulary
+from treadle_structured_output_kit.bitmask import BitmaskRow, write_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,7 @@ class _Grammar:
         self._vocabulary = vocabulary
         self._schema = schema
         self._config = config
-        self._lines: dict[Any, Line] = {}
+        self._lines: dict[Any, BitmaskRow] = {}
         self._parser: CharacterLevelParser | None = None
         if spec.kind == "regex":
             self._parser = RegexParser(spec.source, config)
@@ -122,7 +122,7 @@ class _Matcher:
         self._states = [first]
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        bitmask[row].numpy().view(np.uint32)[:] = self._reader.mask(self._states[-1])
+        write_row(bitmask, row, self._reader.mask(self._states[-1]))
 
     def accept(self, token: int) -> bool:
         following = self._reader.after(self._states[-1], token)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.api.schemas import ASSERTIONS, disjoint
+from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint
 
 __all__ = ("Unenforceable", "prepared")
 

@@ -7,7 +7,8 @@ from typing import Any
 from lmformatenforcer import CharacterLevelParser
 
 from treadle_guided_lmfe.syntax import Syntax
-from treadle_guided_lmfe.vocabulary import Line, Node, Vocabulary, split
+from treadle_guided_lmfe.vocabulary import Node, Vocabulary, split
+from treadle_structured_output_kit.bitmask import BitmaskRow
 
 __all__ = ("Reader", "State")
 
@@ -23,7 +24,7 @@ class State:
         self.parser = parser
         self.syntax = syntax
         self.pending = pending
-        self.line: Line | None = None
+        self.line: BitmaskRow | None = None
 
     @property
     def complete(self) -> bool:
@@ -46,7 +47,7 @@ class State:
 class Reader:
     """Reads tokens in states. ``lines`` are masks that states of one grammar share."""
 
-    def __init__(self, vocabulary: Vocabulary, lines: dict[Any, Line]) -> None:
+    def __init__(self, vocabulary: Vocabulary, lines: dict[Any, BitmaskRow]) -> None:
         self._vocabulary = vocabulary
         self._lines = lines
 
@@ -59,7 +60,7 @@ class Reader:
             return None
         return self._read(state, data)
 
-    def mask(self, state: State) -> Line:
+    def mask(self, state: State) -> BitmaskRow:
         """The tokens that may follow, as a row of a bitmask. Not to be written to."""
         if state.line is None:
             key = None if state.pending else state.parser.cache_key()
@@ -71,7 +72,7 @@ class Reader:
                 state.line = self._lines[key]
         return state.line
 
-    def _computed(self, state: State) -> Line:
+    def _computed(self, state: State) -> BitmaskRow:
         vocabulary, found = self._vocabulary, list[int]()
         if state.pending:
             found = [

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 
-import numpy as np
-
 from treadle.api.types import Tokenizer
+from treadle_structured_output_kit.bitmask import BitmaskRow, row_of
+from treadle_structured_output_kit.vocabulary import text_tokens
 
-__all__ = ("Line", "Node", "Vocabulary", "split")
-
-Line = np.ndarray[tuple[int], np.dtype[np.uint32]]
+__all__ = ("Node", "Vocabulary", "split")
 
 # Characters that the library may write where a schema lets it write any, beside those that are in
 # tokens: printable ASCII, and letters of Latin, Greek and Cyrillic.
@@ -43,16 +41,11 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.words = -(-vocab_size // 32)
         self.root = Node()
         self.texts: dict[int, bytes] = {}
         self.inner: list[tuple[bytes, int]] = []
         """Tokens that begin in the middle of a character."""
-        known = {
-            token: data
-            for token in range(min(vocab_size, tokenizer.vocab_size))
-            if token not in tokenizer.special_ids and (data := tokenizer.token_bytes(token))
-        }
+        known = text_tokens(tokenizer, vocab_size)
         # Half a character is a promise that the other half can be written.
         whole = all(bytes((b,)) in set(known.values()) for b in range(0x80, 0xC0))
         characters: set[str] = set()
@@ -75,7 +68,7 @@ class Vocabulary:
         self.alphabet = "".join(sorted({c for c in characters if c >= " "} | ALPHABET))
         self._sets: dict[str, frozenset[str]] = {}
         self._beginnings: dict[str, frozenset[bytes]] = {}
-        self._free: dict[tuple[int, int, bool], Line] = {}
+        self._free: dict[tuple[int, int, bool], BitmaskRow] = {}
 
     def set_of(self, characters: str) -> frozenset[str]:
         """The characters of a text; the same few texts come again and again."""
@@ -97,7 +90,7 @@ class Vocabulary:
             self._beginnings[characters] = found
         return found
 
-    def free(self, least: int, most: int, *, start: bool) -> Line:
+    def free(self, least: int, most: int, *, start: bool) -> BitmaskRow:
         """A mask of the tokens that may stand inside of a JSON string: at most ``most`` characters,
         and with a quote at the end at least ``least``. ``start`` leaves out those that begin with
         a space. Tokens with a quote or backslash elsewhere are not among them."""
@@ -115,11 +108,9 @@ class Vocabulary:
             self._free[key] = self.line(chosen)
         return self._free[key]
 
-    def line(self, tokens: Iterable[int]) -> Line:
+    def line(self, tokens: Iterable[int]) -> BitmaskRow:
         """A row of a bitmask."""
-        bits = np.zeros(self.words * 32, dtype=np.uint8)
-        bits[np.fromiter(tokens, dtype=np.int64)] = 1
-        return np.packbits(bits, bitorder="little").view(np.uint32)
+        return row_of(tokens, self.vocab_size)
 
     @cached_property
     def _lengths(self) -> list[tuple[int, bool, bool, int]]:

@@ -1,4 +1,4 @@
-"""outlines-core behind the contract of treadle: a regex, an automaton over the bytes of all tokens."""
+"""Grammars compiled by outlines-core: a regex becomes an automaton over the bytes of all tokens."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-import numpy as np
 from outlines_core import Guide, Index, Vocabulary
 from outlines_core.json_schema import build_regex_from_schema
 
 from treadle.api.types import Grammar, GrammarSpec, Tokenizer
 from treadle_guided_outlines.preflight import refusal
+from treadle_structured_output_kit.bitmask import (
+    BitmaskRow,
+    empty_row,
+    forbid_token,
+    write_row,
+)
+from treadle_structured_output_kit.regex import choice_regex
+from treadle_structured_output_kit.vocabulary import text_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treadle_guided_outlines.grammars import Grammars
+    from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
 
 __all__ = ("Compiler",)
 
 MOST_ROLLBACK = 1024
 START = b"\0"
-SPECIAL_CHARACTERS = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class Compiler:
@@ -45,13 +51,11 @@ class Compiler:
         self._depth = max_recursion_depth
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._grammars: Grammars | None = None
+        self._grammars: LLGuidanceCompiler | None = None
         self._lock = threading.Lock()
         known: dict[bytes, list[int]] = {}
-        for token in range(min(vocab_size, tokenizer.vocab_size)):
-            data = tokenizer.token_bytes(token)
-            if data and token not in tokenizer.special_ids:
-                known.setdefault(data, []).append(token)
+        for token, data in text_tokens(tokenizer, vocab_size).items():
+            known.setdefault(data, []).append(token)
         # Start and end get ids of their own behind the vocabulary. The ids that really end a sequence
         # are the core's affair, and any of the model's may be an ordinary token.
         known.setdefault(START, []).append(vocab_size + 1)
@@ -78,11 +82,12 @@ class Compiler:
             case "regex":
                 return self._index(spec.source)
             case "choice":
-                return self._index("|".join(map(_escaped, json.loads(spec.source))))
+                return self._index(choice_regex(json.loads(spec.source)))
             case "json_object":  # as a regex it is bounded in depth, and takes seconds
-                return self._llguidance().json_object(whitespace)
+                options = {"whitespace_pattern": whitespace} if whitespace else {}
+                return self._llguidance().compile_json_schema({"type": "object"}, **options)
             case _:
-                return self._llguidance().lark(spec.source)
+                return self._llguidance().compile_grammar(spec.source)
 
     def _index(self, pattern: str) -> _Grammar:
         # The library builds the automaton of a search too, for which a match may begin anywhere.
@@ -90,12 +95,12 @@ class Compiler:
         # comes nowhere else it does not.
         return _Grammar(Index(rf"\x00(?:{pattern})", self._vocabulary), self._vocab_size)
 
-    def _llguidance(self) -> Grammars:
-        from treadle_guided_outlines.grammars import Grammars
+    def _llguidance(self) -> LLGuidanceCompiler:
+        from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
 
         with self._lock:
             if self._grammars is None:
-                self._grammars = Grammars(self._tokenizer, self._vocab_size)
+                self._grammars = LLGuidanceCompiler(self._tokenizer, self._vocab_size)
             return self._grammars
 
 
@@ -114,11 +119,11 @@ class _Matcher:
     def __init__(self, guide: Guide, vocab_size: int) -> None:
         self._guide = guide
         self._vocab_size = vocab_size
-        self._line = np.zeros((vocab_size + 1) // 32 + 1, dtype=np.uint32)
+        self._row = empty_row(vocab_size + 2)
         self._filled = False
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        bitmask[row].numpy().view(np.uint32)[:] = self._mask()[: bitmask.shape[1]]
+        write_row(bitmask, row, self._mask())
 
     def accept(self, token: int) -> bool:
         if token >= self._vocab_size:
@@ -142,18 +147,14 @@ class _Matcher:
     def finished(self) -> bool:
         return self.complete and not self._mask().any()
 
-    def _mask(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        line = self._line
+    def _mask(self) -> BitmaskRow:
+        allowed = self._row
         if not self._filled:
-            self._guide.write_mask_into(line.ctypes.data, len(line), line.itemsize)
+            self._guide.write_mask_into(allowed.ctypes.data, len(allowed), allowed.itemsize)
             for own in (self._vocab_size, self._vocab_size + 1):
-                line[own >> 5] &= ~np.uint32(1 << (own & 31))
+                forbid_token(allowed, own)
             self._filled = True
-        return line
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{c}" if c in SPECIAL_CHARACTERS else c for c in text)
+        return allowed
 
 
 def _ascii_digit(escape: re.Match[str]) -> str:

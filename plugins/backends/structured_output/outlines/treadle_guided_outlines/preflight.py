@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.api.schemas import ASSERTIONS, disjoint, subschemas, types_of
+from treadle_structured_output_kit.json_schema import ASSERTIONS, disjoint, subschemas, types_of
 
 __all__ = ("refusal",)
 

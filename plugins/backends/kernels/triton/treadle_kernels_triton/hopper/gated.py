@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.layers.self_check import passes
-from treadle_kernels_triton.hopper.tensors import boxes, fetchable
+from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
 
@@ -55,7 +55,7 @@ def choose_gated(rows: int, width: int, depth: int, processors: int) -> Variant 
 
     Rounds are tiles for each multiprocessor; with few of them the last, in which some programs have no
     tile, weighs more, and so do a program's first fetch and last write. As times the speed of torch's
-    linear and ``silu_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6), in bursts and where
+    linear and ``silu_and_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6), in bursts and where
     the card's power is the limit:
 
     * ``TURNS``: 1.16 and 1.10 for Qwen3-0.6B at 1,024 rows (2.9 rounds), 1.24 and 1.20 at 8,192; 1.06 and
@@ -80,14 +80,14 @@ class Gated:
         self.processors = processors
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """``silu_linear`` without a bias, or ``None`` where torch's operations are to be used."""
+        """``linear_silu_and_mul`` without a bias, or ``None`` where torch's operations are to be used."""
         depth = x.shape[-1]
         rows, width = x.numel() // depth, weight.shape[0] // 2
         variant = choose_gated(rows, width, depth, self.processors)
-        if variant is None or not fetchable(weight, self.dtype) or not weight.is_contiguous():
+        if variant is None or not is_tma_readable(weight, self.dtype) or not weight.is_contiguous():
             return None
         flat = x.reshape(rows, depth)
-        if not fetchable(flat, self.dtype):
+        if not is_tma_readable(flat, self.dtype):
             return None
         return self.forward(flat, weight, variant).view(*x.shape[:-1], width)
 
@@ -104,8 +104,8 @@ class Gated:
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         m_tiles, n_tiles = variant.tiles(rows, width)
         gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
-            boxes(x, (_ROWS, 64)), boxes(weight, (variant.columns, 64)),
-            boxes(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
+            tensor_descriptor(x, (_ROWS, 64)), tensor_descriptor(weight, (variant.columns, 64)),
+            tensor_descriptor(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
             m_tiles, n_tiles, -(-depth // 64), width,
             TURNS=variant.turns, COLUMNS=variant.columns, STAGES=variant.stages,
             BUFFERS=variant.buffers, num_warps=WARPS, maxnreg=REGISTERS,

@@ -1,0 +1,1 @@
+"""What ``treadle doctor`` finds out: plugins, devices, offers of backends, and advice."""

@@ -1,0 +1,133 @@
+"""The second child process of ``treadle doctor``: the device, and what every backend bids for it.
+
+It imports torch and starts the device, which the command line must not do for its own sake.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from treadle.api import kinds
+from treadle.api.attention import AttentionRequest, KernelRequest, MaskKind
+from treadle.api.cache import DeviceInfo
+from treadle.plugins import PluginManager
+from treadle.plugins.selection import PluginSelection
+
+__all__ = ("ATTENTION", "KERNELS", "Bid", "Seen", "Survey", "main")
+
+CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
+
+ATTENTION = ("plain", "fp8 cache", "sliding window", "soft cap", "head size 256")
+"""What is bid for, by the names in the report."""
+
+KERNELS: dict[str, dict[str, int]] = {
+    "rms_norm": {"size": 4096},
+    "fused_add_rms_norm": {"size": 4096},
+    "fused_add_partials_rms_norm": {"size": 4096},
+    "silu_and_mul": {"size": 14336},
+    "rope_and_cache": {"heads": 32, "kv_heads": 8, "head_size": 128},
+    "linear": {"in_features": 4096, "out_features": 4096},
+    "linear_split_k": {"in_features": 14336, "out_features": 4096},
+    "linear_silu_and_mul": {"in_features": 4096, "out_features": 28672},
+    "int4_linear": {"in_features": 4096, "out_features": 4096, "group": 128},
+    "sample": {"vocab_size": 128256},
+    "argmax": {"vocab_size": 128256},
+    "all_reduce": {"ranks": 2},
+    "all_reduce_add_rms_norm": {"ranks": 2, "size": 4096},
+    "all_gather": {"ranks": 2},
+}
+"""Operations and sizes of an 8B model."""
+
+
+class Survey(msgspec.Struct, frozen=True):
+    """``plan`` holds the plugins that may be imported; ``device`` is the option of that name."""
+
+    plan: PluginSelection
+    device: str = "auto"
+
+
+class Bid(msgspec.Struct, frozen=True):
+    """One backend's answer: a score, or the reasons of its refusal."""
+
+    name: str
+    score: int | None = None
+    reasons: list[str] = []
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What torch is, what it runs on, and who bids for what, the winner first."""
+
+    torch: str
+    cuda: str | None
+    device: str
+    name: str
+    capability: str
+    memory: int
+    attention: dict[str, list[Bid]]
+    kernels: dict[str, list[Bid]]
+
+
+def survey(asked: Survey) -> Seen:
+    import torch
+
+    from treadle.runner.device import describe, pick_device
+
+    device = pick_device(asked.device)
+    info = describe(device)
+    host = PluginManager.from_selection(asked.plan)
+    return Seen(
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        device=str(device),
+        name=info.name,
+        capability=".".join(map(str, info.capability or ())),
+        memory=info.memory,
+        attention={name: _attention(host, request) for name, request in requests(info)},
+        kernels={op: _kernel(host, op, info) for op in KERNELS},
+    )
+
+
+def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
+    """The attention of an 8B model, and what other models ask."""
+    dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
+    plain = AttentionRequest(device, dtype, dtype, 128, 32, 8, 128**-0.5)
+    made = (
+        plain,
+        replace(plain, kv_dtype="fp8_e4m3"),
+        replace(plain, mask=MaskKind.SLIDING, window=4096),
+        replace(plain, softcap=50.0),
+        replace(plain, head_size=256, scale=1 / 16),
+    )
+    return zip(ATTENTION, made, strict=True)
+
+
+def _attention(host: PluginManager, request: AttentionRequest) -> list[Bid]:
+    offers, refusals = host.offers(kinds.ATTENTION, request=request)
+    made = [Bid(offer.name, offer.score) for offer in offers]
+    return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
+
+
+def _kernel(host: PluginManager, op: str, device: DeviceInfo) -> list[Bid]:
+    dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
+    offers, refusals = host.offers(
+        kinds.KERNELS, op=op, request=KernelRequest(device, dtype, KERNELS[op])
+    )
+    made = [Bid(offer.name, offer.score) for offer in offers]
+    return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
+
+
+def main() -> None:
+    """Answer one request on standard output; what plugins print goes to standard error."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Survey)
+    done = msgspec.json.encode(survey(asked))
+    with os.fdopen(answer, "wb") as out:
+        out.write(done)
+    sys.stderr.flush()
+    os._exit(0)

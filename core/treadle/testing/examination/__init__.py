@@ -1,0 +1,1 @@
+"""Examining installed plugins without harm to this process: for suites, the doctor and the server."""

@@ -1,0 +1,1 @@
+"""What parsers of tool calls and of reasoning are built on."""

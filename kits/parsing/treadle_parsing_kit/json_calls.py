@@ -1,0 +1,202 @@
+"""Tool calls written as JSON objects, read while they arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from treadle.api.parsers import Delta, ToolCallDelta
+from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
+
+__all__ = ("JsonToolCallReader", "is_name")
+
+ARGUMENTS = ("arguments", "parameters")
+LONGEST_NAME = 128
+
+
+def is_name(name: str) -> bool:
+    """Return whether a function can have this name. Half a surrogate pair cannot be sent."""
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
+class JsonToolCallReader:
+    """A ``ToolCallReader`` of JSON objects: ``{"name": "f", "arguments": {…}}``.
+
+    ``parameters`` means the same as ``arguments``. Keys may come in any order, with others between
+    them. ``begun`` is set once the name and the opening of the arguments are known: from then on the
+    arguments stream as they come, and cannot be taken back. ``accepts`` may refuse a name; ``keys``,
+    if given, are all keys that such an object may have. Arguments may be missing or ``null``, which
+    means none, or a string of JSON, which is unpacked.
+    """
+
+    __slots__ = (
+        "_accepts", "_arguments", "_expect", "_has_arguments", "_index", "_key", "_keys", "_kind",
+        "_name", "_named", "_raw", "_text", "_value", "begun", "done", "failed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        index: int,
+        accepts: Callable[[str], bool] = is_name,
+        keys: frozenset[str] | None = None,
+    ) -> None:
+        self._index, self._accepts, self._keys = index, accepts, keys
+        self._expect = "{"  # then: first, key, strict key, colon, value, next
+        self._value: IncrementalJson | None = None
+        self._kind = ""  # of the value: key, name, object, string, null, other
+        self._key = ""
+        self._text: list[str] = []
+        self._name: str | None = None
+        self._named = False  # the name is in a delta
+        self._arguments: list[str] = []
+        self._has_arguments = False
+        self._raw: list[str] = []
+        self.begun = self.done = self.failed = False
+
+    @property
+    def rest(self) -> str:
+        """What was read and is in no delta; empty if the call is ``done``."""
+        streams = self.begun and self._kind == "object" and self._value is not None
+        return "".join(self._raw) + (self._value.pending if streams and self._value else "")
+
+    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
+        """Read on from ``text[at]``. Return where reading stopped, and the deltas.
+
+        Reading stops at the end of the text, after the call (``done``), or at the first character
+        that cannot belong to a call (``failed``).
+        """
+        while at < len(text) and not self.done and not self.failed:
+            at = self._inside(text, at) if self._value is not None else self._between(text, at)
+        return at, self._pop_deltas()
+
+    def finish(self) -> list[Delta]:
+        """The output has ended. Return the last deltas; ``rest`` must come out as text."""
+        if self.begun and self._kind == "object" and self._value is not None:
+            self._arguments.append(self._value.close())
+        if self.begun and not "".join(self._raw).strip(BLANKS + "},"):
+            self._raw.clear()
+        return self._pop_deltas()
+
+    def _pop_deltas(self) -> list[Delta]:
+        if not self.begun or (self._named and not any(self._arguments)):
+            return []
+        name = None if self._named else self._name
+        self._named = True
+        text = "".join(self._arguments)
+        self._arguments.clear()
+        return [ToolCallDelta(self._index, name, text)]
+
+    def _between(self, text: str, at: int) -> int:
+        """Read whitespace, punctuation, or a character of a key that must be one of ``keys``."""
+        char, expect = text[at], self._expect
+        if expect == "strict key":
+            self._key += char
+            if all(not f'{key}"'.startswith(self._key) for key in self._keys or ()):
+                self.failed = True
+                return at
+            if char == '"':
+                self._key = self._key[:-1]
+                self._expect = "colon"
+        elif char in BLANKS:
+            pass
+        elif expect == "value":
+            return self._begin_value(char, at)
+        elif char == '"' and expect in ("first", "key"):
+            if self._keys is None:
+                self._value, self._kind = IncrementalJson(), "key"
+                return at
+            self._expect, self._key = "strict key", ""
+        elif char == "}" and expect in ("first", "next"):
+            return self._close(at)
+        elif (expect, char) in AFTER:
+            self._expect = AFTER[expect, char]
+        else:
+            self.failed = True
+            return at
+        self._raw.append(char)
+        return at + 1
+
+    def _begin_value(self, char: str, at: int) -> int:
+        kind = "other"
+        if self._key == "name":
+            kind = "name" if char == '"' and self._name is None else ""
+        elif self._key in ARGUMENTS:
+            kind = (
+                ""
+                if self._has_arguments
+                else {"{": "object", '"': "string", "n": "null"}.get(char, "")
+            )
+        self.failed = not kind
+        self._kind = kind
+        if kind:
+            self._value = IncrementalJson()
+        if kind == "object" and self._name is not None:
+            self._begin()
+        return at
+
+    def _inside(self, text: str, at: int) -> int:
+        value = self._value
+        if value is None:
+            return at
+        end = value.feed(text, at)
+        if self._kind == "object":
+            self._arguments.append(value.pop_output())
+        else:
+            self._text.append(value.pop_output())
+        if self._kind != "object" or not self.begun:
+            self._raw.append(text[at:end])
+        self.failed = value.failed
+        if value.done:
+            self._value = None
+            self._expect = "colon" if self._kind == "key" else "next"
+            self._complete("".join(self._text))
+            self._text.clear()
+        return end
+
+    def _complete(self, text: str) -> None:
+        """Take the complete value, which has the kind ``_kind``."""
+        if self._kind == "key":
+            self._key = json.loads(text)
+        elif self._kind == "name":
+            self._name = json.loads(text)
+            self.failed = not is_name(self._name or "") or not self._accepts(self._name or "")
+            if self._has_arguments and not self.failed:
+                self._begin()
+        elif self._kind != "other":
+            self._has_arguments = True
+            if self._kind == "string":
+                self._unpack(json.loads(text))
+            elif self._kind == "null":
+                self._arguments.append("{}")
+            if self._name is not None and not self.failed and not self.begun:
+                self._begin()
+
+    def _unpack(self, text: str) -> None:
+        inner = IncrementalJson()
+        text = text.strip(BLANKS)
+        whole = text.startswith("{") and inner.feed(text) == len(text) and inner.done
+        self._arguments.append(inner.pop_output())
+        # A delta holds no half of a surrogate pair: it could not be sent.
+        self.failed = not whole or any("\ud800" <= char <= "\udfff" for char in text)
+
+    def _close(self, at: int) -> int:
+        if self._name is None:
+            self.failed = True
+            return at
+        if not self._has_arguments:
+            self._arguments.append("{}")
+            self._begin()
+        self.done = True
+        self._raw.clear()
+        return at + 1
+
+    def _begin(self) -> None:
+        self.begun = True
+        self._raw.clear()
+
+
+AFTER = {
+    ("{", "{"): "first",
+    ("colon", ":"): "value",
+    ("next", ","): "key",
+}

@@ -1,0 +1,134 @@
+"""Reasoning between two tags, whether the model or the prompt wrote the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.api.parsers import Delta, ReasoningDelta, TextDelta
+from treadle.text.partial_match import partial_match_len
+
+__all__ = ("TaggedReasoningParser", "prompt_reasoning_state")
+
+
+def prompt_reasoning_state(
+    prompt: str, tags: tuple[str, str], tokenizer: Any
+) -> tuple[bool | None, str]:
+    """Return the reasoning state at the end of the prompt, and the text after its last tag.
+
+    State: ``True`` inside reasoning, ``False`` after it, ``None`` if the assistant turn has no tag
+    yet. A tag that a special token follows belongs to an earlier message and does not count.
+    """
+    begin, end = prompt.rfind(tags[0]), prompt.rfind(tags[1])
+    if begin == end:  # neither
+        return None, ""
+    tag, at = (tags[0], begin) if begin > end else (tags[1], end)
+    tail = prompt[at + len(tag) :]
+    if tail.strip() and _has_special(tail, tokenizer):
+        return None, ""
+    return begin > end, tail
+
+
+def _has_special(text: str, tokenizer: Any) -> bool:
+    specials = {tokenizer.token(i) for i in getattr(tokenizer, "special_ids", ())} - {""}
+    lengths = sorted({len(special) for special in specials})
+    firsts = {special[0] for special in specials}
+    return any(
+        text[at : at + n] in specials
+        for at, char in enumerate(text)
+        if char in firsts
+        for n in lengths
+    )
+
+
+class TaggedReasoningParser:
+    """A ``ReasoningParser``. ``prompt`` is the result of ``prompt_reasoning_state``.
+
+    ``always``: the model reasons even if neither it nor the prompt writes the first tag. Without
+    it, an answer that does not begin with the tag is text. Whitespace next to tags is dropped.
+    """
+
+    def __init__(
+        self, tags: tuple[str, str], prompt: tuple[bool | None, str], *, always: bool
+    ) -> None:
+        inside, tail = prompt
+        self.tags = tags
+        self.open = always if inside is None else inside
+        self._fresh = True  # only whitespace since the last tag
+        self._whitespace: list[str] = []
+        self._pending = ""
+        self._state = "begin"
+        self._answered = inside is False  # the prompt has ended the reasoning
+        if inside and tail.strip():  # the prompt has begun the reasoning
+            self._state, self._fresh = "inside", False
+
+    @property
+    def opener(self) -> str | None:
+        """See ``treadle.api.parsers.Opens``."""
+        return None if self._answered or self._state != "begin" else self.tags[0]
+
+    def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+        text, self._pending = self._pending + text, ""
+        out: list[Delta] = []
+        while text:
+            if self._state == "begin":
+                text = self._begin(text)
+            elif self._state == "inside":
+                text = self._inside(text, out)
+            elif self._state == "after":
+                text = text.lstrip()
+                self._state = "text" if text else "after"
+            else:
+                out.append(TextDelta("".join(self._whitespace) + text))
+                self._whitespace.clear()
+                text = ""
+        return out
+
+    def finish(self) -> list[Delta]:
+        text, self._pending = self._pending, ""
+        if self.open:
+            return self._think(text) if text else []
+        text = "".join(self._whitespace) + text
+        self._whitespace.clear()
+        return [TextDelta(text)] if text else []
+
+    def _begin(self, text: str) -> str:
+        """Look for the first tag after any whitespace."""
+        plain = text.lstrip()
+        self._whitespace.append(text[: len(text) - len(plain)])
+        if plain.startswith(self.tags[0]):
+            self._whitespace.clear()
+            self.open, self._state = True, "inside"
+            return plain[len(self.tags[0]) :]
+        if self.tags[0].startswith(plain):  # or nothing is left
+            self._pending = plain
+            return ""
+        self._state = "inside" if self.open else "text"
+        if self.open:
+            self._whitespace.clear()
+        return plain
+
+    def _inside(self, text: str, out: list[Delta]) -> str:
+        before, end, rest = text.partition(self.tags[1])
+        if end:
+            out += self._think(before)
+            self._whitespace.clear()
+            self.open, self._state = False, "after"
+            return rest
+        keep = partial_match_len(text, (self.tags[1],))
+        out += self._think(text[: len(text) - keep])
+        self._pending = text[len(text) - keep :]
+        return ""
+
+    def _think(self, text: str) -> list[Delta]:
+        """Return reasoning without the whitespace around it; that at its end waits for more."""
+        body = text.rstrip()
+        if not body:
+            self._whitespace.append(text)
+            return []
+        before = "".join(self._whitespace)
+        self._whitespace.clear()
+        self._whitespace.append(text[len(body) :])
+        reasoning = (before + body).lstrip() if self._fresh else before + body
+        self._fresh = False
+        return [ReasoningDelta(reasoning)]

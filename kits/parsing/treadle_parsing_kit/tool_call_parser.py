@@ -1,0 +1,211 @@
+"""The frame of a tool call parser: text around calls, and input that is not certain yet.
+
+A piece of output may end anywhere. Whatever a parser reads is either returned as a delta or kept,
+word for word, until it is certain what it is: a candidate that is not a call comes out as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from treadle.api.parsers import Delta, TextDelta
+from treadle.text.partial_match import partial_match_len
+
+__all__ = ("TextAroundCalls", "ToolCallParser", "ToolCallReader")
+
+
+class ToolCallReader(Protocol):
+    """Reads one call. ``treadle_parsing_kit.json_calls.JsonToolCallReader`` is one.
+
+    ``begun``: a delta of the call has been returned, which cannot be taken back. ``done``: the call
+    is complete. ``failed``: the text is not a call, or breaks off inside one.
+    """
+
+    begun: bool
+    done: bool
+    failed: bool
+
+    @property
+    def rest(self) -> str:
+        """What was read and is in no delta."""
+
+    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
+        """Read on from ``text[at]``. Return where reading stopped, and the deltas."""
+
+    def finish(self) -> list[Delta]:
+        """The output has ended. Return the last deltas; ``rest`` must come out as text."""
+
+
+class TextAroundCalls:
+    """The text outside calls.
+
+    Whitespace alone between two calls, or between a call and an end of the output, belongs to the
+    format and is dropped. Any other text comes out as it is.
+    """
+
+    __slots__ = ("_after_call", "_has_text", "_whitespace")
+
+    def __init__(self) -> None:
+        self._whitespace: list[str] = []
+        self._has_text = self._after_call = False
+
+    def emit_text(self, text: str) -> list[Delta]:
+        """Add text. Whitespace is kept until more text, a call or the end follows."""
+        if not text:
+            return []
+        if self._has_text:
+            return [TextDelta(text)]
+        self._whitespace.append(text)
+        if not text.strip():
+            return []
+        self._has_text = True
+        text = "".join(self._whitespace)
+        self._whitespace.clear()
+        return [TextDelta(text)]
+
+    def start_call(self) -> None:
+        """Drop whitespace that a call follows."""
+        self._whitespace.clear()
+        self._has_text, self._after_call = False, True
+
+    def finish(self) -> list[Delta]:
+        """Return the whitespace of an output that has no call."""
+        text = "".join(self._whitespace)
+        self._whitespace.clear()
+        return [TextDelta(text)] if text and not self._after_call else []
+
+
+class ToolCallParser:
+    """A state machine whose state is ``mode``: a method that reads from a position of the text and
+    returns the position up to which it has read.
+
+    A subclass implements ``read_text`` (outside calls) and ``read_after_call``. Tags and whitespace
+    of the format are put into ``call_prefix``, where they wait until a call follows; without one
+    they come out as text. ``pending`` is the end of a piece that may be the beginning of a tag.
+    """
+
+    tags: Sequence[str] = ()
+    """See ``treadle.api.parsers.Tagged``."""
+
+    def __init__(self) -> None:
+        self.mode: Callable[[str, int], int] = self.read_text
+        self.call_prefix: list[str] = []
+        self.pending = ""
+        self.calls = 0
+        self._out: list[Delta] = []
+        self._text_around = TextAroundCalls()
+        self._reader: ToolCallReader | None = None
+
+    def read_text(self, text: str, at: int) -> int:
+        """Read text outside calls from ``text[at]``. Return the position after what was read."""
+        raise NotImplementedError
+
+    def read_after_call(self, text: str, at: int) -> int:
+        """Read what follows a complete call. Return the position after what was read."""
+        raise NotImplementedError
+
+    def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+        """Read the next piece of output and return the deltas that are certain."""
+        text, self.pending, at = self.pending + text, "", 0
+        while at < len(text):
+            at = self.mode(text, at)
+        return self._pop_deltas()
+
+    def finish(self) -> list[Delta]:
+        """The output has ended: return what was kept."""
+        if self._reader is not None:
+            self._out += self._reader.finish()
+            self._drop_prefix(self._reader)
+            self.emit_text("".join(self.call_prefix) + self._reader.rest)
+        elif self.mode != self.read_after_call:  # after a call, the rest belongs to the format
+            self.emit_text("".join(self.call_prefix) + self.pending)
+        self._out += self._text_around.finish()
+        self.call_prefix.clear()
+        self.pending, self._reader, self.mode = "", None, self.read_text
+        return self._pop_deltas()
+
+    def emit_text(self, text: str) -> None:
+        """Add ``text`` to the deltas: it is not part of a call."""
+        self._out += self._text_around.emit_text(text)
+
+    def start_call(self, reader: ToolCallReader) -> None:
+        """Let ``reader`` read from here; ``call_prefix`` belongs to the call that it may find."""
+        self._reader = reader
+        self.mode = self._read_call
+
+    def abandon_call(self, at: int) -> int:
+        """Emit ``call_prefix`` as text and return to ``read_text`` at position ``at``."""
+        self.emit_text("".join(self.call_prefix))
+        self.call_prefix.clear()
+        self.mode = self.read_text
+        return at
+
+    def end_call(self, at: int) -> int:
+        """Return to ``read_text`` at position ``at``, where the format of a call ends."""
+        self.call_prefix.clear()
+        self.mode = self.read_text
+        return at
+
+    def find_tag(self, text: str, at: int, tag: str) -> int:
+        """Return the position after the next ``tag``, or -1 if there is none.
+
+        Emits the text before the tag. Without one, emits all text that cannot belong to it and
+        keeps the rest in ``pending``.
+        """
+        start = text.find(tag, at)
+        if start >= 0:
+            self.emit_text(text[at:start])
+            return start + len(tag)
+        keep = partial_match_len(text[max(at, len(text) - len(tag)) :], (tag,))
+        self.emit_text(text[at : len(text) - keep])
+        self.pending = text[len(text) - keep :]
+        return -1
+
+    def expect_tag(self, text: str, at: int, tag: str) -> int | None:
+        """Return the position after ``tag`` if it stands at ``at``; ``None`` if other text does.
+
+        If the piece ends inside the tag, keeps its beginning in ``pending`` and returns the end of
+        the piece.
+        """
+        if text.startswith(tag, at):
+            return at + len(tag)
+        if len(text) - at < len(tag) and tag.startswith(text[at:]):
+            self.pending = text[at:]
+            return len(text)
+        return None
+
+    def _read_call(self, text: str, at: int) -> int:
+        reader = self._reader
+        if reader is None:
+            return self.abandon_call(at)
+        at, deltas = reader.feed(text, at)
+        self._out += deltas
+        self._drop_prefix(reader)
+        if reader.failed:
+            self.call_prefix.append(reader.rest)
+            self.calls += reader.begun
+            self._reader = None
+            return self.abandon_call(at)
+        if reader.done:
+            self.calls += 1
+            self._reader = None
+            self.mode = self.read_after_call
+        return at
+
+    def _drop_prefix(self, reader: ToolCallReader) -> None:
+        if reader.begun:
+            self.call_prefix.clear()
+            self._text_around.start_call()
+
+    def _pop_deltas(self) -> list[Delta]:
+        """Return and clear the deltas; adjacent texts become one."""
+        deltas: list[Delta] = []
+        for delta in self._out:
+            last = deltas[-1] if deltas else None
+            if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+                deltas[-1] = TextDelta(last.text + delta.text)
+            else:
+                deltas.append(delta)
+        self._out.clear()
+        return deltas

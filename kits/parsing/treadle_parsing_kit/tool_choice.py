@@ -1,0 +1,76 @@
+"""Grammars for a forced ``tool_choice``: pieces for parsers that implement ``grammar(choice)``.
+
+Formats with tags around their JSON need a grammar with tags in it. That is Lark with ``%json``, the
+dialect of llguidance
+(https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treadle.api.files import Tokenizer
+from treadle.api.parsers import Tool
+
+__all__ = (
+    "arguments_rule",
+    "arguments_schema",
+    "lark_string",
+    "names_one_tool",
+    "selected_tools",
+    "tag_rule",
+)
+
+
+def selected_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> list[Tool]:
+    """Return the tools of which one must be called. Raises ``ValueError`` if there is none."""
+    if isinstance(choice, str):
+        selected = list(tools)
+    else:
+        name = choice["function"]["name"]
+        selected = [tool for tool in tools if tool.name == name]
+    if not selected:
+        raise ValueError("there is no tool to choose from")
+    return selected
+
+
+def names_one_tool(choice: str | Mapping[str, Any]) -> bool:
+    """Return whether exactly one call is required: of a function that the client names."""
+    return not isinstance(choice, str)
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """Return the JSON schema of a tool's arguments, which are always an object.
+
+    A tool without parameters takes none.
+    """
+    if not tool.parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {**tool.parameters, "type": "object"}
+
+
+def arguments_rule(tool: Tool) -> str:
+    """Return a Lark expression for a tool's arguments, laid out as models are trained to.
+
+    Keywords that the library cannot enforce are an error for a tool that is ``strict`` and ignored
+    otherwise, which is what the field means in the OpenAI API.
+    """
+    layout = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    schema = {**arguments_schema(tool), "x-guidance": {**layout, "lenient": not tool.strict}}
+    return f"%json {json.dumps(schema)}"
+
+
+def lark_string(text: str) -> str:
+    """Return ``text`` as a Lark string."""
+    return json.dumps(text)
+
+
+def tag_rule(text: str, tokenizer: Tokenizer) -> str:
+    """Return a Lark expression for a tag: the special token of that text, if there is one.
+
+    A grammar over characters would spell a special token with other tokens.
+    """
+    special = [i for i in getattr(tokenizer, "special_ids", ()) if tokenizer.token(i) == text]
+    return f"<[{special[0]}]>" if special else lark_string(text)

@@ -1,0 +1,1 @@
+"""What structured output backends are built on."""

@@ -1,0 +1,138 @@
+"""Reading JSON schemas, for backends that must report keywords they would not enforce."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.structured_output.schemas import subschemas
+
+__all__ = ("ASSERTIONS", "disjoint", "subschemas", "types_of")
+
+ASSERTIONS = frozenset(
+    {
+        "$dynamicRef",
+        "$recursiveRef",
+        "$ref",
+        "additionalItems",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "const",
+        "contains",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "if",
+        "items",
+        "maxContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minContains",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "not",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "required",
+        "then",
+        "type",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+    }
+)
+"""Every keyword that constrains values, from draft 4 to 2020-12. Any other only describes."""
+
+
+def types_of(schema: Any) -> frozenset[str] | None:
+    """Return the types that the schema itself allows; ``None`` for any type.
+
+    ``integer`` counts as ``number``: every integer is a number too.
+    """
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema or "enum" in schema:
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset(map(_type_of, values)) if isinstance(values, list) else None
+    names = schema.get("type")
+    if isinstance(names, str):
+        names = [names]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def disjoint(options: Any) -> bool:
+    """Return whether no value can match two of ``options``: ``oneOf`` then equals ``anyOf``.
+
+    ``True`` only in simple cases: different types, different values, or objects that require a
+    property with different values.
+    """
+    if not isinstance(options, list):
+        return False
+    return all(_exclusive(a, b) for i, a in enumerate(options) for b in options[:i])
+
+
+def _exclusive(a: Any, b: Any) -> bool:
+    first, second = types_of(a), types_of(b)
+    if first is not None and second is not None and not first & second:
+        return True
+    left, right = _values(a), _values(b)
+    if left is not None and right is not None:
+        return not left & right
+    if first == second == frozenset({"object"}):
+        shared = set(_required(a)) & set(_required(b))
+        return any(_exclusive(_property(a, name), _property(b, name)) for name in shared)
+    return False
+
+
+def _values(schema: Any) -> frozenset[str] | None:
+    """Return the values of ``const`` or ``enum`` as JSON; ``None`` if there are none."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or any(isinstance(v, float) for v in values):
+        return None  # 1.0 equals 1, but its JSON differs
+    return frozenset(json.dumps(value, sort_keys=True) for value in values)
+
+
+def _required(schema: Any) -> list[str]:
+    names = schema.get("required")
+    return [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+
+
+def _property(schema: Any, name: str) -> Any:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, Mapping) else None
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"

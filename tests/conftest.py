@@ -1,0 +1,90 @@
+"""Real distributions in a temporary folder: metadata, entry points and modules, as pip leaves them."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.config import PluginConfig
+from treadle.plugins import Entry, PluginManager
+from treadle.plugins.entries import scan
+
+SCHEME = """
+    from types import SimpleNamespace
+    from treadle.api import impl
+
+    @impl
+    def treadle_quantization(method, options):
+        return SimpleNamespace(name={name!r}, method=method, options=options)
+"""
+
+
+class Site:
+    """A folder on ``sys.path`` into which tests install distributions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names: set[str] = set()
+        self.modules: set[str] = set()
+
+    def install(
+        self,
+        dist: str,
+        groups: Mapping[str, Mapping[str, str]],
+        code: str | None = None,
+        *,
+        version: str = "1.0",
+        requires: str | None = "treadle-core>=0.1",
+        extra: str = "",
+    ) -> str:
+        """Write one distribution whose module is named after it; return the module's name."""
+        module = dist.replace("-", "_")
+        info = self.folder / f"{module}-{version}.dist-info"
+        info.mkdir()
+        needs = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n{needs}"
+        )
+        lines = [
+            f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in p.items()) for g, p in groups.items()
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        text = code if code is not None else SCHEME.format(name=dist)
+        (self.folder / f"{module}.py").write_text(textwrap.dedent(text) + textwrap.dedent(extra))
+        self.names.add(dist)
+        self.modules.add(module)
+        return module
+
+    def scheme(self, dist: str, *keys: str, override: bool = False, **more: Any) -> str:
+        """A distribution with quantization keys."""
+        module = dist.replace("-", "_")
+        if override:
+            groups = {"treadle.overrides": {f"quantization.{key}": module for key in keys}}
+        else:
+            groups = {"treadle.quantization": {key: module for key in keys}}
+        return self.install(dist, groups, **more)
+
+    def scan(self) -> Iterator[Entry]:
+        return (entry for entry in scan() if entry.dist in self.names)
+
+    def host(self, **options: Any) -> PluginManager:
+        """A host that sees only what the test installed."""
+        return PluginManager(PluginConfig(**options), source=self.scan)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for variable in ("TREADLE_DISABLE", "TREADLE_PLUGINS", "TREADLE_AUTOLOAD", "TREADLE_STRICT"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    made = Site(folder)
+    yield made
+    for name in [m for m in sys.modules if m in made.modules or m.startswith("treadle_local_")]:
+        del sys.modules[name]

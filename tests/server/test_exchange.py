@@ -1,0 +1,275 @@
+"""Another host with new code, and everything as it was where the new code cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.api.kinds import POLICIES, QUANTIZATION, TOOL_PARSERS
+from treadle.errors import (
+    ConfigError,
+    PluginConflictError,
+    PluginError,
+    PluginLoadError,
+    PluginNotFoundError,
+    PluginReloadError,
+)
+from treadle.plugins.lock import lock_of
+from treadle_server.exchange import reloaded
+
+PARSER = """
+from treadle.api import impl
+
+@impl
+def treadle_tool_parser(name):
+    from {module} import helper
+    return helper.SAYS
+"""
+BOTH = (
+    PARSER
+    + """
+@impl
+def treadle_policy(name):
+    return object()
+"""
+)
+
+
+class Package:
+    """A distribution with one tool parser, in a package of two modules."""
+
+    def __init__(self, site: Any, name: str = "acme") -> None:
+        self.site, self.name = site, name
+        self.folder: Path = site.folder / name
+        self.says("old")
+        site.install(name, {"treadle.tool_parsers": {"mine": name}}, "")
+        (site.folder / f"{name}.py").unlink()
+        site.modules.add(f"{name}.helper")
+
+    def says(self, what: str, code: str = PARSER) -> None:
+        # Other caches than those of files that are as long and were written in the same second.
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        (self.folder / "__init__.py").write_text(code.format(module=self.name))
+        (self.folder / "helper.py").write_text(f"SAYS = {what!r}\n")
+
+    def installs(self, version: str, groups: dict[str, dict[str, str]] | None = None) -> None:
+        """What pip does when it replaces a version."""
+        for info in self.site.folder.glob(f"{self.name}-*.dist-info"):
+            shutil.rmtree(info)
+        kept = groups or {"treadle.tool_parsers": {"mine": self.name}}
+        self.site.install(self.name, kept, "", version=version)
+        (self.site.folder / f"{self.name}.py").unlink()
+
+
+@pytest.fixture
+def acme(site):
+    return Package(site)
+
+
+def said(host) -> Any:
+    return host.create(TOOL_PARSERS, "mine", tokenizer=None, tools=())
+
+
+def test_new_code_is_used_by_the_new_host_and_by_nobody_else(acme, site):
+    site.scheme("bystander", "x")
+    host = site.host()
+    assert said(host) == "old"
+    host.create(QUANTIZATION, "x", checkpoint={}, device=None)
+    acme.says("new and longer")
+    acme.installs("2.0")
+    with reloaded(host, "tool_parsers:mine") as (fresh, done):
+        assert said(fresh) == "new and longer"
+    assert (done.previous_version, done.version, done.plugins) == (
+        "1.0",
+        "2.0",
+        ["tool_parsers:mine"],
+    )
+    assert host.choose("tool_parsers", "mine").version == "1.0"
+    assert fresh.choose("tool_parsers", "mine").version == "2.0"
+    assert fresh.choose("tool_parsers", "mine").state == "loaded"
+    assert fresh.load("quantization", "x") is host.load("quantization", "x")
+    assert fresh.tally is host.call_stats
+    acme.says("newest of all")
+    with reloaded(fresh, "tool_parsers:mine") as (third, _):
+        assert said(third) == "newest of all"
+
+
+def tried(host, id: str, **options: Any) -> None:
+    with reloaded(host, id, **options):
+        pass
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "syntax": ("def (", "import: SyntaxError"),
+    "import": ("1 / 0", "import: ZeroDivisionError"),
+    "missing": ("import surely_not_installed", "dependency: .*surely_not_installed"),
+    "signature": (PARSER.replace("(name)", "(nme)"), "signature: .*nme"),
+    "hook": (PARSER.replace("tool_parser(name)", "policy(name)"), "hook: .*treadle_tool_parser"),
+    "crash": ("import os; os.abort()", "crash: .*SIGABRT"),
+    "hang": ("import time; time.sleep(60)", "hang: .*no end"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_broken_code_is_diagnosed_and_the_old_stays(case, acme, site):
+    host = site.host()
+    assert said(host) == "old"
+    modules = {m: sys.modules[m] for m in ("acme", "acme.helper")}
+    code, words = BAD[case]
+    acme.says("broken", code)
+    seconds = 1.5 if case == "hang" else 30.0
+    with pytest.raises(PluginLoadError, match=f"(?s)acme 1.0 stays.*{words}"):
+        tried(host, "tool_parsers:mine", seconds=seconds)
+    assert said(host) == "old"
+    assert {m: sys.modules[m] for m in modules} == modules
+
+
+def test_what_fails_in_use_is_undone(acme, site):
+    host = site.host()
+    assert said(host) == "old"
+    module = sys.modules["acme"]
+    acme.says("unusable")
+    with (
+        pytest.raises(ValueError, match="unusable"),
+        reloaded(host, "tool_parsers:mine") as (new, _),
+    ):
+        raise ValueError(said(new))
+    assert sys.modules["acme"] is module
+    assert said(host) == "old", "imported inside of the hook"
+
+
+def test_a_broken_plugin_can_be_repaired(acme, site):
+    acme.says("", "1 / 0")
+    host = site.host()
+    with pytest.raises(PluginLoadError):
+        said(host)
+    acme.says("repaired")
+    with reloaded(host, "tool_parsers:mine") as (fresh, _):
+        assert said(fresh) == "repaired"
+
+
+REFUSED: dict[str, tuple[type[PluginError], str]] = {
+    "tool_parsers:nobody": (PluginNotFoundError, "known: "),
+    "nonsense:mine": (PluginNotFoundError, "no plugin kind 'nonsense'"),
+    "nonsense": (PluginNotFoundError, "no plugin kind 'nonsense'"),
+    "quantization:x": (PluginReloadError, "restart the server .exchangeable: reasoning, server"),
+    "tool_parsers:twice": (PluginConflictError, "--plugin tool_parsers:twice=DIST"),
+}
+
+
+@pytest.mark.parametrize("id", REFUSED)
+def test_what_is_refused(id, acme, site):
+    site.scheme("bystander", "x")
+    for name in ("one", "two"):
+        site.install(name, {"treadle.tool_parsers": {"twice": name}})
+    error, words = REFUSED[id]
+    with pytest.raises(error, match=words):
+        tried(site.host(), id)
+
+
+def test_the_parts_of_treadle_itself_are_refused():
+    from treadle.plugins import PluginManager
+
+    with pytest.raises(
+        PluginReloadError, match="server:tokenize of treadle-server is code of treadle"
+    ):
+        tried(PluginManager(), "server:tokenize")
+
+
+def test_an_entry_of_others_may_not_have_treadle_imported_again(acme, site):
+    host = site.host()
+    acme.installs("2.0", {"treadle.tool_parsers": {"mine": "treadle.api.parsers"}})
+    with pytest.raises(
+        PluginReloadError, match="tool_parsers:mine of acme is code of treadle itself"
+    ):
+        tried(host, "tool_parsers:mine")
+
+
+@pytest.mark.parametrize("where", ["here", "in another process", "nowhere"])
+def test_versions_are_not_mixed(where, acme, site):
+    groups = {"treadle.tool_parsers": {"mine": "acme"}, "treadle.policies": {"order": "acme"}}
+    acme.installs("1.0", groups)
+    acme.says("old", BOTH)
+    host = site.host()
+    assert said(host) == "old"
+    if where == "here":
+        host.create(POLICIES, "order")
+    used = {"policies:order"} if where == "in another process" else set()
+    if where == "nowhere":
+        with reloaded(host, "tool_parsers:mine", in_use=used) as (fresh, _):
+            assert said(fresh) == "old"
+        return
+    with (
+        pytest.raises(
+            PluginReloadError, match="acme also provides policies:order, which is in use"
+        ),
+        reloaded(host, "tool_parsers:mine", in_use=used),
+    ):
+        pass
+
+
+def test_the_key_may_be_gone_or_of_another_generation(acme, site):
+    host = site.host()
+    acme.installs("2.0", {"treadle.tool_parsers": {"other": "acme"}})
+    with pytest.raises(PluginLoadError, match=r"not declared by acme any more; acme 1\.0 stays"):
+        tried(host, "tool_parsers:mine")
+    acme.installs("3.0", {"treadle.tool_parsers.v2": {"mine": "acme"}})
+    with pytest.raises(PluginLoadError, match="generation: speaks tool_parsers v2, this treadle"):
+        tried(host, "tool_parsers:mine")
+
+
+def test_a_lock_holds(acme, site, tmp_path):
+    import msgspec
+
+    file = tmp_path / "treadle.lock"
+    file.write_bytes(msgspec.json.encode(lock_of(site.host().entries)))
+    host = site.host(locked=str(file))
+    acme.says("edited, same version")
+    with reloaded(host, "tool_parsers:mine") as (fresh, _):
+        assert said(fresh) == "edited, same version"
+    acme.installs("2.0")
+    with pytest.raises(PluginConflictError, match=r"acme 1\.0 is locked, 2\.0 is here"):
+        tried(host, "tool_parsers:mine")
+
+
+def test_a_namespace_package_is_shared_with_others(site):
+    folder = site.folder / "house"
+    for name, says in (("ours", "old"), ("theirs", "same")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(PARSER.format(module=f"house.{name}"))
+        (folder / name / "helper.py").write_text(f"SAYS = {says!r}\n")
+        site.modules |= {"house", f"house.{name}", f"house.{name}.helper"}
+    for name, key in (("ours", "mine"), ("theirs", "other")):
+        site.install(f"house-{name}", {"treadle.tool_parsers": {key: f"house.{name}"}}, "")
+    host = site.host()
+    assert (said(host), host.create(TOOL_PARSERS, "other", tokenizer=None, tools=())) == (
+        "old",
+        "same",
+    )
+    ours, theirs = sys.modules["house.ours"], sys.modules["house.theirs"]
+    with pytest.raises(KeyError), reloaded(host, "tool_parsers:mine"):
+        assert sys.modules["house.ours"] is not ours
+        assert sys.modules["house.theirs"] is theirs
+        raise KeyError
+    assert sys.modules["house"].ours is sys.modules["house.ours"] is ours
+
+
+def test_a_local_file_is_read_again(site, tmp_path):
+    file = tmp_path / "mine.py"
+    source = 'from treadle.api import impl\nTREADLE = {"tool_parsers": ["mine"]}\n'
+    source += "@impl\ndef treadle_tool_parser(name):\n    return "
+    file.write_text(source + "'old'\n")
+    host = site.host(plugin_file=[str(file)])
+    assert said(host) == "old"
+    file.write_text(source + "'new'\n")
+    with reloaded(host, "tool_parsers:mine") as (fresh, done):
+        assert (said(fresh), said(host)) == ("new", "old")
+    assert done.version != done.previous_version
+    file.write_text("def (")
+    with pytest.raises(ConfigError, match="is not Python"):
+        tried(fresh, "tool_parsers:mine")
