@@ -1,4 +1,4 @@
-"""What a request produces."""
+"""The outputs of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput")
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Log probability of one id at one position. ``rank`` is 1 for the likeliest."""
+    """Log probability of a token at one position. ``rank`` is 1 for the most probable token."""
 
     logprob: float
     rank: int | None = None
@@ -21,8 +21,9 @@ PositionLogprobs = dict[int, Logprob]
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One of the ``n`` outputs of a request.
 
-    ``finish_reason`` is ``stop``, ``length``, ``abort`` or ``error``; ``None`` while it runs.
-    ``stop_reason`` is the stop string or stop id that ended it, ``None`` for the end-of-sequence id.
+    ``finish_reason`` is ``stop``, ``length``, ``abort`` or ``error``; ``None`` if not finished.
+    ``stop_reason`` is the matched stop string or stop token id; ``None`` if the EOS token or
+    something else ended the output.
     """
 
     index: int
@@ -33,7 +34,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """With the reason ``error``: what went wrong, in words that may be shown to a client."""
+    """If ``finish_reason`` is ``error``: a message that may be shown to the client."""
 
     @property
     def finished(self) -> bool:
@@ -41,7 +42,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True):
-    """Times of one request, in seconds on one monotonic clock."""
+    """Times of a request, in seconds of a monotonic clock."""
 
     arrival: float = 0.0
     first_token: float | None = None
@@ -51,8 +52,8 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request and its outputs so far.
 
-    With ``output_kind="delta"`` texts, ids and logprobs hold only what is new; otherwise all.
-    ``num_cached_tokens`` counts the prompt tokens that were taken from the prefix cache.
+    If ``output_kind`` is ``"delta"``, texts, ids and logprobs contain only what is new since the
+    previous output. ``num_cached_tokens`` counts the prompt tokens found in the prefix cache.
     """
 
     request_id: str

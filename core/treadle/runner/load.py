@@ -1,4 +1,4 @@
-"""From an engine's options to a loaded model with a cache."""
+"""Loading the model and allocating its KV cache, from an engine's options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ("Started", "start_model")
 
 @dataclass(slots=True)
 class Started:
-    """A model that is ready to run steps."""
+    """A loaded model with its KV cache."""
 
     model: CausalModel
     spec: ModelSpec
@@ -40,11 +40,11 @@ class Started:
     usage: Usage
     stages: Stages
     guard: PluginGuard
-    """Watches the calls of ``model``."""
+    """Guard for calls of ``model``."""
 
 
 def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | None) -> Started:
-    """Resolve, build and load the model, then size and allocate its KV cache."""
+    """Build and load the model, then size and allocate its KV cache."""
     stages = Stages()
     ranks = ranks or NullCollective()
     device = pick_device(config.device.device, ranks.rank)
@@ -132,7 +132,7 @@ def _size_cache(
     usage: Usage,
     guard: PluginGuard,
 ) -> list[int]:
-    """Pages of each group. Measures ``usage.activations``, what a full step takes."""
+    """Return the pages of each group. Sets ``usage.activations``, the memory of a full step."""
     if device.type == "cuda":
         tokens = config.scheduler.max_num_batched_tokens
         with explained(
@@ -158,7 +158,7 @@ def _measure_activations(
     device: torch.device,
     guard: PluginGuard,
 ) -> int:
-    """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
+    """Measure the peak bytes of a step with the maximum number of tokens, on null pages."""
     tokens = config.scheduler.max_num_batched_tokens
     rows = min(tokens, config.scheduler.max_num_seqs)
     size = attention.page_size or 0
@@ -184,7 +184,7 @@ def _measure_activations(
         hidden = model.forward(zeros, zeros, step)
     with guard.call_context("logits"):
         logits = model.logits(hidden[:rows])
-    # The sampler works on a few float32 copies of the logits.
+    # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
     scratch = [logits.clone() for _ in range(3)]
     torch.cuda.synchronize(device)
@@ -196,7 +196,7 @@ def _measure_activations(
 def _fit_length(
     config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
 ) -> int:
-    """Shorten the context to what the cache holds; refuse if the user asked for more."""
+    """Return ``max_len`` or the length that fits. Raises ``ConfigError`` if the user set more."""
     size = attention.page_size or 0
     full = [
         n - 1
@@ -208,7 +208,7 @@ def _fit_length(
     room = min(full) * size
     if config.model.max_model_len is not None:
         raise ConfigError(
-            f"max_model_len is {max_len} tokens, the KV cache holds {room} "
+            f"max_model_len is {max_len} tokens, but the KV cache holds {room} "
             f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
             "memory_fraction or cpu_cache_gib"
         )

@@ -1,4 +1,4 @@
-"""Where kernels of plugins take the place of the sampler's own operations."""
+"""Replacing the sampler's operations with kernels of plugins."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ if TYPE_CHECKING:
 __all__ = ("SAMPLER_OPS", "install_sampler_kernels")
 
 SAMPLER_OPS = ("sample", "argmax")
-"""Described in ``treadle.layers.kernels``."""
+"""Kernel ops of the sampler, described in ``treadle.layers.kernels``."""
 
 
 def install_sampler_kernels(
     sampler: Sampler, host: Kernels, device: DeviceInfo, dtype: str
 ) -> dict[str, str]:
-    """Give the sampler the best kernel that is offered for each operation.
-
-    Returns which backend serves which operation.
-    """
+    """Install the best offered kernel of each kernel op. Return backend names by kernel op."""
     request = KernelRequest(device, dtype, {"vocab_size": sampler.vocab_size})
     serving = {}
     for op in SAMPLER_OPS:

@@ -110,7 +110,7 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
     unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
     assert checkpoint(unnamed) == ("quantization:awq", {"w_bit": 4})
-    with pytest.raises(CheckpointError, match="names no quant_method"):
+    with pytest.raises(CheckpointError, match="has no quant_method"):
         find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)
 
 
@@ -188,7 +188,7 @@ def test_what_a_plugin_builds_must_be_a_module() -> None:
 
 def test_no_weights_at_all() -> None:
     host = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="nowhere holds no weights"):
+    with pytest.raises(CheckpointError, match="nowhere has no weights"):
         build(host, SimpleNamespace(architectures=["M"]))
 
 

@@ -201,5 +201,5 @@ def test_without_weights_nothing_large_is_downloaded() -> None:
 
 
 def test_a_checkpoint_without_weights_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="org/name holds no weights"):
+    with pytest.raises(CheckpointError, match="org/name has no weights"):
         fetch(Recorder("config.json"), REF)

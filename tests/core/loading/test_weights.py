@@ -232,7 +232,7 @@ def test_objects_in_a_torch_file_are_not_loaded(
     (folder / ONE).unlink()
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
-    refuse(folder, host, "holds Python objects, which treadle does not load")
+    refuse(folder, host, "contains Python objects, which treadle does not load")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_missing_shard(tmp_path: Path, host: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     lost = index["model.norm.weight"]
     (folder / lost).unlink()
-    refuse(folder, host, rf"the shard {lost} that {ONE}\.index\.json names is missing")
+    refuse(folder, host, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
 
 
 def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager) -> None:
@@ -249,7 +249,7 @@ def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager)
     tensors = load_file(shard)
     tensors.pop("model.norm.weight")
     save_file(tensors, shard)
-    refuse(folder, host, r"model\.norm\.weight is named by the index .* not in the shard")
+    refuse(folder, host, r"model\.norm\.weight is listed in the index .* not in the shard")
 
 
 @pytest.mark.parametrize(
