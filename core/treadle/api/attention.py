@@ -171,7 +171,7 @@ class Refusal:
 class KernelRequest:
     """What one operation of the layers needs; ``shape`` names its sizes.
 
-    The operations, their shapes and their signatures are those of ``treadle.layers.kernels``.
+    The operations are declared in ``treadle.layers.kernel_ops`` and ``treadle.sampling.kernels``.
     """
 
     device: DeviceInfo

@@ -160,7 +160,14 @@ class Every:
     def treadle_kernel(
         self, op: str, request: t.KernelRequest, options: Options
     ) -> t.KernelOffer | t.Refusal | None:
-        """Bid for one operation used by the layers: ``rms_norm``, ``rope``, ``experts``."""
+        """Bid for one operation of the layers or the sampler: ``rms_norm``, ``linear``, ``sample``."""
+
+    @spec
+    def treadle_communicator(
+        self, request: t.CommunicatorRequest, options: Options
+    ) -> t.CommunicatorOffer | t.Refusal | None:
+        """Bid for what the ranks of one model send each other; the highest score wins. Without an
+        offer they use NCCL, or gloo on CPUs."""
 
     @spec
     def treadle_configure(self, config: EngineConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from treadle.api.attention import AttentionBackend, AttentionRequest, Step
     from treadle.api.cache import LayerCacheSpec
+    from treadle.api.communicators import Communicator
 
 __all__ = (
     "Capability",
     "CausalModel",
-    "Collective",
     "ExpertsMethod",
     "ExpertsSpec",
     "GatedMethod",
@@ -26,7 +26,6 @@ __all__ = (
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
-    "Shared",
     "TensorNames",
 )
 
@@ -42,47 +41,6 @@ class Capability(enum.Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Memory that the ranks of one host can all write to; see ``Collective.share``."""
-
-    places: Tensor
-    """int64 ``[ranks]``: the address of each rank's memory, a multiple of 16."""
-    counts: Tensor
-    """int32 ``[units]``, this rank's own: zeros at first."""
-    rank: int
-    limit: int
-    owner: object = None
-    """What keeps the memory."""
-
-
-class Collective(Protocol):
-    """The ranks that share one model. With one rank every operation returns its argument."""
-
-    rank: int
-    size: int
-    sum_limit: int
-    """Bytes up to which one kernel makes a sum; 0 where the ranks share no memory."""
-    shared: int
-    """Bytes of this rank's device that ``share`` has taken."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks. May work in place; use the returned tensor."""
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Concatenate the ranks' tensors along ``dim``, in rank order."""
-
-    def smallest(self, values: Sequence[int]) -> list[int]:
-        """The smallest value of any rank, for each position: how ranks agree on sizes."""
-
-    def share(self, limit: int, units: int) -> Shared | None:
-        """Memory that all ranks can write to: three times ``limit`` bytes for each rank, zeros at first,
-        and ``units`` counts.
-
-        ``None`` on all ranks where there is none. Every rank must call it alike.
-        """
-
-
-@dataclass(frozen=True, slots=True)
 class ModelContext:
     """Everything a model may use while it is being built.
 
@@ -93,7 +51,7 @@ class ModelContext:
     hf_config: Any
     dtype: torch.dtype
     device: torch.device
-    ranks: Collective
+    ranks: Communicator
     quantization: QuantizationScheme | None
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
     """Registers one attention layer and returns the backend that serves it."""

@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 from treadle.api.attention import *  # noqa: F403
 from treadle.api.cache import *  # noqa: F403
+from treadle.api.communicators import *  # noqa: F403
 from treadle.api.engine import *  # noqa: F403
 from treadle.api.files import *  # noqa: F403
 from treadle.api.matching import *  # noqa: F403
