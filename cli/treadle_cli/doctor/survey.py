@@ -58,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True):
     memory: int
     attention: dict[str, list[Bid]]
     kernels: dict[str, list[Bid]]
-    communicators: list[Bid]
+    communicators: list[Bid] = []
 
 
 def survey(asked: Survey) -> Seen:
