@@ -29,7 +29,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {
             "treadle.config",
             "treadle.plugins",
-            "treadle.runner.collective",
+            "treadle.runner.communicator",
             "treadle.runner.device",
             "treadle.runner.model_runner",
         }

@@ -172,7 +172,7 @@ class Refusal:
 class KernelRequest:
     """What a kernel op needs of a kernel. ``shape`` maps names of dimensions to sizes.
 
-    ``treadle.layers.kernels`` describes the kernel ops, their shapes and signatures.
+    The operations are declared in ``treadle.layers.kernel_ops`` and ``treadle.sampling.kernels``.
     """
 
     device: DeviceInfo

@@ -169,6 +169,15 @@ class Every:
         """Offer a kernel for a kernel op, such as ``rms_norm``. The highest score is selected."""
 
     @spec
+    def treadle_communicator(
+        self, request: t.CommunicatorRequest, options: Options
+    ) -> t.CommunicatorOffer | t.Refusal | None:
+        """Offer the communication of a TP group. The highest score is selected.
+
+        Without an offer the ranks use NCCL, or gloo on CPUs.
+        """
+
+    @spec
     def treadle_configure(self, config: EngineConfig) -> None:
         """Receive the engine configuration before anything is built."""
 

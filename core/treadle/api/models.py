@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from treadle.api.attention import AttentionBackend, AttentionRequest, Step
     from treadle.api.cache import LayerCacheSpec
+    from treadle.api.communicators import Communicator
 
 __all__ = (
     "Capability",
     "CausalModel",
-    "Collective",
     "ExpertsMethod",
     "ExpertsSpec",
     "GatedMethod",
@@ -26,7 +26,6 @@ __all__ = (
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
-    "Shared",
     "TensorNames",
 )
 
@@ -42,46 +41,6 @@ class Capability(enum.Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Memory that all ranks of a node can write; see ``Communicator.allocate_symmetric``."""
-
-    places: Tensor
-    """int64 ``[ranks]``: the address of each rank's buffer, a multiple of 16."""
-    counts: Tensor
-    """int32 ``[units]``: counters of this rank, zero at first."""
-    rank: int
-    limit: int
-    owner: object = None
-    """Reference that keeps the memory allocated."""
-
-
-class Collective(Protocol):
-    """Communication in the TP group. With one rank, every operation returns its argument."""
-
-    rank: int
-    size: int
-    sum_limit: int
-    """Maximum bytes of an all-reduce in one kernel; 0 without symmetric memory."""
-    shared: int
-    """Bytes of this rank's device memory in symmetric buffers."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks. May work in place."""
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Concatenate the ranks' tensors along ``dim``, in rank order."""
-
-    def smallest(self, values: Sequence[int]) -> list[int]:
-        """Return the minimum over the ranks for each position, to agree on sizes."""
-
-    def share(self, limit: int, units: int) -> Shared | None:
-        """Allocate a zeroed symmetric buffer of ``3 · limit`` bytes per rank, ``units`` counters.
-
-        Collective: call it on every rank. Returns ``None`` on all ranks if it fails on one.
-        """
-
-
-@dataclass(frozen=True, slots=True)
 class ModelContext:
     """What a model needs to be built.
 
@@ -92,7 +51,7 @@ class ModelContext:
     hf_config: Any
     dtype: torch.dtype
     device: torch.device
-    ranks: Collective
+    ranks: Communicator
     quantization: QuantizationScheme | None
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
     """Registers an attention layer and returns its backend."""

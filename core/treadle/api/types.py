@@ -2,6 +2,7 @@
 
 from treadle.api.attention import *  # noqa: F403
 from treadle.api.cache import *  # noqa: F403
+from treadle.api.communicators import *  # noqa: F403
 from treadle.api.engine import *  # noqa: F403
 from treadle.api.files import *  # noqa: F403
 from treadle.api.matching import *  # noqa: F403

@@ -17,7 +17,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.kinds import ATTENTION, KERNELS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
-from treadle.layers import NullCollective
+from treadle.layers import SingleRankCommunicator
 from treadle.layers.kernels import install_kernels
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
@@ -118,8 +118,8 @@ def _layers(
 ) -> Iterator[Explained]:
     """Who serves the operations of the model's layers and of the sampler."""
     attention, asked, meta = AttentionLayers(config, host, info), Asked(host), torch.device("meta")
-    ranks = NullCollective()
-    ranks.size = config.device.tensor_parallel_size  # the first one's share is asked for
+    ranks = SingleRankCommunicator()
+    ranks.world_size = config.device.tensor_parallel_size  # the first one's share is asked for
     try:
         model, _, _ = empty_model(
             hf_config,
@@ -133,7 +133,7 @@ def _layers(
             max_model_len=max_model_len(hf_config, config.model.max_model_len),
         )
         attention.allocate([2] * len(attention.cache_groups), meta, model)
-        install_kernels(model, asked, info, dtype_name(dtype))
+        apply_fusions(model, asked, info, dtype_name(dtype))
     except PluginLoadError as error:
         if error.plugin is None or not error.plugin.startswith(f"{MODELS.name}:"):
             raise
@@ -142,7 +142,7 @@ def _layers(
         yield Explained("attention-backend", "unknown", said)
     for op in SAMPLER_OPS:
         shape = {"vocab_size": text_config(hf_config).vocab_size}
-        asked.kernel(op, KernelRequest(info, dtype_name(dtype), shape))
+        asked.kernel(op.name, KernelRequest(info, dtype_name(dtype), shape))
     for group in attention.plan_groups:
         yield _attention(host, group.request, group.name, config.device.attention_backend)
     yield from asked.rows()

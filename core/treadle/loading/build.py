@@ -13,11 +13,11 @@ from torch import nn
 
 from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.communicators import Communicator
 from treadle.api.files import ModelFiles, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
 from treadle.api.matching import ModelTraits
 from treadle.api.models import (
-    Collective,
     ExpertsMethod,
     ExpertsSpec,
     LinearMethod,
@@ -46,7 +46,7 @@ def build_model(
     host: PluginManager,
     device: torch.device,
     dtype: torch.dtype,
-    ranks: Collective,
+    ranks: Communicator,
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
     *,
     load_format: str = "auto",
@@ -84,7 +84,7 @@ def empty_model(
     device: torch.device,
     info: DeviceInfo,
     dtype: torch.dtype,
-    ranks: Collective,
+    ranks: Communicator,
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
     *,
     quantization: str = AUTO,

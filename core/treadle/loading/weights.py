@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from treadle.api.communicators import Communicator
 from treadle.api.files import ParameterFiller, TensorFiles, WeightLoader
-from treadle.api.models import Collective, ModelSpec
+from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
 from treadle.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
 
@@ -25,7 +26,7 @@ def load_weights(
     model: nn.Module,
     spec: ModelSpec,
     loader: WeightLoader,
-    ranks: Collective,
+    ranks: Communicator,
     *,
     rename: Rename | None = None,
 ) -> None:
@@ -59,7 +60,7 @@ class _Filling:
         model: nn.Module,
         spec: ModelSpec,
         loader: WeightLoader,
-        ranks: Collective,
+        ranks: Communicator,
         rename: Rename | None,
     ) -> None:
         self.spec, self.loader, self.ranks, self.rename = spec, loader, ranks, rename
@@ -198,7 +199,11 @@ class _Filling:
 
     def mismatch(self, name: str, tensor: Tensor, own: str, error: Mismatch) -> str:
         parameter = self.parameters[own]
-        alone = "" if self.ranks.size == 1 else f" on rank {self.ranks.rank} of {self.ranks.size}"
+        alone = (
+            ""
+            if self.ranks.world_size == 1
+            else f" on rank {self.ranks.rank} of {self.ranks.world_size}"
+        )
         return (
             f"{name} in {self.where(name)} is {_described(tensor)}, which does not fit {own} "
             f"{_described(parameter)}{alone}: {error}; check that config.json belongs to these "

@@ -8,13 +8,14 @@ from typing import Any, cast
 import torch
 
 from treadle.api.attention import AttentionBatch
+from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
-from treadle.api.models import CausalModel, Collective, ModelSpec
+from treadle.api.models import CausalModel, ModelSpec
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
-from treadle.layers import NullCollective
-from treadle.layers.kernels import install_kernels
+from treadle.layers import SingleRankCommunicator
+from treadle.layers.fusion import apply_fusions
 from treadle.loading import build_model, fetch, parse_ref, read_config
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
@@ -43,10 +44,10 @@ class Started:
     """Guard for calls of ``model``."""
 
 
-def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | None) -> Started:
+def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator | None) -> Started:
     """Build and load the model, then size and allocate its KV cache."""
     stages = Stages()
-    ranks = ranks or NullCollective()
+    ranks = ranks or SingleRankCommunicator()
     device = pick_device(config.device.device, ranks.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -85,7 +86,7 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
     pages = _size_cache(config, model, attention, device, max_len, usage, guard)
-    pages = ranks.smallest(pages)
+    pages = ranks.all_reduce_min(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
     with explained(
@@ -95,8 +96,8 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
     if config.cache.calculate_kv_scales:
         with guard.call_context("forward"):
             calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    kernels = install_kernels(model, host, info, dtype_name(dtype))
-    usage.shared = ranks.shared
+    fusions = apply_fusions(model, host, info, dtype_name(dtype))
+    usage.shared = ranks.memory_bytes
     groups = attention.describe(pages)
     stages.done("cache and kernels")
     facts = EngineFacts(
@@ -116,10 +117,7 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
         stages=stages.seconds,
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
-    if kernels:
-        facts.report.append(
-            "kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
-        )
+    facts.report.extend(fusions.lines())
     return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard)
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from treadle.api.attention import Step
+from treadle.api.communicators import Communicator
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS
-from treadle.api.models import Collective
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
@@ -59,7 +59,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, host: PluginManager, ranks: Collective | None = None
+        self, config: EngineConfig, host: PluginManager, ranks: Communicator | None = None
     ) -> None:
         """Build and load the model, allocate the KV cache, capture CUDA graphs."""
         self._started: Started = start_model(config, host, ranks)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from treadle.api.attention import AttentionBatch
-from treadle.api.models import Collective
+from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
 from treadle.runner.attention import AttentionLayers
@@ -26,7 +26,7 @@ MARGIN = 4.0
 def calculate_scales(
     model: nn.Module,
     attention: AttentionLayers,
-    ranks: Collective,
+    ranks: Communicator,
     pages: Sequence[int],
     device: torch.device,
     vocab_size: int,
@@ -64,7 +64,7 @@ def calculate_scales(
     finally:
         for made in hooks:
             made.remove()
-    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.size, len(layers), 2)
+    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.world_size, len(layers), 2)
     for layer, (key, value) in zip(layers, of_ranks.amax(dim=0).tolist(), strict=True):
         limit = torch.finfo(layer.cache.dtype).max
         layer.scales = (_scale(key, limit), _scale(value, limit))

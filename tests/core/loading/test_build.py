@@ -20,7 +20,7 @@ from treadle.api.matching import Match, ModelTraits
 from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
-from treadle.layers import Linear, NullCollective
+from treadle.layers import Linear, SingleRankCommunicator
 from treadle.loading import build_model
 from treadle.loading.build import find_model, find_scheme
 from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
@@ -142,7 +142,7 @@ def build(host: Any, config: Any, files: ModelFiles | None = None, **options: An
         host,
         torch.device("cpu"),
         torch.float32,
-        NullCollective(),
+        SingleRankCommunicator(),
         lambda request, spec: ReferenceBackend(request),
         **options,
     )

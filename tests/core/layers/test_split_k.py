@@ -14,8 +14,8 @@ from torch import Tensor
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.layers import ops
-from treadle.layers.decoder import Decoder
-from treadle.layers.kernels import install_kernels
+from treadle.layers.fusion import apply_fusions
+from treadle.layers.fusion_patterns import linear_norm_pairs
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
@@ -68,8 +68,8 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
     want, wanted = tiny.logits(IDS), torch.tensor([4, 12])
     chosen = tiny.logits(IDS, wanted=wanted)
     offers = Offers()
-    served = install_kernels(tiny.model, offers, CPU, "float32")
-    assert served == {"linear_split_k": "mine", "fused_add_partials_rms_norm": "mine"}
+    served = apply_fusions(tiny.model, offers, CPU, "float32")
+    assert served.backends == {"linear_split_k": "mine", "fused_add_partials_rms_norm": "mine"}
     torch.testing.assert_close(tiny.logits(IDS), want, rtol=1e-4, atol=1e-5)
     layers = tiny.config.num_hidden_layers
     assert offers.added == 2 * layers - 1, (
@@ -83,7 +83,7 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
 def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
     tiny = built(tmp_path, "LlamaForCausalLM")
     want, offers = tiny.logits(IDS), Offers(missing)
-    install_kernels(tiny.model, offers, CPU, "float32")
+    apply_fusions(tiny.model, offers, CPU, "float32")
     assert torch.equal(tiny.logits(IDS), want) and not offers.added
 
 
@@ -97,7 +97,7 @@ def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
 def test_others_stay_whole(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     tiny = built(tmp_path, architecture, **changes)
     want, offers = tiny.logits(IDS), Offers()
-    install_kernels(tiny.model, offers, CPU, "float32")
+    apply_fusions(tiny.model, offers, CPU, "float32")
     assert torch.equal(tiny.logits(IDS), want) and not offers.added
 
 
@@ -107,10 +107,9 @@ def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
     def run(ranks: Any) -> tuple[int, int]:
         tiny = TinyModel(folder, PluginManager(), ranks=ranks)
         offers = Offers()
-        install_kernels(tiny.model, offers, CPU, "float32")
+        apply_fusions(tiny.model, offers, CPU, "float32")
         tiny.logits(IDS)
-        decoders = [m for m in tiny.model.modules() if isinstance(m, Decoder)]
-        return offers.added, len(decoders[0].pairs)
+        return offers.added, len(list(linear_norm_pairs(tiny.model)))
 
     for added, pairs in on_ranks(2, run):
         assert not added and pairs

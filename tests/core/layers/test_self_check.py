@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from treadle.layers.self_check import passes
+from treadle.layers.self_check import self_check
 
 log = logging.getLogger(__name__)
 
@@ -14,10 +14,10 @@ def raises() -> bool:
 
 
 def test_what_is_wrong_or_raises_does_not_pass(caplog: pytest.LogCaptureFixture) -> None:
-    assert passes(lambda: True, log, "none (%s)")
+    assert self_check(lambda: True, log, "none (%s)")
     assert not caplog.records
-    assert not passes(lambda: False, log, "none (%s)")
-    assert not passes(raises, log, "none (%s)")
+    assert not self_check(lambda: False, log, "none (%s)")
+    assert not self_check(raises, log, "none (%s)")
     said = [record.getMessage() for record in caplog.records]
     assert said == ["none (its results are wrong)", "none (OSError: no compiler)"]
 
@@ -27,4 +27,4 @@ def test_who_stops_the_process_is_not_held_up() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        passes(interrupted, log, "none (%s)")
+        self_check(interrupted, log, "none (%s)")
