@@ -1,4 +1,4 @@
-"""Workloads are those of docs/benchmarks.md, and what is printed was measured."""
+"""Workloads are those of docs/how/benchmarks.md, and what is printed was measured."""
 
 from __future__ import annotations
 
