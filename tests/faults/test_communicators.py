@@ -21,6 +21,8 @@ from treadle.testing.ranks import on_ranks
 fault = pytest.mark.fault
 CPU = torch.device("cpu")
 PLUGIN = """
+from types import SimpleNamespace
+
 from treadle.api import impl
 from treadle.api.types import CommunicatorOffer
 
@@ -34,7 +36,10 @@ def fails(*arguments):
 class Odd:
     name, rank, world_size = "odd", 0, 2
     memory_bytes = property(fails)
-    all_reduce = all_gather = all_reduce_min = create_fused_op = staticmethod(fails)
+    all_reduce = all_gather = all_reduce_min = staticmethod(fails)
+
+    def create_fused_op(self, op, size, dtype):
+        return SimpleNamespace(run=fails) if op == "all_gather" else fails()
 
 
 def create(base, device):
@@ -96,7 +101,7 @@ def test_a_property_that_raises_names_its_plugin(plugins: PluginManager) -> None
         ("all_reduce", (torch.zeros(3),)),
         ("all_gather", (torch.zeros(3), -1)),
         ("all_reduce_min", ([1],)),
-        ("create_fused_op", ("all_gather", 8, torch.float32)),
+        ("create_fused_op", ("all_reduce_add_rms_norm", 8, torch.float32)),
     ],
 )
 @pytest.mark.parametrize("plugins", [""], indirect=True)
@@ -107,3 +112,14 @@ def test_a_method_that_raises_names_its_plugin(
     assert isinstance(communicator, SupportsFusedOps) and communicator.name == "odd"
     with pytest.raises(PluginLoadError, match=rf"odd.*{method}.*the odd thing"):
         getattr(communicator, method)(*arguments)
+
+
+@fault("communicators", "run")
+@pytest.mark.parametrize("plugins", [""], indirect=True)
+def test_a_fused_operation_that_raises_names_its_plugin(plugins: PluginManager) -> None:
+    [communicator, _] = on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
+    assert isinstance(communicator, SupportsFusedOps)
+    fused = communicator.create_fused_op("all_gather", 8, torch.float32)
+    assert fused is not None
+    with pytest.raises(PluginLoadError, match=r"odd.*run.*the odd thing"):
+        fused.run(torch.zeros(1, 8))

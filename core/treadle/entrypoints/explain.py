@@ -14,10 +14,12 @@ import torch
 
 from treadle.api.attention import AttentionRequest, KernelOffer, KernelRequest, Offer, Refusal
 from treadle.api.cache import DeviceInfo
-from treadle.api.kinds import ATTENTION, KERNELS, MODELS
+from treadle.api.communicators import CommunicatorOffer, CommunicatorRequest
+from treadle.api.kinds import ATTENTION, COMMUNICATORS, KERNELS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator
+from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
@@ -142,6 +144,8 @@ def _layers(
     for op in SAMPLER_OPS:
         shape = {"vocab_size": text_config(hf_config).vocab_size}
         asked.kernel(op.name, KernelRequest(info, dtype_name(dtype), shape))
+    if config.device.tensor_parallel_size > 1:
+        yield _communicator(host, info, config.device.tensor_parallel_size)
     for group in attention.plan_groups:
         yield _attention(host, group.request, group.name, config.device.attention_backend)
     yield from asked.rows()
@@ -170,13 +174,21 @@ def _attention(
     return Explained("attention-backend", choice, f"{said} for {heads}{window}", others)
 
 
+def _communicator(host: PluginManager, info: DeviceInfo, world_size: int) -> Explained:
+    request = CommunicatorRequest(info, world_size)
+    offers, refusals = host.offers(COMMUNICATORS, request=request)
+    choice = _bidder(host, "communicators", offers[0].name) if offers else "torch.distributed"
+    reason = f"the best bid ({offers[0].score})" if offers else "nobody offers"
+    return Explained("communicator", choice, reason, _bids(offers[1:], refusals))
+
+
 def _bidder(host: PluginManager, kind: str, name: str) -> str:
     """A backend may bid under another name than its key."""
     return _owned(host, kind, name) if name in host.keys(kind) else name
 
 
 def _bids(
-    offers: Sequence[Offer | KernelOffer], refusals: Sequence[Refusal]
+    offers: Sequence[Offer | KernelOffer | CommunicatorOffer], refusals: Sequence[Refusal]
 ) -> list[tuple[str, str]]:
     made = [(offer.name, f"bids {offer.score}") for offer in offers]
     return made + [(refusal.name, "; ".join(refusal.reasons)) for refusal in refusals]

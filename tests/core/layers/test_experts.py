@@ -147,7 +147,7 @@ def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> Non
 
 def test_sizes_that_cannot_be_shared_are_refused(context: Context) -> None:
     class Five(SingleRankCommunicator):
-        size = 5
+        world_size = 5
 
     with pytest.raises(ConfigError, match=r"mlp\.experts has 24 features"):
         moe(context(ranks=Five()))
