@@ -14,6 +14,7 @@ __all__ = (
     "Opens",
     "ReasoningDelta",
     "ReasoningParser",
+    "RunsInline",
     "StreamParser",
     "Tagged",
     "TextDelta",
@@ -108,3 +109,15 @@ class CallIds(Protocol):
 
     def call_id(self) -> str:
         """An id that no other call has."""
+
+
+@runtime_checkable
+class RunsInline(Protocol):
+    """An optional declaration of a parser's class, a plain ``bool`` named ``inline``.
+
+    ``True``: its methods always return within microseconds, and a server calls them on its event
+    loop. ``False``: a server calls them in a thread that it can abandon. Without it, parsers of
+    treadle's own distributions run inline and all others in the thread.
+    """
+
+    inline: bool

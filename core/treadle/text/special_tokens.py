@@ -1,0 +1,58 @@
+"""Special tokens that parsers must see, and that nobody else should.
+
+Special tokens are left out of an output's text. Some formats are written with them (Mistral's
+``[TOOL_CALLS]``): then the engine is asked for all of them, and those that no parser named are
+removed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treadle.api.files import Tokenizer
+
+__all__ = ("SpecialTokenFilter",)
+
+
+class SpecialTokenFilter:
+    """Removes the texts of the tokens ``hidden`` from the text of one output.
+
+    Only where such a token was generated: the same characters, written with other tokens, are text
+    (of two in one piece, the first is taken for the token's). A text may come later than its id,
+    because it may be the beginning of a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._expected: list[str] = []
+        self.pending = ""
+
+    def feed(self, text: str, ids: Sequence[int]) -> str:
+        self._expected += [self._tokenizer.token(i) for i in ids if i in self._hidden]
+        if not self._expected and not self.pending:
+            return text
+        text, self.pending = self.pending + text, ""
+        visible = []
+        while self._expected:
+            before, special, after = text.partition(self._expected[0])
+            if not special:
+                end = len(text) - _partial_match_len(text, self._expected[0])
+                text, self.pending = text[:end], text[end:]
+                break
+            visible.append(before)
+            text = after
+            del self._expected[0]
+        return "".join(visible) + text
+
+    def finish(self) -> str:
+        pending, self.pending = self.pending, ""
+        return pending
+
+
+def _partial_match_len(text: str, special: str) -> int:
+    """Return how many characters at the end of ``text`` may be the beginning of ``special``."""
+    sizes = range(min(len(special) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if special.startswith(text[-size:])), 0)
