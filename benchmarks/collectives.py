@@ -8,7 +8,7 @@ One JSON line for each operation and size: microseconds of one, the median over 
 several, on the slowest rank. ``all_reduce`` is of bfloat16, by NCCL, by torch's kernel (up to the size for
 which it is used) and by the plugin's; the next line has the largest size up to which the plugin's (or
 torch's) is faster at every size: what ``treadle.runner.custom_all_reduce.most`` should be on this machine.
-``all_reduce_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
+``all_reduce_add_rms_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
 and the kernel of the norm; ``all_gather`` that of a vocabulary's logits.
 """
 
@@ -120,7 +120,7 @@ def layers(ranks: Collective, device: torch.device) -> None:
     for rows in ROWS:
         x = torch.zeros(rows, WIDTH, dtype=kind, device=device)
         taken = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
-        say(ranks, op="all_reduce_norm", rows=rows, width=WIDTH, **taken)
+        say(ranks, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
     for rows in GATHERED:
         x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
         taken = {"nccl": microseconds(ranks.all_gather, x)}

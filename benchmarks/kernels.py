@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from treadle_kernels_triton import linear as kernels
-from treadle_kernels_triton.activation import silu_mul
+from treadle_kernels_triton.activation import silu_and_mul
 from treadle_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
-from treadle_kernels_triton.norm import add_parts_rms_norm, add_rms_norm, rms_norm
-from treadle_kernels_triton.rotary import rotary_write
-from treadle_kernels_triton.sample import likeliest, sample
+from treadle_kernels_triton.norm import fused_add_partials_rms_norm, fused_add_rms_norm, rms_norm
+from treadle_kernels_triton.rotary import rope_and_cache
+from treadle_kernels_triton.sample import argmax, sample
 from treadle_kernels_triton.tiles import Tile
 
 from treadle.api.cache import DeviceInfo
@@ -113,7 +113,7 @@ def loaded(op: str, features: int, depth: int, dtype: str = "bfloat16") -> Calla
 
 def add_and_norm(y: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
     """What follows a linear layer, whose result may be in parts."""
-    op = add_rms_norm if y.dim() == residual.dim() else add_parts_rms_norm
+    op = fused_add_rms_norm if y.dim() == residual.dim() else fused_add_partials_rms_norm
     return op(y, residual, gain, 1e-6, early=True)
 
 
@@ -141,8 +141,8 @@ def chain(rows: int, depth: int, inner: int) -> float:
     early = True
     x, residual, gain = normal(rows, depth), normal(rows, depth), normal(depth)
     w = [normal(n, k) * k**-0.5 for n, k in ((depth, depth), (2 * inner, depth), (depth, inner))]
-    first, last = (loaded("linear_parts", *weight.shape) for weight in (w[0], w[2]))
-    gated = loaded("silu_linear", *w[1].shape)
+    first, last = (loaded("linear_split_k", *weight.shape) for weight in (w[0], w[2]))
+    gated = loaded("linear_silu_and_mul", *w[1].shape)
 
     def layers(a: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(a, gain, 1e-6, early=early)
@@ -163,7 +163,7 @@ def chain(rows: int, depth: int, inner: int) -> float:
         graph.replay()
         a, b, g, v = x.double(), residual.double(), gain.double(), [t.double() for t in w]
         b = F.linear(ops.rms_norm(a, g, 1e-6), v[0]) + b
-        y = F.linear(ops.silu_mul(F.linear(ops.rms_norm(b, g, 1e-6), v[1])), v[2])
+        y = F.linear(ops.silu_and_mul(F.linear(ops.rms_norm(b, g, 1e-6), v[1])), v[2])
         worst = max(worst, error(out, ops.rms_norm(y + b, g, 1e-6)))
     return worst
 
@@ -184,14 +184,14 @@ def parity() -> int:
                 bias = normal(1000, dtype=dtype)
                 got = kernels.small_linear(x, w, bias, gated, tile, True)
                 want = F.linear(x.double(), w.double(), bias.double())
-                worst = max(worst, error(got, ops.silu_mul(want) if gated else want))
+                worst = max(worst, error(got, ops.silu_and_mul(want) if gated else want))
             verdict(f"{dtype} {'silu_' * gated}linear {tile.features}x{tile.depth}", worst, 1e-2)
         product = gated_product(str(dtype).removeprefix("torch."))
         for variant, rows in itertools.product((TURNS, DEFERRED) if product else (), (300, 2500)):
             x, w = normal(rows, 1032, dtype=dtype), normal(6160, 1032, dtype=dtype)
-            want = ops.silu_mul(F.linear(x.double(), w.double()))
+            want = ops.silu_and_mul(F.linear(x.double(), w.double()))
             worst = error(product.forward(x, w, variant), want)
-            verdict(f"{dtype} silu_linear, {rows} rows, turns {variant.turns}", worst, 1e-2)
+            verdict(f"{dtype} linear_silu_and_mul, {rows} rows, turns {variant.turns}", worst, 1e-2)
     for rows in (1, 3, 4, 5, 17, 40, 100, 200, 256, 300):
         verdict(f"a chain of kernels, {rows} rows", chain(rows, 2048, 2048), 1e-2)
     sampler, slots = opened(512)
@@ -202,8 +202,8 @@ def parity() -> int:
     sampler.sample_op = partial(sample, early=True)
     got = sampler.sample_graphable(logits, slots, slots + 9, features)[0]
     verdict("sample: share of other tokens than torch's", float((got != want).float().mean()), 4e-3)
-    best = likeliest(logits, early=True)[0]
-    verdict("likeliest: other tokens", float((best != logits.max(-1).indices).sum()), 0.0)
+    best = argmax(logits, early=True)[0]
+    verdict("argmax: other tokens", float((best != logits.max(-1).indices).sum()), 0.0)
     return faults
 
 
@@ -227,13 +227,13 @@ def line(name: str, ours: float, theirs: float, moved: float, ceiling: float) ->
 
 def torch_linear(gated: bool, x: Tensor, w: Tensor) -> Tensor:
     y = F.linear(x, w)
-    return silu_mul(y) if gated else y
+    return silu_and_mul(y) if gated else y
 
 
 def report(ceiling: float) -> None:
     for name, features, depth, gated in LINEARS:
         weights = copies(features, depth)
-        ours = loaded("silu_linear" if gated else "linear", features, depth)
+        ours = loaded("linear_silu_and_mul" if gated else "linear", features, depth)
         for rows in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, *((1024, 8192) if gated else ())):
             x = normal(rows, depth)
             mine = seconds([partial(ours, x, w, None) for w in weights])
@@ -243,13 +243,13 @@ def report(ceiling: float) -> None:
             with_norm(name, weights, ceiling)
     for rows in (1, 32, 256, 8192):
         xs, gain = copies(rows, 1024), normal(1024)
-        mine = seconds([partial(add_rms_norm, x, x, gain, 1e-6, early=True) for x in xs])
-        theirs = seconds([partial(ops.add_rms_norm, x, x, gain, 1e-6) for x in xs])
-        line(f"add_rms_norm 1024, {rows} rows", mine, theirs, 6 * rows * 1024, ceiling)
+        mine = seconds([partial(fused_add_rms_norm, x, x, gain, 1e-6, early=True) for x in xs])
+        theirs = seconds([partial(ops.fused_add_rms_norm, x, x, gain, 1e-6) for x in xs])
+        line(f"fused_add_rms_norm 1024, {rows} rows", mine, theirs, 6 * rows * 1024, ceiling)
         xs = copies(rows, 6144)
-        mine = seconds([partial(silu_mul, x, early=True) for x in xs])
-        theirs = seconds([partial(ops.silu_mul, x) for x in xs])
-        line(f"silu_mul 3072, {rows} rows", mine, theirs, 6 * rows * 3072, ceiling)
+        mine = seconds([partial(silu_and_mul, x, early=True) for x in xs])
+        theirs = seconds([partial(ops.silu_and_mul, x) for x in xs])
+        line(f"silu_and_mul 3072, {rows} rows", mine, theirs, 6 * rows * 3072, ceiling)
     rotary(ceiling)
     for rows in (1, 32, 128, 256):
         sampler, slots = opened(rows)
@@ -262,15 +262,15 @@ def report(ceiling: float) -> None:
             run = partial(sampler.sample_graphable, slots=slots, positions=slots, features=features)
             times.append(seconds([partial(run, x) for x in logits]))
         line(f"sample, {rows} rows", times[0], times[1], 2 * rows * VOCAB, ceiling)
-        mine = seconds([partial(likeliest, x, early=True) for x in logits])
+        mine = seconds([partial(argmax, x, early=True) for x in logits])
         theirs = seconds([partial(x.max, -1) for x in logits])
-        line(f"likeliest, {rows} rows", mine, theirs, 2 * rows * VOCAB, ceiling)
+        line(f"argmax, {rows} rows", mine, theirs, 2 * rows * VOCAB, ceiling)
 
 
 def with_norm(name: str, weights: list[Tensor], ceiling: float) -> None:
     """A linear layer and the norm that follows it; beside torch's linear and the same norm."""
     features, depth = weights[0].shape
-    ours, gain = loaded("linear_parts", features, depth), normal(features)
+    ours, gain = loaded("linear_split_k", features, depth), normal(features)
     for rows in (1, 8, 32, 64, 128, 192, 256):
         x, residual = normal(rows, depth), normal(rows, features)
         times = [
@@ -288,11 +288,11 @@ def rotary(ceiling: float) -> None:
         slots = torch.randperm(16384, device="cuda")[:rows]
         found = []
         for tile in (None, (1, 1), (2, 1), (4, 2), (8, 2), (8, 4)):
-            run = partial(rotary_write, cos=cos, sin=cos, norms=norms, cache=cache, slots=slots)
+            run = partial(rope_and_cache, cos=cos, sin=cos, norms=norms, cache=cache, slots=slots)
             took = seconds([partial(run, x, tile=tile, early=True) for x in qkvs])
             found.append(f"{tile}: {took * 1e6:.2f}")
         print(
-            f"rotary_write, {rows} rows, by (heads, warps) in us: " + "  ".join(found),
+            f"rope_and_cache, {rows} rows, by (heads, warps) in us: " + "  ".join(found),
             flush=True,
         )
         took = 2 * 2 * rows * 4096 / ceiling

@@ -219,7 +219,7 @@ class Scheme(Proxy):
             def apply_gated(self, module: Any, x: Any, bias: Any) -> Any:
                 from treadle.layers import ops
 
-                return self.apply(module, ops.silu_mul(x), bias)
+                return self.apply(module, ops.silu_and_mul(x), bias)
 
         if not spec.prefix.startswith("model."):
             return None
@@ -261,18 +261,18 @@ def treadle_kernel(op: str, options: Any) -> Any:
     """Bids only where it is told how to fail."""
     from treadle.layers import ops
 
-    if not options["method"] or op not in ("rms_norm", "rotary_write"):
+    if not options["method"] or op not in ("rms_norm", "rope_and_cache"):
         return None
     made = Fault(options)
 
     def rms_norm(*arguments: Any) -> Any:
         return made("call", lambda: ops.rms_norm(*arguments))
 
-    kernel = rms_norm if op == "rms_norm" else rotary_write
+    kernel = rms_norm if op == "rms_norm" else rope_and_cache
     return made("hook", lambda: KernelOffer("odd", 1, lambda: made("load", lambda: kernel)))
 
 
-def rotary_write(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
+def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
     """``treadle.layers.kernels`` for a model without norms."""
     from treadle.layers import ops
 

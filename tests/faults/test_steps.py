@@ -168,7 +168,7 @@ def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how:
     """Slots are asked for where a kernel writes keys and values."""
     kernel = {"kernels:odd": {"method": "never"}}
     llm = odd("attention", "slots", how, at=20, times=1, others=kernel)
-    assert any("rotary_write: odd" in line for line in llm.facts.report)
+    assert any("rope_and_cache: odd" in line for line in llm.facts.report)
     for output in finish(llm, {}, {}):
         _matches(
             str(output.error), f"the step failed: {named('attention', 'slots', f'{how}: odd')}"

@@ -26,18 +26,18 @@ ATTENTION = ("plain", "fp8 cache", "sliding window", "soft cap", "head size 256"
 
 KERNELS: dict[str, dict[str, int]] = {
     "rms_norm": {"size": 4096},
-    "add_rms_norm": {"size": 4096},
-    "add_parts_rms_norm": {"size": 4096},
-    "silu_mul": {"size": 14336},
-    "rotary_write": {"heads": 32, "kv_heads": 8, "head_size": 128},
+    "fused_add_rms_norm": {"size": 4096},
+    "fused_add_partials_rms_norm": {"size": 4096},
+    "silu_and_mul": {"size": 14336},
+    "rope_and_cache": {"heads": 32, "kv_heads": 8, "head_size": 128},
     "linear": {"in_features": 4096, "out_features": 4096},
-    "linear_parts": {"in_features": 14336, "out_features": 4096},
-    "silu_linear": {"in_features": 4096, "out_features": 28672},
+    "linear_split_k": {"in_features": 14336, "out_features": 4096},
+    "linear_silu_and_mul": {"in_features": 4096, "out_features": 28672},
     "int4_linear": {"in_features": 4096, "out_features": 4096, "group": 128},
     "sample": {"vocab_size": 128256},
-    "likeliest": {"vocab_size": 128256},
+    "argmax": {"vocab_size": 128256},
     "all_reduce": {"ranks": 2},
-    "all_reduce_norm": {"ranks": 2, "size": 4096},
+    "all_reduce_add_rms_norm": {"ranks": 2, "size": 4096},
     "all_gather": {"ranks": 2},
 }
 """Operations and sizes of an 8B model."""

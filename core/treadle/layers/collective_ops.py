@@ -46,7 +46,7 @@ class Trial(NamedTuple):
 
 
 class SumNorm:
-    """``all_reduce_norm`` for rows of ``size``, together ``most`` bytes; ``None`` for what does not fit,
+    """``all_reduce_add_rms_norm`` for rows of ``size``, together ``most`` bytes; ``None`` for what does not fit,
     alike on all ranks."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Offers:
         if not units or row % ALIGNMENT or dtype not in DTYPES:
             return None
         return self._agreed(
-            "all_reduce_norm",
+            "all_reduce_add_rms_norm",
             ranks,
             {"size": size},
             (units * padded, units),

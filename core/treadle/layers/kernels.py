@@ -6,31 +6,31 @@ dimension unless it says otherwise.
 
 ``rms_norm`` (size)
     ``f(x, weight, eps, offset) -> y`` for ``x [..., size]``; see ``ops.rms_norm``.
-``add_rms_norm`` (size)
+``fused_add_rms_norm`` (size)
     ``f(x, residual, weight, eps, offset) -> (y, residual)``; may overwrite its arguments.
-``add_parts_rms_norm`` (size)
-    ``f(parts, residual, weight, eps, offset) -> (y, residual)``: ``add_rms_norm`` of the sum of ``parts``,
+``fused_add_partials_rms_norm`` (size)
+    ``f(parts, residual, weight, eps, offset) -> (y, residual)``: ``fused_add_rms_norm`` of the sum of ``parts``,
     contiguous float32 ``[parts, rows, size]``, which is rounded to the dtype first. ``residual [rows,
     size]`` is contiguous and may be overwritten.
-``silu_mul`` (size)
-    ``f(x) -> y`` for ``x [..., 2 · size]``; see ``ops.silu_mul``.
-``rotary_write`` (heads, kv_heads, head_size)
+``silu_and_mul`` (size)
+    ``f(x) -> y`` for ``x [..., 2 · size]``; see ``ops.silu_and_mul``.
+``rope_and_cache`` (heads, kv_heads, head_size)
     ``f(qkv, cos, sin, norms, cache, slots) -> q``. ``qkv [tokens, (heads + 2 · kv_heads) ·
     head_size]``; ``cos`` and ``sin`` ``[tokens, 1, head_size]`` as in ``ops.rotate``, not
     interleaved; ``norms`` is ``None`` or ``(q_weight, k_weight, eps, offset)``. Writes keys and
     values of token ``t`` to ``cache[0]`` and ``cache[1]`` (``[pages · page_size, kv_heads,
     head_size]``) at ``slots[t]``, returns ``q [tokens, heads, head_size]``.
-``rotary_write_fp8`` (heads, kv_heads, head_size)
+``rope_and_cache_fp8`` (heads, kv_heads, head_size)
     ``f(qkv, cos, sin, norms, cache, slots, scales) -> q``: the same for a cache in fp8, which gets
     keys divided by ``scales[0]`` and values by ``scales[1]`` (floats), cut off at its largest number.
 ``linear`` (in_features, out_features)
     ``f(x, weight, bias) -> y`` for any number of rows; see ``torch.nn.functional.linear``.
-``linear_parts`` (in_features, out_features)
-    ``linear`` for a result that goes to ``add_parts_rms_norm`` or ``add_rms_norm`` alone: ``y``, or for
+``linear_split_k`` (in_features, out_features)
+    ``linear`` for a result that goes to ``fused_add_partials_rms_norm`` or ``fused_add_rms_norm`` alone: ``y``, or for
     ``x [rows, in_features]`` without a bias float32 ``[parts, rows, out_features]``, whose sum ``y`` is
     before it is rounded. Used where both operations are offered.
-``silu_linear`` (in_features, out_features)
-    ``silu_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
+``linear_silu_and_mul`` (in_features, out_features)
+    ``silu_and_mul`` of ``linear``: ``f(x, weight, bias) -> y`` with ``y [..., out_features / 2]``.
 ``int4_linear`` (in_features, out_features, group)
     ``f(x, codes, steps, inputs, group) -> y`` for any number of rows: the linear layer of a weight in
     four bits; ``inputs`` is ``in_features``, of which each ``group``, a multiple of 32 that divides them,
@@ -50,8 +50,8 @@ The operations must be capturable, and the ranks may be a call apart.
 ``all_reduce`` (ranks)
     ``f(x, places, counts, rank) -> y``: the sum of ``x`` over the ranks, alike on all of them; ``x`` is
     contiguous, of bfloat16 or float32 whatever the request says; a program has 4096 bytes.
-``all_reduce_norm`` (ranks, size)
-    ``f(x, residual, weight, eps, offset, places, counts, rank) -> (y, residual)``: ``add_rms_norm`` of
+``all_reduce_add_rms_norm`` (ranks, size)
+    ``f(x, residual, weight, eps, offset, places, counts, rank) -> (y, residual)``: ``fused_add_rms_norm`` of
     the sum of ``x`` over the ranks, which is rounded to the dtype first. ``x`` and ``residual`` are
     contiguous; a program has the power of two that holds a row. May overwrite ``residual``.
 ``all_gather`` (ranks)
@@ -67,7 +67,7 @@ Those of the sampler (``treadle.sampling.kernels``), in the dtype of the logits:
     ``logits [rows, vocab_size]`` is kept; ``temperature`` float32, ``greedy`` int32 and
     ``positions`` int64 are ``[rows]``; ``offsets`` and ``strides`` int64 ``[rows, 2]``, their rows
     equally far apart. ``tokens`` is int64, ``bad`` bool. The order of float32 sums is free.
-``likeliest`` (vocab_size)
+``argmax`` (vocab_size)
     ``f(logits) -> (tokens, bad)``; see ``sampling.draw``.
 """
 
@@ -121,10 +121,10 @@ def install_kernels(
         return loaded[key]
 
     for module in model.modules():
-        if isinstance(module, GatedMLP) and module.op is ops.silu_mul:
+        if isinstance(module, GatedMLP) and module.op is ops.silu_and_mul:
             projection = module.gate_up_proj
             if isinstance(projection.method, PlainLinear):
-                module.fused = best("silu_linear", **_sizes(projection))
+                module.fused = best("linear_silu_and_mul", **_sizes(projection))
         for holder, name, op, shape in _places(module):
             kernel = best(op, **shape)
             if kernel is not None:
@@ -132,7 +132,7 @@ def install_kernels(
         if isinstance(module, SelfAttention) and _fits(module):
             request = module.attn.request
             kernel = best(
-                "rotary_write_fp8" if module.attn.narrow else "rotary_write",
+                "rope_and_cache_fp8" if module.attn.narrow else "rope_and_cache",
                 heads=request.heads,
                 kv_heads=request.kv_heads,
                 head_size=request.head_size,
@@ -148,9 +148,9 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, str, str, dict[str, int]]]
     if isinstance(module, RMSNorm):
         size = {"size": module.weight.shape[0]}
         yield module, "op", "rms_norm", size
-        yield module, "add_op", "add_rms_norm", size
-    elif isinstance(module, GatedMLP) and module.op is ops.silu_mul:
-        yield module, "op", "silu_mul", {"size": module.gate_up_proj.out_features // 2}
+        yield module, "add_op", "fused_add_rms_norm", size
+    elif isinstance(module, GatedMLP) and module.op is ops.silu_and_mul:
+        yield module, "op", "silu_and_mul", {"size": module.gate_up_proj.out_features // 2}
     elif isinstance(module, Linear) and isinstance(module.method, PlainLinear):
         yield module.method, "op", "linear", _sizes(module)
     elif isinstance(module, PackedInt4):
@@ -165,8 +165,8 @@ def _install_parts(model: nn.Module, best: Callable[..., Callable[..., Any] | No
         alone = norm.ranks is None and not linear.reduces and linear.bias is None
         if not alone or not isinstance(linear.method, PlainLinear):
             continue
-        adds = best("add_parts_rms_norm", size=norm.weight.shape[0])
-        multiplies = best("linear_parts", **_sizes(linear)) if adds is not None else None
+        adds = best("fused_add_partials_rms_norm", size=norm.weight.shape[0])
+        multiplies = best("linear_split_k", **_sizes(linear)) if adds is not None else None
         if multiplies is not None:
             norm.parts_op, linear.method.op = adds, multiplies
 
@@ -190,7 +190,7 @@ def _fits(module: SelfAttention) -> bool:
 
 
 class FusedRotary:
-    """The operation ``rotary_write`` or ``rotary_write_fp8`` with what one attention block knows."""
+    """The operation ``rope_and_cache`` or ``rope_and_cache_fp8`` with what one attention block knows."""
 
     def __init__(self, module: SelfAttention, kernel: Callable[..., Tensor]) -> None:
         self._kernel = kernel

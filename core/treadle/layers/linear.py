@@ -96,7 +96,7 @@ class Linear(nn.Module):
         return self.ranks.all_reduce(y) if self.reduces else y
 
     def gated(self, x: Tensor) -> Tensor:
-        """The layer of ``ops.silu_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
+        """The layer of ``ops.silu_and_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
         y = self.method.apply_gated(self, x, self.bias if self.adds_bias else None)  # type: ignore[attr-defined]
         return self.ranks.all_reduce(y) if self.reduces else y
 

@@ -16,8 +16,8 @@ __all__ = ("GatedMLP", "gated_activation")
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
-        "silu": ops.silu_mul,
-        "swish": ops.silu_mul,
+        "silu": ops.silu_and_mul,
+        "swish": ops.silu_and_mul,
         "gelu": ops.gelu_mul,
         "gelu_tanh": ops.gelu_tanh_mul,
         "gelu_pytorch_tanh": ops.gelu_tanh_mul,
@@ -73,7 +73,7 @@ class GatedMLP(nn.Module):
             reduce=reduce,
         )
         self.op = gated_activation(activation)
-        self.joined = self.op is ops.silu_mul and isinstance(self.down_proj.method, GatedMethod)
+        self.joined = self.op is ops.silu_and_mul and isinstance(self.down_proj.method, GatedMethod)
         """Activation and second projection in one."""
         self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
         """Projection and activation in one; see ``treadle.layers.kernels``."""

@@ -28,13 +28,13 @@ class RMSNorm(nn.Module):
         self.eps, self.offset = eps, offset
         self.weight = weight([size], ctx.dtype)
         self.op = ops.rms_norm
-        self.add_op = ops.add_rms_norm
+        self.add_op = ops.fused_add_rms_norm
         self.ranks: Collective | None = None
         """Set where ``x`` is this rank's part of a sum, which is then made before the addition."""
         self.sum_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
         """Sum and all that follows in one, for what fits; see ``treadle.layers.collective_ops``."""
         self.parts_op: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """``add_parts_rms_norm`` of ``treadle.layers.kernels``."""
+        """``fused_add_partials_rms_norm`` of ``treadle.layers.kernels``."""
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...

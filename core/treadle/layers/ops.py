@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = (
-    "add_rms_norm",
+    "fused_add_rms_norm",
     "gelu_mul",
     "gelu_tanh_mul",
     "relu_squared_mul",
     "rms_norm",
     "rotary",
     "rotate",
-    "silu_mul",
+    "silu_and_mul",
 )
 
 
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_rms_norm(
+def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """``(rms_norm(x + residual), x + residual)``. A kernel may overwrite both arguments."""
@@ -62,7 +62,7 @@ def rotary(
     return rotate(q, cos, sin, interleaved), rotate(k, cos, sin, interleaved)
 
 
-def silu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+def silu_and_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
     """``silu(gate) · up`` of ``x = [gate, up]``."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up

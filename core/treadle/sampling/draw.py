@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle.sampling.blocks import Blocks
 
-__all__ = ("draw", "likeliest")
+__all__ = ("argmax", "draw")
 
 # Probabilities sum to 1, so totals stay under 2^51 (see noise.BITS). Mass below 2^-50 of a row is
 # lost; the rounding of a float32 softmax is 2^26 times that.
@@ -23,7 +23,7 @@ SCALE = float(1 << 50)
 LOCAL = float(1 << 42)
 
 
-def likeliest(logits: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
+def argmax(logits: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
     """The lowest id of the largest logit, and whether the row is unusable.
 
     ``logits`` is ``[rows, vocab]`` of any float type; returns int64 ``[rows]`` and bool ``[rows]``.

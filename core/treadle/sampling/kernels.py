@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ("SAMPLER_OPS", "install_sampler_kernels")
 
-SAMPLER_OPS = ("sample", "likeliest")
+SAMPLER_OPS = ("sample", "argmax")
 """Described in ``treadle.layers.kernels``."""
 
 

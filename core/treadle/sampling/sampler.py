@@ -24,7 +24,7 @@ from treadle.api.step_types import SlotStart
 from treadle.errors import RequestError
 from treadle.sampling.biases import Biases
 from treadle.sampling.blocks import Blocks
-from treadle.sampling.draw import draw, likeliest
+from treadle.sampling.draw import argmax, draw
 from treadle.sampling.features import Features
 from treadle.sampling.logits_edit import Table
 from treadle.sampling.logprobs import Logprobs, gather_logprobs
@@ -74,7 +74,7 @@ class Sampler:
         self._features = [Features(greedy=True)] * slots
         self._logprobs: dict[int, int] = {}
         self._selected: Selection | None = None
-        self.likeliest_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        self.argmax_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
         """For steps without filters; see ``treadle.sampling.kernels``."""
 
@@ -182,7 +182,7 @@ class Sampler:
         weights = self._weights(edited, cells, selection.groups)
         probs = weights / weights.sum(dim=-1, keepdim=True)
         if selection.features.greedy:
-            best = likeliest(edited, self.blocks)[0].unsqueeze(1)
+            best = argmax(edited, self.blocks)[0].unsqueeze(1)
             one_hot = torch.zeros_like(probs).scatter_(1, best, 1.0)
             probs = torch.where(cells.greedy.unsqueeze(1) > 0, one_hot, probs)
         return probs
@@ -214,7 +214,7 @@ class Sampler:
         groups: Sequence[Group],
     ) -> tuple[Tensor, Tensor]:
         if not features.random:
-            return self._likeliest(logits)
+            return self._argmax(logits)
         cells = self._slots.cells(slots)
         if self.sample_op is not None and not groups:
             return self.sample_op(
@@ -231,13 +231,13 @@ class Sampler:
         noise = uniforms(cells.offsets, cells.strides, positions)
         tokens, bad = draw(weights, noise, self.blocks)
         if features.greedy:
-            tokens = torch.where(cells.greedy > 0, self._likeliest(logits)[0], tokens)
+            tokens = torch.where(cells.greedy > 0, self._argmax(logits)[0], tokens)
         return tokens, bad
 
-    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if self.likeliest_op is not None:
-            return self.likeliest_op(logits)
-        return likeliest(logits, self.blocks)
+    def _argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.argmax_op is not None:
+            return self.argmax_op(logits)
+        return argmax(logits, self.blocks)
 
     def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
         """Step 4 up to the draw: a softmax of which filters have set entries to zero."""

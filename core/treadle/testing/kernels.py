@@ -28,19 +28,19 @@ __all__ = ("KernelSuite",)
 
 SHAPES: dict[str, dict[str, int]] = {
     "rms_norm": {"size": 128},
-    "add_rms_norm": {"size": 128},
-    "silu_mul": {"size": 96},
+    "fused_add_rms_norm": {"size": 128},
+    "silu_and_mul": {"size": 96},
     "linear": {"in_features": 64, "out_features": 48},
-    "silu_linear": {"in_features": 64, "out_features": 64},
-    "likeliest": {"vocab_size": 199},
+    "linear_silu_and_mul": {"in_features": 64, "out_features": 64},
+    "argmax": {"vocab_size": 199},
     "int4_linear": {"in_features": 256, "out_features": 64, "group": 128},
 }
 OTHERS: dict[str, dict[str, int]] = {
-    "rotary_write": {"heads": 4, "kv_heads": 2, "head_size": 64},
-    "rotary_write_fp8": {"heads": 4, "kv_heads": 2, "head_size": 64},
+    "rope_and_cache": {"heads": 4, "kv_heads": 2, "head_size": 64},
+    "rope_and_cache_fp8": {"heads": 4, "kv_heads": 2, "head_size": 64},
     "sample": {"vocab_size": 199},
-    "linear_parts": {"in_features": 2048, "out_features": 64},
-    "add_parts_rms_norm": {"size": 128},
+    "linear_split_k": {"in_features": 2048, "out_features": 64},
+    "fused_add_partials_rms_norm": {"size": 128},
 }
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
 
@@ -99,9 +99,9 @@ class KernelSuite(Subject):
                 want = kernel(first, *(_copy(a) for a in others))
                 self.compare(kernel(wide[:, : first.shape[1]], *others), want, dtype)
 
-    @pytest.mark.parametrize("op", [op for op in SHAPES if op != "add_rms_norm"])
+    @pytest.mark.parametrize("op", [op for op in SHAPES if op != "fused_add_rms_norm"])
     def test_arguments_are_left_as_they_are(self, op: str) -> None:
-        """But for ``add_rms_norm``, which may overwrite them."""
+        """But for ``fused_add_rms_norm``, which may overwrite them."""
         import torch
 
         for dtype, kernel in self.offered(op):
@@ -113,12 +113,12 @@ class KernelSuite(Subject):
 
     @pytest.mark.parametrize("normed", [False, True])
     def test_queries_are_turned_and_keys_and_values_stored(self, normed: bool) -> None:
-        """``rotary_write``, with a token that is stored nowhere, in a cache of other tokens'."""
+        """``rope_and_cache``, with a token that is stored nowhere, in a cache of other tokens'."""
         import torch
 
         from treadle.layers import ops
 
-        op, rows = "rotary_write", 5
+        op, rows = "rope_and_cache", 5
         heads, kv_heads, size = OTHERS[op].values()
         for dtype, kernel in self.offered(op):
             made = torch.Generator().manual_seed(1)
@@ -143,12 +143,12 @@ class KernelSuite(Subject):
             self.compare((kernel(qkv, cos, sin, norms, cache, slots), cache), (q, want), dtype)
 
     def test_a_linear_layer_in_parts_adds_up(self) -> None:
-        """``linear_parts``, whose result may also be whole; with a bias it must be."""
+        """``linear_split_k``, whose result may also be whole; with a bias it must be."""
         import torch.nn.functional as F
 
-        for dtype, kernel in self.offered("linear_parts"):
+        for dtype, kernel in self.offered("linear_split_k"):
             for rows in (1, 2, 7, 33, 100, 200):
-                x, weight, bias = self.arguments("linear_parts", rows, dtype)
+                x, weight, bias = self.arguments("linear_split_k", rows, dtype)
                 want, got = F.linear(x, weight), kernel(x, weight, None)
                 if got.dim() == 3:
                     assert str(got.dtype) == "torch.float32" and got.is_contiguous()
@@ -162,13 +162,13 @@ class KernelSuite(Subject):
 
         from treadle.layers import ops
 
-        for dtype, kernel in self.offered("add_parts_rms_norm"):
+        for dtype, kernel in self.offered("fused_add_partials_rms_norm"):
             for rows in (1, 7, 33):
-                x, *others = self.arguments("add_rms_norm", rows, dtype)
+                x, *others = self.arguments("fused_add_rms_norm", rows, dtype)
                 made = torch.Generator().manual_seed(parts)
                 drawn = torch.randn(parts, *x.shape, generator=made).to(x.device)
                 whole = drawn.sum(0).to(x.dtype)
-                want = ops.add_rms_norm(whole, *(_copy(a) for a in others))
+                want = ops.fused_add_rms_norm(whole, *(_copy(a) for a in others))
                 self.compare(kernel(drawn, *others), want, dtype)
 
     def offered(self, op: str) -> list[tuple[str, Callable[..., Any]]]:
@@ -194,11 +194,11 @@ class KernelSuite(Subject):
         match op:
             case "rms_norm":
                 return draw(rows, 128), draw(128), 1e-6, 0.0
-            case "add_rms_norm":
+            case "fused_add_rms_norm":
                 return draw(rows, 128), draw(rows, 128), draw(128), 1e-6, 0.0
-            case "silu_mul":
+            case "silu_and_mul":
                 return (draw(rows, 2 * sizes["size"]),)
-            case "likeliest":
+            case "argmax":
                 return (draw(rows, sizes["vocab_size"]),)
             case "int4_linear":
                 from treadle.layers.int4 import pack_codes, pack_steps
@@ -237,20 +237,20 @@ def _reference(op: str) -> Callable[..., Any]:
     from treadle.layers import ops
     from treadle.layers.int4 import int4_linear
 
-    def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(dim=-1)
         return tokens, ~values.isfinite()
 
-    def silu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return ops.silu_mul(F.linear(x, weight, bias))
+    def linear_silu_and_mul(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return ops.silu_and_mul(F.linear(x, weight, bias))
 
     known: dict[str, Callable[..., Any]] = {
         "rms_norm": ops.rms_norm,
-        "add_rms_norm": ops.add_rms_norm,
-        "silu_mul": ops.silu_mul,
+        "fused_add_rms_norm": ops.fused_add_rms_norm,
+        "silu_and_mul": ops.silu_and_mul,
         "linear": F.linear,
-        "silu_linear": silu_linear,
-        "likeliest": likeliest,
+        "linear_silu_and_mul": linear_silu_and_mul,
+        "argmax": argmax,
         "int4_linear": int4_linear,
     }
     return known[op]

@@ -126,7 +126,7 @@ class QuantizationSuite(Subject):
         import torch
 
         from treadle.api.models import GatedMethod
-        from treadle.layers.ops import silu_mul
+        from treadle.layers.ops import silu_and_mul
         from treadle.testing.linears import pack
 
         for title, format in self.formats.items():
@@ -142,7 +142,7 @@ class QuantizationSuite(Subject):
                             if isinstance(built.method, GatedMethod):
                                 # No larger than ``x``, for which static scales are made.
                                 wide = torch.cat((torch.ones_like(x), x), dim=-1)
-                                y, x = built.gated(wide), silu_mul(wide)
+                                y, x = built.gated(wide), silu_and_mul(wide)
                                 self.check(y, x, weight, bias, f"{where}, gated")
 
     def test_the_format_is_a_lossy_one(self) -> None:

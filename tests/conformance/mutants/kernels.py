@@ -53,7 +53,7 @@ def load():
 
 @impl
 def treadle_kernel(op, request):
-    return KernelOffer("rotary", 10, load) if op == "rotary_write" else None
+    return KernelOffer("rotary", 10, load) if op == "rope_and_cache" else None
 """
 
 PARTS = """
@@ -81,14 +81,14 @@ def adds():
 
     def add(parts, residual, weight, eps, offset):
         total = parts.sum(0).to(residual.dtype)
-        return ops.add_rms_norm(total, residual, weight, eps, offset)
+        return ops.fused_add_rms_norm(total, residual, weight, eps, offset)
 
     return add
 
 
 @impl
 def treadle_kernel(op, request):
-    known = {"linear_parts": multiplies, "add_parts_rms_norm": adds}
+    known = {"linear_split_k": multiplies, "fused_add_partials_rms_norm": adds}
     return KernelOffer("parts", 10, known[op]) if op in known else None
 """
 
@@ -142,7 +142,7 @@ SPECIMENS = (
             Mutant(
                 "test_an_unknown_operation_is_nobodys",
                 {
-                    'if op != "rms_norm"': 'if op in ("add_rms_norm", "silu_mul", "linear", "silu_linear", "likeliest", "rotary_write", "rotary_write_fp8", "sample", "int4_linear", "linear_parts", "add_parts_rms_norm")'
+                    'if op != "rms_norm"': 'if op in ("fused_add_rms_norm", "silu_and_mul", "linear", "linear_silu_and_mul", "argmax", "rope_and_cache", "rope_and_cache_fp8", "sample", "int4_linear", "linear_split_k", "fused_add_partials_rms_norm")'
                 },
             ),
             Mutant("test_it_computes_what_the_layers_do", {"weight, eps)": "weight, eps) * 1.01"}),

@@ -130,7 +130,7 @@ def test_on_a_card_the_fused_write_scales_too(dtype: str, tmp_path: Path) -> Non
     options = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": dtype, "num_pages": 16}
     started = start(folder, calculate_kv_scales=True, **options)
     if torch.cuda.get_device_capability() >= (8, 9):
-        assert any("rotary_write_fp8" in line for line in started.facts.report)
+        assert any("rope_and_cache_fp8" in line for line in started.facts.report)
     assert (logits(started) - want).norm() < 0.3 * want.norm()
 
 

@@ -53,7 +53,7 @@ class Offers:
         self.rows: list[int] = []
 
     def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
-        if op not in ("all_reduce_norm", "all_gather"):
+        if op not in ("all_reduce_add_rms_norm", "all_gather"):
             return None
         assert request.shape["ranks"] == self.ranks.size
         assert request.shape.get("size", SIZE) == SIZE
@@ -61,7 +61,7 @@ class Offers:
         def load() -> Callable[..., Any]:
             if self.faults.get("absent") == op:
                 raise ImportError("no compiler")
-            return self.summed if op == "all_reduce_norm" else self.gathered
+            return self.summed if op == "all_reduce_add_rms_norm" else self.gathered
 
         return KernelOffer("mine", 1, load)
 
@@ -70,8 +70,8 @@ class Offers:
         assert len(counts) == 6 and len(x) <= 6 and len(places) == self.ranks.size
         self.rows.append(len(x))
         total = self.ranks.all_reduce(x)
-        self.fail("all_reduce_norm", total)
-        return ops.add_rms_norm(total, residual, weight, eps, offset)
+        self.fail("all_reduce_add_rms_norm", total)
+        return ops.fused_add_rms_norm(total, residual, weight, eps, offset)
 
     def gathered(self, x: Tensor, places: Tensor, counts: Tensor, rank: int, limit: int) -> Tensor:
         assert limit == 8 << 20 and len(counts) == 1024
@@ -117,7 +117,7 @@ def test_what_fits_is_done_by_the_kernels(context: Context) -> None:
         inputs = [parts(ranks.rank, rows) for rows in (1, 4, 6, 7)]
         wanted = [model(x.clone()) for x in inputs]
         served = install_kernels(model, offers, CUDA, "float32")
-        assert served == {"all_reduce_norm": "mine", "all_gather": "mine"}
+        assert served == {"all_reduce_add_rms_norm": "mine", "all_gather": "mine"}
         assert model.first.sum_op is None, "it sums nothing"
         size = model.head.out_features
         assert sharing.asked == [(6 * SIZE * 4, 6), (8 << 20, 1024)]
@@ -146,7 +146,7 @@ def test_what_fits_is_done_by_the_kernels(context: Context) -> None:
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("op", ["all_reduce_norm", "all_gather"])
+@pytest.mark.parametrize("op", ["all_reduce_add_rms_norm", "all_gather"])
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
@@ -175,7 +175,7 @@ def test_what_fails_on_one_rank_is_used_on_none(
 
     with caplog.at_level(logging.INFO, "treadle.layers"):
         for served in on_ranks(2, run):
-            assert served == dict.fromkeys({"all_reduce_norm", "all_gather"} - {op}, "mine")
+            assert served == dict.fromkeys({"all_reduce_add_rms_norm", "all_gather"} - {op}, "mine")
     reason = why if culprit == 0 else "another rank could not"
     assert [r.getMessage() for r in caplog.records] == [f"{op} is not used: {reason}"]
 

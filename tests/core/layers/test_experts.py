@@ -98,11 +98,11 @@ def test_the_ways_to_multiply_agree(tokens: int, k: int) -> None:
     down = torch.randn(EXPERTS, HIDDEN, INNER, generator=RANDOM) / 5
     chosen = torch.rand(tokens, EXPERTS, generator=RANDOM).topk(k).indices
     expected = torch.stack(
-        [torch.stack([down[e] @ ops.silu_mul(gate_up[e] @ x) for e in row])
+        [torch.stack([down[e] @ ops.silu_and_mul(gate_up[e] @ x) for e in row])
          for x, row in zip(X, chosen.tolist(), strict=False)]
     )  # fmt: skip
     for way in (grouped, gathered, dense):
-        y = way(X[:tokens], chosen, gate_up, down, ops.silu_mul)
+        y = way(X[:tokens], chosen, gate_up, down, ops.silu_and_mul)
         torch.testing.assert_close(y, expected, atol=1e-5, rtol=0, msg=way.__name__)
 
 

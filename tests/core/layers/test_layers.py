@@ -77,7 +77,7 @@ def test_layer_norm(context: Context) -> None:
 @pytest.mark.parametrize(
     ("op", "activation"),
     [
-        (ops.silu_mul, F.silu),
+        (ops.silu_and_mul, F.silu),
         (ops.gelu_mul, F.gelu),
         (ops.gelu_tanh_mul, lambda x: F.gelu(x, approximate="tanh")),
         (ops.relu_squared_mul, lambda x: F.relu(x) ** 2),

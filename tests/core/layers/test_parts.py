@@ -34,8 +34,8 @@ class Offers:
 
     def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
         known: dict[str, Callable[..., Any]] = {
-            "linear_parts": self.parts,
-            "add_parts_rms_norm": self.add,
+            "linear_split_k": self.parts,
+            "fused_add_partials_rms_norm": self.add,
         }
         if op == self.missing or op not in known:
             return None
@@ -51,7 +51,9 @@ class Offers:
     ) -> tuple[Tensor, Tensor]:
         assert parts.dtype == torch.float32 and parts.shape[1:] == residual.shape
         self.added += 1
-        return ops.add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps, offset)
+        return ops.fused_add_rms_norm(
+            parts.sum(0).to(residual.dtype), residual, weight, eps, offset
+        )
 
 
 def built(folder: Path, architecture: str, **changes: Any) -> TinyModel:
@@ -67,7 +69,7 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
     chosen = tiny.logits(IDS, wanted=wanted)
     offers = Offers()
     served = install_kernels(tiny.model, offers, CPU, "float32")
-    assert served == {"linear_parts": "mine", "add_parts_rms_norm": "mine"}
+    assert served == {"linear_split_k": "mine", "fused_add_partials_rms_norm": "mine"}
     torch.testing.assert_close(tiny.logits(IDS), want, rtol=1e-4, atol=1e-5)
     layers = tiny.config.num_hidden_layers
     assert offers.added == 2 * layers - 1, (
@@ -77,7 +79,7 @@ def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
     assert offers.added == 2 * (2 * layers - 1)
 
 
-@pytest.mark.parametrize("missing", ["linear_parts", "add_parts_rms_norm"])
+@pytest.mark.parametrize("missing", ["linear_split_k", "fused_add_partials_rms_norm"])
 def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
     tiny = built(tmp_path, "LlamaForCausalLM")
     want, offers = tiny.logits(IDS), Offers(missing)

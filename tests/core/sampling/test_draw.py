@@ -13,7 +13,7 @@ from torch import Tensor
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import SlotStart
 from treadle.sampling.blocks import Blocks
-from treadle.sampling.draw import draw, likeliest
+from treadle.sampling.draw import argmax, draw
 from treadle.sampling.noise import BITS
 from treadle.sampling.sampler import Sampler
 
@@ -156,12 +156,12 @@ def test_draws_invert_the_cumulative_distribution(size: int) -> None:
     seed=st.integers(0, 2**31),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_the_likeliest_is_the_first_maximum(size: int, seed: int, dtype: str) -> None:
+def test_argmax_is_the_first_maximum(size: int, seed: int, dtype: str) -> None:
     # Few different values: nearly every maximum is tied.
     logits = torch.randint(-3, 3, (3, size), generator=torch.Generator().manual_seed(seed)).to(
         getattr(torch, dtype)
     )
-    tokens, bad = likeliest(logits, Blocks.of(size, CPU))
+    tokens, bad = argmax(logits, Blocks.of(size, CPU))
     for row in range(3):
         assert int(tokens[row]) == logits[row].tolist().index(float(logits[row].max()))
     assert not bad.any()

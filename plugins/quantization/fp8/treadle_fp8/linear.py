@@ -58,7 +58,7 @@ class ChannelLinear:
             scale = module.weight_scale
             return self.native.rows(x, module.weight, scale, bias, static, self.limit, gated=gated)
         dense = widened(module.weight).mul_(module.weight_scale[:, None])
-        return F.linear(ops.silu_mul(x) if gated else x, dense.to(x.dtype), bias)
+        return F.linear(ops.silu_and_mul(x) if gated else x, dense.to(x.dtype), bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)
@@ -157,7 +157,7 @@ class BlockLinear:
         inputs = module.weight.shape[1]
         scale = module.weight_scale.repeat_interleave(self.step, dim=1)[:, :inputs]
         dense = widened(module.weight).mul_(scale).to(x.dtype)
-        return F.linear(ops.silu_mul(x) if gated else x, dense, bias)
+        return F.linear(ops.silu_and_mul(x) if gated else x, dense, bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)

@@ -77,7 +77,7 @@ class Native:
         gated: bool = False,
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
-        largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_mul`` of ``x``
+        largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_and_mul`` of ``x``
         ``[..., 2 · in]`` is multiplied."""
         way = _Way("round_rows", (static, limit), gated, 1)
         return self._product(x, weight, scale, scale[None, :], bias, way)

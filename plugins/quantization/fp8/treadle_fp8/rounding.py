@@ -31,9 +31,9 @@ def round_rows(
 
     ``given`` is a scalar that scales all of it; otherwise a row's largest number does, up to ``limit``.
     The results have ``room`` rows; what is in those beyond the given ones is arbitrary. ``gated``:
-    ``ops.silu_mul`` of ``x`` ``[rows, 2 · size]`` is rounded. ``early`` is of no consequence here.
+    ``ops.silu_and_mul`` of ``x`` ``[rows, 2 · size]`` is rounded. ``early`` is of no consequence here.
     """
-    x = _padded(ops.silu_mul(x) if gated else x, room)
+    x = _padded(ops.silu_and_mul(x) if gated else x, room)
     if given is not None:
         own = given.repeat(len(x), 1)  # for one row, an expanded scalar has strides of 0
         return _rounded(x, own), own
@@ -49,7 +49,7 @@ def round_blocks(
 ) -> tuple[Tensor, Tensor]:
     """As ``round_rows``, with a scale for each 128 numbers: float32 ``[rows, size / 128]``, those of
     one column side by side."""
-    pieces = _padded(ops.silu_mul(x) if gated else x, room).unflatten(1, (-1, BLOCK))
+    pieces = _padded(ops.silu_and_mul(x) if gated else x, room).unflatten(1, (-1, BLOCK))
     own = (pieces.abs().amax(dim=2).float() / LARGEST).clamp_min(LEAST)
     return _rounded(pieces, own[..., None]).flatten(1), own.t().contiguous().t()
 

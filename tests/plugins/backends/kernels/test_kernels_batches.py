@@ -19,7 +19,7 @@ from treadle_kernels_triton.hopper.batches import (
     choose_gated_batch,
     find_batches,
 )
-from treadle_kernels_triton.linear import silu_mul
+from treadle_kernels_triton.linear import silu_and_mul
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -135,7 +135,7 @@ def test_where_it_does_not_work_torch_serves(
         for capability, dtype in ((8, 0), "bfloat16"), ((10, 0), "bfloat16"), ((9, 0), "float32"):
             assert loaded("linear", capability, dtype) is None
         assert not caplog.records, "nothing was tried"
-        for op in ("linear", "linear_parts", "linear"):
+        for op in ("linear", "linear_split_k", "linear"):
             assert loaded(op, (9, 0)) is None
     found = [r.getMessage() for r in caplog.records if "torch's linear serves" in r.getMessage()]
     assert len(found) == 1, "once for a process"
@@ -236,7 +236,7 @@ class TestOnHopper:
                 for given in (None, bias) if plain else (None,):
                     want = F.linear(x, weight, given)
                     if division.gated:
-                        want = silu_mul(want)
+                        want = silu_and_mul(want)
                     got = batches.multiply(x, weight, given, division)
                     assert torch.equal(got, batches.multiply(x, weight, given, division))
                     whole = got.sum(0) if division.splits > 1 else got
@@ -262,7 +262,7 @@ class TestOnHopper:
         assert bool((room[size:] == 7.0).all()) and bool(out.isfinite().all())
         assert not bool((out == 7.0).all())
 
-    @pytest.mark.parametrize("op", ["linear", "linear_parts", "silu_linear"])
+    @pytest.mark.parametrize("op", ["linear", "linear_split_k", "linear_silu_and_mul"])
     @pytest.mark.parametrize("shape", [QKV, OUT, GATE, BIG_DOWN])
     def test_it_is_captured(self, op: str, shape: tuple[int, int], off: Off) -> None:
         """The first calls of all: in the graph. Outside of one torch multiplies."""
@@ -281,7 +281,7 @@ class TestOnHopper:
 
             def wanted(x: torch.Tensor = x) -> torch.Tensor:
                 y = F.linear(x, weight)
-                return silu_mul(y) if op == "silu_linear" else y
+                return silu_and_mul(y) if op == "linear_silu_and_mul" else y
 
             assert off(kernel(x, weight, None), wanted()) < CLOSE
             graph = torch.cuda.CUDAGraph()

@@ -89,11 +89,11 @@ class Spy(Gated):
 
 
 def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "silu_mul", lambda y, early: y[..., : y.shape[-1] // 2])
+    monkeypatch.setattr(linear, "silu_and_mul", lambda y, early: y[..., : y.shape[-1] // 2])
     spy = Spy()
     weight, bias = torch.zeros(256, 128).bfloat16(), torch.zeros(256).bfloat16()
     x = torch.zeros(2, 750, 144).bfloat16()[:, :, :128]
-    assert linear.silu_linear(x, weight, None, gated=spy).shape == (2, 750, 128)
+    assert linear.linear_silu_and_mul(x, weight, None, gated=spy).shape == (2, 750, 128)
     assert spy.asked == [((1500, 128), 144, TURNS)], "rows further apart are no reason for a copy"
     for other in (
         (x[0], weight, None),
@@ -105,7 +105,7 @@ def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPa
         (torch.zeros(1, 128).bfloat16().expand(1500, 128), weight, None),
         (torch.zeros(128, 1500).bfloat16().t(), weight, None),
     ):
-        assert linear.silu_linear(*other, gated=spy).shape == (*other[0].shape[:-1], 128)
+        assert linear.linear_silu_and_mul(*other, gated=spy).shape == (*other[0].shape[:-1], 128)
     assert len(spy.asked) == 1
 
 
@@ -126,11 +126,11 @@ def test_where_it_does_not_work_torch_serves(
         return sum("no gated product" in text and "torch's linear serves" in text for text in said)
 
     with caplog.at_level(logging.WARNING):
-        assert loaded("silu_linear", (9, 0)) is None
+        assert loaded("linear_silu_and_mul", (9, 0)) is None
     assert warned() == 1
-    loaded("silu_linear", (9, 0), "float32")
-    loaded("silu_linear", (8, 0))
-    loaded("silu_linear", (10, 0))
+    loaded("linear_silu_and_mul", (9, 0), "float32")
+    loaded("linear_silu_and_mul", (8, 0))
+    loaded("linear_silu_and_mul", (10, 0))
     loaded("linear", (9, 0))
     assert warned() == 1, "nothing else was tried"
 
@@ -164,7 +164,7 @@ def test_integers_do_not_make_other_kernels() -> None:
 
 
 def theirs(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return linear.silu_mul(torch.nn.functional.linear(x, weight))
+    return linear.silu_and_mul(torch.nn.functional.linear(x, weight))
 
 
 Off = Callable[[torch.Tensor, torch.Tensor], float]
@@ -211,7 +211,7 @@ class TestOnHopper:
             "bfloat16",
             {"in_features": depth, "out_features": 2 * width},
         )
-        offer = treadle_kernels_triton.treadle_kernel("silu_linear", request)
+        offer = treadle_kernels_triton.treadle_kernel("linear_silu_and_mul", request)
         assert isinstance(offer, KernelOffer)
         op = offer.load()
         assert op.keywords["gated"] is not None

@@ -17,24 +17,24 @@ CUDA = DeviceInfo("cuda", (9, 0))
 
 CHECKS = {
     "norms": """
-        from treadle_kernels_triton.norm import add_rms_norm, rms_norm
+        from treadle_kernels_triton.norm import fused_add_rms_norm, rms_norm
         for shape in ((5, 96), (3, 2, 64), (1, 1000)):
             x, weight = torch.randn(shape), torch.randn(shape[-1])
             close(rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5))
             close(rms_norm(x[:, ..., :], weight, 1e-5, 1.0), ops.rms_norm(x, weight, 1e-5, 1.0))
         x, residual, weight = torch.randn(4, 80)[:, :72], torch.randn(4, 72), torch.randn(72)
-        want = ops.add_rms_norm(x, residual, weight, 1e-5)
-        close(add_rms_norm(x, residual, weight, 1e-5)[0], want[0])
+        want = ops.fused_add_rms_norm(x, residual, weight, 1e-5)
+        close(fused_add_rms_norm(x, residual, weight, 1e-5)[0], want[0])
         close(residual, want[1])
     """,
-    "silu_mul": """
-        from treadle_kernels_triton.activation import silu_mul
+    "silu_and_mul": """
+        from treadle_kernels_triton.activation import silu_and_mul
         for shape in ((3, 200), (1, 8192), (2, 2, 12)):
             x = torch.randn(shape) * 5
-            close(silu_mul(x), ops.silu_mul(x))
+            close(silu_and_mul(x), ops.silu_and_mul(x))
     """,
-    "rotary_write": """
-        from treadle_kernels_triton.rotary import rotary_write
+    "rope_and_cache": """
+        from treadle_kernels_triton.rotary import rope_and_cache
         for tokens, heads, kv_heads, size, normed in (
             (3, 4, 2, 32, True), (5, 3, 3, 64, False), (7, 16, 8, 32, True),
         ):
@@ -46,7 +46,7 @@ CHECKS = {
             slots = torch.randperm(90)[:tokens]
             slots[1] = -1
             norms = (*weights, 1e-6, 0.0) if normed else None
-            q = rotary_write(qkv, cos, sin, norms, cache, slots)
+            q = rope_and_cache(qkv, cos, sin, norms, cache, slots)
             a, b, c = qkv.view(tokens, -1, size).split((heads, kv_heads, kv_heads), 1)
             if normed:
                 a, b = ops.rms_norm(a, weights[0], 1e-6), ops.rms_norm(b, weights[1], 1e-6)
@@ -58,8 +58,8 @@ CHECKS = {
             rest = torch.ones(90, dtype=torch.bool).index_fill(0, slots[kept], False)
             assert (cache[:, rest] == 7.0).all(), "a foreign slot was written"
     """,
-    "rotary_write_fp8": """
-        from treadle_kernels_triton.rotary import rotary_write, rotary_write_fp8
+    "rope_and_cache_fp8": """
+        from treadle_kernels_triton.rotary import rope_and_cache, rope_and_cache_fp8
         # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded.
         tokens, heads, kv_heads, size, limit = 5, 4, 2, 32, 2.0
         qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size)
@@ -69,21 +69,21 @@ CHECKS = {
         slots[1] = -1
         for norms in None, (torch.randn(size), torch.randn(size), 1e-6, 0.0):
             plain, scaled = (torch.full((2, 20, kv_heads, size), 7.0) for _ in range(2))
-            q = rotary_write(qkv, cos, sin, norms, plain, slots)
+            q = rope_and_cache(qkv, cos, sin, norms, plain, slots)
             more = dict(scales=(0.5, 0.25), limit=limit)
-            close(rotary_write(qkv, cos, sin, norms, scaled, slots, **more), q)
+            close(rope_and_cache(qkv, cos, sin, norms, scaled, slots, **more), q)
             kept = slots[slots >= 0]
             want = (plain[:, kept] / torch.tensor([0.5, 0.25]).view(2, 1, 1, 1)).clamp(-limit, limit)
             close(scaled[:, kept], want)
             assert (scaled == 7.0).sum() == 2 * 16 * kv_heads * size, "a foreign slot was written"
         for dtype, limit in (torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0):
             cache = torch.zeros(2, 20, kv_heads, size).to(dtype)
-            rotary_write_fp8(qkv * 1e6, cos, sin, None, cache, slots, (1.0, 1.0))
+            rope_and_cache_fp8(qkv * 1e6, cos, sin, None, cache, slots, (1.0, 1.0))
             assert cache.float().isfinite().all() and cache.float().max() == limit
     """,
     "linear": """
         from torch.nn.functional import linear as product
-        from treadle_kernels_triton.linear import linear, silu_linear, small_linear
+        from treadle_kernels_triton.linear import linear, linear_silu_and_mul, small_linear
         from treadle_kernels_triton.tiles import Tile
         for tile in Tile(4, 32, 1), Tile(8, 256, 1):
             for rows, (width, depth) in (
@@ -94,13 +94,13 @@ CHECKS = {
                     want = product(x, weight, bias)
                     close(small_linear(x, weight, bias, False, tile, False), want)
                     if rows == 1:
-                        close(small_linear(x, weight, bias, True, tile, False), ops.silu_mul(want))
+                        close(small_linear(x, weight, bias, True, tile, False), ops.silu_and_mul(want))
         weight, bias = torch.randn(48, 32), torch.randn(48)
         for shape in ((32,), (1, 32), (2, 2, 32), (5, 32), (0, 32)):
             x = torch.randn(shape)
             want = product(x, weight, bias)
             close(linear(x, weight, bias), want)
-            close(silu_linear(x, weight, bias), ops.silu_mul(want))
+            close(linear_silu_and_mul(x, weight, bias), ops.silu_and_mul(want))
         from treadle_kernels_triton.linear import Zeros
         from treadle_kernels_triton.tiles import with_bias
         zeros, x, weight = Zeros(), torch.randn(17, 4096), torch.randn(2048, 4096)
@@ -116,7 +116,7 @@ CHECKS = {
         close(linear(x, weight[::2], None), product(x, weight[::2]))
     """,
     "sample": """
-        from treadle_kernels_triton.sample import likeliest, sample
+        from treadle_kernels_triton.sample import argmax, sample
         from treadle.api.step_types import SlotStart
         from treadle.api.sampling_params import SamplingParams
         from treadle.sampling.sampler import Sampler
@@ -140,9 +140,9 @@ CHECKS = {
                 slots = torch.tensor(list(rows))
                 features = sampler.features(list(rows))
                 given = logits[slots], slots, positions[slots], features
-                sampler.sample_op = sampler.likeliest_op = None
+                sampler.sample_op = sampler.argmax_op = None
                 want, want_bad = sampler.sample_graphable(*given)
-                sampler.sample_op, sampler.likeliest_op = sample, likeliest
+                sampler.sample_op, sampler.argmax_op = sample, argmax
                 found, bad = sampler.sample_graphable(*given)
                 assert bad.dtype == torch.bool and torch.equal(bad, want_bad) and bad.any()
                 assert found.dtype == torch.int64
@@ -194,7 +194,7 @@ BUILDS = """
     for normed in True, False:
         for limit, cache in (0.0, "*bf16"), (448.0, "*fp8e4nv"), (57344.0, "*fp8e5"):
             more = {"NORM": normed, "LIMIT": limit}
-            before = build(rotary.rotary_write_kernel, 4, {**chosen, **more}, **scales, cache=cache)
+            before = build(rotary.rope_and_cache_kernel, 4, {**chosen, **more}, **scales, cache=cache)
             assert bool(before) == normed, "only the norms' weights are read early"
     for parts, x in (0, "*bf16"), (4, "*fp32"):
         chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, PARTS=parts, EARLY=True)
@@ -212,7 +212,7 @@ BUILDS = """
         chosen = dict(rank=0, RANKS=2, BLOCK=4096, TURNS=turns, EARLY=True)
         rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
         assert build(gather.gather_kernel, 4, chosen, **rows, **counted) == 0
-    assert build(activation.silu_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
+    assert build(activation.silu_and_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
 PROLOGUE = """
     import torch
@@ -236,8 +236,8 @@ SHARING = """
     import torch
     import torch.multiprocessing
     from treadle_kernels_triton.gather import all_gather
-    from treadle_kernels_triton.norm import add_rms_norm
-    from treadle_kernels_triton.reduce import all_reduce, all_reduce_norm
+    from treadle_kernels_triton.norm import fused_add_rms_norm
+    from treadle_kernels_triton.reduce import all_reduce, all_reduce_add_rms_norm
 
     def shared(limit, units):
         memory = [3 * RANKS * limit] * RANKS
@@ -298,7 +298,7 @@ RANKED = {
                         yield turn, size
             yield from counted(memory)
     """,
-    "all_reduce_norm": """
+    "all_reduce_add_rms_norm": """
         RANKS, ROWS = 3, 5
         KINDS = (torch.float32, 200), (torch.float16, 1000), (torch.float32, 64)
         SUMS = shared(1 << 15, 8)
@@ -313,8 +313,8 @@ RANKED = {
                     weight, offset = same[1][0].to(kind), turn % 2 * 1.0
                     before, residual = same[0].to(kind), same[0].to(kind).clone()
                     total = all_reduce(x[rank], *summing, rank, early=False)
-                    want, after = add_rms_norm(total, before, weight, 1e-5, offset)
-                    got = all_reduce_norm(
+                    want, after = fused_add_rms_norm(total, before, weight, 1e-5, offset)
+                    got = all_reduce_add_rms_norm(
                         x[rank], residual, weight, 1e-5, offset, *memory, rank, early=False
                     )
                     if not torch.equal(got[0], want) or not torch.equal(got[1], after):
@@ -362,18 +362,18 @@ def test_kernels_compile_for_hopper_and_wait_before_they_write(
     "op",
     [
         "rms_norm",
-        "add_rms_norm",
-        "add_parts_rms_norm",
-        "silu_mul",
-        "rotary_write",
-        "rotary_write_fp8",
+        "fused_add_rms_norm",
+        "fused_add_partials_rms_norm",
+        "silu_and_mul",
+        "rope_and_cache",
+        "rope_and_cache_fp8",
         "linear",
-        "linear_parts",
-        "silu_linear",
+        "linear_split_k",
+        "linear_silu_and_mul",
         "sample",
-        "likeliest",
+        "argmax",
         "all_reduce",
-        "all_reduce_norm",
+        "all_reduce_add_rms_norm",
         "all_gather",
     ],
 )
@@ -403,10 +403,10 @@ def test_odd_shapes_are_refused() -> None:
     import treadle_kernels_triton
 
     request = KernelRequest(CUDA, "bfloat16", {"head_size": 80, "heads": 2, "kv_heads": 2})
-    refusal = treadle_kernels_triton.treadle_kernel("rotary_write", request)
+    refusal = treadle_kernels_triton.treadle_kernel("rope_and_cache", request)
     assert isinstance(refusal, Refusal) and "head size 80" in refusal.reasons[0]
     older = KernelRequest(DeviceInfo("cuda", (8, 6)), "bfloat16", {"head_size": 64})
-    refusal = treadle_kernels_triton.treadle_kernel("rotary_write_fp8", older)
+    refusal = treadle_kernels_triton.treadle_kernel("rope_and_cache_fp8", older)
     assert isinstance(refusal, Refusal) and "8.9" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"size": 65536})
     refusal = treadle_kernels_triton.treadle_kernel("rms_norm", request)
@@ -443,12 +443,12 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     class Offers:
         def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
             asked.append((op, dict(request.shape)))
-            if op == "silu_linear":
+            if op == "linear_silu_and_mul":
                 return KernelOffer("mine", 1, lambda: fused)
             return KernelOffer("mine", 1, lambda: op) if op == "sample" else None
 
     def fused(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
-        return ops.silu_mul(torch.nn.functional.linear(x, weight)) * 2
+        return ops.silu_and_mul(torch.nn.functional.linear(x, weight)) * 2
 
     context = ModelContext(
         hf_config=None,
@@ -463,9 +463,9 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
         torch.nn.init.normal_(parameter)
     x = torch.randn(3, 8)
     want = mlp(x) * 2
-    assert install_kernels(mlp, Offers(), CUDA, "float32") == {"silu_linear": "mine"}
+    assert install_kernels(mlp, Offers(), CUDA, "float32") == {"linear_silu_and_mul": "mine"}
     assert torch.allclose(mlp(x), want)
-    assert ("silu_linear", {"in_features": 8, "out_features": 24}) in asked
+    assert ("linear_silu_and_mul", {"in_features": 8, "out_features": 24}) in asked
     sampler = Sampler(2, 320)
     assert install_sampler_kernels(sampler, Offers(), CUDA, "float32") == {"sample": "mine"}
-    assert sampler.sample_op == "sample" and sampler.likeliest_op is None
+    assert sampler.sample_op == "sample" and sampler.argmax_op is None

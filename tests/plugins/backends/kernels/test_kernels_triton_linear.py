@@ -21,14 +21,14 @@ PROLOGUE = """
 """
 PARTS = """
     from treadle_kernels_triton.join import join
-    from treadle_kernels_triton.norm import add_parts_rms_norm
+    from treadle_kernels_triton.norm import fused_add_partials_rms_norm
     for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
         parts, bias = torch.randn(count, rows, size), torch.randn(size)
         near(join(parts, None, torch.float32), parts.sum(0))
         near(join(parts, bias, torch.float32), parts.sum(0) + bias)
         residual, weight = torch.randn(rows, size), torch.randn(size)
-        want = ops.add_rms_norm(parts.sum(0), residual, weight, 1e-5, 1.0)
-        y, after = add_parts_rms_norm(parts, residual, weight, 1e-5, 1.0)
+        want = ops.fused_add_rms_norm(parts.sum(0), residual, weight, 1e-5, 1.0)
+        y, after = fused_add_partials_rms_norm(parts, residual, weight, 1e-5, 1.0)
         near(y, want[0])
         near(after, want[1])
         assert after is residual
@@ -36,16 +36,16 @@ PARTS = """
     parts = torch.randint(-99, 99, (3, 4, 64)) / 64 + 256.0
     residual = torch.randint(-99, 99, (4, 64)).half()
     assert torch.equal(join(parts, None, torch.float16), parts.sum(0).half())
-    whole = ops.add_rms_norm(parts.sum(0).half(), residual, torch.ones(64).half(), 1e-5)
-    found = add_parts_rms_norm(parts, residual, torch.ones(64).half(), 1e-5)
+    whole = ops.fused_add_rms_norm(parts.sum(0).half(), residual, torch.ones(64).half(), 1e-5)
+    found = fused_add_partials_rms_norm(parts, residual, torch.ones(64).half(), 1e-5)
     assert torch.equal(found[1], whole[1])
 """
 BATCHES = """
     from torch.nn.functional import linear as product
     from treadle_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
     from treadle_kernels_triton import linear as module
-    from treadle_kernels_triton.linear import linear, linear_parts, silu_linear
-    module.silu_mul = lambda y, early: ops.silu_mul(y)  # the interpreter cuts bfloat16 off
+    from treadle_kernels_triton.linear import linear, linear_split_k, linear_silu_and_mul
+    module.silu_and_mul = lambda y, early: ops.silu_and_mul(y)  # the interpreter cuts bfloat16 off
     captures = [True]
     torch.cuda.is_current_stream_capturing = lambda: captures[0]
     class Multiplied(Batches):
@@ -56,7 +56,7 @@ BATCHES = """
         def multiply(self, x, weight, bias, division):
             self.calls.append(division)
             if division.gated:
-                return ops.silu_mul(product(x, weight))
+                return ops.silu_and_mul(product(x, weight))
             if division.splits == 1:
                 return product(x, weight, bias)
             pieces = zip(*(t.float().tensor_split(division.splits, 1) for t in (x, weight)))
@@ -72,14 +72,14 @@ BATCHES = """
                 splits = [division.splits for division in plain.calls]
                 assert splits == ([1] if depth == 1024 else [] if len(x) == 250 else [4])
                 plain.calls.clear()
-                found = linear_parts(x, weight, given, batches=plain)
+                found = linear_split_k(x, weight, given, batches=plain)
                 whole = found.dim() == len(shape)
                 assert whole == (depth == 1024 or given is not None or len(shape) == 3)
                 near(found if whole else found.sum(0).bfloat16(), product(x, weight, given), 2e-2)
                 assert len(plain.calls) == (not whole or depth == 1024 or len(x) < 250)
                 plain.calls.clear()
-            want = ops.silu_mul(product(x, weight))
-            near(silu_linear(x, weight, None, batches=gates), want, 2e-2)
+            want = ops.silu_and_mul(product(x, weight))
+            near(linear_silu_and_mul(x, weight, None, batches=gates), want, 2e-2)
             assert len(gates.calls) == (features == 4096), "or most multiprocessors had nothing to do"
             gates.calls.clear()
     x, weight = torch.randn(8, 1024).bfloat16(), torch.randn(4096, 1024).bfloat16()
@@ -89,11 +89,11 @@ BATCHES = """
         (x[:, :-8], weight[:, :-8], None), (torch.randn(8, 1028).bfloat16()[:, :-4], weight, None),
     ):
         near(linear(*given, batches=plain), product(*given), 2e-2)
-        near(linear_parts(*given, batches=plain), product(*given), 2e-2)
-    near(silu_linear(x, weight, bias[:1].expand(4096), batches=gates), ops.silu_mul(product(x, weight, bias[:1].expand(4096))), 2e-2)
+        near(linear_split_k(*given, batches=plain), product(*given), 2e-2)
+    near(linear_silu_and_mul(x, weight, bias[:1].expand(4096), batches=gates), ops.silu_and_mul(product(x, weight, bias[:1].expand(4096))), 2e-2)
     captures[0] = False
     near(linear(x, weight, None, batches=plain), product(x, weight), 2e-2)
-    near(silu_linear(x, weight, None, batches=gates), ops.silu_mul(product(x, weight)), 2e-2)
+    near(linear_silu_and_mul(x, weight, None, batches=gates), ops.silu_and_mul(product(x, weight)), 2e-2)
     assert not plain.calls and not gates.calls
 """
 

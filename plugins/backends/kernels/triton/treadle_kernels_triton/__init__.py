@@ -16,22 +16,22 @@ __all__ = ("treadle_kernel",)
 NAME = "triton"
 HOMES = {
     "rms_norm": "norm",
-    "add_rms_norm": "norm",
-    "add_parts_rms_norm": "norm",
-    "silu_mul": "activation",
-    "rotary_write": "rotary",
-    "rotary_write_fp8": "rotary",
+    "fused_add_rms_norm": "norm",
+    "fused_add_partials_rms_norm": "norm",
+    "silu_and_mul": "activation",
+    "rope_and_cache": "rotary",
+    "rope_and_cache_fp8": "rotary",
     "linear": "linear",
-    "linear_parts": "linear",
-    "silu_linear": "linear",
+    "linear_split_k": "linear",
+    "linear_silu_and_mul": "linear",
     "int4_linear": "int4.product",
     "sample": "sample",
-    "likeliest": "sample",
+    "argmax": "sample",
     "all_reduce": "reduce",
-    "all_reduce_norm": "reduce",
+    "all_reduce_add_rms_norm": "reduce",
     "all_gather": "gather",
 }
-LINEARS = ("linear", "linear_parts", "silu_linear")
+LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 
 
 @impl
@@ -55,9 +55,9 @@ def _refusals(op: str, request: KernelRequest) -> list[str]:
     if find_spec("triton") is None:
         found.append("triton is not installed; it comes with a CUDA build of torch")
     size = request.shape.get("head_size", 0)
-    if op == "rotary_write_fp8" and (request.device.capability or (8, 9)) < (8, 9):
+    if op == "rope_and_cache_fp8" and (request.device.capability or (8, 9)) < (8, 9):
         found.append(f"needs compute capability 8.9, this is {request.device.capability}")
-    if op in ("rotary_write", "rotary_write_fp8") and size not in (32, 64, 128, 256):
+    if op in ("rope_and_cache", "rope_and_cache_fp8") and size not in (32, 64, 128, 256):
         found.append(f"head size {size} is not 32, 64, 128 or 256")
     if op.endswith("_norm") and request.shape["size"] > 32768:
         found.append(f"size {request.shape['size']} is more than 32768")

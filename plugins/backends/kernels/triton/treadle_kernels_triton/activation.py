@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treadle_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("gate", "silu_mul", "silu_mul_kernel")
+__all__ = ("gate", "silu_and_mul", "silu_and_mul_kernel")
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def gate(x, up):
 
 
 @triton.jit
-def silu_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def silu_and_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One program computes ``BLOCK`` features of one row: x ``[rows, 2 * SIZE]``, out ``[rows, SIZE]``."""
     start_next(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -33,14 +33,14 @@ def silu_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.c
     tl.store(out + row * SIZE + at, gate(gated, up), mask=inside)
 
 
-def silu_mul(x: Tensor, *, early: bool = False) -> Tensor:
-    """See ``treadle.layers.ops.silu_mul``."""
+def silu_and_mul(x: Tensor, *, early: bool = False) -> Tensor:
+    """See ``treadle.layers.ops.silu_and_mul``."""
     size = x.shape[-1] // 2
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
     rows = x.numel() // (2 * size)
     block = min(2048, triton.next_power_of_2(size))
-    silu_mul_kernel[(rows, triton.cdiv(size, block))](
+    silu_and_mul_kernel[(rows, triton.cdiv(size, block))](
         x, out, SIZE=size, BLOCK=block, EARLY=early,
         num_warps=max(1, block // 512), launch_pdl=early,
     )  # fmt: skip

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from treadle.api.types import KernelRequest
-from treadle_kernels_triton.activation import gate, silu_mul
+from treadle_kernels_triton.activation import gate, silu_and_mul
 from treadle_kernels_triton.hopper.batches import (
     MOST_ROWS,
     Batches,
@@ -29,7 +29,7 @@ from treadle_kernels_triton.hopper.batches import (
 )
 from treadle_kernels_triton.hopper.gated import Gated, find_gated
 from treadle_kernels_triton.join import join
-from treadle_kernels_triton.norm import add_parts_rms_norm
+from treadle_kernels_triton.norm import fused_add_partials_rms_norm
 from treadle_kernels_triton.overlap import await_results, start_next
 from treadle_kernels_triton.rows import flat
 from treadle_kernels_triton.tiles import Tile, choose, with_bias
@@ -38,9 +38,9 @@ __all__ = (
     "Zeros",
     "few_rows_kernel",
     "linear",
-    "linear_parts",
+    "linear_silu_and_mul",
+    "linear_split_k",
     "load",
-    "silu_linear",
     "small_linear",
 )
 
@@ -208,7 +208,7 @@ def linear(
     return F.linear(x, weight, bias)
 
 
-def linear_parts(
+def linear_split_k(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -217,7 +217,7 @@ def linear_parts(
     zeros: Zeros | None = None,
     batches: Batches | None = None,
 ) -> Tensor:
-    """The operation ``linear_parts`` of ``treadle.layers.kernels``; see ``linear``."""
+    """The operation ``linear_split_k`` of ``treadle.layers.kernels``; see ``linear``."""
     if batches is not None and bias is None and x.dim() == 2:
         division = batches.division(x, weight)
         few = choose(len(x), len(weight), x.shape[1], False)
@@ -226,7 +226,7 @@ def linear_parts(
     return linear(x, weight, bias, early=early, zeros=zeros, batches=batches)
 
 
-def silu_linear(
+def linear_silu_and_mul(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -235,7 +235,7 @@ def silu_linear(
     batches: Batches | None = None,
     gated: Gated | None = None,
 ) -> Tensor:
-    """The operation ``silu_linear`` of ``treadle.layers.kernels``.
+    """The operation ``linear_silu_and_mul`` of ``treadle.layers.kernels``.
 
     ``batches`` and ``gated``: what multiplies and gates up to 256 rows, and many, in one kernel on
     Hopper, where there is such a thing.
@@ -252,23 +252,23 @@ def silu_linear(
         y = gated.product(x, weight)
     if y is not None:
         return y.view(*x.shape[:-1], y.shape[-1])
-    return silu_mul(linear(x, weight, bias, early=early), early=early)
+    return silu_and_mul(linear(x, weight, bias, early=early), early=early)
 
 
 def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
-    """``linear``, ``linear_parts`` or ``silu_linear`` with what the device allows."""
+    """``linear``, ``linear_split_k`` or ``linear_silu_and_mul`` with what the device allows."""
     capability = request.device.capability or (0, 0)
     early, hopper = capability >= (9, 0), capability[0] == 9
-    choice = choose_gated_batch if op == "silu_linear" else choose_batch
+    choice = choose_gated_batch if op == "linear_silu_and_mul" else choose_batch
     features, depth = request.shape["out_features"], request.shape["in_features"]
     batches = find_batches(request.dtype, features, depth, choice) if hopper else None
-    if op == "silu_linear":
+    if op == "linear_silu_and_mul":
         gated = find_gated(request.dtype) if hopper else None
-        return partial(silu_linear, early=early, batches=batches, gated=gated)
-    if op == "linear_parts" and batches is not None:
+        return partial(linear_silu_and_mul, early=early, batches=batches, gated=gated)
+    if op == "linear_split_k" and batches is not None:
         _compile_norms(batches, features, early)
     zeros = Zeros() if early else None
-    chosen = linear_parts if op == "linear_parts" else linear
+    chosen = linear_split_k if op == "linear_split_k" else linear
     return partial(chosen, early=early, zeros=zeros, batches=batches)
 
 
@@ -277,4 +277,4 @@ def _compile_norms(batches: Batches, size: int, early: bool) -> None:
     for count in batches.splits:
         row = torch.zeros(1, size, dtype=batches.dtype, device="cuda")
         parts = torch.zeros(count, 1, size, device="cuda")
-        add_parts_rms_norm(parts, row, row[0], 1.0, early=early)
+        fused_add_partials_rms_norm(parts, row, row[0], 1.0, early=early)

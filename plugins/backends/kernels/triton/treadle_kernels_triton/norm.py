@@ -10,7 +10,13 @@ from torch import Tensor
 from treadle_kernels_triton.overlap import await_results, start_next
 from treadle_kernels_triton.rows import flat
 
-__all__ = ("add_parts_rms_norm", "add_rms_norm", "norm_kernel", "normalised", "rms_norm")
+__all__ = (
+    "fused_add_partials_rms_norm",
+    "fused_add_rms_norm",
+    "norm_kernel",
+    "normalised",
+    "rms_norm",
+)
 
 
 @triton.jit
@@ -82,7 +88,7 @@ def rms_norm(
     return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
 
 
-def add_rms_norm(
+def fused_add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -91,13 +97,13 @@ def add_rms_norm(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See ``treadle.layers.ops.add_rms_norm``; overwrites ``residual``, which must be contiguous."""
+    """See ``treadle.layers.ops.fused_add_rms_norm``; overwrites ``residual``, which must be contiguous."""
     rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
     y = _launch(flat(x), rows, weight, eps, offset, add=True, early=early)
     return y.view(x.shape), residual
 
 
-def add_parts_rms_norm(
+def fused_add_partials_rms_norm(
     parts: Tensor,
     residual: Tensor,
     weight: Tensor,

@@ -15,7 +15,7 @@ from treadle_kernels_triton.exchange import REGISTERS, exchange, next_third
 from treadle_kernels_triton.norm import normalised
 from treadle_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("CHUNK", "all_reduce", "all_reduce_kernel", "all_reduce_norm", "sum_norm_kernel")
+__all__ = ("CHUNK", "all_reduce", "all_reduce_add_rms_norm", "all_reduce_kernel", "sum_norm_kernel")
 
 CHUNK = 4096
 """Bytes of a unit's turn. Of 8 and 16 KiB a sum of 8 KiB takes 8 and 13 % longer, and one of 2 MiB as
@@ -113,7 +113,7 @@ def all_reduce(x: Tensor, places: Tensor, counts: Tensor, rank: int, *, early: b
     return out
 
 
-def all_reduce_norm(
+def all_reduce_add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -125,7 +125,7 @@ def all_reduce_norm(
     *,
     early: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The operation ``all_reduce_norm`` of ``treadle.layers.kernels``; overwrites ``residual``."""
+    """The operation ``all_reduce_add_rms_norm`` of ``treadle.layers.kernels``; overwrites ``residual``."""
     out, size = torch.empty_like(x), x.shape[-1]
     units, ranks = counts.numel(), places.numel()
     block, rows = triton.next_power_of_2(size), x.numel() // size

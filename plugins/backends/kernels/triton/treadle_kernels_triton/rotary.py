@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treadle_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("rotary_write", "rotary_write_fp8", "rotary_write_kernel")
+__all__ = ("rope_and_cache", "rope_and_cache_fp8", "rope_and_cache_kernel")
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _cut_off(x, scale, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def rotary_write_kernel(
+def rope_and_cache_kernel(
     qkv,  # [tokens, (HEADS + 2 * KV_HEADS) * SIZE]
     cos,  # [tokens, SIZE]
     sin,  # [tokens, SIZE]; the first half is negative
@@ -120,7 +120,7 @@ def _tile(heads: int, kv_heads: int) -> tuple[int, int]:
     return block, max(1, block // 2)
 
 
-def rotary_write(
+def rope_and_cache(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -133,15 +133,15 @@ def rotary_write(
     scales: tuple[float, float] = (1.0, 1.0),
     limit: float = 0.0,
 ) -> Tensor:
-    """The operation ``rotary_write`` of ``treadle.layers.kernels``; ``tile`` is for measurements,
-    ``scales`` and ``limit`` (above 0) are ``rotary_write_fp8``'s."""
+    """The operation ``rope_and_cache`` of ``treadle.layers.kernels``; ``tile`` is for measurements,
+    ``scales`` and ``limit`` (above 0) are ``rope_and_cache_fp8``'s."""
     tokens, size, kv_heads = qkv.shape[0], cos.shape[-1], cache.shape[2]
     heads = qkv.shape[1] // size - 2 * kv_heads
     q_weight, k_weight, eps, offset = norms or (qkv, qkv, 0.0, 0.0)
     q = torch.empty((tokens, heads, size), dtype=qkv.dtype, device=qkv.device)
     qkv = qkv.contiguous()
     block, warps = tile or _tile(heads, kv_heads)
-    rotary_write_kernel[(tokens, (heads + 2 * kv_heads) // block)](
+    rope_and_cache_kernel[(tokens, (heads + 2 * kv_heads) // block)](
         qkv, cos, sin, q_weight, k_weight, eps, offset, q, cache, slots, cache.stride(0),
         *scales,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, BLOCK=block,
@@ -150,7 +150,7 @@ def rotary_write(
     return q
 
 
-def rotary_write_fp8(
+def rope_and_cache_fp8(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
@@ -161,6 +161,8 @@ def rotary_write_fp8(
     *,
     early: bool = False,
 ) -> Tensor:
-    """The operation ``rotary_write_fp8`` of ``treadle.layers.kernels``."""
+    """The operation ``rope_and_cache_fp8`` of ``treadle.layers.kernels``."""
     limit = torch.finfo(cache.dtype).max
-    return rotary_write(qkv, cos, sin, norms, cache, slots, early=early, scales=scales, limit=limit)
+    return rope_and_cache(
+        qkv, cos, sin, norms, cache, slots, early=early, scales=scales, limit=limit
+    )

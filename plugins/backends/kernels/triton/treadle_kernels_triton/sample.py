@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treadle_kernels_triton.overlap import await_results, start_next
 
-__all__ = ("choose_kernel", "likeliest", "sample", "survey_kernel")
+__all__ = ("argmax", "choose_kernel", "sample", "survey_kernel")
 
 
 @triton.jit
@@ -215,7 +215,7 @@ def sample(
     return _run(logits, width, temperature, greedy, offsets, strides, positions, modes, early)
 
 
-def likeliest(logits: Tensor, *, early: bool = False) -> tuple[Tensor, Tensor]:
-    """The operation ``likeliest`` of ``treadle.layers.kernels``."""
+def argmax(logits: Tensor, *, early: bool = False) -> tuple[Tensor, Tensor]:
+    """The operation ``argmax`` of ``treadle.layers.kernels``."""
     x = logits
     return _run(x, min(128, x.shape[1]), x, x, x, x, x, (False, True), early)

@@ -106,7 +106,7 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
 
 
 def choose_gated_batch(rows: int, features: int, depth: int, processors: int) -> Division | None:
-    """The same for ``silu_linear``; ``features`` are those of both halves, and for few of them most of the
+    """The same for ``linear_silu_and_mul``; ``features`` are those of both halves, and for few of them most of the
     multiprocessors would have nothing to do.
 
     6144 x 1024: 1.04 to 1.07 to 64 rows, 1.13 to 1.17 to 192, 1.11 to 1.20 beyond. 24576 x 4096: 1.01 to

@@ -55,7 +55,7 @@ def choose_gated(rows: int, width: int, depth: int, processors: int) -> Variant 
 
     Rounds are tiles for each multiprocessor; with few of them the last, in which some programs have no
     tile, weighs more, and so do a program's first fetch and last write. As times the speed of torch's
-    linear and ``silu_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6), in bursts and where
+    linear and ``silu_and_mul`` on an H200 (132 multiprocessors, torch 2.11, Triton 3.6), in bursts and where
     the card's power is the limit:
 
     * ``TURNS``: 1.16 and 1.10 for Qwen3-0.6B at 1,024 rows (2.9 rounds), 1.24 and 1.20 at 8,192; 1.06 and
@@ -80,7 +80,7 @@ class Gated:
         self.processors = processors
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """``silu_linear`` without a bias, or ``None`` where torch's operations are to be used."""
+        """``linear_silu_and_mul`` without a bias, or ``None`` where torch's operations are to be used."""
         depth = x.shape[-1]
         rows, width = x.numel() // depth, weight.shape[0] // 2
         variant = choose_gated(rows, width, depth, self.processors)
