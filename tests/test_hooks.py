@@ -19,7 +19,7 @@ from treadle.plugins import KINDS, Host
 from treadle_cli.hookspecs import CommandHooks
 from treadle_server.app import create_app
 from treadle_server.config import ServerConfig
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.hookspecs import ServerHooks
 from treadle_server.testing.engine import Parrot
 
@@ -45,7 +45,7 @@ def configured(host: Host) -> None:
 
 def served(host: Host) -> None:
     """As a server builds its application."""
-    create_app(Context(Parrot(host, "parrot"), ServerConfig()))
+    create_app(ServerContext(Parrot(host, "parrot"), ServerConfig()))
 
 
 def run(host: Host) -> Any:

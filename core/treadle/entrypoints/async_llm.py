@@ -218,9 +218,7 @@ class AsyncLLM:
         params = self._text().defaults if sampling_params is None else sampling_params
         chat = await self._chat_processor().prepare(conversation, params)
         parser = chat.create_parser()
-        stream = self.generate(
-            chat.prompt, chat.params, request_id=request_id, priority=priority
-        )
+        stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
         try:
             async for output in stream:
                 yield await parser.parse(output)

@@ -31,6 +31,7 @@ from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import in_order
 from treadle.text.assets import Opened, choose_renderer
+from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
 
 __all__ = ("Explained", "decided", "explain")
 
@@ -52,6 +53,9 @@ def explain(config: EngineConfig, host: Host, opened: Opened) -> Iterator[Explai
     policy, usual = config.scheduler.scheduling_policy, SchedulerConfig().scheduling_policy
     yield _named(host, "scheduling-policy", "policies", policy, usual)
     yield _guided(host, config.plugins.guided_backends)
+    for option, kind in PARSER_KINDS.items():
+        found = choose_parser(option, config.model, host, opened.traits)
+        yield decided(host, option.replace("_", "-"), kind, found)
 
 
 def decided(host: Host, what: str, kind: str, found: Decision) -> Explained:

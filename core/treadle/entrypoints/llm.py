@@ -29,7 +29,13 @@ from treadle.errors import (
 from treadle.outputs import RequestOutput
 from treadle.plugins import Host
 from treadle.text.assets import open_checkpoint, plugin_config
-from treadle.text.chat import ChatOutputParser, ChatProcessor, Conversation, PreparedChat, run_inline
+from treadle.text.chat import (
+    ChatOutputParser,
+    ChatProcessor,
+    Conversation,
+    PreparedChat,
+    run_inline,
+)
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
 from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.prompts import PromptInput, parse_prompts
@@ -331,9 +337,7 @@ class LLM:
             raise EngineDeadError("this LLM was shut down; make a new one")
 
 
-def _parsed(
-    parser: ChatOutputParser, stream: Iterator[RequestOutput]
-) -> Iterator[RequestOutput]:
+def _parsed(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
     for output in stream:
         yield run_inline(parser.parse(output))
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from treadle.api.parsers import Tagged, Tool
 from treadle.api.sampling_params import GuidedParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
