@@ -111,7 +111,6 @@ class CallIds(Protocol):
         """An id that no other call has."""
 
 
-@runtime_checkable
 class RunsInline(Protocol):
     """An optional declaration of a parser's class, a plain ``bool`` named ``inline``.
 
