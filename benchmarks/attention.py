@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=core:plugins/backends/attention/triton python benchmarks/attention.py [--parity | --time]
+    PYTHONPATH=core:kits/triton:kits/paged_attention:plugins/backends/attention/triton python benchmarks/attention.py [--parity | --time]
     python benchmarks/attention.py --compare triton flashinfer
 
 Backends that are neither installed nor in the path are left out: ``attention_flashinfer`` and

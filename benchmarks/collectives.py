@@ -32,7 +32,7 @@ from treadle.api.attention import KernelRequest
 from treadle.api.models import Collective, ModelContext
 from treadle.layers import LMHead, RMSNorm
 from treadle.layers.kernels import install_kernels
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.collective import TorchCollective
 from treadle.runner.custom_all_reduce import most, one_shot
 from treadle.runner.device import describe
@@ -80,7 +80,7 @@ def say(ranks: Collective, **line: Any) -> None:
 
 def sums(ranks: Collective, device: torch.device) -> None:
     request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks.size})
-    offers = {"torch": None, "kernel": Host().kernel("all_reduce", request)}
+    offers = {"torch": None, "kernel": PluginManager().kernel("all_reduce", request)}
     made = {
         name: one_shot(ranks, device, dist.group.WORLD, most(ranks.size), offer)
         for name, offer in offers.items()
@@ -106,7 +106,9 @@ def layers(ranks: Collective, device: torch.device) -> None:
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.ranks = ranks
-    served = install_kernels(nn.ModuleList([norm, head]), Host(), describe(device), "bfloat16")
+    served = install_kernels(
+        nn.ModuleList([norm, head]), PluginManager(), describe(device), "bfloat16"
+    )
     say(ranks, served=served)
     gather_op = head.gather_op
 
@@ -135,7 +137,7 @@ def work(rank: int, ranks: int, meeting: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks})
-    offer = Host().kernel("all_reduce", request)
+    offer = PluginManager().kernel("all_reduce", request)
     group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), kernel=offer)
     with torch.inference_mode():
         sums(group, device)

@@ -23,7 +23,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
 LLAMA3 = {
@@ -94,7 +94,7 @@ def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tupl
     config = from_options(
         model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, **options
     )
-    core = EngineCore(config, Host(config.plugins))
+    core = EngineCore(config, PluginManager(config.plugins))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
     tokens = run(core, {f"r{i}": (p, params) for i, p in enumerate(prompts())})
     preemptions = core.stats.preemptions
@@ -107,7 +107,7 @@ def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float
     config = from_options(
         model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, seed=1
     )
-    core = EngineCore(config, Host(config.plugins))
+    core = EngineCore(config, PluginManager(config.plugins))
     prompt = prompts()[4]
     counts = torch.zeros(320, dtype=torch.float64)
     exact = torch.zeros(320, dtype=torch.float64)

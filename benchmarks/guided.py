@@ -32,13 +32,14 @@ from typing import Any
 import torch
 
 from treadle.api.files import ModelFiles
+from treadle.api.kinds import GUIDED
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import GuidedParams, SamplingParams
 from treadle.api.structured_output import Grammar, GrammarSpec
 from treadle.api.types import Tokenizer
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.processes.isolated import limit_cpu, limit_memory
 from treadle.structured_output.checker import CPU_SECONDS, MEMORY
 from treadle.testing.guided_vocabulary import SmallTokenizer
@@ -114,13 +115,13 @@ def demo() -> Tokenizer:
 # ------------------------------------------------------------------------ a backend on its own
 
 
-def backends(host: Host, names: list[str], vocab: int | None, seconds: float) -> None:
+def backends(host: PluginManager, names: list[str], vocab: int | None, seconds: float) -> None:
     tokenizer: Tokenizer = Synthetic(vocab) if vocab else demo()
     size = vocab or tokenizer.vocab_size
     print(f"{size} ids")
     for name in names:
         before, began = memory(), time.process_time()
-        compiler = host.grammar_compiler(name, tokenizer, size)
+        compiler = host.create(GUIDED, name, tokenizer=tokenizer, vocab_size=size)
         ready = time.process_time() - began
         print(f"\n{name}: ready after {ready:.2f} s, {memory() - before} MiB")
         print(f"{'':20}{'compile, ms':>12}{'fill, us':>10}{'p99':>8}{'accept':>8}{'rows/s':>10}")
@@ -195,7 +196,7 @@ class Engine:
 
     def __init__(self) -> None:
         config = from_options(model="demo:treadle-demo", device="cpu", threads=1, num_pages=1024)
-        self.core = EngineCore(config, Host(config.plugins))
+        self.core = EngineCore(config, PluginManager(config.plugins))
         self._count = 0
 
     def add(self, guided: GuidedParams | None, tokens: int) -> None:
@@ -278,7 +279,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    host = Host()
+    host = PluginManager()
     names = options.backend or list(host.keys("guided"))
     backends(host, names, options.vocab, options.seconds)
     if options.vocab is None:

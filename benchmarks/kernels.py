@@ -2,7 +2,7 @@
 
 ::
 
-    PYTHONPATH=core:plugins/backends/kernels/triton python benchmarks/kernels.py [--parity|--time|--sweep]
+    PYTHONPATH=core:kits/triton:plugins/backends/kernels/triton python benchmarks/kernels.py [--parity|--time|--sweep]
 
 First every kernel, with its early start, against float64, fresh numbers in every replay of a captured
 chain, over poisoned outputs. Then times: the median of replays of a graph that holds many calls, each

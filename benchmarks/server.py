@@ -29,7 +29,7 @@ from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 CHUNKS = 200
 
@@ -73,7 +73,7 @@ class Instant:
 
     def __init__(self, pause: float) -> None:
         self.config: EngineConfig = from_options(model="instant", tool_parser="hermes")
-        self.host = Host()
+        self.host = PluginManager()
         self.facts = EngineFacts(
             model="instant",
             architecture="Instant",

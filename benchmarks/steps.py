@@ -25,7 +25,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.workloads import Workload, fitted, workload
 
@@ -42,7 +42,7 @@ def start(options: argparse.Namespace) -> EngineCore:
         enable_prefix_caching=False,
         **options.set,
     )
-    return EngineCore(config, Host(config.plugins))
+    return EngineCore(config, PluginManager(config.plugins))
 
 
 def add(core: EngineCore, found: Workload, label: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from treadle.config import PluginConfig
-from treadle.plugins import Entry, Host
+from treadle.plugins import Entry, PluginManager
 from treadle.plugins.entries import scan
 
 SCHEME = """
@@ -72,9 +72,9 @@ class Site:
     def scan(self) -> Iterator[Entry]:
         return (entry for entry in scan() if entry.dist in self.names)
 
-    def host(self, **options: Any) -> Host:
+    def host(self, **options: Any) -> PluginManager:
         """A host that sees only what the test installed."""
-        return Host(PluginConfig(**options), source=self.scan)
+        return PluginManager(PluginConfig(**options), source=self.scan)
 
 
 @pytest.fixture

@@ -11,12 +11,32 @@ import pytest
 from litestar.config.app import AppConfig
 from repository import hooks
 
+from treadle.api import kinds
 from treadle.api import types as t
 from treadle.api.hookspecs import Every, First
+from treadle.api.kinds import (
+    EXECUTORS,
+    GUIDED,
+    KV_CONNECTORS,
+    LOAD_FORMATS,
+    LOGITS_PROCESSORS,
+    LORA_RESOLVERS,
+    MODEL_SOURCES,
+    MODELS,
+    MULTIMODAL,
+    POLICIES,
+    PROPOSERS,
+    QUANTIZATION,
+    REASONING,
+    RENDERERS,
+    STAT_LOGGERS,
+    TOKENIZERS,
+    TOOL_PARSERS,
+)
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import PluginLoadError
-from treadle.plugins import KINDS, Host
-from treadle_cli.hookspecs import CommandHooks
+from treadle.plugins import PluginManager, installed_kinds, matching
+from treadle_cli.hookspecs import COMMANDS, CommandHooks
 from treadle_server.app import create_app
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
@@ -33,83 +53,94 @@ TRAITS = t.ModelTraits()
 ATTENTION = t.AttentionRequest(DEVICE, "float32", "float32", 64, 8, 8, 0.125)
 KERNEL = t.KernelRequest(DEVICE, "float32", {"size": 8})
 
-Call = Callable[[Host], Any]
+Call = Callable[[PluginManager], Any]
 
 SPECIFICATIONS = (First, Every, ServerHooks, CommandHooks)
 
 
-def configured(host: Host) -> None:
+def configured(host: PluginManager) -> None:
     host.configure(CONFIG)
     host.unconfigure()
 
 
-def served(host: Host) -> None:
+def served(host: PluginManager) -> None:
     """As a server builds its application."""
     create_app(ServerContext(Parrot(host, "parrot"), ServerConfig()))
 
 
-def run(host: Host) -> Any:
+def run(host: PluginManager) -> Any:
     """As the command ``treadle`` asks for a subcommand."""
-    host.add_hookspecs(CommandHooks)
-    return host.first("commands", "key", "treadle_command", name="key")
+    return host.create(COMMANDS, "key")
 
 
 # hook -> the call of the host that leads to it, and the arguments that must arrive
 CALLS: dict[str, tuple[Call, dict[str, object]]] = {
-    "treadle_model_source": (lambda h: h.model_source("key"), {"scheme": "key"}),
+    "treadle_model_source": (lambda h: h.create(MODEL_SOURCES, "key"), {"scheme": "key"}),
     "treadle_load_format": (
-        lambda h: h.load_format("key", FILES),
-        {"format": "key", "files": FILES},
+        lambda h: h.create(LOAD_FORMATS, "key", files=FILES, seed=7),
+        {"format": "key", "files": FILES, "seed": 7},
     ),
-    "treadle_tokenizer": (lambda h: h.tokenizer("key", FILES), {"mode": "key", "files": FILES}),
+    "treadle_tokenizer": (
+        lambda h: h.create(TOKENIZERS, "key", files=FILES),
+        {"mode": "key", "files": FILES},
+    ),
     "treadle_renderer": (
-        lambda h: h.renderer("key", FILES, TOKENIZER),
+        lambda h: h.create(RENDERERS, "key", files=FILES, tokenizer=TOKENIZER),
         {"mode": "key", "files": FILES, "tokenizer": TOKENIZER},
     ),
     "treadle_model": (
-        lambda h: h.model("key", CONFIG),
+        lambda h: h.create(MODELS, "key", hf_config=CONFIG),
         {"architecture": "key", "hf_config": CONFIG},
     ),
     "treadle_quantization": (
-        lambda h: h.quantization("key", {"bits": 4}, DEVICE),
+        lambda h: h.create(QUANTIZATION, "key", checkpoint={"bits": 4}, device=DEVICE),
         {"method": "key", "checkpoint": {"bits": 4}, "device": DEVICE},
     ),
     "treadle_multimodal": (
-        lambda h: h.multimodal("key", FILES),
+        lambda h: h.create(MULTIMODAL, "key", files=FILES),
         {"architecture": "key", "files": FILES},
     ),
-    "treadle_executor": (lambda h: h.executor("key", CONFIG), {"name": "key", "config": CONFIG}),
-    "treadle_policy": (lambda h: h.policy("key"), {"name": "key"}),
-    "treadle_proposer": (lambda h: h.proposer("key", CONFIG), {"name": "key", "config": CONFIG}),
+    "treadle_executor": (
+        lambda h: h.create(EXECUTORS, "key", config=CONFIG, host=h),
+        {"name": "key", "config": CONFIG},
+    ),
+    "treadle_policy": (lambda h: h.create(POLICIES, "key"), {"name": "key"}),
+    "treadle_proposer": (
+        lambda h: h.create(PROPOSERS, "key", config=CONFIG),
+        {"name": "key", "config": CONFIG},
+    ),
     "treadle_kv_connector": (
-        lambda h: h.kv_connector("key", t.ConnectorRole.WORKER, LAYOUT),
+        lambda h: h.create(KV_CONNECTORS, "key", role=t.ConnectorRole.WORKER, layout=LAYOUT),
         {"name": "key", "role": t.ConnectorRole.WORKER, "layout": LAYOUT},
     ),
     "treadle_logits_processor": (
-        lambda h: h.logits_processors(["key"], 99)[0],
+        lambda h: [h.create(LOGITS_PROCESSORS, "key", vocab_size=99)][0],
         {"name": "key", "vocab_size": 99},
     ),
-    "treadle_lora_resolver": (lambda h: h.lora_resolvers(["key"])[0], {"name": "key"}),
-    "treadle_stat_logger": (lambda h: h.stat_loggers(["key"])[0], {"name": "key"}),
+    "treadle_lora_resolver": (lambda h: [h.create(LORA_RESOLVERS, "key")][0], {"name": "key"}),
+    "treadle_stat_logger": (lambda h: [h.create(STAT_LOGGERS, "key")][0], {"name": "key"}),
     "treadle_match": (
-        lambda h: h.match("tool_parsers", "key", TRAITS),
+        lambda h: matching.candidates(h, kinds.TOOL_PARSERS, TRAITS),
         {"kind": "tool_parsers", "key": "key", "model": TRAITS},
     ),
     "treadle_grammar_compiler": (
-        lambda h: h.grammar_compiler("key", TOKENIZER, 99),
+        lambda h: h.create(GUIDED, "key", tokenizer=TOKENIZER, vocab_size=99),
         {"name": "key", "tokenizer": TOKENIZER, "vocab_size": 99},
     ),
     "treadle_tool_parser": (
-        lambda h: h.tool_parser("key", TOKENIZER, []),
+        lambda h: h.create(TOOL_PARSERS, "key", tokenizer=TOKENIZER, tools=[]),
         {"name": "key", "tokenizer": TOKENIZER, "tools": []},
     ),
     "treadle_reasoning_parser": (
-        lambda h: h.reasoning_parser("key", TOKENIZER, "<think>"),
+        lambda h: h.create(REASONING, "key", tokenizer=TOKENIZER, prompt="<think>"),
         {"name": "key", "tokenizer": TOKENIZER, "prompt": "<think>"},
     ),
-    "treadle_attention": (lambda h: h.attention_bids(ATTENTION), {"request": ATTENTION}),
+    "treadle_attention": (
+        lambda h: h.offers(kinds.ATTENTION, request=ATTENTION),
+        {"request": ATTENTION},
+    ),
     "treadle_kernel": (
-        lambda h: h.kernel_bids("rms_norm", KERNEL),
+        lambda h: h.offers(kinds.KERNELS, op="rms_norm", request=KERNEL),
         {"op": "rms_norm", "request": KERNEL},
     ),
     "treadle_configure": (configured, {"config": CONFIG}),
@@ -141,9 +172,9 @@ def arguments(hook: str) -> list[str]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> PluginManager:
     """A host with one plugin that owns ``key`` in every kind and says how it was called."""
-    declared = {kind: ["key"] for kind in KINDS}
+    declared = {kind: ["key"] for kind in installed_kinds()}
     text = f"from treadle.api import impl\nTREADLE = {declared!r}\nRECEIVED = {{}}\n"
     for hook in CALLS:
         names = arguments(hook)
@@ -154,12 +185,12 @@ def host(tmp_path: Path) -> Host:
         )
     file = tmp_path / "every_hook.py"
     file.write_text(text)
-    colours = {f"{kind}:key": {"colour": kind} for kind in KINDS}
-    return Host(PluginConfig(plugin_file=[str(file)], plugin_options=colours), source=list)
+    colours = {f"{kind}:key": {"colour": kind} for kind in installed_kinds()}
+    return PluginManager(PluginConfig(plugin_file=[str(file)], plugin_options=colours), source=list)
 
 
 @pytest.mark.parametrize("hook", CALLS)
-def test_a_hook_receives_every_argument(hook: str, host: Host) -> None:
+def test_a_hook_receives_every_argument(hook: str, host: PluginManager) -> None:
     call, expected = CALLS[hook]
     plugin: Any = host.load("extensions", "key")
     if hook == "treadle_command":
@@ -167,11 +198,13 @@ def test_a_hook_receives_every_argument(hook: str, host: Host) -> None:
             call(host)
     else:
         answer = call(host)
-        assert not hasattr(First, hook) or answer == (None if hook == "treadle_match" else hook)
+        assert not hasattr(First, hook) or hook == "treadle_match" or answer == hook
     received = plugin.RECEIVED[hook]
     assert set(received) == set(arguments(hook))
     assert {name: received[name] for name in expected} == expected
-    kinds = [name for name, kind in KINDS.items() if kind.hook == hook] or ["tool_parsers"]
+    kinds = [name for name, kind in installed_kinds().items() if kind.hook == hook] or [
+        "tool_parsers"
+    ]
     assert received.get("options", {"colour": kinds[0]}) == {"colour": kinds[0]}
     assert received.get("host", host) is host
     assert isinstance(received.get("app", AppConfig()), AppConfig)

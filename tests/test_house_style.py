@@ -22,28 +22,20 @@ CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing"
 # Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
     "treadle_parsing_kit": frozenset({"treadle.text.partial_match"}),
+    "treadle_paged_attention_kit": frozenset({"treadle.attention.storage"}),
     "treadle_structured_output_kit": frozenset({"treadle.structured_output.schemas"}),
-    # An executor moves plans between processes and runs the core's own runner in each of them.
-    "treadle_executor_processes": frozenset(
+    # A worker runs the core's own runner; commands carry the configuration and chosen plugins.
+    "treadle_worker_kit": frozenset(
         {
             "treadle.config",
-            "treadle.processes.spawn",
-            "treadle.api.step_types",
-            "treadle.plugins",
-            "treadle.runner.worker_messages",
-            "treadle.runner.worker",
-        }
-    ),
-    "treadle_executor_ray": frozenset(
-        {
-            "treadle.config",
-            "treadle.api.step_types",
             "treadle.plugins",
             "treadle.runner.collective",
-            "treadle.runner.worker_messages",
-            "treadle.runner.worker",
+            "treadle.runner.device",
+            "treadle.runner.model_runner",
         }
     ),
+    "treadle_executor_processes": frozenset({"treadle.config", "treadle.processes.spawn"}),
+    "treadle_executor_ray": frozenset({"treadle.config"}),
     # What is installed is asked of metadata, and a context length is computed as the engine does.
     "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
 }

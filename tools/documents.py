@@ -28,12 +28,12 @@ from msgspec.inspect import (
     UnionType,
     type_info,
 )
-from repository import hooks, members, plugins, shipped
+from repository import hooks
 
 import treadle.errors
 from treadle.api import sampling_params as params
 from treadle.config import EngineConfig, sections
-from treadle.plugins import KINDS
+from treadle.plugins import installed_kinds
 from treadle_server.config import ServerConfig
 
 __all__ = ("BLOCKS", "filled")
@@ -105,7 +105,7 @@ def kinds() -> str:
             f"`{k.owner}`",
             f"{k.budget:g} s",
         )
-        for k in KINDS.values()
+        for k in installed_kinds().values()
     )
     return table(("Entry-point group", "Key", "Mode", "Hook", "Called by", "Budget"), rows)
 
@@ -116,7 +116,7 @@ def hook_reference() -> str:
 
 
 def _hooks() -> Iterator[str]:
-    groups = {kind.hook: kind for kind in KINDS.values()}
+    groups = {kind.hook: kind for kind in installed_kinds().values()}
     for hook in hooks():
         yield f"### {hook.name}\n"
         yield f"`{hook.name}({', '.join(hook.arguments)})`\n"
@@ -127,16 +127,8 @@ def _hooks() -> Iterator[str]:
 
 
 def uncalled() -> str:
-    """The hooks that this version declares and never calls: neither through the method of the host
-    nor by name. The host itself and the table of kinds know all of them, called or not."""
-    callers = (m for m in members() if m not in plugins())
-    files = [path for m in callers for path in shipped(m)]
-    source = "\n".join(p.read_text() for p in files if p.name not in ("host.py", "kinds.py"))
-    called = set(re.findall(r"host\.(\w+?)s?\(", source)) | set(
-        re.findall(r'"treadle_(\w+)"', source)
-    )
-    names = (hook.name for hook in hooks() if hook.owner == "treadle-core")
-    idle = [f"`{name}`" for name in names if name.removeprefix("treadle_") not in called]
+    """The hooks that this version declares and never calls."""
+    idle = [f"`{kind.hook}`" for kind in installed_kinds().values() if kind.provisional]
     return f"{', '.join(idle) or 'none'}.\n"
 
 

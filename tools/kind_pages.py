@@ -15,17 +15,26 @@ from typing import get_args
 from repository import ROOT, hooks
 
 from treadle.api import types
-from treadle.plugins import KINDS
-from treadle.plugins.matching import FLAGS
+from treadle.plugins import installed_kinds
 from treadle.testing.catalog import SUITES
 
 __all__ = ("BLOCKS", "page")
 
 MORE: dict[str, tuple[str, ...]] = {
-    **{kind: ("treadle_match",) for kind in FLAGS},
+    **{name: ("treadle_match",) for name, kind in installed_kinds().items() if kind.matches},
     "extensions": ("treadle_unconfigure", "treadle_report"),
 }
 """Hooks that plugins of a kind may answer beside the one that the kind is named for."""
+
+COST = {
+    "engine": "A failure ends the start or the step.",
+    "request": "A failure ends the request that needed the call.",
+    "itself": "A failure costs the plugin alone: it is logged, and after three in a row the plugin is "
+    "not called any more.",
+}
+PROVISIONAL = (
+    "**Provisional:** this version does not call the hook, and it may change until one does."
+)
 
 TEMPLATES = ROOT / "cli/treadle_cli/templates"
 TYPE = r"\bt\.(\w+)"
@@ -33,13 +42,15 @@ TYPE = r"\bt\.(\w+)"
 
 def page(kind: str) -> str:
     """Signature, documentation and example of one kind."""
-    about = KINDS[kind]
+    about = installed_kinds()[kind]
     names = (about.hook, *MORE.get(kind, ()))
     signatures = [h.signature for name in names for h in hooks() if h.name == name]
     example = "MyForCausalLM" if kind == "models" else "mine"
     marks = {"key": example, "package": f"treadle_{example.lower()}", "kind": kind, "title": "Mine"}
     parts = [
-        f"Group `treadle.{kind}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}.",
+        f"Group `{about.group}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}."
+        f" {COST[about.failure]}",
+        *([PROVISIONAL] if about.provisional else []),
         "```text\n" + "\n".join(signatures) + "\n```",
         f"`treadle plugin new {kind} {example}` writes this plugin, with a README that says what it "
         "changes\nwhere it is installed, how to try it, and what to change first:",
@@ -81,4 +92,6 @@ def _types(signatures: list[str]) -> list[str]:
     return list(found.values())
 
 
-BLOCKS: dict[str, Callable[[], str]] = {f"kind_{kind}": partial(page, kind) for kind in KINDS}
+BLOCKS: dict[str, Callable[[], str]] = {
+    f"kind_{kind}": partial(page, kind) for kind in installed_kinds()
+}

@@ -1,4 +1,4 @@
-"""Write ``core/treadle/known_plugins.py`` from the pyprojects of this repository.
+"""Write ``core/treadle/known_plugins.json`` from the pyprojects of this repository.
 
 python tools/known_plugins.py            write it
 python tools/known_plugins.py --check    exit with 1 if it is out of date
@@ -9,61 +9,31 @@ python tools/known_plugins.py --check    exit with 1 if it is out of date
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from repository import ROOT, Member, kits, members
 
 __all__ = ("TARGET", "render")
 
-TARGET = ROOT / "core" / "treadle" / "known_plugins.py"
-HEADER = '''"""Which distribution of treadle provides which key, and where its source lies in a clone.
-
-Written by tools/known_plugins.py from the pyprojects of the repository. DO NOT EDIT.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-__all__ = ("DISTRIBUTIONS", "KITS", "KNOWN", "install_hint")
-
-
-def install_hint(*distributions: str) -> str:
-    """Return how to install these distributions, with the kits that they depend on.
-
-    Our own are not published, so the command installs them from a clone.
-    """
-    names = [name.partition("[")[0] for name in distributions]
-    if not all(name in DISTRIBUTIONS for name in names):
-        return f"pip install {' '.join(distributions)}"
-    pairs = zip(names, distributions, strict=True)
-    kits = dict.fromkeys(kit for name in names for kit in KITS.get(name, ()))
-    folders = [f"'./{DISTRIBUTIONS[kit]}'" for kit in kits]
-    folders += [f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs]
-    return f"from a clone: pip install {' '.join(folders)}"
-
-
-'''
+TARGET = ROOT / "core" / "treadle" / "known_plugins.json"
 
 
 def render() -> str:
-    """The text of the module."""
+    """The text of the table."""
     keys = {
         entry.id: member.name
         for member in members()
         for entry in member.entry_points
         if entry.kind != "overrides"
     }
-    lines = ["KNOWN: Mapping[str, str] = {"]
-    lines += [f'    "{key}": "{keys[key]}",' for key in sorted(keys)]
-    lines += ["}", "", "DISTRIBUTIONS: Mapping[str, str] = {"]
-    lines += [f'    "{m.name}": "{m.path}",' for m in sorted(members(), key=lambda m: m.name)]
-    lines += ["}", "", "KITS: Mapping[str, tuple[str, ...]] = {"]
-    for member in sorted(members(), key=lambda m: m.name):
-        if needed := kits_of(member):
-            names = ", ".join(f'"{name}"' for name in needed) + "," * (len(needed) == 1)
-            lines.append(f'    "{member.name}": ({names}),')
-    return HEADER + "\n".join([*lines, "}", ""])
+    ordered = sorted(members(), key=lambda m: m.name)
+    table = {
+        "keys": dict(sorted(keys.items())),
+        "distributions": {m.name: m.path for m in ordered},
+        "kits": {m.name: needed for m in ordered if (needed := kits_of(m))},
+    }
+    return json.dumps(table, indent=2) + "\n"
 
 
 def kits_of(member: Member) -> list[str]:

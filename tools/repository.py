@@ -81,12 +81,12 @@ class Member:
 
     @property
     def entry_points(self) -> list[EntryPoint]:
-        """Those of treadle's own groups: ``treadle.KIND`` or ``treadle.KIND.vN``."""
+        """Those of plugins: groups ``treadle.KIND`` or ``treadle.KIND.vN``."""
         groups = self.pyproject["project"].get("entry-points", {})
         return [
             EntryPoint(group.split(".")[1], key, target.partition(":")[0])
             for group, keys in sorted(groups.items())
-            if group.startswith("treadle.")
+            if group.startswith("treadle.") and group != "treadle.kinds"
             for key, target in keys.items()
         ]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from treadle.config import PluginConfig
 from treadle.errors import ConfigError
 from treadle.known_plugins import install_hint
-from treadle.plugins import KINDS
+from treadle.plugins import installed_kinds
 from treadle.testing.catalog import ALONE, SUITES
 
 __all__ = ("run", "source")
@@ -21,7 +21,7 @@ def source(id: str, config: PluginConfig) -> str:
     """The test file for ``kind:key``."""
     kind, _, key = id.partition(":")
     module, _, suite = SUITES[kind].partition(":") if kind in ALONE else ("", "", "")
-    lines = ["from treadle.config import PluginConfig", "from treadle.plugins import Host"]
+    lines = ["from treadle.config import PluginConfig", "from treadle.plugins import PluginManager"]
     lines += ["from treadle.testing.plugin import PluginSuite"]
     lines += [f"from {module} import {suite}"] if suite else []
     files = [str(Path(name).resolve()) for name in config.plugin_file]
@@ -37,7 +37,7 @@ def source(id: str, config: PluginConfig) -> str:
             *([f"    key = {key!r}"] if kind == "attention" else []),
             "",
             "    def host(self):",
-            f"        return Host(PluginConfig({chosen}))",
+            f"        return PluginManager(PluginConfig({chosen}))",
             *(["", "    def bid(self, request):", *BID] if kind == "attention" else []),
             "",
         ]
@@ -61,7 +61,7 @@ def run(id: str, config: PluginConfig) -> int:
     kind = id.partition(":")[0]
     home = SUITES.get(kind, "").partition(".")[0]
     if home and importlib.util.find_spec(home) is None:
-        owner = KINDS[kind].owner
+        owner = installed_kinds()[kind].owner
         raise ConfigError(f"the suite of {kind} is in {owner}; {install_hint(owner)}")
     if kind in SUITES and kind not in ALONE:
         _, _, name = SUITES[kind].partition(":")

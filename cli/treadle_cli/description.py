@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from treadle.errors import PluginError
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.plugins.options import options_struct
-from treadle.plugins.registry import Registry
 
 __all__ = ("Description", "OptionRow", "all_options", "describe")
 
@@ -38,11 +38,11 @@ class Description(msgspec.Struct, frozen=True):
     options: list[OptionRow]
 
 
-def describe(registry: Registry, kind: str, key: str) -> Description:
-    """Load the plugin that serves ``kind:key``. Raises as ``Registry.load`` does."""
-    entry = registry.choose(kind, key)
-    plugin = registry.load(kind, key)
-    plain, wrappers = registry.hooks_of(plugin)
+def describe(plugins: PluginManager, kind: str, key: str) -> Description:
+    """Load the plugin that serves ``kind:key``. Raises as ``PluginManager.load`` does."""
+    entry = plugins.choose(kind, key)
+    plugin = plugins.load(kind, key)
+    plain, wrappers = plugins.hooks_of(plugin)
     return Description(
         id=entry.id,
         distribution=entry.dist,
@@ -54,18 +54,18 @@ def describe(registry: Registry, kind: str, key: str) -> Description:
     )
 
 
-def all_options(registry: Registry) -> list[OptionRow]:
+def all_options(plugins: PluginManager) -> list[OptionRow]:
     """The options of every usable plugin, in the order of their names.
 
     Only modules whose source speaks of ``TREADLE_OPTIONS`` are imported. Plugins that are broken or
     contested are left out: ``treadle doctor`` tells of them.
     """
     rows: list[OptionRow] = []
-    for kind, key in sorted({(e.kind, e.key) for e in registry.entries if e.usable}):
+    for kind, key in sorted({(e.kind, e.key) for e in plugins.entries if e.usable}):
         with contextlib.suppress(PluginError):
-            entry = registry.choose(kind, key)
+            entry = plugins.choose(kind, key)
             if _speaks_of_options(entry):
-                rows += _options(registry.load(kind, key), entry)
+                rows += _options(plugins.load(kind, key), entry)
     return rows
 
 

@@ -26,10 +26,10 @@ INDENT = 19
 def print_engine(config: EngineConfig) -> None:
     """The choices of an engine. Starts nothing; raises what a start would raise."""
     from treadle.entrypoints.explain import explain
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
     from treadle.text.assets import open_checkpoint, plugin_config
 
-    host = Host(plugin_config(config))
+    host = PluginManager(plugin_config(config))
     print_choices(explain(config, host, open_checkpoint(config, host)))
 
 

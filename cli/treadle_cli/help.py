@@ -37,11 +37,11 @@ class PluginOptionsCommand(SectionedCommand):
     """A command whose help page ends with the options of the plugins that are installed."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        from treadle.plugins import Host
+        from treadle.plugins import PluginManager
         from treadle_cli.description import all_options
 
         super().format_options(ctx, formatter)
-        records = [(_flag(row), _meaning(row)) for row in all_options(Host())]
+        records = [(_flag(row), _meaning(row)) for row in all_options(PluginManager())]
         if records:
             with formatter.section("Options of plugins"):
                 formatter.write_dl(records)

@@ -12,11 +12,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from treadle.errors import PluginConflictError, PluginNotFoundError
+from treadle_cli.hookspecs import COMMANDS
 
 if TYPE_CHECKING:
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
-__all__ = ("HELP", "Commands", "with_hooks")
+__all__ = ("HELP", "Commands")
 
 KIND = "commands"
 HELP = {
@@ -34,10 +35,10 @@ class Commands(TyperGroup):
     """Subcommands of ``treadle.commands``. One instance runs one command line."""
 
     @cached_property
-    def host(self) -> Host:
-        from treadle.plugins import Host
+    def host(self) -> PluginManager:
+        from treadle.plugins import PluginManager
 
-        return with_hooks(Host())
+        return PluginManager()
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = self.host.keys(KIND)
@@ -53,11 +54,11 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is run."""
         if args and args[0] in self.host.keys(KIND):
-            found = self.host.first(KIND, args[0], "treadle_command", name=args[0])
-            guard = self.host.guard(KIND, args[0])
+            found = self.host.create(COMMANDS, args[0])
+            guard = self.host.guard(COMMANDS, args[0])
             if not isinstance(found, typer.Typer):
-                guard.wrong("treadle_command", found, "a Typer application")
-            with guard.watching("treadle_command"):  # an application without commands is none
+                guard.fail_result("treadle_command", found, "a Typer application")
+            with guard.call_context("treadle_command"):  # an application without commands is none
                 command = typer.main.get_command(found)
             return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
@@ -73,11 +74,3 @@ class Commands(TyperGroup):
             if known and entry.dist == "treadle-cli"
             else f"{known} (from {entry.owner})".strip()
         )
-
-
-def with_hooks(host: Host) -> Host:
-    """``host``, which can be asked for commands now."""
-    from treadle_cli.hookspecs import CommandHooks
-
-    host.add_hookspecs(CommandHooks)
-    return host

@@ -15,11 +15,11 @@ import typer
 import treadle
 from treadle.config import debug
 from treadle.errors import ConfigError, RequestError, TreadleError
-from treadle_cli.lazy import Commands, with_hooks
+from treadle_cli.lazy import Commands
 from treadle_cli.rewrite import plugin_flags
 
 if TYPE_CHECKING:
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("app", "main")
 
@@ -49,7 +49,7 @@ def root(
     """An LLM inference engine assembled from plugins."""
 
 
-def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, host: PluginManager | None = None) -> NoReturn:
     """Run the command line and exit. ``host`` has the subcommands, by default all installed ones.
 
     The exit code is 0, 2 for a wrong option or value, 1 for every other error of treadle, and 130
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, host: Host | None = None) -> No
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands: Any = typer.main.get_command(app)
     if host is not None:
-        commands.host = with_hooks(host)
+        commands.host = host
     try:
         commands(args=plugin_flags(given), prog_name="treadle")
     except TreadleError as error:

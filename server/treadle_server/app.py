@@ -8,12 +8,12 @@ from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_server.active_requests import ClientDisconnected
 from treadle_server.context import ServerContext
 from treadle_server.edge import Edge
 from treadle_server.errors import APIError
-from treadle_server.hookspecs import ServerHooks
+from treadle_server.hookspecs import SERVER
 from treadle_server.openapi import openapi_config
 from treadle_server.owners import Owners
 from treadle_server.routes import chat, completions, health, metrics, models
@@ -29,15 +29,14 @@ def create_app(context: ServerContext) -> Edge:
     return Edge(context)
 
 
-def build(context: ServerContext, host: Host) -> Served:
+def build(context: ServerContext, host: PluginManager) -> Served:
     """The routes, after the plugins of ``treadle.server`` in ``host`` have edited them.
 
     Called again for each host: when a plugin is reloaded, there is another one.
     """
     config = unedited(context)
-    host.add_hookspecs(ServerHooks)
     try:
-        host.every("server", "treadle_server", app=config, engine=context.engine)
+        host.call_all(SERVER, app=config, engine=context.engine)
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
         raise Owners(host).spoilt(error) from error

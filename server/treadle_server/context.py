@@ -28,7 +28,7 @@ from treadle_server.sampling import to_params
 from treadle_server.wire.common import SamplingFields
 
 if TYPE_CHECKING:
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
     from treadle_server.served import Served
 
 __all__ = ("LARGE", "ServerContext")
@@ -57,12 +57,12 @@ class ServerContext:
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
         self.active_requests = ActiveRequests(config.request_timeout)
-        self.metrics = Metrics(self.model, engine.host.tally)
+        self.metrics = Metrics(self.model, engine.host.call_stats)
         self.draining = False
         self.dead: EngineDeadError | None = None
         self.hangs: EngineDeadError | None = None
         self.stats: EngineStats | None = None
-        self.watchdogs = PluginWatchdogs(engine.host.tally)
+        self.watchdogs = PluginWatchdogs(engine.host.call_stats)
         self.chats = self._chat_processor()
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
@@ -73,7 +73,7 @@ class ServerContext:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.watchdogs.close()
 
-    def exchange(self, host: Host, served: Served | None) -> None:
+    def exchange(self, host: PluginManager, served: Served | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
         self.engine.host = host
         self.chats = ChatProcessor(self.chats.processor, self.chats.plugins.with_host(host))

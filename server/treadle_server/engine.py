@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from treadle.api.step_types import EngineFacts
     from treadle.config import EngineConfig
     from treadle.outputs import RequestOutput
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("Engine", "Prompt")
 
@@ -45,7 +45,7 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether the engine runs, as far as is known without asking it."""
 
-    host: Host
+    host: PluginManager
     """Another one takes its place when a plugin is reloaded."""
 
     def generate(

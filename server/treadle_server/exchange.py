@@ -19,17 +19,15 @@ from typing import TypeVar
 import msgspec
 
 from treadle.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
-from treadle.plugins import resolution as choice
+from treadle.plugins import PluginManager, resolution
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import KINDS
 from treadle.plugins.local import home
-from treadle.plugins.registry import Registry
 from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle.testing.examination.checks import check
 
 __all__ = ("RELOADABLE", "Reloaded", "anew", "reloaded")
 
-R = TypeVar("R", bound=Registry)
+R = TypeVar("R", bound=PluginManager)
 
 RELOADABLE = frozenset({"tool_parsers", "reasoning", "server"})
 """Kinds whose plugins live in the process of the server, and are asked anew by each request."""
@@ -54,14 +52,12 @@ def reloaded(
     id: str,
     *,
     in_use: Collection[str] = (),
-    specs: Sequence[str] = (),
     seconds: float = 30.0,
 ) -> Iterator[tuple[R, Reloaded]]:
     """Another host like ``host``, with the code that the owner of ``id`` has on disk now.
 
     The block tries it; if it raises, the old modules are put back. ``in_use`` are the ids that
-    other processes have loaded, ``specs`` the hooks of other distributions (``module:class``); the
-    first import may take ``seconds``. Not for two threads at once.
+    other processes have loaded; the first import may take ``seconds``. Not for two threads at once.
 
     Raises ``PluginNotFoundError`` (there is no such id), ``PluginReloadError`` (it must not be
     exchanged), ``PluginConflictError`` (contested, or not as locked), ``ConfigError`` (a local file
@@ -72,14 +68,14 @@ def reloaded(
     importlib.invalidate_caches()  # something may have been installed since
     new = [e for e in host.declared() if _together(e, entry)]
     _refuse(entry, old, new, in_use)
-    fresh = host.exchanged(old, new)
+    fresh = host.with_replaced(old, new)
     used = {e.id for e in old if e.state in ("loaded", "broken")} | {id}
     wanted = [e for e in new if e.id in used and e.kind in RELOADABLE]
     if id not in {e.id for e in wanted}:
         raise PluginLoadError(
             f"{id} is not declared by {entry.dist} any more; {entry.owner} stays in use"
         )
-    _examine(fresh, entry, wanted, specs, seconds)
+    _examine(fresh, entry, wanted, seconds)
     with anew({home(e) for e in (*old, *new)}):
         for each in wanted:
             fresh.load(each.kind, each.key)
@@ -116,10 +112,10 @@ def _taken(packages: Collection[str]) -> dict[str, ModuleType]:
     return found
 
 
-def _named(host: Registry, id: str) -> Entry:
+def _named(host: PluginManager, id: str) -> Entry:
     kind, _, key = id.partition(":")
-    if kind in KINDS and not any(e.id == id for e in host.entries):
-        raise PluginNotFoundError(choice.missing(host.entries, kind, key))
+    if kind in host.kinds and not any(e.id == id for e in host.entries):
+        raise PluginNotFoundError(resolution.missing(host.entries, kind, key))
     return host.choose(kind, key)
 
 
@@ -154,14 +150,13 @@ def _refuse(
 
 
 def _examine(
-    fresh: Registry,
+    fresh: PluginManager,
     entry: Entry,
     wanted: Sequence[Entry],
-    specs: Sequence[str],
     seconds: float,
 ) -> None:
     """Raise ``PluginLoadError`` with what the doctor finds fatal."""
-    checked, _ = check(fresh, wanted, seconds=seconds, specs=specs)
+    checked, _ = check(fresh, wanted, seconds=seconds)
     found = dict.fromkeys(f"{f.code}: {f.text}" for c in checked for f in c.findings if f.fatal)
     if found:
         said = "\n  ".join(found)

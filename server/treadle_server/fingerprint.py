@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import treadle
-from treadle.plugins.lock import locked
+from treadle.plugins.lock import lock_of
 
 if TYPE_CHECKING:
-    from treadle.plugins.registry import Registry
+    from treadle.plugins import PluginManager
 
 __all__ = ("fingerprint",)
 
 
-def fingerprint(registry: Registry, *about: Any) -> str:
+def fingerprint(plugins: PluginManager, *about: Any) -> str:
     """``fp_`` and twelve hex digits, of this treadle's version, of every usable plugin's key,
     distribution, version and generation, and of ``about`` (plain data and structs).
 
     The same in every process and on every machine.
     """
     said = msgspec.json.encode(
-        [treadle.__version__, locked(registry), about], enc_hook=repr, order="deterministic"
+        [treadle.__version__, lock_of(plugins.entries), about], enc_hook=repr, order="deterministic"
     )
     return f"fp_{hashlib.sha256(said).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""The hook of the server: registered on the engine's plugin host when a server starts."""
+"""The kind of plugins that the server declares: they edit its application."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.hookspecs import impl, spec
+from treadle.api.plugin_kind import PluginKind
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig
 
     from treadle_server.engine import Engine
 
-__all__ = ("ServerHooks", "impl")
+__all__ = ("SERVER", "ServerHooks", "impl")
 
 
 class ServerHooks:
@@ -27,3 +28,15 @@ class ServerHooks:
         server plugin is reloaded: what it opens belongs into a lifespan manager. Import litestar
         inside the body.
         """
+
+
+SERVER: PluginKind[None] = PluginKind(
+    name="server",
+    key="name",
+    hook="treadle_server",
+    builds=None,
+    specs=ServerHooks,
+    mode="always",
+    suite="treadle_server.testing.plugins:ServerSuite",
+    owner="treadle-server",
+)

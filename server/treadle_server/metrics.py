@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 
 from treadle.api.stats import EngineStats
-from treadle.plugins.call_stats import Tally
+from treadle.plugins.call_stats import PluginCallStats
 from treadle_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
 
 __all__ = ("METHODS", "Metrics")
@@ -50,7 +50,7 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
 class Metrics:
     """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
 
-    def __init__(self, model: str, tally: Tally | None = None) -> None:
+    def __init__(self, model: str, tally: PluginCallStats | None = None) -> None:
         """``tally`` is of the plugins that are called in this process."""
         self.time_to_first_token = Histogram(LATENCY)
         self.inter_token = Histogram(SHORT)
@@ -64,7 +64,7 @@ class Metrics:
         self._parser_failures: Counter[str] = Counter()
         self._stats: EngineStats | None = None
         self._states: Mapping[str, str] = {}
-        self._tally = tally or Tally()
+        self._tally = tally or PluginCallStats()
         self._label = [model]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

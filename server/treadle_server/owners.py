@@ -11,7 +11,7 @@ from litestar.exceptions import LitestarException
 from litestar.types import Scope
 
 from treadle.errors import PluginError, PluginLoadError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.local import home
 from treadle.plugins.switches import ALWAYS_ALLOWED
@@ -28,8 +28,8 @@ OURS = "treadle_server.routes."
 class Owners:
     """The plugins of ``treadle.server`` in a host that are not treadle's own."""
 
-    def __init__(self, host: Host) -> None:
-        self._tally = host.tally
+    def __init__(self, host: PluginManager) -> None:
+        self._tally = host.call_stats
         self._homes = {
             home(entry): entry
             for entry in host.entries

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 
 from treadle.errors import PluginLoadError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
 from treadle.processes.watchdog import TIMEOUT_FACTOR, WatchdogExecutor
 from treadle.text.parser_plugins import PARSER_KINDS
@@ -24,7 +24,6 @@ __all__ = ("reload",)
 
 log = logging.getLogger("treadle.server")
 
-SPECS = ("treadle_server.hookspecs:ServerHooks",)
 LONGEST = 90.0
 """Seconds that the new code gets for everything; the doctor alone may take 30 of them."""
 STARTUP = 30.0
@@ -61,10 +60,10 @@ async def reload(context: ServerContext, id: str) -> Reloaded:
 
 def renewed(
     context: ServerContext, id: str, loop: asyncio.AbstractEventLoop
-) -> tuple[Host, Served | None, Reloaded]:
+) -> tuple[PluginManager, Served | None, Reloaded]:
     """The new host, tried, and the new application if there are other routes."""
     in_use = context.stats.plugin_states if context.stats is not None else ()
-    with reloaded(context.engine.host, id, in_use=in_use, specs=SPECS) as (host, done):
+    with reloaded(context.engine.host, id, in_use=in_use) as (host, done):
         try:
             try_parsers(context, host, done)
             served = None
@@ -87,14 +86,14 @@ def renewed(
     return host, served, done
 
 
-def try_parsers(context: ServerContext, host: Host, done: Reloaded) -> None:
+def try_parsers(context: ServerContext, host: PluginManager, done: Reloaded) -> None:
     """Let each new parser read a word, with the tokenizer that it is for."""
     plugins = context.chats.plugins.with_host(host)
     for option, kind in PARSER_KINDS.items():
         ids = (id.partition(":") for id in done.plugins)
-        keys = {key for owner, _, key in ids if owner == kind and key != FALLBACK}
+        keys = {key for owner, _, key in ids if owner == kind.name and key != FALLBACK}
         used = plugins.keys[option]
-        if used is not None and host.choose(kind, used).dist == done.distribution:
+        if used is not None and host.choose(kind.name, used).dist == done.distribution:
             keys.add(used)
         for key in sorted(keys):
             plugins.check(option, key, feed=True)

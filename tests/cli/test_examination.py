@@ -171,7 +171,10 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
             machine(),
             seen("13.0", "cuda:0", "9.0"),
             ("treadle-kernels-triton",),
-            ["for NVIDIA H200: from a clone: pip install './plugins/backends/attention/triton'"],
+            [
+                "for NVIDIA H200: from a clone: pip install './kits/paged_attention' "
+                "'./kits/triton' './plugins/backends/attention/triton'"
+            ],
         ),
     ],
 )

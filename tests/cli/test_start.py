@@ -84,13 +84,13 @@ def test_plugin_list_imports_no_plugin():
 
 
 def test_help_of_serve_imports_only_plugins_with_options():
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
     from treadle.plugins.entries import scan
     from treadle.plugins.options import declared_options
 
     targets = {entry.target.partition(":")[0] for entry in scan()}
     found = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
-    host = Host()
+    host = PluginManager()
     declaring = {
         entry.target.partition(":")[0]
         for entry in host.entries

@@ -14,7 +14,7 @@ import pytest
 from repository import ROOT
 
 from treadle.errors import ConfigError
-from treadle.plugins import KINDS
+from treadle.plugins import installed_kinds
 from treadle_cli.templates import render
 
 spec = importlib.util.spec_from_file_location("projects", Path(__file__).with_name("projects.py"))
@@ -36,7 +36,9 @@ for line in sys.argv[1:]:
             raise
 """
 
-KEYS = {kind: f"my-{kind.replace('_', '-')}" for kind in KINDS} | {"models": "MyForCausalLM"}
+KEYS = {kind: f"my-{kind.replace('_', '-')}" for kind in installed_kinds()} | {
+    "models": "MyForCausalLM"
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +63,13 @@ def site(made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", installed_kinds())
 def test_a_readme_says_what_it_changes_and_what_to_change(made, kind):
     text = (made[kind] / "README.md").read_text()
     for part in ("What it changes", "Try it", "Change first", "Develop", "Publish"):
         assert len(text.partition(f"## {part}\n\n")[2].partition("\n## ")[0]) > 8, part
     idle = (ROOT / "docs/plugins.md").read_text().partition("<!-- generated: uncalled -->")[2]
-    uncalled = f"`{KINDS[kind].hook}`" in idle.partition("<!-- end")[0]
+    uncalled = f"`{installed_kinds()[kind].hook}`" in idle.partition("<!-- end")[0]
     assert ("does not call them" in text) == uncalled
 
 
@@ -105,7 +107,7 @@ def test_all_projects_pass_their_own_tests(made, site):
     """All at once: each must also bear the company."""
     done = projects.run_tests([p / "tests" for p in made.values()], site, "-rs")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    for kind in KINDS:
+    for kind in installed_kinds():
         assert made[kind].joinpath("tests").is_dir()
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 22 * 6
 

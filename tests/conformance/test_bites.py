@@ -17,7 +17,7 @@ from mutants.specimen import Specimen
 
 import treadle.testing
 from treadle.config import PluginConfig
-from treadle.plugins import Entry, Host
+from treadle.plugins import Entry, PluginManager
 from treadle.plugins.entries import scan
 from treadle.testing.catalog import SUITES
 from treadle.testing.plugin import PluginSuite
@@ -60,12 +60,12 @@ def subject(specimen: Specimen, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     class Subject(specimen.suite):  # type: ignore[name-defined, misc]
         plugin = specimen.plugin
 
-        def host(self) -> Host:
+        def host(self) -> PluginManager:
             options = {self.plugin: dict(self.options)} if self.options else {}
             if specimen.metadata:
-                return Host(PluginConfig(plugin_options=options))
+                return PluginManager(PluginConfig(plugin_options=options))
             local = PluginConfig(plugin_file=[str(file)], plugin_options=options)
-            return Host(local, source=lambda: map(copy, installed()))
+            return PluginManager(local, source=lambda: map(copy, installed()))
 
     return Subject
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from treadle.api.files import ModelRef
-from treadle.plugins import Entry, Host
+from treadle.plugins import Entry, PluginManager
 from treadle.testing.catalog import suite_of
 from treadle.testing.examination.findings import editable_folder
 from treadle.testing.logits import LogitsProcessorSuite
@@ -95,7 +95,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def installed() -> Iterator[tuple[Entry, type]]:
     """Every entry with its suite; ``object`` where the kind has none that runs by itself."""
-    for entry in Host().entries:
+    for entry in PluginManager().entries:
         if entry.usable and entry.key != "*":
             yield entry, ABOUT.get(entry.id) or suite_of(entry.kind) or object
 
@@ -121,7 +121,7 @@ for _entry, _kind in installed():
 def test_every_plugin_of_this_repository_is_tested() -> None:
     from repository import members
 
-    there = {entry.dist for entry in Host().entries}
+    there = {entry.dist for entry in PluginManager().entries}
     ours = {e.id for member in members() if member.name in there for e in member.entry_points}
     names = {c.plugin for c in globals().values() if isinstance(c, type) and hasattr(c, "plugin")}
     assert ours and ours - names <= {"models:*"}

@@ -14,7 +14,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import TokenLogprobs
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 
 class Driven:
@@ -24,7 +24,7 @@ class Driven:
         config = from_options(
             model=str(folder), device="cpu", dtype="float32", threads=1, **options
         )
-        self.core = EngineCore(config, Host(config.plugins))
+        self.core = EngineCore(config, PluginManager(config.plugins))
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}

@@ -10,7 +10,7 @@ import pytest
 from repository import ROOT, hooks
 
 from treadle.api.hookspecs import Every, First
-from treadle.plugins import KINDS
+from treadle.plugins import installed_kinds
 from treadle.plugins.matching import FLAGS
 from treadle_cli.hookspecs import CommandHooks
 from treadle_server.hookspecs import ServerHooks
@@ -20,16 +20,16 @@ PARTS = ("**It gets.** ", "**It returns.** ", "**Threads.** ", "**When it fails.
 
 
 def test_every_kind_has_a_page_and_no_other() -> None:
-    assert {path.stem for path in FOLDER.glob("*.md")} == set(KINDS)
+    assert {path.stem for path in FOLDER.glob("*.md")} == set(installed_kinds())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", installed_kinds())
 def test_a_page_says_what_an_author_must_know(kind: str) -> None:
     text = (FOLDER / f"{kind}.md").read_text()
     for part in PARTS:
         said = text.partition(part)[2].split("\n")[0]
         assert len(said) > 10, f"{kind}: {part}"
-    assert f"{KINDS[kind].hook}(" in text
+    assert f"{installed_kinds()[kind].hook}(" in text
 
 
 def pages_of(hook: str) -> list[str]:
@@ -38,7 +38,7 @@ def pages_of(hook: str) -> list[str]:
         return list(FLAGS)
     if hook in ("treadle_unconfigure", "treadle_report"):
         return ["extensions"]
-    return [name for name, kind in KINDS.items() if kind.hook == hook]
+    return [name for name, kind in installed_kinds().items() if kind.hook == hook]
 
 
 def specifications() -> dict[str, str]:
@@ -67,7 +67,7 @@ def test_all_hooks_are_known_here() -> None:
     assert {hook.name for hook in hooks()} == set(specifications())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", installed_kinds())
 def test_the_example_is_the_template_that_the_tests_run(kind: str) -> None:
     """tests/cli/test_templates.py installs every template and runs its test; here is the same."""
     text = (FOLDER / f"{kind}.md").read_text()
@@ -79,9 +79,9 @@ def test_the_example_is_the_template_that_the_tests_run(kind: str) -> None:
     files = (ROOT / "cli/treadle_cli/templates" / kind).glob("*.py.in")
     wanted = [Template(path.read_text()).substitute(marks) for path in files]
     assert sorted(shown) == sorted(wanted)
-    assert any(f"def {KINDS[kind].hook}(" in code for code in shown)
+    assert any(f"def {installed_kinds()[kind].hook}(" in code for code in shown)
 
 
 def test_the_versions_of_the_pages_are_those_of_the_contract() -> None:
-    for kind, about in KINDS.items():
+    for kind, about in installed_kinds().items():
         assert f"generation {about.generation}." in (FOLDER / f"{kind}.md").read_text()

@@ -9,7 +9,7 @@ from treadle import LLM, SamplingParams
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
 from treadle.outputs import CompletionOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
 
 __all__ = (
@@ -72,14 +72,14 @@ def config(kind: str, method: str = "", how: str = "RuntimeError", **options: An
     return from_options(plugin_file=[str(ODD)], plugin_options=given, **use)
 
 
-def start(host: Host, config: EngineConfig) -> None:
+def start(host: PluginManager, config: EngineConfig) -> None:
     """What ``LLM`` does to start, on a host of the test's own; and the end, if that went well."""
     open_checkpoint(config, host)
     EngineCore(config, host).close()
 
 
-def hosted(config: EngineConfig) -> Host:
-    return Host(plugin_config(config))
+def hosted(config: EngineConfig) -> PluginManager:
+    return PluginManager(plugin_config(config))
 
 
 def named(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
@@ -91,7 +91,9 @@ def named(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
 
 def calls(source: Any, kind: str, method: str) -> dict[str, int]:
     """Counts of a method by outcome; slow is ok, because other tests may keep the machine busy."""
-    rows = source.tally.rows() if isinstance(source, Host) else source.stats.plugin_calls
+    rows = (
+        source.call_stats.rows() if isinstance(source, PluginManager) else source.stats.plugin_calls
+    )
     found: dict[str, int] = {}
     for plugin, hook, outcome, count in rows:
         if (plugin, hook) == (name(kind), method):

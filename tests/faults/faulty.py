@@ -7,16 +7,16 @@ from typing import Any
 from uuid import uuid4
 
 from treadle.config import PluginConfig
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 __all__ = ("edited", "errors", "hosting")
 
 
-def hosting(folder: Path, source: str, **config: Any) -> Host:
+def hosting(folder: Path, source: str, **config: Any) -> PluginManager:
     """A host with the plugins of ``source``, in a module that no other test has imported."""
     file = folder / f"faulty_{uuid4().hex}.py"
     file.write_text(source)
-    return Host(PluginConfig(plugin_file=[str(file)], **config))
+    return PluginManager(PluginConfig(plugin_file=[str(file)], **config))
 
 
 def errors(page: str, plugin: str) -> dict[str, float]:
@@ -31,6 +31,6 @@ def errors(page: str, plugin: str) -> dict[str, float]:
     return found
 
 
-def edited(folder: Path, source: str, how: str, **config: Any) -> Host:
+def edited(folder: Path, source: str, how: str, **config: Any) -> PluginManager:
     """``hosting`` with an option ``how`` that the plugin fails by."""
     return hosting(folder, source, plugin_options={"server:faulty": {"how": how}}, **config)

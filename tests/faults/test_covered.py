@@ -35,36 +35,18 @@ from treadle.api import cache as caches
 from treadle.api import step_types as plan
 from treadle.api.hookspecs import Every, First
 from treadle.config import EngineConfig
-from treadle.plugins import KINDS
-from treadle.plugins.matching import FLAGS
+from treadle.plugins import installed_kinds
 from treadle_cli.hookspecs import CommandHooks
 from treadle_server.engine import Engine
 from treadle_server.hookspecs import ServerHooks
 
 TESTS = Path(__file__).parents[1]
 
-UNCALLED = {
-    "multimodal": "no model of this version takes images, audio or video",
-    "proposers": "this version does not speculate",
-    "kv_connectors": "pages do not leave this version's engine",
-    "lora_resolvers": "this version has no adapters",
-}
-"""Kinds whose hook nothing calls, and why."""
-
-ABILITIES = {
-    "attention": (types.PagedWriter,),
-    "load_formats": (types.TensorFiles,),
-    "quantization": (types.GatedMethod, types.TensorNames),
-    "reasoning": (types.Opens, types.Tagged),
-    "tool_parsers": (types.CallIds, types.Tagged),
-}
-"""Protocols that the core asks for with ``isinstance``: no annotation leads to them."""
-
 FREE = frozenset({"commands", "extensions", "server"})
 """Kinds that return an object of another library, or nothing: a mark may name any part of it."""
 
 MORE_HOOKS: dict[str, tuple[str, ...]] = {
-    **{kind: ("treadle_match",) for kind in FLAGS},
+    **{name: ("treadle_match",) for name, kind in installed_kinds().items() if kind.matches},
     "extensions": ("treadle_unconfigure", "treadle_report", "wrapper"),
 }
 """What is called beside the hook that a kind is named for; a ``wrapper`` is around any other."""
@@ -148,7 +130,7 @@ def reachable(annotation: Any, seen: set[Any] | None = None) -> set[str]:
 
 
 def hook_of(kind: str) -> Callable[..., Any]:
-    name = KINDS[kind].hook
+    name = installed_kinds()[kind].hook
     return next(
         getattr(specs, name)
         for specs in (First, Every, ServerHooks, CommandHooks)
@@ -159,7 +141,7 @@ def hook_of(kind: str) -> Callable[..., Any]:
 def needed(kind: str) -> set[str]:
     """Everything of a kind that may fail."""
     names = {"hook", *MORE_HOOKS.get(kind, ())} | reachable(returned(hook_of(kind)))
-    for ability in ABILITIES.get(kind, ()):
+    for ability in installed_kinds()[kind].optional:
         names |= reachable(ability)
     return names
 
@@ -181,7 +163,9 @@ def marks() -> list[tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in UNCALLED])
+@pytest.mark.parametrize(
+    "kind", [name for name, kind in installed_kinds().items() if not kind.provisional]
+)
 def test_every_method_fails_in_some_test(kind: str) -> None:
     covered = {method for k, method, _ in marks() if k == kind}
     missing = sorted(needed(kind) - covered)
@@ -192,25 +176,27 @@ def test_marks_name_what_there_is() -> None:
     wrong = [
         f"{where}: {kind}.{method}"
         for kind, method, where in marks()
-        if kind not in KINDS or (kind not in FREE and method not in needed(kind))
+        if kind not in installed_kinds() or (kind not in FREE and method not in needed(kind))
     ]
     assert wrong == []
 
 
-def test_kinds_that_nobody_calls_are_not_called() -> None:
-    """An exception ends when the engine begins to call the kind."""
-    methods_of_host = {"multimodal", "proposer", "kv_connector", "lora_resolvers"}
+def test_a_kind_is_provisional_until_it_is_called() -> None:
+    """Every other kind is named where its hook is called, and no provisional one is."""
     sources = [*TESTS.parent.glob("core/treadle/**/*.py"), *TESTS.parent.glob("server/**/*.py")]
+    sources += TESTS.parent.glob("cli/treadle_cli/*.py")
     called = {
-        f"{file.name}:{node.lineno}"
+        name.id if isinstance(name, ast.Name) else name.attr
         for file in sources
-        if file.name != "host.py" and "testing" not in file.parts
+        if "testing" not in file.parts and "api" not in file.parts
         for node in ast.walk(ast.parse(file.read_bytes()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in methods_of_host
+        if isinstance(node, ast.Call) and node.args
+        for name in [node.args[0]]
+        if isinstance(name, ast.Name | ast.Attribute)
     }
-    assert called == set()
+    for name, kind in installed_kinds().items():
+        if name != "extensions":  # called by the plugin manager itself
+            assert (name.upper() in called) != kind.provisional, name
 
 
 def test_optional_protocols_are_listed() -> None:
@@ -219,7 +205,7 @@ def test_optional_protocols_are_listed() -> None:
         for found in vars(types).values()
         if is_ours(found) and is_protocol(found) and getattr(found, "_is_runtime_protocol", 0)
     }
-    assert optional == {ability for listed in ABILITIES.values() for ability in listed}
+    assert optional == {ability for kind in installed_kinds().values() for ability in kind.optional}
 
 
 def test_methods_are_found_through_what_is_returned() -> None:

@@ -12,10 +12,11 @@ from faulty import errors
 from scripted import ScriptedEngine
 from serving import serving
 
+from treadle.api.kinds import POLICIES, TOOL_PARSERS
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import EngineError, PluginLoadError
-from treadle.plugins import Host
-from treadle.plugins.call_stats import MOST_FAILURES
+from treadle.plugins import PluginManager
+from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
 from treadle.plugins.entries import Entry
 
 PARSER = """
@@ -68,7 +69,7 @@ WRAPPERS = {
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> Host:
+def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> PluginManager:
     """A host with a parser of its own distribution, and a wrapper of another around it."""
     source = WRAPPER % body
     if not routes:
@@ -76,7 +77,7 @@ def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> H
     (folder / "parser.py").write_text(PARSER)
     (folder / "wrapper.py").write_text(source)
     files = [str(folder / "parser.py"), str(folder / "wrapper.py")]
-    return Host(PluginConfig(plugin_file=files, **config))
+    return PluginManager(PluginConfig(plugin_file=files, **config))
 
 
 @pytest.mark.fault("extensions", "wrapper")
@@ -86,14 +87,14 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
 ) -> None:
     engine = ScriptedEngine(host=around(tmp_path, WRAPPERS[how]))
     async with serving(engine, tool_parser="plain") as server:
-        for _ in range(MOST_FAILURES + 1):
+        for _ in range(MAX_CONSECUTIVE_FAILURES + 1):
             whole = await server.chat(tools=TOOLS)
             assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
             assert "x-treadle-parser-error" not in whole.headers, "it is not the parser's failure"
         assert "Hel" in (await server.chat(tools=TOOLS, stream=True)).text
         page = (await server.client.get("/metrics")).text
         rows = (await server.client.get("/plugins")).json()["data"]
-    assert errors(page, "extensions:faulty") == {"treadle_tool_parser": MOST_FAILURES}
+    assert errors(page, "extensions:faulty") == {"treadle_tool_parser": MAX_CONSECUTIVE_FAILURES}
     assert errors(page, "tool_parsers:plain") == {}
     labels = 'model_name="scripted",plugin="extensions:faulty",state="broken"'
     assert f"treadle_plugin_state{{{labels}}} 1.0" in page
@@ -106,7 +107,7 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
 def test_in_strict_mode_a_wrapper_is_fatal(how: str, tmp_path: Path) -> None:
     host = around(tmp_path, WRAPPERS[how], plugin_strict=True)
     with pytest.raises(EngineError, match=r"extensions:faulty .*plugin_strict makes it fatal"):
-        host.tool_parser("plain", object(), ())  # type: ignore[arg-type]
+        host.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=())  # type: ignore[arg-type]
 
 
 def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) -> None:
@@ -118,9 +119,11 @@ def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) 
     ):
         (tmp_path / f"{name}.py").write_text(source.replace('["faulty"]', f'["{name}"]'))
     (tmp_path / "parser.py").write_text(PARSER)
-    host = Host(PluginConfig(plugin_file=[str(path) for path in sorted(tmp_path.glob("*.py"))]))
-    for _ in range(MOST_FAILURES):
-        assert host.tool_parser("plain", object(), ()) is not None  # type: ignore[arg-type]
+    host = PluginManager(
+        PluginConfig(plugin_file=[str(path) for path in sorted(tmp_path.glob("*.py"))])
+    )
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        assert host.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=()) is not None  # type: ignore[arg-type]
     states = host.states()
     assert [states[f"extensions:{name}"] for name in ("a_good", "m_bad", "z_good")] == [
         *("loaded", "broken", "loaded")
@@ -195,13 +198,15 @@ LOG = []
 HOWS = ["KeyError('oh')", "Panic('oh')", "RequestError('oh')"]
 
 
-def living(folder: Path, method: str, how: str, **config: Any) -> tuple[Host, dict[str, Any]]:
+def living(
+    folder: Path, method: str, how: str, **config: Any
+) -> tuple[PluginManager, dict[str, Any]]:
     """A faulty extension between two others, and what the others have noted."""
     for name in ("before", "zuletzt"):
         (folder / f"{name}.py").write_text(f"{OTHER.format(name=name)}# {uuid4()}")
     (folder / "faulty.py").write_text(f"{LIFE}\nMETHOD, HOW = {method!r}, {how}  # {uuid4()}\n")
     files = [str(path) for path in sorted(folder.glob("*.py"))]
-    host = Host(PluginConfig(plugin_file=files, **config))
+    host = PluginManager(PluginConfig(plugin_file=files, **config))
     return host, {n: host.load("extensions", n).LOG for n in ("before", "zuletzt")}  # type: ignore[attr-defined]
 
 
@@ -217,7 +222,7 @@ def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
         assert isinstance(raised.value, PluginLoadError)
         assert "extensions:faulty from faulty.py" in str(raised.value)
     assert log["before"] == ["configure before", "unconfigure before"] and log["zuletzt"] == []
-    assert dict((m, n) for p, m, o, n in host.tally.rows() if o == "error") == {
+    assert dict((m, n) for p, m, o, n in host.call_stats.rows() if o == "error") == {
         "treadle_configure": 1
     }
 
@@ -234,7 +239,7 @@ def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
     for name, noted in log.items():
         assert noted == [f"configure {name}", f"unconfigure {name}"]
     assert "oh" in caplog.text
-    assert ("extensions:faulty", "treadle_unconfigure", "error", 1) in host.tally.rows()
+    assert ("extensions:faulty", "treadle_unconfigure", "error", 1) in host.call_stats.rows()
 
 
 @pytest.mark.fault("extensions", "treadle_report")
@@ -277,7 +282,7 @@ def test_an_object_without_a_hash_is_told_so(
         Entry("extensions", "data", "faulty_data:Data", "data", "1"),
         Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "1"),
     ]
-    assert Host(source=lambda: entries).policy("fcfs") is not None
+    assert PluginManager(source=lambda: entries).create(POLICIES, "fcfs") is not None
     assert "extensions:data from data 1 failed to load" in caplog.text
     assert "eq=False" in caplog.text
     del sys.modules["faulty_data"]

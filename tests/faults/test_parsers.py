@@ -14,7 +14,7 @@ from serving import Server, events, serving
 
 from treadle.api.matching import ModelTraits
 from treadle.errors import PluginLoadError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
@@ -106,7 +106,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"typ
 OPTIONS = {"tool_parsers": "tool_parser", "reasoning": "reasoning_parser"}
 
 
-def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> Host:
+def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> PluginManager:
     options = {f"{kind}:faulty": {"where": where, "how": how}}
     return hosting(folder, PLUGIN, plugin_options=options, **config)
 

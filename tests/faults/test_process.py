@@ -90,5 +90,5 @@ async def test_a_tokenizer_fails_here_and_the_process_does_not_hear_of_it(
         (failed,) = (o for o in outputs if o.finish_reason == "error")
         assert re.search(named("tokenizers", "finish"), str(failed.error))
         assert (await answered(engine)).token_ids == expected
-        assert ("tokenizers:odd", "finish", "error", 1) in engine.host.tally.rows()
+        assert ("tokenizers:odd", "finish", "error", 1) in engine.host.call_stats.rows()
         assert (await engine.stats()).pages_used == 0

@@ -11,11 +11,11 @@ from faulty import errors, hosting
 from scripted import ScriptedEngine
 from serving import events, serving
 
+from treadle.api.kinds import RENDERERS
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
 from treadle.errors import PluginLoadError
-from treadle.plugins import Host
-from treadle.plugins.guarded import Guarded
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_tokenizer, tiny_config
 from treadle.text.assets import choose_renderer, open_checkpoint
 
@@ -85,14 +85,16 @@ FAULTS = [
 ]
 
 
-def faulty(folder: Path, where: str, how: str, **config: Any) -> Host:
+def faulty(folder: Path, where: str, how: str, **config: Any) -> PluginManager:
     options = {"renderers:faulty": {"where": where, "how": how}}
     return hosting(folder, PLUGIN, plugin_options=options, **config)
 
 
-def rendering(host: Host) -> ScriptedEngine:
+def rendering(host: PluginManager) -> ScriptedEngine:
     engine: Any = ScriptedEngine(host=host)
-    engine.renderer = Guarded(host).renderer("faulty", None, engine.tokenizer)  # type: ignore[arg-type]
+    engine.renderer = host.create_guarded(
+        RENDERERS, "faulty", files=None, tokenizer=engine.tokenizer
+    )  # type: ignore[arg-type]
     found: ScriptedEngine = engine
     return found
 

@@ -11,7 +11,7 @@ from engines import calls, finish, healthy, name, named
 
 from treadle import LLM
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
-from treadle.plugins.call_stats import MOST_FAILURES
+from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -191,16 +191,16 @@ def test_a_logger_that_keeps_failing_is_given_up(odd: Odd, expected: list[int], 
     llm = odd("stat_loggers", "record", how)
     for output in finish(llm, {}, {}):
         assert output.token_ids == expected
-    assert calls(llm, "stat_loggers", "record") == {"error": MOST_FAILURES}
+    assert calls(llm, "stat_loggers", "record") == {"error": MAX_CONSECUTIVE_FAILURES}
     assert llm.stats.plugin_states["stat_loggers:odd"] == "broken"
     healthy(llm, expected)
 
 
 @fault("stat_loggers", "record")
 def test_a_logger_that_fails_now_and_then_is_kept(odd: Odd, expected: list[int]) -> None:
-    llm = odd("stat_loggers", "record", at=2, times=MOST_FAILURES - 1)
+    llm = odd("stat_loggers", "record", at=2, times=MAX_CONSECUTIVE_FAILURES - 1)
     assert finish(llm, {})[0].token_ids == expected
-    assert calls(llm, "stat_loggers", "record") == {"error": MOST_FAILURES - 1, "ok": 4}
+    assert calls(llm, "stat_loggers", "record") == {"error": MAX_CONSECUTIVE_FAILURES - 1, "ok": 4}
     assert llm.stats.plugin_states["stat_loggers:odd"] == "loaded"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import Member, members, plugins
+from repository import Member, kits, members, plugins
 
 SIZES = {
     "vocab_size": 64,
@@ -36,10 +36,10 @@ CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2Fo
 GENERATE = """
 import sys
 from treadle import LLM, SamplingParams
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 gone = sys.argv[1]
-assert gone not in {entry.dist for entry in Host().entries}
+assert gone not in {entry.dist for entry in PluginManager().entries}
 options = dict(model=sys.argv[2], load_format="dummy", device="cpu", num_pages=16, max_num_seqs=2)
 with LLM(**options) as llm:
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -123,8 +123,20 @@ def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     assert done.stdout.split()[-1] == "4"
 
 
-@pytest.mark.parametrize("name", ["treadle-server", "treadle-cli"])
-def test_the_engine_needs_neither_server_nor_command_line(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "treadle-server",
+        "treadle-cli",
+        "treadle-paged-attention-kit",
+        *(
+            pytest.param(kit.name, marks=pytest.mark.slow)
+            for kit in kits()
+            if kit.name != "treadle-paged-attention-kit"
+        ),
+    ],
+)
+def test_the_engine_needs_no_server_no_command_line_and_no_kit(name: str, tmp_path: Path) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
     done = run(without(member, tmp_path), GENERATE, name, str(model))

@@ -11,7 +11,7 @@ import pytest
 
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.matching import AUTO, decide
 from treadle.testing.matching import PLAIN, Matching
 from treadle.text.assets import open_checkpoint, plugin_config
@@ -98,7 +98,7 @@ MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parsers_of_a_model(name: str) -> None:
     model, tools, thoughts = MODELS[name]
-    host = Host()
+    host = PluginManager()
     assert decide(host, "tool_parsers", model, AUTO).key == tools
     assert decide(host, "reasoning", model, AUTO).key == thoughts
     assert decide(host, "renderers", model, AUTO).key == "jinja"
@@ -106,7 +106,7 @@ def test_the_parsers_of_a_model(name: str) -> None:
 
 def test_the_demo_model_as_it_is_opened() -> None:
     config = from_options(model="demo:treadle-demo")
-    host = Host(plugin_config(config))
+    host = PluginManager(plugin_config(config))
     model = open_checkpoint(config, host).traits
     assert model.config["architectures"] == ["LlamaForCausalLM"]
     assert "<|im_start|>" in model.tokens
@@ -116,7 +116,7 @@ def test_the_demo_model_as_it_is_opened() -> None:
 
 def test_a_template_of_the_users_own_decides() -> None:
     config = from_options(model="demo:treadle-demo", chat_template=MISTRAL)
-    host = Host(plugin_config(config))
+    host = PluginManager(plugin_config(config))
     model = open_checkpoint(config, host).traits
     assert model.templates == {"default": MISTRAL}
     assert decide(host, "tool_parsers", model, AUTO).key == "mistral"
@@ -132,7 +132,7 @@ def test_a_template_of_the_users_own_decides() -> None:
 )
 def test_a_quantization_that_is_not_named(checkpoint: dict[str, Any], method: str | None) -> None:
     model = ModelTraits(config={"quantization_config": checkpoint})
-    assert decide(Host(), "quantization", model, AUTO).key == method
+    assert decide(PluginManager(), "quantization", model, AUTO).key == method
 
 
 class TestHermes(Matching):

@@ -15,7 +15,7 @@ from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
 from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
 from treadle_server.testing.engine import Characters, Lines
 
@@ -35,7 +35,7 @@ class ScriptedEngine:
         *,
         pause: float = 0.0,
         before: Before | None = None,
-        host: Host | None = None,
+        host: PluginManager | None = None,
         reason: str = "stop",
         names: Sequence[str] = (),
         max_model_len: int = 1000,
@@ -46,7 +46,7 @@ class ScriptedEngine:
             model="scripted", served_model_name=list(names) or ["scripted"]
         )
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
-        self.host = host or Host()
+        self.host = host or PluginManager()
         self.traits = traits or ModelTraits()
         self.output_limit = output_limit
         self.tokenizer, self.renderer = Characters(), Lines()

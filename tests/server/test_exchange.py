@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from treadle.api.kinds import POLICIES, QUANTIZATION, TOOL_PARSERS
 from treadle.errors import (
     ConfigError,
     PluginConflictError,
@@ -17,7 +18,7 @@ from treadle.errors import (
     PluginNotFoundError,
     PluginReloadError,
 )
-from treadle.plugins.lock import locked
+from treadle.plugins.lock import lock_of
 from treadle_server.exchange import reloaded
 
 PARSER = """
@@ -71,14 +72,14 @@ def acme(site):
 
 
 def said(host) -> Any:
-    return host.tool_parser("mine", None, ())
+    return host.create(TOOL_PARSERS, "mine", tokenizer=None, tools=())
 
 
 def test_new_code_is_used_by_the_new_host_and_by_nobody_else(acme, site):
     site.scheme("bystander", "x")
     host = site.host()
     assert said(host) == "old"
-    host.quantization("x", {}, None)
+    host.create(QUANTIZATION, "x", checkpoint={}, device=None)
     acme.says("new and longer")
     acme.installs("2.0")
     with reloaded(host, "tool_parsers:mine") as (fresh, done):
@@ -92,7 +93,7 @@ def test_new_code_is_used_by_the_new_host_and_by_nobody_else(acme, site):
     assert fresh.choose("tool_parsers", "mine").version == "2.0"
     assert fresh.choose("tool_parsers", "mine").state == "loaded"
     assert fresh.load("quantization", "x") is host.load("quantization", "x")
-    assert fresh.tally is host.tally
+    assert fresh.tally is host.call_stats
     acme.says("newest of all")
     with reloaded(fresh, "tool_parsers:mine") as (third, _):
         assert said(third) == "newest of all"
@@ -172,12 +173,12 @@ def test_what_is_refused(id, acme, site):
 
 
 def test_the_parts_of_treadle_itself_are_refused():
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
     with pytest.raises(
         PluginReloadError, match="server:tokenize of treadle-server is code of treadle"
     ):
-        tried(Host(), "server:tokenize")
+        tried(PluginManager(), "server:tokenize")
 
 
 def test_an_entry_of_others_may_not_have_treadle_imported_again(acme, site):
@@ -197,7 +198,7 @@ def test_versions_are_not_mixed(where, acme, site):
     host = site.host()
     assert said(host) == "old"
     if where == "here":
-        host.policy("order")
+        host.create(POLICIES, "order")
     used = {"policies:order"} if where == "in another process" else set()
     if where == "nowhere":
         with reloaded(host, "tool_parsers:mine", in_use=used) as (fresh, _):
@@ -226,7 +227,7 @@ def test_a_lock_holds(acme, site, tmp_path):
     import msgspec
 
     file = tmp_path / "treadle.lock"
-    file.write_bytes(msgspec.json.encode(locked(site.host())))
+    file.write_bytes(msgspec.json.encode(lock_of(site.host().entries)))
     host = site.host(locked=str(file))
     acme.says("edited, same version")
     with reloaded(host, "tool_parsers:mine") as (fresh, _):
@@ -246,7 +247,10 @@ def test_a_namespace_package_is_shared_with_others(site):
     for name, key in (("ours", "mine"), ("theirs", "other")):
         site.install(f"house-{name}", {"treadle.tool_parsers": {key: f"house.{name}"}}, "")
     host = site.host()
-    assert (said(host), host.tool_parser("other", None, ())) == ("old", "same")
+    assert (said(host), host.create(TOOL_PARSERS, "other", tokenizer=None, tools=())) == (
+        "old",
+        "same",
+    )
     ours, theirs = sys.modules["house.ours"], sys.modules["house.theirs"]
     with pytest.raises(KeyError), reloaded(host, "tool_parsers:mine"):
         assert sys.modules["house.ours"] is not ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treadle.api.kinds import QUANTIZATION
 from treadle_server.fingerprint import fingerprint
 
 
@@ -31,5 +32,5 @@ def test_loading_a_plugin_does_not_change_it(site):
     site.scheme("acme-awq", "awq")
     host = site.host()
     before = fingerprint(host)
-    host.quantization("awq", {}, None)
+    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
     assert fingerprint(host) == before

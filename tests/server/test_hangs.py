@@ -15,7 +15,7 @@ from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
 from treadle.config import PluginConfig
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.processes.watchdog import MAX_STUCK_THREADS
 
 PLUGIN = """
@@ -75,10 +75,10 @@ BUDGETS = {"tool_parsers": 0.05, "reasoning": 0.05}
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Iterator[PluginManager]:
     file = tmp_path / f"hangs_{uuid4().hex}.py"  # a module of this test's own
     file.write_text(PLUGIN)
-    host = Host(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
+    host = PluginManager(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
     yield host
     host.report()  # lets the threads go
 
@@ -90,7 +90,7 @@ async def healthy(server: Server) -> float:
 
 
 @pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser"])
-async def test_others_are_served_while_a_parser_hangs(host: Host, kind: str) -> None:
+async def test_others_are_served_while_a_parser_hangs(host: PluginManager, kind: str) -> None:
     engine = ScriptedEngine(["ab", "c!", "d"], host=host)
     fields: dict[str, Any] = {"tools": TOOLS} if kind == "tool_parser" else {}
     async with serving(engine, **{kind: "feed"}) as server:
@@ -115,7 +115,7 @@ async def test_others_are_served_while_a_parser_hangs(host: Host, kind: str) -> 
 @pytest.mark.parametrize("where", ["build", "feed", "finish"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_text_is_delivered_wherever_it_hangs(
-    host: Host, where: str, stream: bool
+    host: PluginManager, where: str, stream: bool
 ) -> None:
     async with serving(ScriptedEngine(["a", "b!", "c"], host=host), tool_parser=where) as server:
         response = await server.chat(tools=TOOLS, stream=stream)
@@ -131,7 +131,7 @@ async def test_the_text_is_delivered_wherever_it_hangs(
 
 @pytest.mark.fault("tool_parsers", "grammar", "tags")
 @pytest.mark.parametrize("name", ["grammar", "tags"])
-async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: Host, name: str) -> None:
+async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: PluginManager, name: str) -> None:
     choice = "required" if name == "grammar" else "auto"
     async with serving(ScriptedEngine(host=host), tool_parser=name) as server:
         asked = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
@@ -141,7 +141,7 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: Host, name: str)
         assert (await server.chat(tools=TOOLS)).status_code == 200
 
 
-async def test_threads_that_are_lost_are_bounded(host: Host) -> None:
+async def test_threads_that_are_lost_are_bounded(host: PluginManager) -> None:
     """From some on the parser is not called, until one comes back."""
     engine = ScriptedEngine(["!"], host=host)
     async with serving(engine, tool_parser="feed") as server:

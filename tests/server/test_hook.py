@@ -12,7 +12,7 @@ from serving import serving
 
 from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 PLUGIN = """
 from treadle.api.hookspecs import impl
@@ -36,10 +36,10 @@ def treadle_server(app, engine):
 """
 
 
-def host_of(tmp_path: Path, source: str, **options: object) -> Host:
+def host_of(tmp_path: Path, source: str, **options: object) -> PluginManager:
     file = tmp_path / "hello.py"
     file.write_text(source)
-    return Host(PluginConfig(plugin_file=[str(file)], **options))  # type: ignore[arg-type]
+    return PluginManager(PluginConfig(plugin_file=[str(file)], **options))  # type: ignore[arg-type]
 
 
 async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
 async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:
     async with serving() as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 200
-    host = Host(PluginConfig(no_plugin=["server:tokenize"]))
+    host = PluginManager(PluginConfig(no_plugin=["server:tokenize"]))
     async with serving(ScriptedEngine(host=host)) as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 404
 

@@ -12,7 +12,7 @@ from serving import serving
 from treadle.api.matching import ModelTraits
 from treadle.config import PluginConfig
 from treadle.errors import PluginConflictError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
@@ -77,7 +77,7 @@ async def test_a_model_without_signs_gets_no_parser() -> None:
 def test_equal_matches_stop_the_start(tmp_path: Path) -> None:
     file = tmp_path / "rival.py"
     file.write_text(RIVAL)
-    host = Host(PluginConfig(plugin_file=[str(file)]))
+    host = PluginManager(PluginConfig(plugin_file=[str(file)]))
     with pytest.raises(PluginConflictError, match=r"--tool-parser NAME:\n  hermes: .*\n  rival: "):
         serve_engine(
             lambda: ScriptedEngine(traits=QWEN3, host=host),

@@ -14,7 +14,7 @@ from serving import events, serving
 
 from treadle.config import PluginConfig
 from treadle.errors import PluginNotFoundError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
@@ -115,10 +115,10 @@ TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def host(tmp_path: Path) -> PluginManager:
     file = tmp_path / "parsers.py"
     file.write_text(PLUGIN)
-    return Host(PluginConfig(plugin_file=[str(file)]))
+    return PluginManager(PluginConfig(plugin_file=[str(file)]))
 
 
 def assembled(chunks: Sequence[Any]) -> tuple[str, str, list[dict[str, Any]], str | None]:
@@ -146,7 +146,7 @@ SPLITS = [["hm", "m~so |f:{", '"x": 1}|', "|g:{}| ok"], list('hmm~so |f:{"x": 1}
 @pytest.mark.parametrize("pieces", SPLITS)
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_calls_and_reasoning_are_the_same_streamed_or_not(
-    pieces: list[str], parallel: bool, host: Host
+    pieces: list[str], parallel: bool, host: PluginManager
 ) -> None:
     options = {"tool_parser": "bars", "reasoning_parser": "think"}
     async with serving(ScriptedEngine(pieces, host=host), **options) as server:
@@ -165,7 +165,7 @@ async def test_calls_and_reasoning_are_the_same_streamed_or_not(
     assert len({c["id"] for c in calls}) == len(calls)
 
 
-async def test_without_tools_the_tool_parser_stays_away(host: Host) -> None:
+async def test_without_tools_the_tool_parser_stays_away(host: PluginManager) -> None:
     engine = ScriptedEngine(["a|f:{}|"], host=host)
     async with serving(engine, tool_parser="bars") as server:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
@@ -174,13 +174,13 @@ async def test_without_tools_the_tool_parser_stays_away(host: Host) -> None:
             assert choice["finish_reason"] == "stop"
 
 
-async def test_only_calls_means_no_content(host: Host) -> None:
+async def test_only_calls_means_no_content(host: PluginManager) -> None:
     async with serving(ScriptedEngine(["|f:{}|"], host=host), tool_parser="bars") as server:
         message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
     assert message["content"] is None
 
 
-async def test_a_forced_call_becomes_a_constraint(host: Host) -> None:
+async def test_a_forced_call_becomes_a_constraint(host: PluginManager) -> None:
     engine = ScriptedEngine(host=host)
     async with serving(engine, tool_parser="bars") as server:
         await server.chat(tools=TOOLS, tool_choice="required")
@@ -193,7 +193,7 @@ async def test_a_forced_call_becomes_a_constraint(host: Host) -> None:
         response = await server.chat(tools=TOOLS, tool_choice=unknown)
     assert response.status_code == 400 and "f, g" in response.json()["error"]["message"]
     for name in ("bad", "unborn"):
-        engine.host = Host(host.config)
+        engine.host = PluginManager(host.config)
         async with serving(engine, tool_parser=name) as server:
             response = await server.chat(tools=TOOLS, tool_choice="required")
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
@@ -209,7 +209,7 @@ async def test_a_forced_call_becomes_a_constraint(host: Host) -> None:
     ],
 )
 async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
-    options: dict[str, str], host: Host
+    options: dict[str, str], host: PluginManager
 ) -> None:
     pieces = ["one ", "two ", "three ", "four ", "five"]
     label = "=".join(next(iter(options.items())))
@@ -229,9 +229,9 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
-    host: Host, stream: bool
+    host: PluginManager, stream: bool
 ) -> None:
-    strict = Host(msgspec.structs.replace(host.config, plugin_strict=True))
+    strict = PluginManager(msgspec.structs.replace(host.config, plugin_strict=True))
     async with serving(ScriptedEngine(host=strict), tool_parser="bad") as server:
         response = await server.chat(tools=TOOLS, stream=stream)
         assert (await server.chat()).status_code == 200
@@ -240,7 +240,7 @@ async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
     assert "tool_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
 
 
-def test_a_wrong_parser_name_stops_the_start(host: Host) -> None:
+def test_a_wrong_parser_name_stops_the_start(host: PluginManager) -> None:
     engine = ScriptedEngine(host=host)
     engine.use_parsers(tool_parser="nonsense")
     with pytest.raises(PluginNotFoundError, match="nonsense"):

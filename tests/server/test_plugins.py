@@ -7,7 +7,7 @@ from time import perf_counter
 from serving import serving
 
 from treadle.api.stats import EngineStats
-from treadle.plugins.call_stats import Tally
+from treadle.plugins.call_stats import PluginCallStats
 from treadle_server.metrics import Metrics
 
 
@@ -39,7 +39,7 @@ def test_calls_and_states_are_metrics() -> None:
         plugin_seconds=[("policies:fcfs", "order", 7, 0.5)],
         plugin_states={"stat_loggers:x": "broken"},
     )
-    own = Tally()
+    own = PluginCallStats()
     own.failed("stat_loggers:x", "record", perf_counter())
     own.done("policies:fcfs", "order", perf_counter() - 1.5)
     page = Metrics("m", own).exposition(stats).decode()

@@ -15,7 +15,7 @@ from scripted import ScriptedEngine
 from serving import Server, events, serving, until
 
 from treadle.config import PluginConfig
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.processes.watchdog import MAX_STUCK_THREADS
 from treadle_server import reload as reloading
 
@@ -244,7 +244,7 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
     wait = "__import__('threading').Event().wait()"
     acme.install("1.0", acme_parser=PARSER.replace("[TextDelta(text)]", wait))
     budgets = {"tool_parsers": 0.02, "reasoning": 0.02}
-    engine = Held(host=Host(PluginConfig(plugin_time_budget=budgets)))
+    engine = Held(host=PluginManager(PluginConfig(plugin_time_budget=budgets)))
     async with parsed(engine) as server:
         assert {await said(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
         assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS

@@ -15,7 +15,7 @@ from treadle.api.step_types import CacheGroup
 from treadle.api.types import EngineFacts, Executor, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 __all__ = ("SIZES", "HostCost", "host_cost")
 
@@ -66,7 +66,7 @@ class NoRunner:
         pass
 
 
-class _Host(Host):
+class _Host(PluginManager):
     """The installed plugins, but for the executor."""
 
     def executor(self, name: str, config: EngineConfig) -> Executor:

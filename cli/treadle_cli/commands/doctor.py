@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from treadle.api import impl
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import single
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from treadle_cli.doctor.survey import Bid
 
 __all__ = ("treadle_command",)
-
-SPECS = ("treadle_cli.hookspecs:CommandHooks", "treadle_server.hookspecs:ServerHooks")
 
 
 @with_flags(PLUGINS)
@@ -39,7 +37,7 @@ def doctor(
     """
     from treadle_cli.doctor.report import examine
 
-    found = examine(Host(options.struct(PLUGINS)), seconds=timeout, specs=SPECS)
+    found = examine(PluginManager(options.struct(PLUGINS)), seconds=timeout)
     failed = found.failed(strict)
     if json:
         print(msgspec.json.encode({"ok": not failed, **msgspec.structs.asdict(found)}).decode())

@@ -13,7 +13,7 @@ import typer
 
 from treadle.api import impl
 from treadle.errors import ConfigError
-from treadle.plugins import KINDS, Host
+from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import normal
 from treadle_cli.flags import PLUGINS, Options, with_flags
 from treadle_cli.help import SectionedCommand, application
@@ -35,7 +35,7 @@ def show_list(
     """List every plugin with its state. Imports none of them."""
     from treadle.testing.examination.listing import rows
 
-    found = list(rows(Host(options.struct(PLUGINS)), kind))
+    found = list(rows(PluginManager(options.struct(PLUGINS)), kind))
     if json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
@@ -53,7 +53,7 @@ def show_one(
     """Import one plugin and show its hooks and options; of a distribution, list its keys."""
     from treadle_cli.description import describe
 
-    host = Host(options.struct(PLUGINS))
+    host = PluginManager(options.struct(PLUGINS))
     if ":" not in id:
         _show_distribution(host, id, json)
         return
@@ -63,7 +63,9 @@ def show_one(
 
 
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(KINDS)}.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"One of: {', '.join(installed_kinds())}.")
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="The key that it will provide.")],
     folder: Annotated[
         Path, typer.Option("--folder", help="Where the project's folder is made.")
@@ -75,7 +77,7 @@ def new(
     project = render(kind, name, folder)
     print(f"{project} is written; its README.md says what to do. To begin:")
     print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
-    for entry in Host().entries:
+    for entry in PluginManager().entries:
         if (entry.kind, entry.key) == (kind, name):
             print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")
             print(f'"{kind}.{name}" in the group "treadle.overrides" of pyproject.toml.')
@@ -94,7 +96,7 @@ def test(
     kind, _, key = id.partition(":")
     if not key:
         raise ConfigError(f"{id!r} names no plugin; write kind:key, as in treadle plugin list")
-    Host(config).choose(kind, key)
+    PluginManager(config).choose(kind, key)
     raise typer.Exit(run(id, config))
 
 
@@ -105,9 +107,9 @@ def lock(
     options: Options,
 ) -> None:
     """Write down every plugin with its version, for treadle serve --locked FILE."""
-    from treadle.plugins.lock import locked
+    from treadle.plugins.lock import lock_of
 
-    found = locked(Host(options.struct(PLUGINS)))
+    found = lock_of(PluginManager(options.struct(PLUGINS)).entries)
     text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
     try:
         file.write_bytes(text)
@@ -116,7 +118,7 @@ def lock(
     print(f"{file}: {len(found.plugins)} keys")
 
 
-def _show_distribution(host: Host, name: str, json: bool) -> None:
+def _show_distribution(host: PluginManager, name: str, json: bool) -> None:
     from treadle.testing.examination.listing import rows
 
     found: list[Row] = [r for r in rows(host) if normal(r.distribution) == normal(name)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import normal
-from treadle.plugins.registry import Registry
-from treadle.plugins.selection import Plan
+from treadle.plugins.selection import PluginSelection
 from treadle.processes.child_process import ChildError, ask
 from treadle.testing.examination.checks import Checked, check
 from treadle_cli.doctor import machine
@@ -36,34 +36,32 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def examine(
-    registry: Registry,
+    plugins: PluginManager,
     *,
     seconds: float = 30.0,
-    specs: Sequence[str] = (),
     device: str = "auto",
     only: str | None = None,
 ) -> Report:
     """Import every usable plugin, each in a process that has ``seconds`` to end.
 
-    ``specs`` name the hooks of other distributions (``module:class``). ``only`` is a distribution
-    or a ``kind:key``: nothing else is imported, and the device is left alone.
+    ``only`` is a distribution or a ``kind:key``: nothing else is imported, and the device is left alone.
     """
-    chosen = [e for e in registry.entries if only is None or only in (e.id, normal(e.dist))]
-    plugins, reports = check(registry, chosen, seconds=seconds, specs=specs)
-    installed = {normal(e.dist) for e in registry.entries}
+    chosen = [e for e in plugins.entries if only is None or only in (e.id, normal(e.dist))]
+    examined, reports = check(plugins, chosen, seconds=seconds)
+    installed = {normal(e.dist) for e in plugins.entries}
     found = machine.look(installed)
     seen, problems = None, []
     if only is None:
         try:
-            seen = ask(SURVEY, Survey(_healthy(registry, plugins), device), Seen, seconds * 2)
+            seen = ask(SURVEY, Survey(_healthy(plugins, examined), device), Seen, seconds * 2)
         except ChildError as error:
             problems.append(f"asking for the device and the bids failed: {error}")
     tips = list(machine.advice(found, seen, installed))
-    return Report(found, plugins, seen, reports, problems, tips)
+    return Report(found, examined, seen, reports, problems, tips)
 
 
-def _healthy(registry: Registry, plugins: Iterable[Checked]) -> Plan:
+def _healthy(plugins: PluginManager, examined: Iterable[Checked]) -> PluginSelection:
     """The plugins that can be imported without harm to the process that asks for bids."""
-    broken = {(c.distribution, c.target) for c in plugins if c.state == "broken"}
-    choices = registry.plan().choices
-    return Plan([c for c in choices if (c.dist, c.file or c.target) not in broken])
+    broken = {(c.distribution, c.target) for c in examined if c.state == "broken"}
+    choices = plugins.selection().choices
+    return PluginSelection([c for c in choices if (c.dist, c.file or c.target) not in broken])

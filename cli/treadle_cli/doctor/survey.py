@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import msgspec
 
+from treadle.api import kinds
 from treadle.api.attention import AttentionRequest, KernelRequest, MaskKind
 from treadle.api.cache import DeviceInfo
-from treadle.plugins.host import Host
-from treadle.plugins.selection import Plan
+from treadle.plugins import PluginManager
+from treadle.plugins.selection import PluginSelection
 
 __all__ = ("ATTENTION", "KERNELS", "Bid", "Seen", "Survey", "main")
 
@@ -46,7 +47,7 @@ KERNELS: dict[str, dict[str, int]] = {
 class Survey(msgspec.Struct, frozen=True):
     """``plan`` holds the plugins that may be imported; ``device`` is the option of that name."""
 
-    plan: Plan
+    plan: PluginSelection
     device: str = "auto"
 
 
@@ -78,7 +79,7 @@ def survey(asked: Survey) -> Seen:
 
     device = pick_device(asked.device)
     info = describe(device)
-    host = Host.from_plan(asked.plan)
+    host = PluginManager.from_selection(asked.plan)
     return Seen(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
@@ -105,15 +106,17 @@ def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
     return zip(ATTENTION, made, strict=True)
 
 
-def _attention(host: Host, request: AttentionRequest) -> list[Bid]:
-    offers, refusals = host.attention_bids(request)
+def _attention(host: PluginManager, request: AttentionRequest) -> list[Bid]:
+    offers, refusals = host.offers(kinds.ATTENTION, request=request)
     made = [Bid(offer.name, offer.score) for offer in offers]
     return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
 
 
-def _kernel(host: Host, op: str, device: DeviceInfo) -> list[Bid]:
+def _kernel(host: PluginManager, op: str, device: DeviceInfo) -> list[Bid]:
     dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
-    offers, refusals = host.kernel_bids(op, KernelRequest(device, dtype, KERNELS[op]))
+    offers, refusals = host.offers(
+        kinds.KERNELS, op=op, request=KernelRequest(device, dtype, KERNELS[op])
+    )
     made = [Bid(offer.name, offer.score) for offer in offers]
     return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
 

@@ -19,7 +19,7 @@ from string import Template
 from treadle.errors import ConfigError
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.loading.sources import parse_ref
-from treadle.plugins import KINDS
+from treadle.plugins import installed_kinds
 from treadle.plugins.entries import normal
 
 __all__ = ("render",)
@@ -39,8 +39,10 @@ def render(kind: str, key: str, folder: Path) -> Path:
     Raises ``ConfigError`` for an unknown kind, an impossible key, a name that another distribution
     has, and a folder that is there or cannot be written.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"there is no plugin kind {kind!r}; known kinds: {', '.join(KINDS)}")
+    if kind not in installed_kinds():
+        raise ConfigError(
+            f"there is no plugin kind {kind!r}; known kinds: {', '.join(installed_kinds())}"
+        )
     _check_key(kind, key)
     home = files("treadle_cli") / "templates"
     marks = _marks(kind, key)

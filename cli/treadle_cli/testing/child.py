@@ -16,8 +16,8 @@ import traceback
 import msgspec
 
 from treadle.config import PluginConfig
-from treadle.plugins import Host
-from treadle.plugins.selection import Plan
+from treadle.plugins import PluginManager
+from treadle.plugins.selection import PluginSelection
 from treadle.testing.examination.probe import HEAVY
 from treadle_cli import main as cli
 
@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True):
     """Lines of arguments after ``treadle``, and the plugins to run them with."""
 
     lines: list[list[str]]
-    plan: Plan
+    plan: PluginSelection
     config: PluginConfig
 
 
@@ -46,7 +46,9 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def run(line: list[str], asked: Request) -> Ended:
-    host = Host.from_plan(asked.plan, asked.config)  # of its own, as in a process of its own
+    host = PluginManager.from_selection(
+        asked.plan, asked.config
+    )  # of its own, as in a process of its own
     out, err, code, trace = io.StringIO(), io.StringIO(), 1, ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -18,7 +18,6 @@ import typer
 
 from treadle.processes.child_process import ask
 from treadle.testing.plugin import FOREIGN, Subject
-from treadle_cli.lazy import with_hooks
 from treadle_cli.testing.child import Ended, Request
 
 __all__ = ("CommandSuite",)
@@ -38,12 +37,12 @@ class CommandSuite(Subject):
         """Run ``treadle KEY …`` for each line, one after another in a new process."""
         host = self.host()
         asked = [[self.key, *line] for line in lines]
-        return ask(CHILD, Request(asked, host.plan(), host.config), list[Ended], self.seconds)
+        return ask(CHILD, Request(asked, host.selection(), host.config), list[Ended], self.seconds)
 
     def application(self, name: str) -> Any:
         """What the hook answers to ``name``."""
-        host = with_hooks(self.host())
-        relay: Any = host.only(self.kind, self.key)
+        host = self.host()
+        relay: Any = host.hooks_for(self.kind, self.key)
         return relay.treadle_command(name=name, options=host.options(self.kind, self.key))
 
     def paths(self) -> list[list[str]]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = (
     "ChatRenderer",
     "ModelFiles",
     "ModelRef",
     "ModelSource",
+    "ParameterFiller",
     "TensorFiles",
     "TextStream",
     "Tokenizer",
@@ -68,6 +69,14 @@ class TensorFiles(Protocol):
 
     def where(self, name: str) -> str:
         """The file that holds a tensor which ``tensors`` has yielded."""
+
+
+@runtime_checkable
+class ParameterFiller(Protocol):
+    """An optional ability of a ``WeightLoader`` that reads no tensors: it fills the parameters."""
+
+    def fill(self, model: nn.Module) -> None:
+        """Fill every parameter of ``model`` in place, on whatever device it is."""
 
 
 class TextStream(Protocol):

@@ -39,9 +39,10 @@ class First:
 
     @spec(firstresult=True)
     def treadle_load_format(
-        self, format: str, files: t.ModelFiles, options: Options
+        self, format: str, files: t.ModelFiles, seed: int, options: Options
     ) -> t.WeightLoader | None:
-        """Open the tensors of a checkpoint stored in one file format."""
+        """Open the tensors of a checkpoint stored in one file format. ``seed`` is the engine's, for
+        formats that make up the weights."""
 
     @spec(firstresult=True)
     def treadle_tokenizer(
@@ -119,9 +120,10 @@ class First:
     def treadle_match(
         self, kind: str, key: str, model: t.ModelTraits, options: Options
     ) -> t.Match | None:
-        """Say whether the plugin ``kind:key`` is made for a model. Asked of tool parsers, reasoning
-        parsers, renderers and quantization where the option is ``auto``; without this hook, a
-        plugin is used only by name."""
+        """Say whether the plugin ``kind:key`` is made for a model. Called for tool parsers, reasoning
+        parsers, renderers and quantization if the option is ``auto``; without this hook, a plugin
+        is used only by name. For guided decoding backends the scores say in which order they are
+        tried if no option names them; ``model`` is then empty."""
 
     # Shaping what comes out
 

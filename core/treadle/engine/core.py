@@ -8,22 +8,20 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from treadle.api.engine import StatLogger
+from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts, StepEdits, StepResult
+from treadle.api.step_types import EngineFacts, StepEdits
 from treadle.cache import KVCache
 from treadle.config import EngineConfig
 from treadle.errors import (
-    EngineDeadError,
     EngineError,
     PluginLoadError,
     QueueFullError,
     RequestError,
     TreadleError,
 )
-from treadle.plugins import Host
-from treadle.plugins.call_stats import PASSED, Breaker, GuardedPolicy
+from treadle.plugins import PluginManager
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import Sequence
 from treadle.structured_output import GrammarDesk, Ticket
@@ -44,7 +42,7 @@ class EngineCore:
     (``facts.depth`` 1); on a CPU each step is collected at once.
     """
 
-    def __init__(self, config: EngineConfig, host: Host) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
         self.config = config
         self.host = host
         host.configure(config)
@@ -64,37 +62,32 @@ class EngineCore:
     def _start(self) -> None:
         config, host = self.config, self.host
         name = config.device.executor
-        self._executor = host.executor(name, config)
-        self._running = host.guard("executors", name, EngineDeadError)
+        self._executor = host.create_guarded(EXECUTORS, name, config=config, host=host)
         try:
-            self.facts: EngineFacts = self._started()
+            self.facts: EngineFacts = self._executor.start()
             self._cache = KVCache(
                 self.facts.groups,
                 self.facts.page_size,
                 prefix_caching=config.cache.enable_prefix_caching,
             )
-            policy = self._guarded_policy(config.scheduler.scheduling_policy)
-            self._loggers = self._guarded_loggers(config.plugins.stat_loggers)
+            policy = host.create_guarded(POLICIES, config.scheduler.scheduling_policy)
+            names = config.plugins.stat_loggers
+            self._loggers = [host.create_guarded(STAT_LOGGERS, name) for name in names]
             # These only check requests; those that edit logits live beside the model.
             names = config.plugins.logits_processors
-            made = host.logits_processors(names, self.facts.vocab_size)
-            self._processors = dict(zip(names, made, strict=True))
+            self._processors = {
+                name: host.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.facts.vocab_size)
+                for name in names
+            }
         except BaseException:
             self._stop()
             raise
         self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
 
-    def _started(self) -> EngineFacts:
-        guard = self.host.guard("executors", self.config.device.executor)
-        facts = guard.call(self._executor, "start")
-        if not isinstance(facts, EngineFacts):
-            guard.wrong("start", facts, "EngineFacts")
-        return facts
-
     def _stop(self) -> None:
         """Stop the executor. If that fails, the plugins must be released nevertheless."""
         try:
-            self._running.call(self._executor, "stop")
+            self._executor.stop()
         except TreadleError as error:
             log.error("%s", error, exc_info=error)
 
@@ -125,20 +118,11 @@ class EngineCore:
         try:
             self.scheduler.add(sequence)
         except EngineError as error:
-            self._end_if_strict(error)
+            if self.host.switches.strict:
+                raise
             log.error("request %s: %s", sequence.id, error)
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
             self.scheduler.outbox.append(failed)
-
-    def _guarded_policy(self, name: str) -> GuardedPolicy:
-        entry, strict = self.host.choose("policies", name), self.host.switches.strict
-        return GuardedPolicy(self.host.policy(name), entry, self.host.tally, strict=strict)
-
-    def _guarded_loggers(self, names: list[str]) -> list[tuple[StatLogger, Breaker]]:
-        host = self.host
-        entries = [host.choose("stat_loggers", name) for name in names]
-        breakers = [Breaker(e, host.tally, strict=host.switches.strict) for e in entries]
-        return list(zip(host.stat_loggers(names), breakers, strict=True))
 
     def validate(self, request: EngineRequest) -> None:
         """Raise ``RequestError`` for what could never be served; the engine is not changed."""
@@ -155,23 +139,12 @@ class EngineCore:
             self._check_extra(name, arguments)
 
     def _check_extra(self, name: str, arguments: Any) -> None:
-        """A processor that cannot even look at its arguments costs the request that brought them."""
-        guard, began = self.host.guard("logits_processors", name), time.perf_counter()
+        """A processor that fails on its arguments costs the request that brought them."""
         try:
             self._processors[name].check(arguments)
-        except RequestError:
-            self.host.tally.done(guard.entry.id, "check", began)
+        except PluginLoadError as error:
+            log.warning("%s", error, exc_info=error.__cause__)
             raise
-        except PASSED:
-            raise
-        except BaseException as error:  # a plugin may raise anything
-            log.warning("%s", guard.entry.failure("check", error), exc_info=error)
-            try:
-                guard.fail("check", error)
-            except PluginLoadError as named:
-                self._end_if_strict(named)
-                raise
-        self.host.tally.done(guard.entry.id, "check", began)
 
     def _end_if_strict(self, error: TreadleError) -> None:
         if self.host.switches.strict:
@@ -208,28 +181,26 @@ class EngineCore:
             outputs += self.scheduler.outbox
             self.scheduler.outbox = []
         if plan is not None:
-            self._running.call(self._executor, "launch", plan)
+            self._executor.launch(plan)
         if plan is not None and plan.held:
             # The step before must be known for this one's masks: its device work overlaps.
             if self.scheduler.in_flight > 1:
                 outputs += self._collect()
-            self._running.call(self._executor, "sample", self._edits())
+            self._executor.sample(self._edits())
             if not self.facts.depth:
                 outputs += self._collect()
         elif self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
             outputs += self._collect()
         self._step_seconds += time.perf_counter() - began
-        for logger, breaker in self._loggers:
-            breaker.call(logger, "record", self.stats)
+        for logger in self._loggers:
+            logger.record(self.stats)
         return outputs
 
     def _collect(self) -> list[TokenOutput]:
-        result: StepResult = self._running.call(self._executor, "collect")
-        if not isinstance(result, StepResult):
-            self._running.wrong("collect", result, "a StepResult")
+        result = self._executor.collect()
         if result.error is not None:
             log.error("step %d failed: %s", result.id, result.error)
-            self._running.call(self._executor, "check")
+            self._executor.check()
         fault = result.error or next(iter(result.faults.values()), None)
         if fault is not None and self.host.switches.strict:
             raise EngineError(f"{fault} (plugin_strict makes it fatal)")
@@ -267,7 +238,7 @@ class EngineCore:
     def check(self) -> None:
         """Called when idle. Raises ``EngineDeadError`` if the executor is lost; counts and logs
         violated invariants, which are never a reason to stop."""
-        self._running.call(self._executor, "check")
+        self._executor.check()
         faults = self.scheduler.check_integrity()
         self._integrity_faults += len(faults)
         for fault in faults:
@@ -290,8 +261,8 @@ class EngineCore:
             finished=dict(counters.finished),
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
-            plugin_calls=self.host.tally.rows(),
-            plugin_seconds=self.host.tally.seconds(),
+            plugin_calls=self.host.call_stats.rows(),
+            plugin_seconds=self.host.call_stats.seconds(),
             plugin_states=self.host.states(),
         )
 

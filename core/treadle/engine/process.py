@@ -239,9 +239,9 @@ def _last_words(channel: Channel, report: Report) -> None:
 
 def _make(config: EngineConfig) -> EngineCore:
     from treadle.engine.core import EngineCore
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
-    return EngineCore(config, Host(config.plugins))
+    return EngineCore(config, PluginManager(config.plugins))
 
 
 def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:

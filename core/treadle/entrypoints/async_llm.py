@@ -15,7 +15,7 @@ from treadle.engine.client import EngineClient
 from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
 from treadle.outputs import RequestOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.assets import Opened, open_checkpoint, plugin_config
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import Processor
@@ -62,7 +62,7 @@ class AsyncLLM:
         """
         self.config = from_options(options, model=model) if config is None else config
         # A server's templates must not be able to hang or fill the process that serves.
-        self.host = Host(plugin_config(self.config, isolated=True))
+        self.host = PluginManager(plugin_config(self.config, isolated=True))
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
         self._opened: Opened | None = None
@@ -356,7 +356,7 @@ class AsyncLLM:
                 opened.tokenizer,
                 opened.traits,
                 self.config.model,
-                watchdogs=PluginWatchdogs(self.host.tally),
+                watchdogs=PluginWatchdogs(self.host.call_stats),
             )
             self._chats = ChatProcessor(self._ready[0], plugins)
         return self._chats

@@ -14,6 +14,7 @@ import torch
 
 from treadle.api.attention import AttentionRequest, KernelOffer, KernelRequest, Offer, Refusal
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import ATTENTION, KERNELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import TreadleError
 from treadle.layers import NullCollective
@@ -23,13 +24,13 @@ from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
 from treadle.loading.formats import detect_format
 from treadle.loading.sources import files_in
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
 from treadle.plugins.matching import AUTO, Decision
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.sampling.kernels import SAMPLER_OPS
-from treadle.structured_output.manager import in_order
+from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import Opened, choose_renderer
 from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
 
@@ -45,7 +46,7 @@ class Explained(msgspec.Struct, frozen=True):
     others: Sequence[tuple[str, str]] = ()
 
 
-def explain(config: EngineConfig, host: Host, opened: Opened) -> Iterator[Explained]:
+def explain(config: EngineConfig, host: PluginManager, opened: Opened) -> Iterator[Explained]:
     """What an engine would run. Raises what its start would raise."""
     yield from _text(config, host, opened)
     yield from _model(config, host)
@@ -55,10 +56,10 @@ def explain(config: EngineConfig, host: Host, opened: Opened) -> Iterator[Explai
     yield _guided(host, config.plugins.guided_backends)
     for option, kind in PARSER_KINDS.items():
         found = choose_parser(option, config.model, host, opened.traits)
-        yield decided(host, option.replace("_", "-"), kind, found)
+        yield decided(host, option.replace("_", "-"), kind.name, found)
 
 
-def decided(host: Host, what: str, kind: str, found: Decision) -> Explained:
+def decided(host: PluginManager, what: str, kind: str, found: Decision) -> Explained:
     """A choice by match."""
     others = [
         (c.key, f"{c.reason} (score {c.score})" if c.score else c.reason) for c in found.others
@@ -67,7 +68,7 @@ def decided(host: Host, what: str, kind: str, found: Decision) -> Explained:
     return Explained(what, choice, found.reason, others)
 
 
-def _owned(host: Host, kind: str, key: str) -> str:
+def _owned(host: PluginManager, kind: str, key: str) -> str:
     """A key and who serves it, with what made it the owner."""
     entry = host.choose(kind, key)
     marks = ["as the fallback"] if entry.key == FALLBACK else []
@@ -76,14 +77,14 @@ def _owned(host: Host, kind: str, key: str) -> str:
     return f"{key} ({', '.join([entry.owner, *marks])})"
 
 
-def _named(host: Host, what: str, kind: str, key: str, usual: str) -> Explained:
+def _named(host: PluginManager, what: str, kind: str, key: str, usual: str) -> Explained:
     """A choice by name: nobody bids or matches."""
     others = [(name, f"taken with --{what} {name}") for name in host.keys(kind) if name != key]
     said = "the default" if key == usual else f"--{what} {key}"
     return Explained(what, _owned(host, kind, key), said, others)
 
 
-def _text(config: EngineConfig, host: Host, opened: Opened) -> Iterator[Explained]:
+def _text(config: EngineConfig, host: PluginManager, opened: Opened) -> Iterator[Explained]:
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
     source = _owned(host, "model_sources", ref.scheme)
@@ -95,7 +96,7 @@ def _text(config: EngineConfig, host: Host, opened: Opened) -> Iterator[Explaine
     yield decided(host, "renderer", "renderers", choose_renderer(config, host, opened.traits))
 
 
-def _model(config: EngineConfig, host: Host) -> Iterator[Explained]:
+def _model(config: EngineConfig, host: PluginManager) -> Iterator[Explained]:
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
     files = fetch(host, ref, weights=False)
@@ -117,7 +118,7 @@ def _model(config: EngineConfig, host: Host) -> Iterator[Explained]:
 
 
 def _layers(
-    config: EngineConfig, host: Host, hf_config: Any, info: DeviceInfo, dtype: torch.dtype
+    config: EngineConfig, host: PluginManager, hf_config: Any, info: DeviceInfo, dtype: torch.dtype
 ) -> Iterator[Explained]:
     """Who serves the operations of the model's layers and of the sampler."""
     attention, asked, meta = AttentionLayers(config, host, info), Asked(host), torch.device("meta")
@@ -150,7 +151,7 @@ def _layers(
     yield from asked.rows()
 
 
-def _load_format(config: EngineConfig, host: Host, root: Any) -> Explained:
+def _load_format(config: EngineConfig, host: PluginManager, root: Any) -> Explained:
     what, named = "load-format", config.model.load_format
     if named != AUTO:
         return _named(host, what, "load_formats", named, AUTO)
@@ -161,8 +162,10 @@ def _load_format(config: EngineConfig, host: Host, root: Any) -> Explained:
     return Explained(what, _owned(host, "load_formats", found), "the files are of it", others)
 
 
-def _attention(host: Host, request: AttentionRequest, name: str, pin: str | None) -> Explained:
-    offers, refusals = host.attention_bids(request)
+def _attention(
+    host: PluginManager, request: AttentionRequest, name: str, pin: str | None
+) -> Explained:
+    offers, refusals = host.offers(ATTENTION, request=request)
     heads = f"{request.heads} heads of {request.head_size}, {request.kv_heads} of keys and values"
     window = f", window {request.window}" if request.window else ""
     said = f"--attention-backend {pin}" if pin else f"the best bid ({offers[0].score})"
@@ -171,7 +174,7 @@ def _attention(host: Host, request: AttentionRequest, name: str, pin: str | None
     return Explained("attention-backend", choice, f"{said} for {heads}{window}", others)
 
 
-def _bidder(host: Host, kind: str, name: str) -> str:
+def _bidder(host: PluginManager, kind: str, name: str) -> str:
     """A backend may bid under another name than its key."""
     return _owned(host, kind, name) if name in host.keys(kind) else name
 
@@ -183,11 +186,11 @@ def _bids(
     return made + [(refusal.name, "; ".join(refusal.reasons)) for refusal in refusals]
 
 
-def _guided(host: Host, named: Sequence[str]) -> Explained:
-    order = list(named) or in_order(host.keys("guided"))
+def _guided(host: PluginManager, named: Sequence[str]) -> Explained:
+    order = list(named) or preferred_order(host)
     if not order:
         return Explained("guided-backends", "none", "no guided decoding backend is installed")
-    said = "--guided-backends" if named else "the first of the order that is installed"
+    said = "--guided-backends" if named else "the best of those that are installed"
     others = [(name, "asked for what those before it refuse") for name in order[1:]]
     return Explained("guided-backends", _owned(host, "guided", order[0]), said, others)
 
@@ -195,12 +198,12 @@ def _guided(host: Host, named: Sequence[str]) -> Explained:
 class Asked:
     """Stands for the host where layers ask for kernels: keeps the bids, and offers none."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: PluginManager) -> None:
         self._host = host
         self._bids: dict[str, tuple[list[KernelOffer], list[Refusal]]] = {}
 
     def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
-        found = self._host.kernel_bids(op, request)
+        found = self._host.offers(KERNELS, op=op, request=request)
         # Of layers with several sizes, one that somebody offers for says most.
         if op not in self._bids or not self._bids[op][0]:
             self._bids[op] = found

@@ -27,7 +27,7 @@ from treadle.errors import (
     RequestError,
 )
 from treadle.outputs import RequestOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
 from treadle.text.chat import (
     ChatOutputParser,
@@ -71,7 +71,7 @@ class LLM:
     ) -> None:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         self.config = from_options(options, model=model) if config is None else config
-        self._host = Host(plugin_config(self.config))
+        self._host = PluginManager(plugin_config(self.config))
         opened = open_checkpoint(self.config, self._host)
         patient_threads()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once

@@ -50,6 +50,8 @@ class Linear(nn.Module):
         )
         self.reduces = split == "row" and reduce and ctx.ranks.size > 1
         self.dtype = dtype or ctx.dtype
+        self.out_features = sum(part.size for part in self.outputs)
+        """Output features on this rank."""
         home, _, last = prefix.rpartition(".")
         paths = tuple(f"{home}.{name}" if home else name for name in names or (last,))
         self._create(ctx, paths, bias, method)
@@ -81,11 +83,6 @@ class Linear(nn.Module):
         else:
             self.bias = None
         bind(self.parameters(recurse=False), self.outputs, self.inputs)
-
-    @property
-    def out_features(self) -> int:
-        """Output features on this rank."""
-        return sum(part.size for part in self.outputs)
 
     def finish(self) -> None:
         """Called once by the loader, when all parameters are filled."""

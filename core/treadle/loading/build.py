@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
 from treadle.api.files import ModelFiles, WeightLoader
+from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
 from treadle.api.matching import ModelTraits
 from treadle.api.models import (
     Collective,
@@ -29,35 +30,20 @@ from treadle.api.models import (
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
 from treadle.loading.config import quantization_config
-from treadle.loading.formats import DummyLoader, detect_format
+from treadle.loading.formats import detect_format
 from treadle.loading.weights import load_weights, their_name
-from treadle.plugins.matching import AUTO, Candidate, Decision, decide
+from treadle.plugins import PluginManager
+from treadle.plugins.matching import AUTO, Decision, decide
 
-__all__ = ("Plugins", "build_model", "empty_model", "find_method", "find_model", "find_scheme")
+__all__ = ("build_model", "empty_model", "find_method", "find_model", "find_scheme")
 
 log = logging.getLogger(__name__)
-
-
-class Plugins(Protocol):
-    """The part of the plugin host that is used here."""
-
-    def model(self, architecture: str, hf_config: Any) -> ModelSpec: ...
-
-    def quantization(
-        self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo
-    ) -> QuantizationScheme: ...
-
-    def matches(self, kind: str, model: ModelTraits) -> list[Candidate]: ...
-
-    def load_format(self, format: str, files: ModelFiles) -> WeightLoader: ...
-
-    def options(self, kind: str, key: str) -> Mapping[str, Any]: ...
 
 
 def build_model(
     files: ModelFiles,
     hf_config: Any,
-    host: Plugins,
+    host: PluginManager,
     device: torch.device,
     dtype: torch.dtype,
     ranks: Collective,
@@ -94,7 +80,7 @@ def build_model(
 
 def empty_model(
     hf_config: Any,
-    host: Plugins,
+    host: PluginManager,
     device: torch.device,
     info: DeviceInfo,
     dtype: torch.dtype,
@@ -131,10 +117,10 @@ def empty_model(
     return model, spec, scheme
 
 
-def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
+def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
     """The spec of the first architecture that a plugin knows.
 
-    Raises ``UnsupportedModelError`` with the host's words: which are known, what to install.
+    Raises ``UnsupportedModelError`` with the plugin manager's words: which are known, what to install.
     """
     names = list(getattr(hf_config, "architectures", None) or ())
     if not names:
@@ -145,7 +131,7 @@ def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
     refusals: list[str] = []
     for name in names:
         try:
-            return host.model(name, hf_config)
+            return host.create_guarded(MODELS, name, hf_config=hf_config)
         except PluginNotFoundError as error:
             refusals.append(str(error))
             cause = error
@@ -155,7 +141,7 @@ def find_model(host: Plugins, hf_config: Any) -> ModelSpec:
 
 
 def find_scheme(
-    host: Plugins, hf_config: Any, device: DeviceInfo, option: str = AUTO
+    host: PluginManager, hf_config: Any, device: DeviceInfo, option: str = AUTO
 ) -> QuantizationScheme | None:
     """The quantization of a checkpoint; an ``option`` that is not ``auto`` replaces what it says.
 
@@ -167,7 +153,7 @@ def find_scheme(
     if method is None:
         return None
     try:
-        return host.quantization(method, checkpoint, device)
+        return host.create_guarded(QUANTIZATION, method, checkpoint=checkpoint, device=device)
     except PluginNotFoundError as error:
         what = (
             "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
@@ -175,7 +161,7 @@ def find_scheme(
         raise UnsupportedModelError(f"{what} {method!r}: {error}") from error
 
 
-def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
+def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:
     """Which quantization plugin reads a checkpoint: the one that the option names, else the one
     that the checkpoint names, else the one that recognizes it. Raises as ``find_scheme`` does."""
     checkpoint = quantization_config(hf_config)
@@ -186,7 +172,7 @@ def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
     if method := checkpoint.get("quant_method"):
         return Decision(method, "quantization_config names it as quant_method")
     model = ModelTraits(config={**vars(hf_config), "quantization_config": checkpoint})
-    found = decide(host, "quantization", model, option)
+    found = decide(host, QUANTIZATION, model, option)
     if found.key is None:
         raise CheckpointError(
             f"quantization_config names no quant_method (it has {', '.join(checkpoint)}) and no "
@@ -195,9 +181,7 @@ def find_method(host: Plugins, hf_config: Any, option: str = AUTO) -> Decision:
     return found
 
 
-def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
-    if load_format == "dummy":
-        return DummyLoader(seed)
+def _loader(host: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
     if load_format == "auto":
         found = detect_format(files)
         if found is None:
@@ -206,7 +190,7 @@ def _loader(host: Plugins, files: ModelFiles, load_format: str, seed: int) -> We
                 "folder, name another load_format, or use load_format 'dummy' for random weights"
             )
         load_format = found
-    return host.load_format(load_format, files)
+    return host.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 
 
 def _renaming(scheme: object) -> Callable[[str], str | None] | None:

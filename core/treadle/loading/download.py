@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from treadle.api.files import ModelFiles, ModelRef, ModelSource
+from treadle.api.files import ModelFiles, ModelRef
+from treadle.api.kinds import MODEL_SOURCES
 from treadle.errors import CheckpointError
 from treadle.loading.formats import SMALL, WEIGHTS, detect_format
+from treadle.plugins import PluginManager
 
 __all__ = ("fetch",)
 
 
-class Sources(Protocol):
-    """The part of the plugin host that is used here."""
-
-    def model_source(self, scheme: str) -> ModelSource: ...
-
-
 def fetch(
-    host: Sources, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
+    host: PluginManager, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
 ) -> ModelFiles:
     """The local files of a checkpoint: configuration, tokenizer and, if wanted, weights.
 
     With ``auto``, safetensors are taken where they exist and PyTorch files where they do not, so
     that a hub checkpoint with both is not downloaded twice. Raises ``CheckpointError``.
     """
-    source = host.model_source(ref.scheme)
-    if not weights or load_format == "dummy":
+    source = host.create_guarded(MODEL_SOURCES, ref.scheme)
+    if not weights:
         return source.resolve(ref, patterns=SMALL)
     if load_format != "auto":
         return source.resolve(ref, patterns=[*SMALL, *WEIGHTS.get(load_format, ("*",))])

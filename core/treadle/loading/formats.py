@@ -15,7 +15,7 @@ from treadle.errors import CheckpointError
 from treadle.loading.sources import BESIDE
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = (
     "SMALL",
@@ -36,14 +36,16 @@ WEIGHTS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 
 @impl
-def treadle_load_format(format: str, files: ModelFiles, options: Options) -> WeightLoader | None:
+def treadle_load_format(
+    format: str, files: ModelFiles, seed: int, options: Options
+) -> WeightLoader | None:
     """Open the weights of a checkpoint."""
     if format == "safetensors":
         return SafetensorsLoader(files)
     if format == "pt":
         return TorchLoader(files)
     if format == "dummy":
-        return DummyLoader(seed=int(options.get("seed", 0)))
+        return DummyLoader(int(options.get("seed", seed)))
     return None
 
 
@@ -208,10 +210,15 @@ def _zipped(path: Path) -> bool:
 
 
 class DummyLoader:
-    """No file at all: ``load_weights`` fills every parameter with random numbers itself."""
+    """Reads no file: fills every parameter with random numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         return iter(())
+
+    def fill(self, model: nn.Module) -> None:
+        from treadle.loading.dummy import fill_randomly
+
+        fill_randomly(model, self.seed)

@@ -8,12 +8,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from treadle.api.files import TensorFiles, WeightLoader
+from treadle.api.files import ParameterFiller, TensorFiles, WeightLoader
 from treadle.api.models import Collective, ModelSpec
 from treadle.errors import CheckpointError
 from treadle.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
-from treadle.loading.dummy import fill_randomly
-from treadle.loading.formats import DummyLoader
 
 __all__ = ("finish", "load_weights", "our_name", "their_name")
 
@@ -39,8 +37,8 @@ def load_weights(
     with the names of what is missing, unknown, given twice or of the wrong shape.
     """
     with torch.no_grad():
-        if isinstance(loader, DummyLoader):
-            fill_randomly(model, loader.seed)
+        if isinstance(loader, ParameterFiller):
+            loader.fill(model)
         else:
             _Filling(model, spec, loader, ranks, rename).run()
         finish(model)

@@ -1,8 +1,16 @@
-"""The plugin host: finds plugins without importing them, imports the ones that are asked for."""
+"""The plugin manager: finds plugins without importing them, imports the ones that are used."""
 
+from treadle.api.plugin_kind import PluginKind
 from treadle.plugins.entries import Entry
-from treadle.plugins.host import Host
-from treadle.plugins.kinds import KINDS, Kind
-from treadle.plugins.selection import Choice, Plan
+from treadle.plugins.kinds import installed_kinds
+from treadle.plugins.manager import PluginManager
+from treadle.plugins.selection import PluginSelection, SelectedPlugin
 
-__all__ = ("KINDS", "Choice", "Entry", "Host", "Kind", "Plan")
+__all__ = (
+    "Entry",
+    "PluginKind",
+    "PluginManager",
+    "PluginSelection",
+    "SelectedPlugin",
+    "installed_kinds",
+)

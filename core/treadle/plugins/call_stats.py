@@ -1,253 +1,189 @@
-"""What calls of plugins came to and took, and the breakers that stop calling one that keeps
-failing.
+"""How often plugins were called, how long that took, and circuit breakers.
 
-Which failure costs what is decided by kind: a stat logger or an extension only itself, a logits
-processor its request, a policy the request it cannot order, everything that computes the step.
+The kind decides what fails with a plugin: stat loggers and extensions are disabled; a logits
+processor or policy fails its request; anything that computes fails the whole step.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-from treadle.api.engine import QueuedRequest, SchedulingPolicy
+from treadle.api.plugin_kind import PluginKind
 from treadle.errors import ConfigError, EngineError
 from treadle.plugins.entries import Entry
-from treadle.plugins.kinds import KINDS
+from treadle.plugins.kinds import installed_kinds
 
-__all__ = ("MOST_FAILURES", "PASSED", "Breaker", "Calls", "GuardedPolicy", "Tally", "budgets")
+__all__ = (
+    "MAX_CONSECUTIVE_FAILURES",
+    "NOT_CAUGHT",
+    "CallCounter",
+    "CircuitBreaker",
+    "PluginCallStats",
+)
 
 log = logging.getLogger("treadle.plugins")
 
-MOST_FAILURES = 3
-"""Failures in a row after which a plugin is not called any more."""
+MAX_CONSECUTIVE_FAILURES = 3
+"""Consecutive failures after which a plugin is not called any more."""
 
-PASSED = (KeyboardInterrupt, SystemExit)
-"""What is meant for the process, even if a plugin is running when it is raised. All else is the
-plugin's: a panic of a Rust library too, which is no ``Exception``."""
+NOT_CAUGHT = (KeyboardInterrupt, SystemExit)
+"""Meant for the process, even if a plugin is running. Everything else is the plugin's, including
+the panic of a Rust library, which is not an ``Exception``."""
 
 HOOK_SECONDS = 10.0
-"""What a hook, which may read files and import, may take at least."""
+"""The smallest time budget of a hook, which may read files and import."""
 
 LOADING_SECONDS = 600.0
-"""What a kind's method that loads a model may take at least: checkpoints are fetched, kernels compiled."""
+"""The smallest time budget of a method that downloads or loads a model."""
 
-WARN_AGAIN = 60.0
-"""Seconds between two lines of the log about one slow plugin."""
-
-
-def budgets(changed: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The seconds that a call may take, by kind. Raises ``ConfigError`` for an unknown kind."""
-    changed = changed or {}
-    for kind in changed:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"plugin_time_budget names {kind!r}, which is no kind of plugin; known: "
-                f"{', '.join(KINDS)}"
-            )
-    return {name: changed.get(name, kind.budget) for name, kind in KINDS.items()}
+SECONDS_BETWEEN_WARNINGS = 60.0
 
 
-class Calls:
-    """Of one hook or method of one plugin. Not safe in threads by itself."""
+class CallCounter:
+    """Calls of one hook or method of one plugin. Safe in threads."""
 
-    __slots__ = ("_warn_at", "budget", "error", "hook", "ok", "plugin", "seconds", "slow")
+    __slots__ = ("_lock", "_warn_at", "budget", "error", "hook", "ok", "plugin", "seconds", "slow")
 
     def __init__(self, plugin: str, hook: str, budget: float) -> None:
         self.plugin, self.hook, self.budget = plugin, hook, budget
         self.ok = self.slow = self.error = 0
         self.seconds = 0.0
         self._warn_at = 0.0
+        self._lock = threading.Lock()
 
-    def done(self, taken: float) -> None:
-        """Count a call that returned after ``taken`` seconds."""
-        self.seconds += taken
-        if taken <= self.budget:
-            self.ok += 1
-        else:
+    def done(self, seconds: float) -> None:
+        """Count a call that returned after ``seconds``; log one that exceeded the budget."""
+        with self._lock:
+            self.seconds += seconds
+            if seconds <= self.budget:
+                self.ok += 1
+                return
             self.slow += 1
-            self._warn(taken)
-
-    def failed(self, taken: float) -> None:
-        """Count a call that raised, or that nobody waits for any more."""
-        self.seconds += taken
-        self.error += 1
-
-    def _warn(self, taken: float) -> None:
-        now = perf_counter()
-        if now < self._warn_at:
-            return
-        self._warn_at = now + WARN_AGAIN
+            now = perf_counter()
+            if now < self._warn_at:
+                return
+            self._warn_at = now + SECONDS_BETWEEN_WARNINGS
         log.warning(
             "%s is slow: %s took %.3g s, its budget is %g s (--plugin-time-budget)",
             self.plugin,
             self.hook,
-            taken,
+            seconds,
             self.budget,
         )
 
+    def failed(self, seconds: float) -> None:
+        """Count a call that raised, or that timed out."""
+        with self._lock:
+            self.seconds += seconds
+            self.error += 1
 
-class Tally:
-    """Calls by plugin (``kind:key``), hook or method, and outcome, and the time that they took.
 
-    A call that takes longer than the budget of its kind is ``slow``, or ``error`` if it raises, else
-    ``ok``. Counts only grow. Safe in threads.
+class PluginCallStats:
+    """Calls by plugin (``kind:key``), hook or method, and outcome, and their total time.
+
+    A call that exceeds the time budget of its kind is ``slow``, one that raises is ``error``, every
+    other is ``ok``. ``budgets`` replaces the budgets of some kinds, in seconds. Counts only grow.
+    Safe in threads. Raises ``ConfigError`` for the budget of an unknown kind.
     """
 
-    def __init__(self, budget: Mapping[str, float] | None = None) -> None:
-        self._budget = budgets() if budget is None else budget
-        self._calls: dict[tuple[str, str], Calls] = {}
+    def __init__(
+        self,
+        budgets: Mapping[str, float] | None = None,
+        kinds: Mapping[str, PluginKind[Any]] | None = None,
+    ) -> None:
+        self._kinds = installed_kinds() if kinds is None else kinds
+        self._budgets = budgets or {}
+        for kind in self._budgets:
+            if kind not in self._kinds:
+                raise ConfigError(
+                    f"plugin_time_budget names {kind!r}, which is no kind of plugin; known: "
+                    f"{', '.join(self._kinds)}"
+                )
+        self._counters: dict[tuple[str, str], CallCounter] = {}
         self._lock = threading.Lock()
 
     def budget(self, plugin: str, hook: str) -> float:
-        """Seconds."""
-        kind = plugin.partition(":")[0]
-        most = self._budget.get(kind, HOOK_SECONDS)
-        if kind in KINDS and hook == KINDS[kind].loads:
-            return max(most, LOADING_SECONDS)
-        return max(most, HOOK_SECONDS) if hook.startswith("treadle_") else most
+        """Return the time budget of a hook or method, in seconds."""
+        name = plugin.partition(":")[0]
+        kind = self._kinds.get(name)
+        seconds = self._budgets.get(name, kind.budget if kind else HOOK_SECONDS)
+        if kind is not None and hook == kind.loads:
+            return max(seconds, LOADING_SECONDS)
+        return max(seconds, HOOK_SECONDS) if hook.startswith("treadle_") else seconds
+
+    def counter(self, plugin: str, hook: str) -> CallCounter:
+        """Return the counter of a hook or method."""
+        with self._lock:
+            if (counter := self._counters.get((plugin, hook))) is None:
+                counter = CallCounter(plugin, hook, self.budget(plugin, hook))
+                self._counters[plugin, hook] = counter
+            return counter
 
     def done(self, plugin: str, hook: str, began: float) -> None:
-        """Count a call that returned. ``began`` is what ``perf_counter`` said before it."""
-        taken = perf_counter() - began
-        with self._lock:
-            self._of(plugin, hook).done(taken)
+        """Count a call that returned and began at ``began`` of ``perf_counter``."""
+        self.counter(plugin, hook).done(perf_counter() - began)
 
     def failed(self, plugin: str, hook: str, began: float) -> None:
-        """Count a call that raised, or that nobody waits for any more."""
-        taken = perf_counter() - began
-        with self._lock:
-            self._of(plugin, hook).failed(taken)
-
-    def calls(self, plugin: str, hook: str) -> Calls:
-        """The counter itself, for a hook that is called by one thread and too often for a lock."""
-        with self._lock:
-            return self._of(plugin, hook)
+        """Count a call that raised, or that timed out."""
+        self.counter(plugin, hook).failed(perf_counter() - began)
 
     def rows(self) -> list[tuple[str, str, str, int]]:
-        """Plugin, hook or method, outcome, and how often it was that."""
-        with self._lock:
-            return [
-                (plugin, hook, outcome, count)
-                for (plugin, hook), calls in self._calls.items()
-                for outcome in ("ok", "slow", "error")
-                if (count := getattr(calls, outcome))
-            ]
+        """Return plugin, hook or method, outcome, and the number of such calls."""
+        return [
+            (counter.plugin, counter.hook, outcome, count)
+            for counter in self._snapshot()
+            for outcome in ("ok", "slow", "error")
+            if (count := getattr(counter, outcome))
+        ]
 
     def seconds(self) -> list[tuple[str, str, int, float]]:
-        """Plugin, hook or method, how often it was called, and what that took together."""
+        """Return plugin, hook or method, the number of calls, and their total seconds."""
+        return [
+            (counter.plugin, counter.hook, count, counter.seconds)
+            for counter in self._snapshot()
+            if (count := counter.ok + counter.slow + counter.error)
+        ]
+
+    def _snapshot(self) -> list[CallCounter]:
         with self._lock:
-            return [
-                (plugin, hook, count, calls.seconds)
-                for (plugin, hook), calls in self._calls.items()
-                if (count := calls.ok + calls.slow + calls.error)
-            ]
-
-    def _of(self, plugin: str, hook: str) -> Calls:
-        calls = self._calls.get((plugin, hook))
-        if calls is None:
-            calls = Calls(plugin, hook, self.budget(plugin, hook))
-            self._calls[plugin, hook] = calls
-        return calls
+            return list(self._counters.values())
 
 
-class Breaker:
-    """Calls a plugin whose failures cost nobody else anything.
+class CircuitBreaker:
+    """Stops calling a plugin after repeated failures, which cost nothing but the plugin.
 
-    In strict mode a failure is an ``EngineError``. Otherwise it is logged, and after
-    ``MOST_FAILURES`` in a row the entry is broken and not called again.
+    With ``strict`` a failure is an ``EngineError``. Otherwise it is logged, and after
+    ``MAX_CONSECUTIVE_FAILURES`` the entry is broken and not called again.
     """
 
-    def __init__(self, entry: Entry, tally: Tally, *, strict: bool = False) -> None:
-        self.entry, self._tally, self._strict = entry, tally, strict
+    def __init__(self, entry: Entry, stats: PluginCallStats, *, strict: bool = False) -> None:
+        self.entry, self._stats, self._strict = entry, stats, strict
         self._failures = 0
 
     @property
-    def open(self) -> bool:
-        return self._failures >= MOST_FAILURES
+    def is_open(self) -> bool:
+        """Whether the plugin is not called any more."""
+        return self._failures >= MAX_CONSECUTIVE_FAILURES
 
-    def call(self, target: object, method: str, *arguments: Any) -> None:
-        """``target.method(…)``, whose result nobody wants."""
-        if self.open:
-            return
-        began = perf_counter()
-        try:
-            getattr(target, method)(*arguments)
-        except PASSED:
-            raise
-        except BaseException as error:  # a plugin may raise anything
-            self.failed(method, error, began)
-        else:
-            self._failures = 0
-            self._tally.done(self.entry.id, method, began)
+    def succeeded(self) -> None:
+        """Record a call that returned."""
+        self._failures = 0
 
     def failed(self, method: str, error: BaseException, began: float) -> None:
-        """Take note of a failure of a call that began when ``perf_counter`` said ``began``."""
+        """Record a failure of a call that began at ``began`` of ``perf_counter``."""
         entry = self.entry
-        self._tally.failed(entry.id, method, began)
+        self._stats.failed(entry.id, method, began)
         text = entry.failure(method, error)
         if self._strict:
             raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
         self._failures += 1
         log.warning("%s; treadle goes on without it", text, exc_info=error)
-        if self.open:
+        if self.is_open:
             entry.error = error
-            entry.close("broken", f"failed {MOST_FAILURES} times in a row, lately: {error}")
+            entry.close("broken", f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}")
             entry.state = "broken"
             log.error("%s is not called any more", entry.id)
-
-
-class GuardedPolicy:
-    """A policy that cannot harm the scheduler.
-
-    ``order`` raises ``EngineError`` with the root cause, which is the request's own failure; a
-    ``victim`` that raises or is none of those that run is replaced by the latest arrival.
-    """
-
-    def __init__(
-        self, policy: SchedulingPolicy, entry: Entry, tally: Tally, *, strict: bool = False
-    ) -> None:
-        self._policy, self._entry, self._tally = policy, entry, tally
-        self._strict = strict
-        self._length = 0
-
-    def order(self, request: QueuedRequest) -> tuple[float, ...]:
-        began = perf_counter()
-        try:
-            order = tuple(float(value) for value in self._policy.order(request))
-            if not order or not all(map(isfinite, order)):
-                raise ValueError(f"{order!r} is no order; a tuple of finite numbers is")
-            if len(order) != (self._length or len(order)):
-                raise ValueError(f"{order!r} has not {self._length} numbers as before")
-        except PASSED:
-            raise
-        except BaseException as error:
-            self._tally.failed(self._entry.id, "order", began)
-            raise EngineError(self._entry.failure("order", error)) from error
-        self._length = len(order)
-        self._tally.done(self._entry.id, "order", began)
-        return order
-
-    def victim(self, running: Sequence[QueuedRequest]) -> int:
-        began = perf_counter()
-        try:
-            index = int(
-                self._policy.victim(tuple(running))
-            )  # the scheduler's own list is not theirs
-            if not 0 <= index < len(running):
-                raise IndexError(f"victim {index} is none of {len(running)} requests")
-        except PASSED:
-            raise
-        except BaseException as error:
-            self._tally.failed(self._entry.id, "victim", began)
-            text = self._entry.failure("victim", error)
-            if self._strict:
-                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-            log.warning("%s; the latest arrival makes room", text)
-            return max(range(len(running)), key=lambda i: running[i].arrival)
-        self._tally.done(self._entry.id, "victim", began)
-        return index

@@ -7,25 +7,27 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from treadle.plugins.kinds import KINDS, OVERRIDES, parse_group
+from treadle.api.plugin_kind import PluginKind
+from treadle.plugins.kinds import FALLBACK, OVERRIDES, parse_group
 
-__all__ = ("Entry", "State", "normal", "scan")
+__all__ = ("Entry", "State", "check_kind", "normal", "scan")
 
 State = Literal["ready", "loaded", "disabled", "incompatible", "broken"]
 
 
 @dataclass(slots=True)
 class Entry:
-    """One declared key. The host that made it owns it and moves its ``state``.
+    """One declared key. The plugin manager that made it owns it and moves its ``state``.
 
     ``why`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
-    raised. ``file`` is set for a local file, whose ``version`` is a hash of its content.
+    raised. ``file`` is set for a local file, whose ``version`` is a hash of its content. ``generation`` is
+    that of its entry-point group, ``None`` if it was not declared by one.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Entry:
     version: str
     override: bool = False
     file: Path | None = None
+    generation: int | None = None
     state: State = "ready"
     why: str = ""
     error: BaseException | None = field(default=None, repr=False)
@@ -55,9 +58,9 @@ class Entry:
 
     def failure(self, method: str, error: BaseException) -> str:
         """The words of every message about a call that failed: who, where, and with what."""
-        return f"{self.id} from {self.owner} failed in {method}: {self.said(error)}"
+        return f"{self.id} from {self.owner} failed in {method}: {self.error_text(error)}"
 
-    def said(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """The words of an error, and where in the plugin's own code it came from."""
         top = self.target.partition(":")[0].partition(".")[0]
         text = f"{type(error).__name__}: {error}"
@@ -75,7 +78,7 @@ class Entry:
 
 
 def scan() -> Iterator[Entry]:
-    """Yield every key declared by an installed distribution. Executes no plugin code."""
+    """Yield every key declared by an installed distribution. Imports no plugin."""
     seen: set[str] = set()
     for dist in metadata.distributions():
         points = [p for p in dist.entry_points if parse_group(p.group)]
@@ -90,20 +93,31 @@ def scan() -> Iterator[Entry]:
 
 
 def declared(point: metadata.EntryPoint, dist: str, version: str) -> Entry:
-    """The entry of one entry point, already closed if this treadle cannot speak to it."""
+    """Return the entry of one entry point."""
     kind, generation = parse_group(point.group) or ("", 0)
     key, override = point.name, kind == OVERRIDES
     if override:
         kind, _, key = point.name.partition(".")
-    entry = Entry(kind, key, point.value, dist, version, override)
-    if kind not in KINDS or not key:
-        known = ", ".join(KINDS)
+    return Entry(kind, key, point.value, dist, version, override, generation=generation)
+
+
+def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:
+    """Close an entry whose kind or generation this treadle does not know."""
+    kind = kinds.get(entry.kind)
+    if kind is None or not entry.key:
+        known = ", ".join(kinds)
         entry.close(
-            "incompatible", f"unknown kind {kind!r} (known: {known}); a newer treadle may know it"
+            "incompatible",
+            f"unknown kind {entry.kind!r} (known: {known}); a newer treadle, or the distribution "
+            "that declares it, may know it",
         )
-    elif generation != (ours := KINDS[kind].generation):
-        entry.close("incompatible", f"speaks {kind} v{generation}, this treadle speaks v{ours}")
-    return entry
+    elif entry.generation not in (None, kind.generation):
+        entry.close(
+            "incompatible",
+            f"speaks {kind.name} v{entry.generation}, this treadle speaks v{kind.generation}",
+        )
+    elif entry.key == FALLBACK and not kind.has_fallback:
+        entry.close("incompatible", f"the kind {kind.name} has no fallback; name a key")
 
 
 def normal(name: str) -> str:

@@ -1,78 +1,91 @@
-"""Around calls of what one plugin has built: whoever fails is named, and counted."""
+"""Attribution of failures: what a plugin raises becomes an error that names it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from treadle.errors import PluginError, PluginLoadError, TreadleError
-from treadle.plugins.call_stats import PASSED, Calls, Tally
+from treadle.api.plugin_kind import unexpected
+from treadle.errors import EngineError, PluginError, PluginLoadError, TreadleError
+from treadle.plugins.call_stats import NOT_CAUGHT, CallCounter, CircuitBreaker, PluginCallStats
 from treadle.plugins.entries import Entry
 
-__all__ = ("Guard",)
+__all__ = ("PluginGuard",)
 
 
-class Guard:
-    """Calls methods of the objects of one plugin.
+class PluginGuard:
+    """Names the plugin of ``entry`` in what its objects raise, and counts their calls.
 
-    What they raise becomes an ``error`` that names plugin, method and cause, which is chained. Three
-    things pass as they are: what another guard has named already, what is meant for the process
-    (``PASSED``), and, but for steps, every ``TreadleError``: it was said on purpose.
+    An exception becomes an ``error`` that names plugin, method and cause, which is chained. Not
+    converted: ``PluginError`` (already names a plugin), ``KeyboardInterrupt`` and ``SystemExit``,
+    and, outside a step, any ``TreadleError`` (raised deliberately for the user). With a ``breaker``
+    a failure costs the plugin alone; with ``fatal`` every failure is an ``EngineError``.
     """
 
     def __init__(
-        self, entry: Entry, tally: Tally, error: type[TreadleError] = PluginLoadError
+        self,
+        entry: Entry,
+        stats: PluginCallStats,
+        error: type[TreadleError] = PluginLoadError,
+        *,
+        breaker: CircuitBreaker | None = None,
+        fatal: bool = False,
     ) -> None:
         self.entry = entry
-        self._tally = tally
+        self.breaker = breaker
+        self._stats = stats
         self._error = error
+        self._fatal = fatal
 
     @contextmanager
-    def watching(self, method: str, *, step: bool = False) -> Iterator[None]:
-        """The block is one call of ``method``. In a ``step`` no ``TreadleError`` is meant for users."""
+    def call_context(self, method: str, *, in_step: bool = False) -> Iterator[None]:
+        """The block is one call of ``method``; ``in_step`` converts every ``TreadleError`` too."""
         began = perf_counter()
         try:
             yield
-        except PASSED:
+        except NOT_CAUGHT:
             raise
         except BaseException as error:
-            if not isinstance(error, PluginError):
-                self._tally.failed(self.entry.id, method, began)
-            if isinstance(error, PluginError) or (isinstance(error, TreadleError) and not step):
-                raise
-            raise self._named(method, error) from error
-        self._tally.done(self.entry.id, method, began)
+            self.fail(method, error, in_step=in_step, began=began)
+        self._stats.done(self.entry.id, method, began)
 
-    def call(self, target: Any, method: str, /, *arguments: Any, **more: Any) -> Any:
-        """``target.method(…)``. A ``target`` without that method is the plugin's failure too."""
-        with self.watching(method):
-            return getattr(target, method)(*arguments, **more)
-
-    def fail(self, method: str, error: BaseException) -> NoReturn:
-        """Count and raise what ``method`` has raised, where calls are too many to count each."""
+    def fail(
+        self,
+        method: str,
+        error: BaseException,
+        *,
+        in_step: bool = True,
+        began: float | None = None,
+        error_class: type[TreadleError] | None = None,
+    ) -> NoReturn:
+        """Count and raise what ``method`` raised."""
         if isinstance(error, PluginError):
             raise error
-        self.failed(method)
-        raise self._named(method, error) from error
-
-    def _named(self, method: str, error: BaseException) -> TreadleError:
-        named = self._error(self.entry.failure(method, error))
+        self._stats.failed(self.entry.id, method, perf_counter() if began is None else began)
+        if isinstance(error, TreadleError) and not in_step:
+            raise error
+        text = self.entry.failure(method, error)
+        if self._fatal:
+            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+        named = (error_class or self._error)(text)
         if isinstance(named, PluginError):
             named.plugin = self.entry.id
-        return named
+        raise named from error
+
+    def fail_result(self, method: str, result: object, expected: str) -> NoReturn:
+        """Count and raise that ``method`` returned ``result`` and not what is ``expected``."""
+        self.fail(method, unexpected(result, expected))
 
     def failed(self, method: str) -> None:
-        """Count a failure without a time of its own."""
-        self._tally.failed(self.entry.id, method, perf_counter())
+        """Count a failure that was noticed after the call."""
+        self._stats.failed(self.entry.id, method, perf_counter())
 
-    def wrong(self, method: str, found: object, wanted: str) -> NoReturn:
-        """``method`` has returned ``found``, which is not what it must."""
-        shape = getattr(found, "shape", None)
-        said = f"a tensor {list(shape)}" if shape is not None else f"{found!r:.80}"
-        self.fail(method, TypeError(f"it returned {said}; {wanted} is wanted"))
+    def counter(self, method: str) -> CallCounter:
+        """Return the counter of a method."""
+        return self._stats.counter(self.entry.id, method)
 
-    def calls(self, method: str) -> Calls:
-        """The counter of a method for its only caller, who may count many at a time."""
-        return self._tally.calls(self.entry.id, method)
+    @property
+    def is_fatal(self) -> bool:
+        return self._fatal

@@ -1,92 +1,54 @@
-"""The kinds of plugins that this treadle knows, as data.
-
-An entry-point group is ``treadle.KIND`` or ``treadle.KIND.vN``, where N is the generation of the kind's
-hook. Adding an argument to a hook keeps its generation; renaming the hook or changing what it
-returns is a new one. Generations are per kind, so that a change of the KV layout does not touch
-the parsers.
-"""
+"""Which kinds of plugins are installed, and the names of their entry-point groups."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from importlib import metadata
+from types import MappingProxyType
+from typing import Any
 
 from treadle.api.hookspecs import PROJECT
+from treadle.api.kinds import CORE_KINDS
+from treadle.api.plugin_kind import PluginKind
 
-__all__ = ("FALLBACK", "KINDS", "OVERRIDES", "Kind", "Mode", "parse_group")
+__all__ = ("FALLBACK", "OVERRIDES", "installed_kinds", "parse_group")
 
-Mode = Literal["one", "many", "bid", "always"]
+log = logging.getLogger("treadle.plugins")
 
 FALLBACK = "*"
-"""The key that serves every key of its kind that nobody else declares."""
+"""The key that serves every key of its kind that no other plugin declares."""
 
 OVERRIDES = "overrides"
 """The group whose entries are named ``kind.key`` and replace the plain owner of that key."""
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One kind of plugin.
-
-    ``one``: the owner of the asked key is imported and called. ``many``: the owners of a list of
-    keys that the user gave. ``bid``: all are asked, the best answer wins. ``always``: all are
-    imported at start and called.
-    """
-
-    name: str
-    key: str
-    """What a key is, in words."""
-    mode: Mode
-    hook: str
-    generation: int = 1
-    owner: str = "treadle-core"
-    """The distribution whose hook specification it is."""
-    budget: float = 10.0
-    """Seconds that one call of a method of what its hook returns may take before it counts as
-    slow; of a hook, ten if that is more. Only what serves requests has less."""
-    loads: str = ""
-    """The method, if any, that fetches or loads a model of any size, which may take ten minutes."""
-
-
-def _kinds() -> Mapping[str, Kind]:
-    kinds = (
-        Kind("model_sources", "URI scheme", "one", "treadle_model_source", loads="resolve"),
-        Kind("load_formats", "checkpoint format", "one", "treadle_load_format"),
-        Kind("tokenizers", "tokenizer mode", "one", "treadle_tokenizer"),
-        Kind("renderers", "renderer mode", "one", "treadle_renderer", budget=2.0),
-        Kind("models", "architecture", "one", "treadle_model"),
-        Kind("quantization", "quant_method", "one", "treadle_quantization"),
-        Kind("multimodal", "architecture", "one", "treadle_multimodal"),
-        Kind("attention", "backend", "bid", "treadle_attention"),
-        Kind("kernels", "backend", "bid", "treadle_kernel"),
-        Kind("executors", "name", "one", "treadle_executor", loads="start"),
-        Kind("policies", "name", "one", "treadle_policy", budget=0.005),
-        Kind("proposers", "name", "one", "treadle_proposer"),
-        Kind("kv_connectors", "name", "one", "treadle_kv_connector"),
-        Kind("logits_processors", "name", "many", "treadle_logits_processor", budget=0.02),
-        Kind("lora_resolvers", "name", "many", "treadle_lora_resolver"),
-        Kind("stat_loggers", "name", "many", "treadle_stat_logger", budget=0.005),
-        Kind("guided", "backend", "one", "treadle_grammar_compiler"),
-        Kind("tool_parsers", "name", "one", "treadle_tool_parser", budget=0.25),
-        Kind("reasoning", "name", "one", "treadle_reasoning_parser", budget=0.25),
-        Kind("extensions", "name", "always", "treadle_configure"),
-        Kind("server", "name", "always", "treadle_server", owner="treadle-server"),
-        Kind("commands", "subcommand", "one", "treadle_command", owner="treadle-cli"),
-    )
-    return {kind.name: kind for kind in kinds}
-
-
-KINDS: Mapping[str, Kind] = _kinds()
-
+DECLARATIONS = f"{PROJECT}.kinds"
 _GROUP = re.compile(rf"{PROJECT}\.([a-z_]+)(?:\.v([1-9][0-9]*))?")
 
 
+@cache
+def installed_kinds() -> Mapping[str, PluginKind[Any]]:
+    """Return every kind by name: the core's, then those of other installed distributions."""
+    kinds = {kind.name: kind for kind in CORE_KINDS}
+    for point in sorted(metadata.entry_points(group=DECLARATIONS), key=lambda p: p.name):
+        try:
+            kind = point.load()
+        except Exception as error:  # another distribution's module may raise anything
+            log.warning("the kind %s cannot be declared: %s: %s", point.name, point.value, error)
+            continue
+        if not isinstance(kind, PluginKind) or kind.name != point.name:
+            log.warning("%s does not declare the kind %r", point.value, point.name)
+        else:
+            kinds.setdefault(kind.name, kind)
+    return MappingProxyType(kinds)
+
+
 def parse_group(group: str) -> tuple[str, int] | None:
-    """``("attention", 2)`` for ``treadle.attention.v2``; ``None`` for a group that is not of treadle."""
-    if found := _GROUP.fullmatch(group):
-        return found[1], int(found[2] or 1)
-    if group.startswith(f"{PROJECT}."):
-        return group.removeprefix(f"{PROJECT}."), 0
-    return None
+    """Return ``("attention", 2)`` for ``treadle.attention.v2``, ``None`` for a group without plugins."""
+    if group == DECLARATIONS or not group.startswith(f"{PROJECT}."):
+        return None
+    if match := _GROUP.fullmatch(group):
+        return match[1], int(match[2] or 1)
+    return group.removeprefix(f"{PROJECT}."), 0

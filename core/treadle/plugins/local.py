@@ -20,7 +20,7 @@ from types import ModuleType
 
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
-from treadle.plugins.kinds import KINDS
+from treadle.plugins.kinds import installed_kinds
 
 __all__ = ("home", "import_file", "local_entries", "module_name")
 
@@ -64,10 +64,11 @@ def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
         raise ConfigError(f"--plugin-file {name}: {shape}, not computed") from error
     if not isinstance(declared, dict):
         raise ConfigError(f"--plugin-file {name}: {shape}, not {declared!r}")
+    known = installed_kinds()
     for kind, keys in declared.items():
-        if kind not in KINDS:
+        if kind not in known:
             raise ConfigError(
-                f"--plugin-file {name} declares the kind {kind!r}; known: {', '.join(KINDS)}"
+                f"--plugin-file {name} declares the kind {kind!r}; known: {', '.join(known)}"
             )
         if not isinstance(keys, (list, tuple)) or not all(isinstance(k, str) and k for k in keys):
             raise ConfigError(f"--plugin-file {name}: {shape}; {kind} has {keys!r}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.known_plugins import KNOWN, install_hint
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import FALLBACK, KINDS
+from treadle.plugins.kinds import FALLBACK
 
 __all__ = ("choose", "keys", "missing")
 
@@ -24,10 +24,6 @@ def choose(entries: Sequence[Entry], pins: Mapping[str, str], kind: str, key: st
 
     Raises ``PluginNotFoundError`` if nobody does and ``PluginConflictError`` if several do.
     """
-    if kind not in KINDS:
-        raise PluginNotFoundError(
-            f"there is no plugin kind {kind!r}; known kinds: {', '.join(KINDS)}"
-        )
     if dist := pins.get(f"{kind}:{key}"):
         return _pinned(entries, kind, key, dist)
     found = _best(e for e in entries if e.kind == kind and e.key == key and e.usable)

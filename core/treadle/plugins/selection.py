@@ -1,7 +1,7 @@
-"""What the parent process chose, as data that a worker can be given.
+"""What the parent process selected, as data for worker processes.
 
-A worker does not choose again: it imports what the plan names. It looks at its own metadata only
-to refuse when its installation differs from the parent's.
+A worker does not select again: it imports the named plugins. It reads its own metadata only to
+refuse an installation that differs from the parent's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from treadle.plugins.entries import Entry, normal, scan
 from treadle.plugins.local import local_entries
 
-__all__ = ("Choice", "Plan")
+__all__ = ("PluginSelection", "SelectedPlugin")
 
 
-class Choice(msgspec.Struct, frozen=True, array_like=True):
+class SelectedPlugin(msgspec.Struct, frozen=True, array_like=True):
     """One key and the plugin that serves it."""
 
     kind: str
@@ -28,8 +28,8 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     file: str | None = None
 
     @classmethod
-    def of(cls, entry: Entry, kind: str, key: str) -> Choice:
-        """The choice of ``entry`` for a key, which may be served by the fallback."""
+    def of(cls, entry: Entry, kind: str, key: str) -> SelectedPlugin:
+        """Return the selection of ``entry`` for a key, which may be served by the fallback."""
         file = str(entry.file) if entry.file else None
         return cls(kind, key, entry.target, entry.dist, entry.version, file)
 
@@ -38,29 +38,25 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
         return Entry(self.kind, self.key, self.target, self.dist, self.version, file=file)
 
 
-class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """Every choice of one host. Travels as msgpack."""
+class PluginSelection(msgspec.Struct, frozen=True, array_like=True):
+    """Every selected plugin of one manager. Travels as msgpack."""
 
-    choices: list[Choice]
+    choices: list[SelectedPlugin]
 
     def entries(self, installed: Callable[[], Iterable[Entry]] = scan) -> Iterator[Entry]:
-        """The planned entries; one whose plugin differs here is broken, and says how."""
+        """Yield the selected entries; one whose plugin differs here is broken, with the reason."""
         here = {(normal(e.dist), e.target): e.version for e in installed()}
         for choice in self.choices:
             entry = choice.entry()
-            ours = (
-                _file_version(choice.file)
-                if choice.file
-                else here.get((normal(choice.dist), choice.target))
-            )
-            if ours is None:
-                entry.close(
-                    "broken", f"the parent has {choice.dist} {choice.version}, this worker has none"
-                )
-            elif ours != choice.version:
+            if choice.file:
+                found = _file_version(choice.file)
+            else:
+                found = here.get((normal(choice.dist), choice.target))
+            if found != choice.version:
+                has = found or "none"
                 entry.close(
                     "broken",
-                    f"the parent has {choice.dist} {choice.version}, this worker has {ours}",
+                    f"the parent has {choice.dist} {choice.version}, this worker has {has}",
                 )
             yield entry
 

@@ -14,7 +14,7 @@ from treadle.config import PluginConfig, environment
 from treadle.errors import ConfigError
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import KINDS
+from treadle.plugins.kinds import installed_kinds
 
 __all__ = ("Switches",)
 
@@ -65,10 +65,9 @@ def _pin(text: str) -> tuple[str, str]:
         raise ConfigError(
             f"--plugin is {text!r}; write kind:key=distribution, as in quantization:awq=treadle-awq"
         )
-    if kind not in KINDS:
-        raise ConfigError(
-            f"--plugin is {text!r}: there is no kind {kind!r}; known kinds: {', '.join(KINDS)}"
-        )
+    if kind not in installed_kinds():
+        known = ", ".join(installed_kinds())
+        raise ConfigError(f"--plugin is {text!r}: there is no kind {kind!r}; known kinds: {known}")
     return name, dist
 
 

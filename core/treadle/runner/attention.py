@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer, Step
+from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Step
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
 from treadle.api.step_types import CacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
+from treadle.plugins import PluginManager
 from treadle.runner.device import torch_dtype
 
 __all__ = ("AttentionLayers",)
-
-
-class Bids(Protocol):
-    """The part of the plugin host that is used here."""
-
-    def attention(self, request: AttentionRequest, pin: str | None = None) -> Offer: ...
 
 
 @dataclass(slots=True)
@@ -43,7 +37,7 @@ class AttentionLayers:
     one shape share a backend (a *plan group*).
     """
 
-    def __init__(self, config: EngineConfig, host: Bids, device: DeviceInfo) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager, device: DeviceInfo) -> None:
         self.page_size = config.cache.page_size
         self.plan_groups: list[PlanGroup] = []
         self.cache_groups: list[tuple[str, int | None]] = []

@@ -9,7 +9,7 @@ import torch
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, PluginLoadError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.memory import lacks_memory
 from treadle.runner.model_runner import ModelRunner
 
@@ -25,7 +25,7 @@ class InlineExecutor:
     the device itself is lost.
     """
 
-    def __init__(self, config: EngineConfig, host: Host) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
         if config.device.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tensor_parallel_size is {config.device.tensor_parallel_size}, but executor "

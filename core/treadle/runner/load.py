@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from treadle.api.attention import AttentionBatch
+from treadle.api.kinds import MODELS
 from treadle.api.models import CausalModel, Collective, ModelSpec
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
@@ -16,9 +17,8 @@ from treadle.layers import NullCollective
 from treadle.layers.kernels import install_kernels
 from treadle.loading import build_model, fetch, parse_ref, read_config
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
-from treadle.plugins import Host
-from treadle.plugins.guard import Guard
-from treadle.plugins.guarded import Guarded
+from treadle.plugins import PluginManager
+from treadle.plugins.guard import PluginGuard
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.runner.memory import GIB, Usage, count_pages, explained, plain_bytes, weight_bytes
@@ -39,11 +39,11 @@ class Started:
     facts: EngineFacts
     usage: Usage
     stages: Stages
-    guard: Guard
+    guard: PluginGuard
     """Watches the calls of ``model``."""
 
 
-def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> Started:
+def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | None) -> Started:
     """Resolve, build and load the model, then size and allocate its KV cache."""
     stages = Stages()
     ranks = ranks or NullCollective()
@@ -54,14 +54,13 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         torch.set_num_threads(config.device.threads)
     options = config.model
     ref = parse_ref(options.model, options.revision, options.download_dir)
-    plugins = Guarded(host)
-    files = fetch(plugins, ref, options.load_format)
+    files = fetch(host, ref, options.load_format)
     _, hf_config = read_config(files, options.hf_overrides)
     info = describe(device)
     dtype = resolve_dtype(options.dtype, hf_config, info)
     max_len = max_model_len(hf_config, options.max_model_len)
     vocab_size: int = text_config(hf_config).vocab_size
-    attention = AttentionLayers(config, plugins, info)
+    attention = AttentionLayers(config, host, info)
     usage = Usage(total=info.memory or 0)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     stages.done("configuration")
@@ -70,7 +69,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
         model, spec = build_model(
             files,
             hf_config,
-            plugins,
+            host,
             device,
             dtype,
             ranks,
@@ -81,7 +80,7 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
             seed=options.seed,
         )
     stages.done("weights")
-    guard = host.guard("models", spec.architecture)
+    guard = host.guard(MODELS, spec.architecture)
     usage.weights, usage.plain = weight_bytes(model), plain_bytes(model)
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
@@ -94,9 +93,9 @@ def start_model(config: EngineConfig, host: Host, ranks: Collective | None) -> S
     ):
         attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
-        with guard.watching("forward"):
+        with guard.call_context("forward"):
             calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    kernels = install_kernels(model, plugins, info, dtype_name(dtype))
+    kernels = install_kernels(model, host, info, dtype_name(dtype))
     usage.shared = ranks.shared
     groups = attention.describe(pages)
     stages.done("cache and kernels")
@@ -131,7 +130,7 @@ def _size_cache(
     device: torch.device,
     max_len: int,
     usage: Usage,
-    guard: Guard,
+    guard: PluginGuard,
 ) -> list[int]:
     """Pages of each group. Measures ``usage.activations``, what a full step takes."""
     if device.type == "cuda":
@@ -157,7 +156,7 @@ def _measure_activations(
     model: Any,
     attention: AttentionLayers,
     device: torch.device,
-    guard: Guard,
+    guard: PluginGuard,
 ) -> int:
     """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
     tokens = config.scheduler.max_num_batched_tokens
@@ -181,9 +180,9 @@ def _measure_activations(
         kv_lens_host=[1] * tokens,
     )
     step = attention.plan([batch] * len(attention.cache_groups))
-    with guard.watching("forward"):
+    with guard.call_context("forward"):
         hidden = model.forward(zeros, zeros, step)
-    with guard.watching("logits"):
+    with guard.call_context("logits"):
         logits = model.logits(hidden[:rows])
     # The sampler works on a few float32 copies of the logits.
     logits = logits.float()

@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from treadle.api.attention import Step
 from treadle.api.engine import LogitsProcessor
+from treadle.api.kinds import LOGITS_PROCESSORS
 from treadle.api.models import Collective
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
-from treadle.plugins import Host
-from treadle.plugins.guarded import Guarded
+from treadle.plugins import PluginManager
 from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
 from treadle.runner.device import describe
 from treadle.runner.inputs import Packer, PageTables, build_inputs
@@ -58,7 +58,9 @@ class ModelRunner:
     for the device, but for the step that ``collect`` returns.
     """
 
-    def __init__(self, config: EngineConfig, host: Host, ranks: Collective | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, host: PluginManager, ranks: Collective | None = None
+    ) -> None:
         """Build and load the model, allocate its pages, capture graphs; see ``Executor.start``."""
         self._started: Started = start_model(config, host, ranks)
         self.model = self._started.model
@@ -72,7 +74,7 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(slots, self.facts.vocab_size, self.device)
         kernels = install_sampler_kernels(
-            self._sampler, Guarded(host), describe(self.device), self.facts.dtype
+            self._sampler, host, describe(self.device), self.facts.dtype
         )
         if kernels:
             self.facts.report.append(
@@ -80,9 +82,11 @@ class ModelRunner:
             )
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
-        made = host.logits_processors(names, self.facts.vocab_size)
+        made = [
+            host.create(LOGITS_PROCESSORS, name, vocab_size=self.facts.vocab_size) for name in names
+        ]
         self._processors = dict(zip(names, made, strict=True))
-        self._guards = {name: host.guard("logits_processors", name) for name in names}
+        self._guards = {name: host.guard(LOGITS_PROCESSORS, name) for name in names}
         self._asked: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[PendingStep] = deque()
@@ -120,7 +124,7 @@ class ModelRunner:
             return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
 
         sizes = bucket_sizes(max_rows)
-        with self._started.guard.watching("forward"):
+        with self._started.guard.call_context("forward"):
             self._graphs.capture(sizes, progress)
         used = before - torch.cuda.mem_get_info(self.device)[0]
         self._started.usage.graphs = used
@@ -193,20 +197,20 @@ class ModelRunner:
 
     def _forward(self, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         guard = self._started.guard
-        with guard.watching("forward", step=True):
+        with guard.call_context("forward", in_step=True):
             hidden = self.model.forward(ids, positions, step)
             shape: tuple[int, ...] = getattr(hidden, "shape", ())
             few = ids if step.wanted is None else step.wanted
             if len(shape) != 2 or shape[0] not in (len(ids), len(few)):
-                guard.wrong("forward", hidden, f"a tensor [{len(ids)}, hidden]")
+                guard.fail_result("forward", hidden, f"a tensor [{len(ids)}, hidden]")
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         guard, wanted = self._started.guard, (len(hidden), self.facts.vocab_size)
-        with guard.watching("logits", step=True):
+        with guard.call_context("logits", in_step=True):
             logits = self.model.logits(hidden)
             if getattr(logits, "shape", ()) != wanted:
-                guard.wrong("logits", logits, f"a tensor {list(wanted)}")
+                guard.fail_result("logits", logits, f"a tensor {list(wanted)}")
         return logits
 
     def _sample(
@@ -268,7 +272,7 @@ class ModelRunner:
         """Write what ``processor`` makes of the rows ``which``; nothing if it fails, which is a
         ``PluginLoadError``."""
         index = torch.tensor(which, device=self.device)
-        with self._guards[name].watching("apply", step=True):
+        with self._guards[name].call_context("apply", in_step=True):
             edited = processor.apply(
                 logits.index_select(0, index),
                 [self._asked[slots[i]][name] for i in which],

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.kinds import GUIDED
 from treadle.api.structured_output import GrammarCompiler, GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import RequestError
-from treadle.plugins import Host, Plan
+from treadle.plugins import PluginManager, PluginSelection
 from treadle.processes.isolated import (
     IsolatedProcess,
     limit_cpu,
@@ -30,7 +31,7 @@ WALL_SECONDS = 30.0
 
 class _Hello(msgspec.Struct, array_like=True):
     config: EngineConfig
-    plan: Plan
+    plan: PluginSelection
     vocab_size: int
     backend: str
 
@@ -58,7 +59,7 @@ class GrammarChecker:
     There is one child for each backend, because a vocabulary's tables count as its memory.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, plan: PluginSelection, vocab_size: int) -> None:
         self._hello = _Hello(config, plan, vocab_size, "")
         self._children: dict[str, IsolatedProcess] = {}
         self._lock = threading.Lock()
@@ -128,9 +129,11 @@ class _Child:
     def _set_up(self, hello: _Hello) -> bytes:
         from treadle.structured_output.compilers import open_tokenizer
 
-        host = Host.from_plan(hello.plan, hello.config.plugins)
+        host = PluginManager.from_selection(hello.plan, hello.config.plugins)
         tokenizer = open_tokenizer(hello.config, host)
-        self._compiler = host.grammar_compiler(hello.backend, tokenizer, hello.vocab_size)
+        self._compiler = host.create(
+            GUIDED, hello.backend, tokenizer=tokenizer, vocab_size=hello.vocab_size
+        )
         gc.freeze()  # a vocabulary is large, and each measurement of a grammar would look through it
         limit_memory(MEMORY)
         return b""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treadle.api.structured_output import Grammar, GrammarCompiler, GrammarSpec, Matcher
+from treadle.api.kinds import GUIDED
+from treadle.api.structured_output import Grammar, GrammarCompiler, GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import RequestError
-from treadle.plugins import Host
-from treadle.plugins.guard import Guard
+from treadle.plugins import PluginManager
 from treadle.structured_output.checker import GrammarChecker
 from treadle.structured_output.state import Guide
 
@@ -23,30 +23,23 @@ __all__ = ("Compiled", "Compilers", "open_tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A grammar, what it keeps of memory as far as that could be measured, and its plugin's guard."""
+    """A grammar, and the memory that it keeps in bytes, as far as that could be measured."""
 
     grammar: Grammar
     size: int
-    guard: Guard | None = None
-
-    def matcher(self) -> Matcher:
-        if self.guard is None:
-            return self.grammar.matcher()
-        found: Matcher = self.guard.call(self.grammar, "matcher")
-        return found
 
 
 class Compilers:
     """Safe in threads."""
 
-    def __init__(self, config: EngineConfig, host: Host, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager, vocab_size: int) -> None:
         self._config = config
         self._host = host
         self._vocab_size = vocab_size
         self._tokenizer: Tokenizer | None = None
         self._compilers: dict[str, GrammarCompiler] = {}
         self._opening = threading.Lock()
-        self._checker = GrammarChecker(config, host.plan(), vocab_size)
+        self._checker = GrammarChecker(config, host.selection(), vocab_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -59,15 +52,14 @@ class Compilers:
         ``PluginLoadError`` for what goes wrong here though it went well in the other process."""
         refusals = []
         for backend in backends:
-            compiler, guard = self._open(backend), self._host.guard("guided", backend)
+            compiler = self._open(backend)
             try:
                 verdict = self._checker.check(backend, spec)
             except RequestError:
-                guard.failed("compile")
+                self._host.guard(GUIDED, backend).failed("compile")
                 raise
             if verdict.refusal is None:
-                grammar = guard.call(compiler, "compile", spec)
-                compiled = Compiled(grammar, verdict.size, guard)
+                compiled = Compiled(compiler.compile(spec), verdict.size)
                 self._begin(backend, compiled)
                 return compiled
             refusals.append(f"{backend}: {verdict.refusal}")
@@ -80,11 +72,9 @@ class Compilers:
         when they are asked for it."""
         import torch  # not above: processes that compile grammars come by here without it
 
-        guide = Guide(compiled.matcher())
+        guide = Guide(compiled.grammar.matcher())
         guide.fill(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
         if guide.error is not None:
-            if compiled.guard is not None:
-                compiled.guard.failed("fill")
             raise RequestError(f"{backend}: {guide.error}", param="guided")
 
     def warm(self, backend: str) -> None:
@@ -98,8 +88,8 @@ class Compilers:
     def _open(self, backend: str) -> GrammarCompiler:
         with self._opening:
             if backend not in self._compilers:
-                self._compilers[backend] = self._host.grammar_compiler(
-                    backend, self._open_tokenizer(), self._vocab_size
+                self._compilers[backend] = self._host.create_guarded(
+                    GUIDED, backend, tokenizer=self._open_tokenizer(), vocab_size=self._vocab_size
                 )
             return self._compilers[backend]
 
@@ -109,7 +99,7 @@ class Compilers:
         return self._tokenizer
 
 
-def open_tokenizer(config: EngineConfig, host: Host) -> Tokenizer:
+def open_tokenizer(config: EngineConfig, host: PluginManager) -> Tokenizer:
     """The model's tokenizer. Raises ``CheckpointError`` if it has none."""
     from treadle.text.assets import open_checkpoint
 

@@ -8,21 +8,25 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 
+from treadle.api.kinds import GUIDED
+from treadle.api.matching import ModelTraits
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import GuidedParams
 from treadle.api.step_types import EngineFacts, StepEdits
 from treadle.api.structured_output import GrammarSpec
 from treadle.config import EngineConfig
-from treadle.errors import PluginLoadError, RequestError, TreadleError
-from treadle.known_plugins import install_hint
-from treadle.plugins import Host
+from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
+from treadle.known_plugins import install_hint, known_distributions, known_keys
+from treadle.plugins import PluginManager
+from treadle.plugins.matching import candidates
 from treadle.structured_output.compilers import Compiled, Compilers
 from treadle.structured_output.reasoning import reasoning_gate
 from treadle.structured_output.spec import grammar_spec
 from treadle.structured_output.state import Guide
 
-__all__ = ("GrammarDesk", "Ticket", "in_order")
+__all__ = ("GrammarDesk", "Ticket", "preferred_order")
 
 log = logging.getLogger("treadle.guided")
 
@@ -30,15 +34,14 @@ log = logging.getLogger("treadle.guided")
 MOST_GRAMMARS = 256
 MOST_BYTES = 1 << 30
 THREADS = 2
-# The order of choice where neither request nor configuration names a backend: the fastest and the
-# only one that refuses what it cannot enforce comes first.
-PREFERRED = ("llguidance", "outlines", "lmfe")
 
 
-def in_order(installed: Sequence[str]) -> list[str]:
-    """The backends as they are tried where nobody names one."""
-    rest = [name for name in installed if name not in PREFERRED]
-    return [name for name in PREFERRED if name in installed] + rest
+def preferred_order(plugins: PluginManager) -> list[str]:
+    """Return the installed backends in the order in which they are tried if none is named.
+
+    A backend says with ``treadle_match`` how good it is; one that does not comes last.
+    """
+    return [candidate.key for candidate in candidates(plugins, GUIDED, ModelTraits())]
 
 
 class Ticket:
@@ -60,7 +63,7 @@ class GrammarDesk:
     otherwise nothing is started before the first request that needs a grammar.
     """
 
-    def __init__(self, config: EngineConfig, host: Host, facts: EngineFacts) -> None:
+    def __init__(self, config: EngineConfig, host: PluginManager, facts: EngineFacts) -> None:
         self._config = config
         self._host = host
         self._vocab_size = facts.vocab_size
@@ -74,6 +77,10 @@ class GrammarDesk:
             if name in host.keys("guided"):  # others are refused with each request
                 warmed = self._started().pool.submit(self._started().compilers.warm, name)
                 warmed.add_done_callback(_tell)
+
+    @cached_property
+    def _preferred(self) -> list[str]:
+        return preferred_order(self._host)
 
     # ----------------------------------------------------------------------------- ordering
 
@@ -99,7 +106,7 @@ class GrammarDesk:
         def guide() -> Guide:
             made = compiled.result()
             strict = self._host.switches.strict
-            return Guide(made.matcher(), *gate(), guard=made.guard, strict=strict)
+            return Guide(made.grammar.matcher(), *gate(), strict=strict)
 
         def gate() -> tuple[Callable[[int], bool] | None, int | None]:
             if params.reasoning is None:
@@ -133,11 +140,11 @@ class GrammarDesk:
             return list(wanted)
         if not installed:
             raise RequestError(
-                "guided decoding needs a backend and none is installed; "
-                + install_hint("treadle-guided-llguidance"),
+                "guided decoding needs a backend and none is installed; for one of "
+                f"{', '.join(known_keys('guided'))}, {install_hint(*known_distributions('guided'))}",
                 param="guided",
             )
-        return in_order(installed)
+        return self._preferred
 
     def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Compiled]:
         key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))
@@ -202,7 +209,7 @@ def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
     """Complete ``ready`` whatever happens: a sequence waits for it."""
     try:
         ready.set_result(make())
-    except (RequestError, PluginLoadError) as error:
+    except (RequestError, PluginLoadError, EngineError) as error:
         ready.set_exception(error)
     except TreadleError as error:
         ready.set_exception(RequestError(f"the grammar failed: {error}", param="guided"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from treadle.api.kinds import REASONING
 from treadle.api.parsers import Opens
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
@@ -15,7 +16,7 @@ __all__ = ("reasoning_gate",)
 
 
 def reasoning_gate(
-    host: Host, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+    host: PluginManager, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> tuple[Callable[[int], bool] | None, int | None]:
     """What ``Guide`` takes: a function that takes each token and tells whether the reasoning goes
     on after it, and the token that opens the reasoning if the prompt has left that to the model.
@@ -25,16 +26,10 @@ def reasoning_gate(
     function, that is a ``PluginLoadError``.
     """
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
-    reasoning = host.reasoning_parser(parser, tokenizer, prompt)
-    guard = host.guard("reasoning", parser)
+    reasoning = host.create_guarded(REASONING, parser, tokenizer=tokenizer, prompt=prompt)
     opener: int | None = None
-    with guard.watching("open"):
-        is_open = reasoning.open
-    if not is_open:
-        with guard.watching("opener"):
-            tag = reasoning.opener if isinstance(reasoning, Opens) else None
-            if not isinstance(tag, str | None):
-                raise TypeError(f"it is {tag!r:.80}; a text, or None, is wanted")
+    if not reasoning.open:
+        tag = reasoning.opener if isinstance(reasoning, Opens) else None
         ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
         if len(ids) != 1:
             return None, None
@@ -42,9 +37,7 @@ def reasoning_gate(
     stream = tokenizer.stream(prompt_ids, skip_special_tokens=False)
 
     def goes_on(token: int) -> bool:
-        text = stream.step(token)
-        with guard.watching("feed", step=True):
-            reasoning.feed(text, [token])
-            return reasoning.open
+        reasoning.feed(stream.step(token), [token])
+        return reasoning.open
 
     return goes_on, opener

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from math import inf
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.api.structured_output import Matcher
-from treadle.errors import EngineError, PluginError
-from treadle.plugins.call_stats import PASSED, Calls
-from treadle.plugins.guard import Guard
+from treadle.errors import EngineError, TreadleError
+from treadle.plugins.call_stats import NOT_CAUGHT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +23,9 @@ class Guide:
 
     ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
     the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
-    token is this one, or one of the grammar. ``guard`` names the matcher's plugin and counts its
-    calls. Once ``error`` says what went wrong in the matcher, the sequence cannot go on; with
-    ``strict`` a matcher that raises is an ``EngineError``.
+    token is this one, or one of the grammar. Once
+    ``error`` says what went wrong in the matcher, the sequence cannot go on; with ``strict`` a
+    matcher that raises is an ``EngineError``.
     """
 
     def __init__(
@@ -37,18 +34,12 @@ class Guide:
         reasoning: Callable[[int], bool] | None = None,
         opener: int | None = None,
         *,
-        guard: Guard | None = None,
         strict: bool = False,
     ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
         self._opener = opener
-        self._guard = guard
         self._strict = strict
-        # Counted without a lock, and at once for what is asked of a matcher together: twice for each
-        # token of each sequence.
-        self._fills = _calls(guard, "fill")
-        self._accepts = _calls(guard, "accept")
         self.error: str | None = None
 
     def fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
@@ -68,16 +59,14 @@ class Guide:
             own.zero_()
 
     def _fill(self, own: Tensor, stop_ids: Collection[int]) -> None:
-        began = perf_counter()
         try:
             self._matcher.fill(own, 0)
-            complete = _said("complete", self._matcher.complete)
-        except PASSED:
+            complete = self._matcher.complete
+        except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail(self._fills, began, error)
+            self._fail("the grammar failed", error)
             return
-        self._fills.done(perf_counter() - began)
         line = own.numpy().view(np.uint32)[0]
         if complete:
             for token in stop_ids:
@@ -96,59 +85,35 @@ class Guide:
             self._opener = None
         if self._reasoning is not None:
             return self._reason(self._reasoning, token)
-        began = perf_counter()
         try:
             if not self._matcher.accept(token):
-                self._accepts.failed(perf_counter() - began)
-                whose = "" if self._guard is None else f" of {self._guard.entry.id}"
-                self.error = (
-                    f"the grammar{whose} does not allow token {token}, which its mask allowed"
-                )
+                self.error = f"the grammar does not allow token {token}, which its mask allowed"
                 return True
-            finished = _said("finished", self._matcher.finished)
-        except PASSED:
+            return self._matcher.finished
+        except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._fail(self._accepts, began, error)
+            self._fail("the grammar failed", error)
             return True
-        self._accepts.done(perf_counter() - began)
-        return finished
 
     def _reason(self, goes_on: Callable[[int], bool], token: int) -> bool:
         try:
             if not goes_on(token):
                 self._reasoning = None
-        except PASSED:
+        except NOT_CAUGHT:
             raise
         except BaseException as error:
-            named = isinstance(error, PluginError)
-            said = str(error) if named else f"{type(error).__name__}: {error}"
-            self._end(f"the reasoning before the grammar failed: {said}", error)
+            self._fail("the reasoning before the grammar failed", error)
         return self.error is not None
 
-    def _fail(self, calls: Calls, began: float, error: BaseException) -> None:
-        calls.failed(perf_counter() - began)
-        if self._guard is None:
-            said = f"{type(error).__name__}: {error}"
-        else:
-            said = self._guard.entry.failure(calls.hook, error)
-        self._end(f"the grammar failed: {said}", error)
-
-    def _end(self, text: str, error: BaseException) -> None:
+    def _fail(self, what: str, error: BaseException) -> None:
+        reason = (
+            str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
+        )
+        text = f"{what}: {reason}"
         if self._strict:
             raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
         self.error = text
-
-
-def _said(name: str, value: bool) -> bool:
-    """``value``; one that is a method is always true, and would end every output at once."""
-    if callable(value):
-        raise TypeError(f"{name} is a method; it must be a property")
-    return value
-
-
-def _calls(guard: Guard | None, method: str) -> Calls:
-    return Calls("", method, inf) if guard is None else guard.calls(method)
 
 
 DEAD_END = (

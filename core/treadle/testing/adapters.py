@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from treadle.api.engine import LoRA, LoRAResolver
+from treadle.api.kinds import LORA_RESOLVERS
 from treadle.errors import CheckpointError
 from treadle.testing.plugin import FOREIGN, Subject
 
@@ -48,7 +49,7 @@ class LoRAResolverSuite(Subject):
 
     def open(self, folder: Path) -> LoRAResolver:
         self.options = self.settings(folder)
-        (made,) = self.host().lora_resolvers([self.key])
+        (made,) = [self.host().create(LORA_RESOLVERS, self.key)]
         return made
 
     @pytest.fixture

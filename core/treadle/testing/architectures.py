@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from treadle.api.kinds import MODELS
 from treadle.testing.plugin import Subject
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ModelSuite(Subject):
         return self.checkpoint(tmp_path / "plain", **next(iter(self.variants.values())))
 
     def test_the_spec_names_its_architecture(self) -> None:
-        assert self.host().model(self.key, None).architecture == self.key
+        assert self.host().create(MODELS, self.key, hf_config=None).architecture == self.key
 
     def test_logits_are_those_of_transformers(self, tmp_path: Path) -> None:
         from treadle.testing.models import transformers_logits

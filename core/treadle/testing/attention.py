@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from treadle.api.attention import AttentionBackend, AttentionBatch
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("AttentionSuite", "Case", "requests", "steps")
 
@@ -269,13 +269,13 @@ class AttentionSuite(Subject):
         """The backend's answer, or what it raised: for an engine that would be a refusal. Override
         it for a backend that is not installed."""
         host = self._bidding
-        asked: Any = host.only("attention", self.key)
+        asked: Any = host.hooks_for("attention", self.key)
         options = host.options("attention", self.key)
         bids: list[Offer | Refusal] = asked.treadle_attention(request=request, options=options)
         return next(bid for bid in bids if bid.name == self.key)
 
     @cached_property
-    def _bidding(self) -> Host:
+    def _bidding(self) -> PluginManager:
         return self.host()
 
     def offer(self, name: str) -> tuple[AttentionRequest, Offer]:

@@ -20,6 +20,7 @@ import pytest
 
 from treadle.api.cache import CacheLayout, ConnectorRole, LayerCacheSpec
 from treadle.api.engine import KVConnector
+from treadle.api.kinds import KV_CONNECTORS
 from treadle.testing.plugin import Subject
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class KVConnectorSuite(Subject):
     def build(
         self, layout: CacheLayout | None = None, role: ConnectorRole = ConnectorRole.WORKER
     ) -> KVConnector:
-        return self.host().kv_connector(self.key, role, layout or self.layout())
+        return self.host().create(
+            KV_CONNECTORS, self.key, role=role, layout=layout or self.layout()
+        )
 
     def memory(self, connector: KVConnector) -> Tensor | None:
         """The memory that ``connector`` reads in ``save`` and writes in ``load``, ``[pages, …]``.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from treadle.api.kinds import EXECUTORS
 from treadle.errors import TreadleError
 from treadle.testing.plugin import Subject
 
@@ -54,7 +55,12 @@ class ExecutorSuite(Subject):
     @contextmanager
     def started(self, model: Path) -> Iterator[tuple[Executor, EngineFacts]]:
         """The executor alone, for steps that are planned here."""
-        executor = self.host().executor(self.key, self.config(model, self.key, **self.engine))
+        executor = self.host().create(
+            EXECUTORS,
+            self.key,
+            config=self.config(model, self.key, **self.engine),
+            host=self.host(),
+        )
         try:
             yield executor, executor.start()
         finally:
@@ -177,7 +183,7 @@ class ExecutorSuite(Subject):
 
     def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
         config = self.config(checkpoint, self.key, **self.engine)
-        self.host().executor(self.key, config).stop()
+        self.host().create(EXECUTORS, self.key, config=config, host=self.host()).stop()
 
 
 def _children() -> set[str]:

@@ -14,8 +14,9 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from treadle.api import hookspecs
+from treadle.api.kinds import POLICIES
 from treadle.config import EngineConfig, from_options
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.plugin import Subject, hook_arguments
 from treadle.testing.policies import Queued
 
@@ -28,11 +29,11 @@ class ExtensionSuite(Subject):
     def config(self) -> EngineConfig:
         return from_options(model="nowhere")
 
-    def quiet(self, host: Host) -> None:
+    def quiet(self, host: PluginManager) -> None:
         """A host goes on without a hook that fails; here it must not."""
         failed = [
             hook
-            for plugin, hook, outcome, _ in host.tally.rows()
+            for plugin, hook, outcome, _ in host.call_stats.rows()
             if plugin == self.plugin and outcome == "error"
         ]
         assert failed == [], f"{failed} raised; see the log"
@@ -74,7 +75,7 @@ class ExtensionSuite(Subject):
         for hook, wrapper in self.wrappers(host):
             source = inspect.getsource(wrapper)
             assert "yield" in source and "return" in source, f"{hook} returns nothing"
-        assert host.policy("fcfs").order(Queued("r", 1.0)) == (1.0,)
+        assert host.create(POLICIES, "fcfs").order(Queued("r", 1.0)) == (1.0,)
 
     def test_its_wrappers_keep_what_nobody_provides(self) -> None:
         """Else it cannot be said which plugin is missing."""
@@ -97,7 +98,7 @@ class ExtensionSuite(Subject):
                 raised = True
             assert raised, f"{hook} swallows what another plugin raises"
 
-    def wrappers(self, host: Host) -> Iterator[tuple[str, Any]]:
+    def wrappers(self, host: PluginManager) -> Iterator[tuple[str, Any]]:
         plugin = host.load(self.kind, self.key)
         for hook in host.hooks_of(plugin)[1]:
             yield hook, getattr(plugin, hook)

@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from treadle.api.kinds import GUIDED
 from treadle.api.structured_output import GrammarSpec, Matcher
 
 if TYPE_CHECKING:
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("Bytes", "drawn")
 
@@ -42,11 +43,16 @@ class Bytes:
 
 
 def drawn(
-    host: Host, spec: GrammarSpec, count: int, *, tokenizer: Any = None, backend: str = "llguidance"
+    host: PluginManager,
+    spec: GrammarSpec,
+    count: int,
+    *,
+    tokenizer: Any = None,
+    backend: str = "llguidance",
 ) -> Iterator[str]:
     """``count`` whole texts of the grammar, always the same ones."""
     tokenizer = tokenizer or Bytes()
-    compiler = host.grammar_compiler(backend, tokenizer, tokenizer.vocab_size)
+    compiler = host.create(GUIDED, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
     refusal = compiler.refuses(spec)
     assert refusal is None, f"{backend} refuses it: {refusal}"
     grammar = compiler.compile(spec)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from treadle.api.kinds import GUIDED
 from treadle.api.structured_output import Grammar, GrammarCompiler, GrammarSpec, Matcher
 from treadle.structured_output.checker import CPU_SECONDS
 from treadle.testing.guided_corpus import VALID, ignored, specs
@@ -293,7 +294,7 @@ class GuidedSuite(Subject):
 @cache
 def _compiler(suite: type[GuidedSuite]) -> Any:
     subject = suite()
-    return subject.host().grammar_compiler(subject.key, suite.tokenizer, VOCAB)
+    return subject.host().create(GUIDED, subject.key, tokenizer=suite.tokenizer, vocab_size=VOCAB)
 
 
 @cache

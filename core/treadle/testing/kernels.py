@@ -22,7 +22,7 @@ from treadle.testing.plugin import FOREIGN, Subject
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("KernelSuite",)
 
@@ -54,7 +54,7 @@ class KernelSuite(Subject):
     def bid(self, op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
         """Its answer, or what it raised: for an engine that would be a refusal."""
         host = self._bidding
-        asked: Any = host.only(self.kind, self.key)
+        asked: Any = host.hooks_for(self.kind, self.key)
         options = host.options(self.kind, self.key)
         bids: list[KernelOffer | Refusal] = asked.treadle_kernel(
             op=op, request=request, options=options
@@ -62,7 +62,7 @@ class KernelSuite(Subject):
         return next((bid for bid in bids if bid.name == self.key), None)
 
     @cached_property
-    def _bidding(self) -> Host:
+    def _bidding(self) -> PluginManager:
         return self.host()
 
     @pytest.mark.parametrize("op", [*SHAPES, *OTHERS])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from treadle.api.engine import LogitsProcessor
+from treadle.api.kinds import LOGITS_PROCESSORS
 from treadle.errors import RequestError
 from treadle.testing.plugin import Subject
 
@@ -35,7 +36,7 @@ class LogitsProcessorSuite(Subject):
     vocab_size: ClassVar[int] = 64
 
     def build(self) -> LogitsProcessor:
-        (made,) = self.host().logits_processors([self.key], self.vocab_size)
+        (made,) = [self.host().create(LOGITS_PROCESSORS, self.key, vocab_size=self.vocab_size)]
         return made
 
     def rows(self, count: int) -> tuple[Tensor, list[Any], list[list[int]]]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from treadle.api.matching import Match, ModelTraits
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.plugin import FOREIGN, Subject
 
 __all__ = ("PLAIN", "Matching")
@@ -49,17 +49,17 @@ class Matching(Subject):
         if not self.matched:
             pytest.skip("it was given no models that it matches")
         for model in self.matched:
-            assert host.match(self.kind, self.key, model) is not None, f"no match: {model}"
+            assert self._match(host, model) is not None, f"no match: {model}"
 
     def test_it_leaves_other_models_alone(self) -> None:
         """It would be chosen for each model that has no better match."""
         host = self._matching()
         for model in (*PLAIN, *self.unmatched):
-            assert host.match(self.kind, self.key, model) is None, f"it matches {model}"
+            assert self._match(host, model) is None, f"it matches {model}"
 
     def test_it_matches_under_its_own_key_only(self) -> None:
         """A module may serve several keys, and is asked for each of them."""
-        relay: Any = self._matching().only(self.kind, self.key)
+        relay: Any = self._matching().hooks_for(self.kind, self.key)
         for kind, key in ((self.kind, FOREIGN), (FOREIGN, self.key)):
             for model in self.matched:
                 found = relay.treadle_match(kind=kind, key=key, model=model, options={})
@@ -69,12 +69,17 @@ class Matching(Subject):
         """In a line of ``treadle serve --explain``."""
         host = self._matching()
         for model in self.matched:
-            found: Any = host.match(self.kind, self.key, model)
+            found: Any = self._match(host, model)
             if found is not None:
                 assert isinstance(found, Match) and found.score > 0
                 assert 8 <= len(found.reason) <= 80 and found.reason.isprintable()
 
-    def _matching(self) -> Host:
+    def _match(self, host: PluginManager, model: ModelTraits) -> Any:
+        options = host.options(self.kind, self.key)
+        hooks: Any = host.hooks_for(self.kind, self.key)
+        return hooks.treadle_match(kind=self.kind, key=self.key, model=model, options=options)
+
+    def _matching(self) -> PluginManager:
         host = self.host()
         if self.key not in host.keys(self.kind):
             pytest.skip("it is not installed")

@@ -12,9 +12,10 @@ from torch import Tensor
 from treadle.api.attention import Step
 from treadle.api.models import Collective, ExpertsSpec, LinearSpec
 from treadle.layers import Attention, NullCollective
-from treadle.loading.build import Plugins, build_model
+from treadle.loading.build import build_model
 from treadle.loading.config import max_model_len, read_config
 from treadle.loading.sources import files_in
+from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend, batch_of
 
 __all__ = ("Asked", "TinyModel", "transformers_logits")
@@ -31,7 +32,7 @@ class TinyModel:
     def __init__(
         self,
         folder: str | Path,
-        host: Plugins,
+        host: PluginManager,
         *,
         ranks: Collective | None = None,
         dtype: torch.dtype = torch.float32,
@@ -118,7 +119,7 @@ class Asked:
     """A plugin host whose only quantization leaves every layer as it is, and notes which ``names``
     of matrices it was asked for."""
 
-    def __init__(self, host: Plugins) -> None:
+    def __init__(self, host: PluginManager) -> None:
         self._host = host
         self.name = "asked"
         self.names: set[str] = set()

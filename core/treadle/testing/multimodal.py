@@ -19,6 +19,7 @@ import pytest
 
 from treadle.api.engine import MultimodalProcessor
 from treadle.api.files import ModelFiles
+from treadle.api.kinds import MULTIMODAL
 from treadle.errors import RequestError
 from treadle.testing.plugin import Subject
 
@@ -40,7 +41,7 @@ class MultimodalSuite(Subject):
         return len(processed)
 
     def open(self, folder: Path) -> MultimodalProcessor:
-        return self.host().multimodal(self.key, self.files(folder))
+        return self.host().create(MULTIMODAL, self.key, files=self.files(folder))
 
     def test_two_builds_are_two_objects(self, tmp_path: Path) -> None:
         assert self.open(tmp_path) is not self.open(tmp_path)

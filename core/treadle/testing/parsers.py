@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import (
     Delta,
     Opens,
@@ -85,7 +86,9 @@ class ToolParserSuite(Streams):
     streams: ClassVar[bool] = True
 
     def open(self) -> ToolParser:
-        return self.opener.tool_parser(self.key, self.tokenizer, self.tools)
+        return self.opener.create(
+            TOOL_PARSERS, self.key, tokenizer=self.tokenizer, tools=self.tools
+        )
 
     def samples(self) -> Iterator[tuple[str, Callable[[], StreamParser]]]:
         for output in (*(output for output, _ in self.cases), *self.prose):
@@ -199,7 +202,7 @@ class ReasoningSuite(Streams):
     tokenizer: ClassVar[Any] = Letters()
 
     def open(self, prompt: str) -> ReasoningParser:
-        return self.opener.reasoning_parser(self.key, self.tokenizer, prompt)
+        return self.opener.create(REASONING, self.key, tokenizer=self.tokenizer, prompt=prompt)
 
     def samples(self) -> Iterator[tuple[str, Callable[[], StreamParser]]]:
         for output, open_, _ in self.expected():

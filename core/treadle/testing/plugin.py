@@ -22,7 +22,7 @@ import pytest
 from treadle.api.cache import CacheLayout, ConnectorRole, DeviceInfo
 from treadle.api.files import ModelFiles
 from treadle.config import EngineConfig, PluginConfig
-from treadle.plugins import KINDS, Entry, Host
+from treadle.plugins import Entry, PluginManager, installed_kinds
 from treadle.plugins.entries import normal
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Subject:
     """``kind:key``."""
     options: Mapping[str, Any] = {}
 
-    def host(self) -> Host:
+    def host(self) -> PluginManager:
         """A host of its own for each test, so that no test meets what another has built."""
         options = {self.plugin: dict(self.options)} if self.options else {}
-        return Host(PluginConfig(plugin_options=options))
+        return PluginManager(PluginConfig(plugin_options=options))
 
     @property
     def kind(self) -> str:
@@ -68,15 +68,15 @@ class PluginSuite(Subject):
 
     def findings(self) -> list[Finding]:
         """What ``treadle doctor`` says of it; its import runs in a process of its own."""
-        from treadle.plugins.selection import Choice
+        from treadle.plugins.selection import SelectedPlugin
         from treadle.testing.examination.checks import check
 
         entry = self.entry
-        name = (str(Choice.of(entry, self.kind, self.key)), type(self))
+        name = (str(SelectedPlugin.of(entry, self.kind, self.key)), type(self))
         if name not in _EXAMINED:
             host = self.host()
             same = [e for e in host.entries if (e.id, e.dist) == (entry.id, entry.dist)]
-            checked, _ = check(host, same, seconds=30.0, specs=())
+            checked, _ = check(host, same, seconds=30.0)
             _EXAMINED[name] = [finding for each in checked for finding in each.findings]
         return _EXAMINED[name]
 
@@ -109,7 +109,7 @@ class PluginSuite(Subject):
 
     def test_it_leaves_the_keys_of_others_alone(self) -> None:
         """A hook looks at its key first, and answers ``None`` for one that is not its own."""
-        kind = KINDS[self.kind]
+        kind = installed_kinds()[self.kind]
         if (
             kind.owner != "treadle-core"
             or kind.mode == "always"
@@ -120,7 +120,7 @@ class PluginSuite(Subject):
             pytest.skip("it is the fallback: every key is its own")
         host = self.host()
         host.load(self.kind, self.key)
-        relay = host.only(self.kind, self.key)
+        relay = host.hooks_for(self.kind, self.key)
         found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, host))
         assert not found, f"{kind.hook} answered {found!r} for {FOREIGN!r}"
 
@@ -154,7 +154,7 @@ class PluginSuite(Subject):
         assert silent == [], "give them msgspec.Meta(description=…)"
 
 
-def hook_arguments(hook: str, host: Host) -> dict[str, Any]:
+def hook_arguments(hook: str, host: PluginManager) -> dict[str, Any]:
     """Arguments for a hook whose key is foreign: it must not look at the others."""
     from treadle.api.attention import AttentionRequest, KernelRequest
     from treadle.api.hookspecs import Plugin

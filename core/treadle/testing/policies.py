@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.api.engine import SchedulingPolicy
+from treadle.api.kinds import POLICIES
 from treadle.testing.plugin import Subject
 
 __all__ = ("PolicySuite", "Queued")
@@ -34,7 +35,7 @@ class PolicySuite(Subject):
     """Order and choice of victim: total, constant, and such that everybody is served."""
 
     def build(self) -> SchedulingPolicy:
-        return self.host().policy(self.key)
+        return self.host().create(POLICIES, self.key)
 
     def requests(self, count: int = 40) -> list[Queued]:
         draw = random.Random(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from treadle.api.engine import Proposer
+from treadle.api.kinds import PROPOSERS
 from treadle.config import EngineConfig
 from treadle.testing.plugin import Subject
 
@@ -37,7 +38,7 @@ class ProposerSuite(Subject):
         return EngineConfig()
 
     def build(self) -> Proposer:
-        return self.host().proposer(self.key, self.config())
+        return self.host().create(PROPOSERS, self.key, config=self.config())
 
     def histories(self, count: int) -> list[list[int]]:
         """Of different lengths, the first of one id, each but that one a motif again and again."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import QUANTIZATION
 from treadle.errors import CheckpointError, TreadleError
 from treadle.testing.plugin import Subject
 
@@ -88,7 +89,7 @@ class QuantizationSuite(Subject):
         }
 
     def scheme(self, config: Mapping[str, Any]) -> QuantizationScheme:
-        return self.host().quantization(self.key, config, self.device)
+        return self.host().create(QUANTIZATION, self.key, checkpoint=config, device=self.device)
 
     def load(
         self,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from treadle.api.files import ModelFiles, ModelRef, ModelSource, TensorFiles, WeightLoader
+from treadle.api.kinds import LOAD_FORMATS, MODEL_SOURCES
 from treadle.errors import CheckpointError
 from treadle.testing.plugin import FOREIGN, Subject
 
@@ -42,7 +43,7 @@ class ModelSourceSuite(Subject):
         return ModelRef(self.key, str(folder / FOREIGN))
 
     def build(self) -> ModelSource:
-        return self.host().model_source(self.key)
+        return self.host().create(MODEL_SOURCES, self.key)
 
     def test_two_builds_are_two_objects(self) -> None:
         assert self.build() is not self.build()
@@ -102,7 +103,7 @@ class LoadFormatSuite(Subject):
 
     def open(self, folder: Path) -> WeightLoader:
         names = tuple(sorted(path.name for path in folder.iterdir()))
-        return self.host().load_format(self.key, ModelFiles(folder, names, {}))
+        return self.host().create(LOAD_FORMATS, self.key, files=ModelFiles(folder, names, {}))
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

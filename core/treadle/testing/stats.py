@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 
 from treadle.api.engine import StatLogger
+from treadle.api.kinds import STAT_LOGGERS
 from treadle.api.stats import EngineStats
 from treadle.testing.plugin import Subject
 
@@ -25,7 +26,7 @@ class StatLoggerSuite(Subject):
     """A logger is called after every step, so it is quick and it never raises."""
 
     def build(self) -> StatLogger:
-        (logger,) = self.host().stat_loggers([self.key])
+        (logger,) = [self.host().create(STAT_LOGGERS, self.key)]
         return logger
 
     def stats(self, step: int) -> EngineStats:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from treadle.api.parsers import Delta, ReasoningDelta, StreamParser, TextDelta, ToolCallDelta
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.matching import Matching
 
 __all__ = ("HELD", "ODD", "PROSE", "Letters", "Streams", "cuts", "merged", "said")
@@ -103,7 +103,7 @@ class Streams(Matching):
         raise NotImplementedError
 
     @cached_property
-    def opener(self) -> Host:
+    def opener(self) -> PluginManager:
         return self.host()
 
     def parsed(self, open_: Callable[[], StreamParser], pieces: Sequence[str]) -> list[Delta]:

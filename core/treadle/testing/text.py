@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from treadle.api.files import ChatRenderer, ModelFiles, Tokenizer
+from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.testing.plugin import Subject
 
 __all__ = ("RendererSuite", "TokenizerSuite")
@@ -50,7 +51,7 @@ class TokenizerSuite(Subject):
 
     @pytest.fixture
     def tokenizer(self, tmp_path: Path) -> Tokenizer:
-        return self.host().tokenizer(self.key, self.files(tmp_path))
+        return self.host().create(TOKENIZERS, self.key, files=self.files(tmp_path))
 
     def test_texts_survive(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
@@ -172,8 +173,8 @@ class RendererSuite(Subject):
     @pytest.fixture
     def parts(self, tmp_path: Path) -> tuple[ChatRenderer, Tokenizer]:
         host, files = self.host(), self.files(tmp_path)
-        tokenizer = host.tokenizer("auto", files)
-        return host.renderer(self.key, files, tokenizer), tokenizer
+        tokenizer = host.create(TOKENIZERS, "auto", files=files)
+        return host.create(RENDERERS, self.key, files=files, tokenizer=tokenizer), tokenizer
 
     def test_what_was_said_is_in_the_prompt_in_order(
         self, parts: tuple[ChatRenderer, Tokenizer]

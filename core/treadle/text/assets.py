@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineFacts
@@ -18,7 +19,6 @@ from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import CheckpointError, PluginNotFoundError
 from treadle.loading.download import fetch
 from treadle.loading.sources import parse_ref
-from treadle.plugins.guarded import Guarded
 from treadle.plugins.matching import AUTO, Decision, decide
 from treadle.text.defaults import default_params
 from treadle.text.input_processor import NO_TOKENIZER, Processor
@@ -28,7 +28,7 @@ from treadle.text.settings import has_tokenizer
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
 __all__ = ("Opened", "choose_renderer", "open_checkpoint", "plugin_config")
 
@@ -79,24 +79,23 @@ def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConf
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 
-def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
+def open_checkpoint(config: EngineConfig, host: PluginManager) -> Opened:
     """Read the text side. ``host`` was made with ``plugin_config(config)``.
 
     Raises ``CheckpointError`` (damaged files), ``ConfigError`` and the errors of plugins.
     """
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
-    plugins = Guarded(host)
-    files = fetch(plugins, ref, weights=False)
+    files = fetch(host, ref, weights=False)
     traits = ModelTraits(config={**files.config, **model.hf_overrides})
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
-        files = fetch(plugins, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
+        files = fetch(host, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
     elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
         return Opened(None, None, defaults, limit, priorities, traits)
-    tokenizer = host.tokenizer(model.tokenizer_mode, files)
-    watched = plugins.tokenizer(model.tokenizer_mode, tokenizer)
+    tokenizer = host.create(TOKENIZERS, model.tokenizer_mode, files=files)
+    watched = host.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
     traits = _with_text(traits, tokenizer, watched, template_text(model.chat_template))
     chosen = choose_renderer(config, host, traits)
     if chosen.key is None:
@@ -104,16 +103,16 @@ def open_checkpoint(config: EngineConfig, host: Host) -> Opened:
         raise PluginNotFoundError(
             f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
         )
-    renderer = plugins.renderer(chosen.key, files, tokenizer)
+    renderer = host.create_guarded(RENDERERS, chosen.key, files=files, tokenizer=tokenizer)
     return Opened(tokenizer, renderer, defaults, limit, priorities, traits, watched)
 
 
-def choose_renderer(config: EngineConfig, host: Host, traits: ModelTraits) -> Decision:
+def choose_renderer(config: EngineConfig, host: PluginManager, traits: ModelTraits) -> Decision:
     """Raises ``PluginConflictError`` if several are made for the model."""
     name = _renderer_option(config)
     if name != config.model.renderer:
         return Decision(name, "--chat-template is a template for it")
-    return decide(host, "renderers", traits, name)
+    return decide(host, RENDERERS, traits, name)
 
 
 def _renderer_option(config: EngineConfig) -> str:

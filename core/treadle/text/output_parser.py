@@ -23,7 +23,7 @@ from treadle.api.parsers import (
 )
 from treadle.errors import EngineError
 from treadle.outputs import OutputPart, ReasoningPart, TextPart, ToolCall
-from treadle.plugins.call_stats import Tally
+from treadle.plugins.call_stats import PluginCallStats
 
 if TYPE_CHECKING:
     from treadle.processes.watchdog import WatchdogExecutor
@@ -57,7 +57,7 @@ class GuardedParser:
     """One parser, and the text that it has not answered for yet.
 
     ``build`` makes the parser when there is something to feed it, and may raise like the parser
-    itself. After the first exception the parser is not called again. Calls are counted in ``tally``
+    itself. After the first exception the parser is not called again. Calls are counted in ``call_stats``
     for ``plugin`` (``kind:key``). With ``strict`` a failure is an ``EngineError``, which ends the
     request. ``inline`` is whether it runs in the thread of its caller, see ``RunsInline``.
     """
@@ -68,7 +68,7 @@ class GuardedParser:
         build: Callable[[], StreamParser],
         *,
         plugin: str = "",
-        tally: Tally | None = None,
+        call_stats: PluginCallStats | None = None,
         strict: bool = False,
         inline: bool = True,
     ) -> None:
@@ -76,7 +76,7 @@ class GuardedParser:
         self.disabled = False
         self.pending = ""
         self.inline = inline
-        self._build, self._plugin, self._tally = build, plugin, tally or Tally()
+        self._build, self._plugin, self._call_stats = build, plugin, call_stats or PluginCallStats()
         self._strict = strict
         self._parser: StreamParser | None = None
         self._current_call: tuple[str, float] | None = None
@@ -104,11 +104,11 @@ class GuardedParser:
                 return None
             made = parser.call_id()
             if 0 < len(made) <= MAX_ID_CHARS and made.isprintable():
-                self._tally.done(self._plugin, "call_id", start_time)
+                self._call_stats.done(self._plugin, "call_id", start_time)
                 return made
             raise ValueError(f"a parser made the id {made!r:.80}")
         except BaseException as error:  # a plugin may raise anything, a panic too
-            self._tally.failed(self._plugin, "call_id", start_time)
+            self._call_stats.failed(self._plugin, "call_id", start_time)
             log.warning("%s cannot make ids", self.label, exc_info=error)
             self._raise_if_strict(error)
             return None
@@ -126,7 +126,7 @@ class GuardedParser:
         Raises ``EngineError`` if it is strict.
         """
         if self._current_call is not None:
-            self._tally.failed(self._plugin, *self._current_call)
+            self._call_stats.failed(self._plugin, *self._current_call)
             log.warning("%s does not return; its output is delivered as text", self.label)
         self.disabled = True
         if self._strict:
@@ -146,14 +146,14 @@ class GuardedParser:
         try:
             deltas = checked_deltas(call())
         except BaseException as error:  # a plugin may raise anything, a panic too
-            self._tally.failed(self._plugin, method, start_time)
+            self._call_stats.failed(self._plugin, method, start_time)
             log.warning("%s failed; its output is delivered as text", self.label, exc_info=error)
             self.disabled = True
             self._raise_if_strict(error)
             return [TextDelta(self.pending)] if self.pending else []
         finally:
             self._current_call = None
-        self._tally.done(self._plugin, method, start_time)
+        self._call_stats.done(self._plugin, method, start_time)
         self._forget_answered(deltas)
         return deltas
 

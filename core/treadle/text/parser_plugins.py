@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.api.parsers import Tagged, Tool
+from treadle.api.plugin_kind import PluginKind
 from treadle.api.sampling_params import GuidedParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
@@ -24,19 +26,24 @@ if TYPE_CHECKING:
     from treadle.api.matching import ModelTraits
     from treadle.api.parsers import ReasoningParser, ToolParser
     from treadle.config import ModelConfig
-    from treadle.plugins import Host
-    from treadle.plugins.call_stats import Tally
+    from treadle.plugins import PluginManager
+    from treadle.plugins.call_stats import PluginCallStats
 
 __all__ = ("PARSER_KINDS", "ParserPlugins", "PluginWatchdogs", "choose_parser")
 
 T = TypeVar("T")
 log = logging.getLogger("treadle.text")
-PARSER_KINDS = {"tool_parser": "tool_parsers", "reasoning_parser": "reasoning"}
+PARSER_KINDS: Mapping[str, PluginKind[Any]] = {
+    "tool_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING,
+}
 """Option of the engine, kind of plugin."""
 RENDERER_THREADS = 2
 
 
-def choose_parser(option: str, config: ModelConfig, host: Host, traits: ModelTraits) -> Decision:
+def choose_parser(
+    option: str, config: ModelConfig, host: PluginManager, traits: ModelTraits
+) -> Decision:
     """Return what one option means for a model.
 
     Raises ``PluginConflictError`` if several parsers match equally well.
@@ -47,10 +54,10 @@ def choose_parser(option: str, config: ModelConfig, host: Host, traits: ModelTra
 class PluginWatchdogs:
     """The threads in which an event loop calls renderers, and parsers that do not run inline."""
 
-    def __init__(self, tally: Tally) -> None:
-        budgets = [tally.budget(f"{kind}:", "feed") for kind in PARSER_KINDS.values()]
+    def __init__(self, call_stats: PluginCallStats) -> None:
+        budgets = [call_stats.budget(f"{k.name}:", "feed") for k in PARSER_KINDS.values()]
         self.parsers = WatchdogExecutor(max(budgets))
-        budget = tally.budget("renderers:", "render")
+        budget = call_stats.budget("renderers:", "render")
         self._renderers = [WatchdogExecutor(budget) for _ in range(RENDERER_THREADS)]
 
     @property
@@ -73,7 +80,7 @@ class ParserPlugins:
 
     def __init__(
         self,
-        host: Host,
+        host: PluginManager,
         tokenizer: Tokenizer | None,
         keys: Mapping[str, str | None],
         *,
@@ -93,7 +100,7 @@ class ParserPlugins:
     @classmethod
     def choose(
         cls,
-        host: Host,
+        host: PluginManager,
         tokenizer: Tokenizer | None,
         traits: ModelTraits,
         config: ModelConfig,
@@ -110,7 +117,7 @@ class ParserPlugins:
             log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
         return cls(host, tokenizer, keys, **options)
 
-    def with_host(self, host: Host) -> ParserPlugins:
+    def with_host(self, host: PluginManager) -> ParserPlugins:
         """Return the same parsers from another host, after a plugin was reloaded."""
         return ParserPlugins(
             host,
@@ -121,10 +128,16 @@ class ParserPlugins:
         )
 
     def build_tool_parser(self, key: str, tools: Sequence[Tool] = ()) -> ToolParser:
-        return self.host.tool_parser(key, self._tokenizer, tools)
+        parser: ToolParser = self.host.create(
+            TOOL_PARSERS, key, tokenizer=self._tokenizer, tools=tools
+        )
+        return parser
 
     def build_reasoning_parser(self, key: str, prompt: str = "") -> ReasoningParser:
-        return self.host.reasoning_parser(key, self._tokenizer, prompt)
+        parser: ReasoningParser = self.host.create(
+            REASONING, key, tokenizer=self._tokenizer, prompt=prompt
+        )
+        return parser
 
     def check(self, option: str, key: str, *, feed: bool = False) -> None:
         """Open a parser, and with ``feed`` let it read a word. Raises what it raises."""
@@ -173,9 +186,9 @@ class ParserPlugins:
         """Return the special tokens that the parsers of a request must see. Each is asked once."""
         ids: frozenset[int] = frozenset()
         if tools and (key := self.tool_parser) is not None:
-            ids |= await self._tag_ids("tool_parsers", key, partial(self.build_tool_parser, key))
+            ids |= await self._tag_ids(TOOL_PARSERS, key, partial(self.build_tool_parser, key))
         if reasoning and (key := self.reasoning_parser) is not None:
-            ids |= await self._tag_ids("reasoning", key, partial(self.build_reasoning_parser, key))
+            ids |= await self._tag_ids(REASONING, key, partial(self.build_reasoning_parser, key))
         return ids
 
     async def forced_call(
@@ -192,7 +205,7 @@ class ParserPlugins:
             return None if spec is None else to_guided(spec)
 
         try:
-            guided = await self._call("tool_parsers", key, "grammar", grammar)
+            guided = await self._call(TOOL_PARSERS, key, "grammar", grammar)
         except PluginLoadError as error:
             log.warning("tool_parser=%s cannot force a call: %s", key, error, exc_info=error)
             self.on_failure(f"tool_parser={key}")
@@ -215,7 +228,7 @@ class ParserPlugins:
             return await self.watchdogs.renderer.submit(work)
         except TimeoutError as error:
             log.error("%s does not return: %s", plugin, error)
-            self.host.tally.failed(plugin, "render", start_time)
+            self.host.call_stats.failed(plugin, "render", start_time)
             failure = PluginLoadError(f"{plugin} does not return")
             failure.plugin = plugin
             raise failure from error
@@ -231,22 +244,24 @@ class ParserPlugins:
         return GuardedParser(
             f"{option}={key}",
             build,
-            plugin=f"{kind}:{key}",
-            tally=host.tally,
+            plugin=f"{kind.name}:{key}",
+            call_stats=host.call_stats,
             strict=host.switches.strict,
             inline=self._is_inline(kind, key),
         )
 
-    def _is_inline(self, kind: str, key: str) -> bool:
+    def _is_inline(self, kind: PluginKind[Any], key: str) -> bool:
         """Return whether a parser may run on the event loop before it has said so itself."""
         try:
-            entry = self.host.choose(kind, key)
+            entry = self.host.choose(kind.name, key)
         except TreadleError:  # building it raises this again, where it is handled
             return False
         return entry.file is None and normal(entry.dist) in DISTRIBUTIONS
 
-    async def _tag_ids(self, kind: str, key: str, build: Callable[[], Any]) -> frozenset[int]:
-        plugin = f"{kind}:{key}"
+    async def _tag_ids(
+        self, kind: PluginKind[Any], key: str, build: Callable[[], Any]
+    ) -> frozenset[int]:
+        plugin = f"{kind.name}:{key}"
         if plugin not in self._special_ids:
             try:
                 tags = await self._call(kind, key, "tags", lambda: _tags_of(build()))
@@ -258,7 +273,7 @@ class ParserPlugins:
             self._special_ids[plugin] = frozenset(i for i in ids if tokenizer.token(i) in tags)
         return self._special_ids[plugin]
 
-    async def _call(self, kind: str, key: str, method: str, work: Callable[[], T]) -> T:
+    async def _call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
         """Return what a parser says outside of an output; the call is counted.
 
         Raises ``PluginLoadError``, in strict mode ``EngineError``, whatever the plugin raises; but
@@ -268,7 +283,7 @@ class ParserPlugins:
         guard = host.guard(kind, key)
 
         def guarded() -> T:
-            with guard.watching(method):
+            with guard.call_context(method):
                 return work()
 
         try:
@@ -279,7 +294,7 @@ class ParserPlugins:
             raise
         except Exception as error:
             if isinstance(error, TimeoutError):
-                host.tally.failed(f"{kind}:{key}", method, start_time)
+                host.call_stats.failed(f"{kind.name}:{key}", method, start_time)
             is_ours = isinstance(error, TreadleError)
             text = str(error) if is_ours else guard.entry.failure(method, error)
             if host.switches.strict:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from treadle.text.partial_match import partial_match_len
+
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
@@ -39,7 +41,7 @@ class SpecialTokenFilter:
         while self._expected:
             before, special, after = text.partition(self._expected[0])
             if not special:
-                end = len(text) - _partial_match_len(text, self._expected[0])
+                end = len(text) - partial_match_len(text, self._expected[:1])
                 text, self.pending = text[:end], text[end:]
                 break
             visible.append(before)
@@ -50,9 +52,3 @@ class SpecialTokenFilter:
     def finish(self) -> str:
         pending, self.pending = self.pending, ""
         return pending
-
-
-def _partial_match_len(text: str, special: str) -> int:
-    """Return how many characters at the end of ``text`` may be the beginning of ``special``."""
-    sizes = range(min(len(special) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if special.startswith(text[-size:])), 0)

@@ -12,7 +12,7 @@ from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
 
 __all__ = ("Characters", "Lines", "Parrot")
@@ -80,7 +80,7 @@ class Parrot:
     go_on: asyncio.Event | None = None
     """What it waits for after the first of its words."""
 
-    def __init__(self, host: Host, name: str) -> None:
+    def __init__(self, host: PluginManager, name: str) -> None:
         self.host = host
         self.config: EngineConfig = from_options(model=name, served_model_name=[name])
         self.traits = ModelTraits()

@@ -20,13 +20,12 @@ import pytest
 from litestar.config.app import AppConfig
 from litestar.routes import ASGIRoute, BaseRoute, HTTPRoute
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.plugin import Subject
 from treadle_server.app import create_app, unedited
 from treadle_server.config import server_from_options
 from treadle_server.context import ServerContext
 from treadle_server.edge import Edge
-from treadle_server.hookspecs import ServerHooks
 from treadle_server.testing.client import Answer, ask
 from treadle_server.testing.engine import Parrot
 
@@ -97,13 +96,13 @@ class ServerSuite(Subject):
 
     # -- servers ---------------------------------------------------------------------
 
-    def without(self) -> Host:
+    def without(self) -> PluginManager:
         """A host that has everything but the plugin."""
         host = self.host()
         host.entries = [entry for entry in host.entries if entry.id != self.plugin]
         return host
 
-    def server(self, host: Host | None = None, name: str = NAME, **options: Any) -> Server:
+    def server(self, host: PluginManager | None = None, name: str = NAME, **options: Any) -> Server:
         """A server that was not started: the plugins have edited its application."""
         keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
         config = server_from_options({**keys, **options})
@@ -123,8 +122,7 @@ class ServerSuite(Subject):
     def edit(self, config: AppConfig, server: Server) -> AppConfig:
         """``config`` after the hook of this plugin alone."""
         host = self.host()
-        host.add_hookspecs(ServerHooks)
-        relay: Any = host.only(self.kind, self.key)
+        relay: Any = host.hooks_for(self.kind, self.key)
         options = host.options(self.kind, self.key)
         relay.treadle_server(app=config, engine=server.parrot, options=options)
         return config
@@ -149,7 +147,7 @@ class ServerSuite(Subject):
     # -- what was there before -------------------------------------------------------
 
     def test_what_the_server_answers_stays_the_same(self) -> None:
-        async def answers(host: Host) -> list[Answer]:
+        async def answers(host: PluginManager) -> list[Answer]:
             async with self.running(self.server(host)) as edge:
                 return [await ask(edge, *asked, headers=self.headers) for asked in CORE]
 

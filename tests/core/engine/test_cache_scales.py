@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import Attention
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.load import Started, start_model
 from treadle.runner.model_runner import ModelRunner
 from treadle.testing.attention_reference import batch_of
@@ -50,7 +50,7 @@ def checkpoint(folder: Path, *names: str, scales: tuple[float, ...] = (), **chan
 def start(folder: Path, ranks: Any = None, **options: Any) -> Started:
     given = {"kv_cache_dtype": "fp8_e4m3", "num_pages": 16, "device": "cpu", "dtype": "float32"}
     config = from_options(model=str(folder), **given | options)
-    return start_model(config, Host(config.plugins), ranks)
+    return start_model(config, PluginManager(config.plugins), ranks)
 
 
 def logits(started: Started) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_a_graph_or_kernel_is_made_after_they_are_known(tmp_path: Path) -> None:
         model=str(folder), kv_cache_dtype="fp8_e4m3", calculate_kv_scales=True, num_pages=16,
         device="cpu",
     )  # fmt: skip
-    runner = ModelRunner(config, Host(config.plugins))
+    runner = ModelRunner(config, PluginManager(config.plugins))
     found = [m for m in runner.model.modules() if isinstance(m, Attention)]  # type: ignore[attr-defined]
     assert all(m.scales != (1.0, 1.0) for m in found)
 

@@ -18,7 +18,7 @@ from treadle.api.models import Collective, ModelContext, Shared
 from treadle.config import forbid_multicast
 from treadle.layers import LMHead, NullCollective, RMSNorm
 from treadle.layers.kernels import install_kernels
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner import collective
 from treadle.runner import custom_all_reduce as module
 from treadle.runner.collective import TorchCollective
@@ -194,7 +194,7 @@ def work(rank: int, size: int, meeting: str, results: Any, plugin: bool) -> None
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     request = KernelRequest(describe(device), "bfloat16", {"ranks": size})
-    offer = Host().kernel("all_reduce", request) if plugin else None
+    offer = PluginManager().kernel("all_reduce", request) if plugin else None
     ranks = TorchCollective(rank, size, device, FileStore(meeting, size), kernel=offer)
     wrong = [] if (offer is not None) == plugin else ["nobody offers a kernel"]
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
@@ -250,7 +250,7 @@ def between(ranks: Collective, device: torch.device) -> list[str]:
     norm.ranks = ranks
     norm.weight.data.uniform_(0.5, 2)
     model = torch.nn.ModuleList([norm, head])
-    served = install_kernels(model, Host(), describe(device), "bfloat16")
+    served = install_kernels(model, PluginManager(), describe(device), "bfloat16")
     sum_op, gather_op = norm.sum_op, head.gather_op
     if sum_op is None or gather_op is None:
         return [f"only {served} are served"]

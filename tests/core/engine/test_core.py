@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from treadle.api.kinds import POLICIES
 from treadle.api.sampling_params import SamplingParams
 from treadle.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 
@@ -27,7 +28,7 @@ def test_no_hook_is_called_in_a_step(engine: Any, checkpoint: Any) -> None:
         driven.run()
     assert fired == []
     with driven.core.host.calls() as fired:
-        driven.core.host.policy("fcfs")
+        driven.core.host.create(POLICIES, "fcfs")
     assert fired  # the monitor works
 
 

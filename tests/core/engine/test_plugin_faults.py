@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from treadle.api.kinds import POLICIES
 from treadle.errors import EngineError
-from treadle.plugins.call_stats import MOST_FAILURES
+from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 
@@ -47,9 +48,9 @@ def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plug
     driven.run()
     assert driven.reasons == {"a": "length"}
     assert calls(driven, "extensions:odd", "treadle_policy") == {"error": 1}
-    for _ in range(MOST_FAILURES):
-        assert driven.core.host.policy("fcfs") is not None
-    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": MOST_FAILURES}
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        assert driven.core.host.create(POLICIES, "fcfs") is not None
+    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": MAX_CONSECUTIVE_FAILURES}
     assert driven.core.stats.plugin_states["extensions:odd"] == "broken"
 
 
@@ -65,12 +66,12 @@ def test_an_error_of_the_plugin_is_not_put_on_the_extension(
 ) -> None:
     from treadle.config import PluginConfig
     from treadle.errors import PluginLoadError
-    from treadle.plugins import Host
+    from treadle.plugins import PluginManager
 
     files = plugin(EXTENSION.replace('raise TypeError("the extension is wrong")', "return found"))
     bad = 'from treadle.api import impl\nTREADLE = {"policies": ["bad"]}\n@impl\ndef treadle_policy(name):\n    1 / 0\n'
     files += plugin(bad, "bad")
-    host = Host(PluginConfig(plugin_file=files))
+    host = PluginManager(PluginConfig(plugin_file=files))
     with pytest.raises(PluginLoadError, match=r"policies:bad .*division by zero"):
-        host.policy("bad")
-    assert ("policies:bad", "treadle_policy", "error", 1) in host.tally.rows()
+        host.create(POLICIES, "bad")
+    assert ("policies:bad", "treadle_policy", "error", 1) in host.call_stats.rows()

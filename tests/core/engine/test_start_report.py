@@ -10,7 +10,7 @@ import torch
 from treadle.api.step_types import CacheGroup, EngineFacts
 from treadle.config import from_options
 from treadle.errors import OutOfMemoryError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.runner.memory import GIB, Usage, count_pages, explained, held_pages, savings
 from treadle.runner.model_runner import ModelRunner
 from treadle.runner.report import Stages, memory_lines, option_line, process_seconds, stage_line
@@ -99,7 +99,7 @@ def test_a_cache_that_no_machine_holds(tmp_path: Path) -> None:
     with pytest.raises(
         OutOfMemoryError, match=r"allocating \d+\.\d\d GiB of KV cache; lower num_p"
     ):
-        ModelRunner(config, Host(config.plugins))
+        ModelRunner(config, PluginManager(config.plugins))
 
 
 def test_other_errors_stay_what_they_are() -> None:
@@ -125,7 +125,7 @@ def test_stages_follow_each_other() -> None:
 def test_a_started_model_reports(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     config = from_options(model=str(folder), device="cpu", num_pages=33, page_size=16)
-    started = ModelRunner(config, Host(config.plugins)).facts
+    started = ModelRunner(config, PluginManager(config.plugins)).facts
     titles = [line.split("  ")[0] for line in started.report]
     assert titles == ["weights", "KV cache", "would free", "start"]
     assert "33 pages x 16 = 528 tokens (full), enough for 2.0 sequences" in started.report[1]

@@ -13,7 +13,7 @@ import pytest
 from treadle.config import from_options
 from treadle.entrypoints.explain import Explained, explain
 from treadle.errors import ConfigError, UnsupportedModelError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import tiny_config
 from treadle.text.assets import open_checkpoint, plugin_config
 
@@ -23,7 +23,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 def explained(folder: Path, **options: Any) -> dict[str, Explained]:
     """By what is chosen; the reasons of several of one name are joined."""
     config = from_options(model=str(folder), device="cpu", **options)
-    host = Host(plugin_config(config))
+    host = PluginManager(plugin_config(config))
     rows: dict[str, Explained] = {}
     for row in explain(config, host, open_checkpoint(config, host)):
         before = rows.get(row.what)

@@ -16,7 +16,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.layers import ops
 from treadle.layers.decoder import Decoder
 from treadle.layers.kernels import install_kernels
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.ranks import on_ranks
@@ -57,7 +57,7 @@ class Offers:
 
 
 def built(folder: Path, architecture: str, **changes: Any) -> TinyModel:
-    return TinyModel(make_checkpoint(folder, architecture, seed=1, **changes), Host())
+    return TinyModel(make_checkpoint(folder, architecture, seed=1, **changes), PluginManager())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "LlamaForCausalLM", seed=1)
 
     def run(ranks: Any) -> tuple[int, int]:
-        tiny = TinyModel(folder, Host(), ranks=ranks)
+        tiny = TinyModel(folder, PluginManager(), ranks=ranks)
         offers = Offers()
         install_kernels(tiny.model, offers, CPU, "float32")
         tiny.logits(IDS)

@@ -20,7 +20,7 @@ from treadle.layers import Linear, NullCollective
 from treadle.loading import build_model
 from treadle.loading.build import find_model, find_scheme
 from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.plugins.matching import Candidate
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
@@ -30,8 +30,8 @@ CPU = DeviceInfo("cpu")
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 class FakeHost:
@@ -207,12 +207,12 @@ def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- dummy weights
 
 
-def dummy(folder: Path, host: Host, **options: Any) -> TinyModel:
+def dummy(folder: Path, host: PluginManager, **options: Any) -> TinyModel:
     return TinyModel(folder, host, load_format="dummy", **options)
 
 
 def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
-    tmp_path: Path, host: Host
+    tmp_path: Path, host: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     (folder / "model.safetensors").unlink()

@@ -17,7 +17,7 @@ from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
 from treadle.layers import Linear, NullCollective, Part, PlainLinear, Slot, bind, weight
 from treadle.loading import load_weights
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 
@@ -26,8 +26,8 @@ IDS = torch.arange(3, 20)
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def sharded(folder: Path, **options: Any) -> tuple[Path, dict[str, str]]:
     return folder, index
 
 
-def refuse(folder: Path, host: Host, *patterns: str) -> str:
+def refuse(folder: Path, host: PluginManager, *patterns: str) -> str:
     with pytest.raises(CheckpointError) as caught:
         TinyModel(folder, host)
     for pattern in patterns:
@@ -62,7 +62,9 @@ def refuse(folder: Path, host: Host, *patterns: str) -> str:
 # ----------------------------------------------------------------------- what must load
 
 
-def test_shards_formats_and_prefused_checkpoints_are_one_model(tmp_path: Path, host: Host) -> None:
+def test_shards_formats_and_prefused_checkpoints_are_one_model(
+    tmp_path: Path, host: PluginManager
+) -> None:
     whole = make_checkpoint(tmp_path / "whole")
     expected = TinyModel(whole, host).logits(IDS)
     many, _ = sharded(tmp_path / "many")
@@ -86,7 +88,7 @@ def test_shards_formats_and_prefused_checkpoints_are_one_model(tmp_path: Path, h
     assert torch.equal(TinyModel(whole, host).logits(IDS), expected)
 
 
-def test_the_old_torch_format_is_read(tmp_path: Path, host: Host) -> None:
+def test_the_old_torch_format_is_read(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     expected = TinyModel(folder, host).logits(IDS)
     tensors = load_file(folder / ONE)
@@ -95,7 +97,7 @@ def test_the_old_torch_format_is_read(tmp_path: Path, host: Host) -> None:
     assert torch.equal(TinyModel(folder, host).logits(IDS), expected)
 
 
-def test_a_second_copy_in_another_layout_is_left_alone(tmp_path: Path, host: Host) -> None:
+def test_a_second_copy_in_another_layout_is_left_alone(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     save_file({"layers.0.w": torch.ones(2)}, folder / "consolidated.safetensors")
     TinyModel(folder, host)
@@ -104,14 +106,14 @@ def test_a_second_copy_in_another_layout_is_left_alone(tmp_path: Path, host: Hos
 
 
 def test_derived_tensors_of_old_exports_are_skipped(
-    change: Callable[..., Path], host: Host
+    change: Callable[..., Path], host: PluginManager
 ) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     TinyModel(change(lambda t: t.update({name: torch.ones(8)})), host)
 
 
 @pytest.mark.parametrize("order", ["head last", "head first"])
-def test_a_tied_head_may_be_stored_too(tmp_path: Path, host: Host, order: str) -> None:
+def test_a_tied_head_may_be_stored_too(tmp_path: Path, host: PluginManager, order: str) -> None:
     folder = make_checkpoint(tmp_path, tie_word_embeddings=True)
     expected = TinyModel(folder, host).logits(IDS)
     tensors = load_file(folder / ONE)
@@ -125,7 +127,7 @@ def test_a_tied_head_may_be_stored_too(tmp_path: Path, host: Host, order: str) -
 
 
 def test_a_tied_embedding_may_be_stored_as_the_head(
-    change: Callable[..., Path], host: Host, tmp_path: Path
+    change: Callable[..., Path], host: PluginManager, tmp_path: Path
 ) -> None:
     def move(tensors: dict[str, Tensor]) -> None:
         tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
@@ -149,7 +151,7 @@ def refill(model: TinyModel, tensors: dict[str, Tensor]) -> None:
     load_weights(model.model, model.spec, Given(tensors), NullCollective())
 
 
-def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: Host) -> None:
+def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     tensors = load_file(folder / ONE)
     model = TinyModel(folder, host)
@@ -161,7 +163,9 @@ def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: Host) -> Non
         assert torch.equal(model.logits(IDS), expected)
 
 
-def test_nan_in_a_checkpoint_is_the_users_business(change: Callable[..., Path], host: Host) -> None:
+def test_nan_in_a_checkpoint_is_the_users_business(
+    change: Callable[..., Path], host: PluginManager
+) -> None:
     """A NaN in the row of an unused token must neither fail the load nor reach other tokens."""
 
     def spoil(tensors: dict[str, Tensor]) -> None:
@@ -170,7 +174,7 @@ def test_nan_in_a_checkpoint_is_the_users_business(change: Callable[..., Path], 
     assert TinyModel(change(spoil), host).logits(IDS).isfinite().all()
 
 
-def test_no_uninitialised_memory_is_left(tmp_path: Path, host: Host) -> None:
+def test_no_uninitialised_memory_is_left(tmp_path: Path, host: PluginManager) -> None:
     """With fresh memory full of NaN, every parameter of every rank is finite after loading."""
     from treadle.testing.ranks import on_ranks
 
@@ -190,7 +194,7 @@ def test_no_uninitialised_memory_is_left(tmp_path: Path, host: Host) -> None:
 # ------------------------------------------------------------------- what must be refused
 
 
-def test_a_truncated_file(tmp_path: Path, host: Host) -> None:
+def test_a_truncated_file(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     data = (folder / ONE).read_bytes()
     for size in (len(data) - 1, len(data) // 2, 100, 5, 0):
@@ -198,13 +202,13 @@ def test_a_truncated_file(tmp_path: Path, host: Host) -> None:
         refuse(folder, host, rf"{ONE} \({size} bytes\) cannot be read as safetensors", "truncated")
 
 
-def test_a_lfs_pointer(tmp_path: Path, host: Host) -> None:
+def test_a_lfs_pointer(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / ONE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     refuse(folder, host, "LFS pointer")
 
 
-def test_a_damaged_torch_file(tmp_path: Path, host: Host) -> None:
+def test_a_damaged_torch_file(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     torch.save(load_file(folder / ONE), folder / "pytorch_model.bin")
     (folder / ONE).unlink()
@@ -222,7 +226,7 @@ class Payload:
 
 
 def test_objects_in_a_torch_file_are_not_loaded(
-    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, host: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / ONE).unlink()
@@ -232,14 +236,14 @@ def test_objects_in_a_torch_file_are_not_loaded(
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_missing_shard(tmp_path: Path, host: Host) -> None:
+def test_a_missing_shard(tmp_path: Path, host: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     lost = index["model.norm.weight"]
     (folder / lost).unlink()
     refuse(folder, host, rf"the shard {lost} that {ONE}\.index\.json names is missing")
 
 
-def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: Host) -> None:
+def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     shard = folder / index["model.norm.weight"]
     tensors = load_file(shard)
@@ -251,13 +255,13 @@ def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: Host) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../../secret"}}']
 )
-def test_a_broken_index(tmp_path: Path, host: Host, text: str) -> None:
+def test_a_broken_index(tmp_path: Path, host: PluginManager, text: str) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / f"{ONE}.index.json").write_text(text)
     refuse(folder, host, r"the weight index .*index\.json cannot be read")
 
 
-def test_one_tensor_in_two_files(tmp_path: Path, host: Host) -> None:
+def test_one_tensor_in_two_files(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     tensors = load_file(folder / ONE)
     (folder / ONE).unlink()
@@ -266,7 +270,7 @@ def test_one_tensor_in_two_files(tmp_path: Path, host: Host) -> None:
     refuse(folder, host, r"model\.norm\.weight is both in a\.safetensors and in b\.safetensors")
 
 
-def test_an_unknown_tensor(change: Callable[..., Path], host: Host) -> None:
+def test_an_unknown_tensor(change: Callable[..., Path], host: PluginManager) -> None:
     folder = change(lambda t: t.update({"model.layers.0.extra.weight": torch.ones(2)}))
     text = refuse(
         folder, host, r"tensors without a parameter \(1\): model\.layers\.0\.extra\.weight"
@@ -275,7 +279,7 @@ def test_an_unknown_tensor(change: Callable[..., Path], host: Host) -> None:
 
 
 def test_missing_tensors_are_named_as_the_checkpoint_would(
-    change: Callable[..., Path], host: Host
+    change: Callable[..., Path], host: PluginManager
 ) -> None:
     def lose(tensors: dict[str, Tensor]) -> None:
         for name in (
@@ -294,7 +298,7 @@ def test_missing_tensors_are_named_as_the_checkpoint_would(
     assert "q_proj" not in text
 
 
-def test_a_bias_that_the_configuration_does_not_know(tmp_path: Path, host: Host) -> None:
+def test_a_bias_that_the_configuration_does_not_know(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
@@ -302,7 +306,7 @@ def test_a_bias_that_the_configuration_does_not_know(tmp_path: Path, host: Host)
 
 
 def test_a_wrong_shape_names_file_tensor_and_both_shapes(
-    change: Callable[..., Path], host: Host
+    change: Callable[..., Path], host: PluginManager
 ) -> None:
     def shrink(tensors: dict[str, Tensor]) -> None:
         tensors["model.layers.2.mlp.up_proj.weight"] = torch.ones(95, 64)
@@ -315,7 +319,7 @@ def test_a_wrong_shape_names_file_tensor_and_both_shapes(
     )
 
 
-def test_a_wrong_dtype(change: Callable[..., Path], host: Host) -> None:
+def test_a_wrong_dtype(change: Callable[..., Path], host: PluginManager) -> None:
     def quantize(tensors: dict[str, Tensor]) -> None:
         name = "model.layers.0.mlp.down_proj.weight"
         tensors[name] = tensors[name].to(torch.int8)
@@ -323,7 +327,7 @@ def test_a_wrong_dtype(change: Callable[..., Path], host: Host) -> None:
     refuse(change(quantize), host, r"is int8 \[64, 96\].*expected dtype float32")
 
 
-def test_a_matrix_given_fused_and_alone(change: Callable[..., Path], host: Host) -> None:
+def test_a_matrix_given_fused_and_alone(change: Callable[..., Path], host: PluginManager) -> None:
     def double(tensors: dict[str, Tensor]) -> None:
         home = "model.layers.0.self_attn"
         tensors[f"{home}.qkv_proj.weight"] = torch.cat(
@@ -333,7 +337,7 @@ def test_a_matrix_given_fused_and_alone(change: Callable[..., Path], host: Host)
     refuse(change(double), host, "a second time")
 
 
-def test_a_configuration_of_another_size(tmp_path: Path, host: Host) -> None:
+def test_a_configuration_of_another_size(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
@@ -443,7 +447,7 @@ def test_prefixes_are_renamed_and_patterns_ignored() -> None:
 def test_layers_are_finished_after_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finished: list[str] = []
     monkeypatch.setattr(PlainLinear, "finish", lambda self, module: finished.append(module.prefix))
-    model = TinyModel(make_checkpoint(tmp_path), Host())
+    model = TinyModel(make_checkpoint(tmp_path), PluginManager())
     linears = [m.prefix for m in model.model.modules() if isinstance(m, Linear)]
     assert finished == linears
     assert len(linears) == 3 * 4 + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.api.kinds import ATTENTION
 from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 
@@ -47,7 +48,7 @@ def test_the_highest_score_wins_and_ties_go_by_name(site):
     backend(site, "flash", REFUSE)
     host = site.host()
     assert host.attention(REQUEST).name == "alpha"
-    offers, refusals = host.attention_bids(REQUEST)
+    offers, refusals = host.offers(ATTENTION, request=REQUEST)
     assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
 
 
@@ -95,7 +96,7 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
         "twin-b", {"treadle.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
     )
     host = site.host()
-    offers, refusals = host.attention_bids(REQUEST)
+    offers, refusals = host.offers(ATTENTION, request=REQUEST)
     assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
     with pytest.raises(PluginConflictError):
         host.attention(REQUEST, pin="twin")
@@ -116,7 +117,7 @@ def test_an_answer_that_is_no_bid(site):
         "odd",
         "from treadle.api import impl\n\n@impl\ndef treadle_attention(request):\n    return 7\n",
     )
-    _, [refusal] = site.host().attention_bids(REQUEST)
+    _, [refusal] = site.host().offers(ATTENTION, request=REQUEST)
     assert "answered treadle_attention with 7" in refusal.reasons[0]
 
 

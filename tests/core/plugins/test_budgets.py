@@ -7,15 +7,16 @@ from time import perf_counter
 
 import pytest
 
+from treadle.api.kinds import QUANTIZATION
 from treadle.config import PluginConfig, from_options
 from treadle.errors import ConfigError
-from treadle.plugins import Host
-from treadle.plugins.call_stats import HOOK_SECONDS, LOADING_SECONDS, Tally, budgets
-from treadle.plugins.kinds import KINDS
+from treadle.plugins import PluginManager
+from treadle.plugins.call_stats import HOOK_SECONDS, LOADING_SECONDS, PluginCallStats
+from treadle.plugins.kinds import installed_kinds
 
 
 def test_a_call_is_ok_slow_or_an_error():
-    tally, now = Tally({"policies": 1.0}), perf_counter()
+    tally, now = PluginCallStats({"policies": 1.0}), perf_counter()
     for ago in (0.0, 0.5, 1.5, 3.0):
         tally.done("policies:x", "order", now - ago)
     tally.failed("policies:x", "order", now - 5)
@@ -26,7 +27,7 @@ def test_a_call_is_ok_slow_or_an_error():
 
 
 def test_a_slow_plugin_is_said_once_in_a_while(caplog):
-    tally = Tally({"policies": 1.0})
+    tally = PluginCallStats({"policies": 1.0})
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             tally.done("policies:x", "order", perf_counter() - 2)
@@ -38,7 +39,7 @@ def test_a_slow_plugin_is_said_once_in_a_while(caplog):
 
 
 def test_hooks_have_more_time_than_methods():
-    tally = Tally(budgets({"policies": 0.5, "models": 60.0}))
+    tally = PluginCallStats({"policies": 0.5, "models": 60.0})
     assert tally.budget("policies:x", "order") == 0.5
     assert tally.budget("policies:x", "treadle_policy") == HOOK_SECONDS
     assert tally.budget("models:x", "treadle_model") == 60.0
@@ -47,12 +48,12 @@ def test_hooks_have_more_time_than_methods():
         == LOADING_SECONDS
         > tally.budget("executors:x", "launch")
     )
-    assert tally.budget("stat_loggers:x", "record") == KINDS["stat_loggers"].budget
+    assert tally.budget("stat_loggers:x", "record") == installed_kinds()["stat_loggers"].budget
 
 
 def test_a_budget_of_a_kind_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=r"plugin_time_budget names 'policy'.*policies"):
-        Host(PluginConfig(plugin_time_budget={"policy": 1.0}))
+        PluginManager(PluginConfig(plugin_time_budget={"policy": 1.0}))
     with pytest.raises(ConfigError, match="plugin_time_budget"):
         from_options(model="m", plugin_time_budget={"policies": 0})
 
@@ -60,9 +61,10 @@ def test_a_budget_of_a_kind_that_is_none_is_refused():
 def test_a_slow_hook_is_counted(site):
     site.scheme("acme-awq", "awq")
     host = site.host()
-    host.tally = Tally({"quantization": 1.0})
-    host.quantization("awq", {}, None)
-    assert ("quantization:awq", "treadle_quantization", "ok", 1) in host.tally.rows()
+    host.call_stats = PluginCallStats({"quantization": 1.0})
+    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    assert ("quantization:awq", "treadle_quantization", "ok", 1) in host.call_stats.rows()
     assert any(
-        row[:3] == ("quantization:awq", "treadle_quantization", 1) for row in host.tally.seconds()
+        row[:3] == ("quantization:awq", "treadle_quantization", 1)
+        for row in host.call_stats.seconds()
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.api.kinds import MODELS, QUANTIZATION
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 from treadle.known_plugins import KNOWN
-from treadle.plugins import Entry, Host
+from treadle.plugins import Entry, PluginManager
 
 FOREIGN = """
     from treadle.api import impl
@@ -17,8 +18,8 @@ FOREIGN = """
 """
 
 
-def name(host: Host, method: str = "awq") -> str:
-    return host.quantization(method, {}, None).name
+def name(host: PluginManager, method: str = "awq") -> str:
+    return host.create(QUANTIZATION, method, checkpoint={}, device=None).name
 
 
 def test_plain(site):
@@ -83,7 +84,7 @@ def test_the_fallback_serves_what_nobody_declares(site):
     site.scheme("acme-awq", "awq")
     host = site.host()
     assert (name(host, "awq"), name(host, "odd")) == ("acme-awq", "any-quant")
-    assert host.quantization("odd", {}, None).method == "odd"
+    assert host.create(QUANTIZATION, "odd", checkpoint={}, device=None).method == "odd"
     assert host.keys("quantization") == ["awq"]
 
 
@@ -109,15 +110,15 @@ def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkey
         name(site.host(), "gguf")
     assert str(error.value) == (
         "no plugin provides quantization:gguf (known: awq, gptq); "
-        "from a clone: pip install './plugins/quantization/fp8'"
+        "from a clone: pip install './kits/triton' './plugins/quantization/fp8'"
     )
 
 
 def test_missing_key_among_many_shows_the_nearest():
     entries = [Entry("models", f"Arch{i}ForCausalLM", "m", "d", "1") for i in range(60)]
-    host = Host(source=lambda: entries)
+    host = PluginManager(source=lambda: entries)
     with pytest.raises(PluginNotFoundError, match=r"Arch5ForCausalLM.* and 55 more"):
-        host.model("Arch5ForCausalLN", None)
+        host.create(MODELS, "Arch5ForCausalLN", hf_config=None)
 
 
 def test_missing_key_explains_why_its_owner_is_out(site):
@@ -132,7 +133,7 @@ def test_unknown_kind():
     with pytest.raises(
         PluginNotFoundError, match=r"no plugin kind 'quantisation'; known kinds: .*quantization"
     ):
-        Host(source=list).only("quantisation", "awq")
+        PluginManager(source=list).hooks_for("quantisation", "awq")
 
 
 def test_a_declared_key_must_be_answered(site):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from treadle.api.hookspecs import Every, First
-from treadle.plugins import KINDS, Host
+from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import scan
 from treadle.plugins.kinds import parse_group
 
@@ -25,7 +25,7 @@ def test_scan_imports_nothing(site):
     module = site.install(
         "loud", {"treadle.quantization": {"x": "loud"}}, "raise SystemExit('imported')"
     )
-    Host(source=site.scan)
+    PluginManager(source=site.scan)
     assert module not in sys.modules
 
 
@@ -50,6 +50,7 @@ def test_a_shadowed_version_is_not_listed(site, tmp_path, monkeypatch):
         ("treadle.attention.v2", ("attention", 2)),
         ("treadle.attention.beta", ("attention.beta", 0)),
         ("pytest11", None),
+        ("treadle.kinds", None),
         ("treadleage.attention", None),
     ],
 )
@@ -59,7 +60,7 @@ def test_group_names(group, parsed):
 
 def test_another_generation_is_incompatible_and_says_so(site):
     site.install("next-awq", {"treadle.quantization.v2": {"awq": "next_awq"}})
-    [entry] = site.scan()
+    [entry] = site.host().entries
     assert (entry.state, entry.why) == (
         "incompatible",
         "speaks quantization v2, this treadle speaks v1",
@@ -68,17 +69,26 @@ def test_another_generation_is_incompatible_and_says_so(site):
 
 def test_an_unknown_kind_is_incompatible(site):
     site.install("odd", {"treadle.telepathy": {"x": "odd"}})
-    [entry] = site.scan()
+    [entry] = site.host().entries
     assert entry.state == "incompatible" and "unknown kind 'telepathy'" in entry.why
 
 
 def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
     hooks = {n for c in (First, Every) for n in vars(c) if n.startswith("treadle_")}
-    core = {k.hook for k in KINDS.values() if k.owner == "treadle-core"}
+    core = {k.hook for k in installed_kinds().values() if k.owner == "treadle-core"}
     assert hooks == core | {"treadle_match", "treadle_unconfigure", "treadle_report"}
 
 
 def test_host_and_hookspecs_import_no_torch():
-    code = "import sys, treadle.plugins; treadle.plugins.Host(); print('torch' in sys.modules)"
+    code = "import sys, treadle.plugins; treadle.plugins.PluginManager(); print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
+
+
+def test_a_fallback_of_a_kind_without_one_is_incompatible(site):
+    site.install("any", {"treadle.attention": {"*": "any"}})
+    [entry] = site.host().entries
+    assert (entry.state, entry.why) == (
+        "incompatible",
+        "the kind attention has no fallback; name a key",
+    )

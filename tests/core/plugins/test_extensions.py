@@ -7,8 +7,11 @@ import sys
 import pluggy
 import pytest
 
+from treadle.api.kinds import POLICIES, QUANTIZATION
+from treadle.api.plugin_kind import PluginKind
+from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
-from treadle.plugins import Entry, Host
+from treadle.plugins import Entry, PluginManager, installed_kinds
 
 WRAPPER = """
     from treadle.api import impl
@@ -57,22 +60,22 @@ def test_a_wrapper_sees_every_plugin_built(site):
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
     host = site.host()
     assert "wrap" not in sys.modules, "extensions are imported by the first call"
-    host.quantization("awq", {}, None)
-    host.quantization("gptq", {}, None)
+    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    host.create(QUANTIZATION, "gptq", checkpoint={}, device=None)
     assert sys.modules["wrap"].calls == [("awq", "acme-awq"), ("gptq", "acme-awq")]
 
 
 def test_a_disabled_wrapper_sees_nothing(site):
     site.scheme("acme-awq", "awq")
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
-    site.host(no_plugin=["wrap"]).quantization("awq", {}, None)
+    site.host(no_plugin=["wrap"]).create(QUANTIZATION, "awq", checkpoint={}, device=None)
     assert "wrap" not in sys.modules
 
 
 def test_a_broken_extension_is_left_out_with_a_warning(site, caplog):
     site.scheme("acme-awq", "awq")
     site.install("bad", {"treadle.extensions": {"bad": "bad"}}, "import missing_kernel")
-    assert site.host().quantization("awq", {}, None).name == "acme-awq"
+    assert site.host().create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"
     assert "missing_kernel" in caplog.text and "goes on without it" in caplog.text
 
 
@@ -110,61 +113,74 @@ def test_a_failing_configure_releases_those_before_it(life):
     ]
 
 
-class ServerSpecs:
-    """What treadle-server registers."""
+class Specs:
+    """The hooks of a distribution that declares a kind of its own."""
 
     @pluggy.HookspecMarker("treadle")
-    def treadle_server(self, app, engine, options):
+    def treadle_dashboard(self, app, engine, options):
         """Edit the application."""
 
 
-SERVER = """
+DASHBOARDS = PluginKind(
+    name="dashboards",
+    key="name",
+    hook="treadle_dashboard",
+    builds=None,
+    specs=Specs,
+    mode="always",
+    owner="acme",
+)
+KINDS = {**installed_kinds(), "dashboards": DASHBOARDS}
+
+DASHBOARD = """
     from treadle.api import impl
 
     @impl
-    def treadle_server(app, engine, options):
+    def treadle_dashboard(app, engine, options):
         app.append((__name__, engine, dict(options)))
 """
 
 
 def test_hooks_of_another_distribution_are_called_in_name_order(site):
     for name in ("b-srv", "a-srv"):
-        site.install(name, {"treadle.server": {name[0]: name.replace("-", "_")}}, SERVER)
-    host = site.host(plugin_options={"server:a": {"x": 1}})
-    host.add_hookspecs(ServerSpecs)
+        site.install(name, {"treadle.dashboards": {name[0]: name.replace("-", "_")}}, DASHBOARD)
+    config = PluginConfig(plugin_options={"dashboards:a": {"x": 1}})
+    host = PluginManager(config, source=site.scan, kinds=KINDS)
     app: list[object] = []
-    host.every("server", "treadle_server", app=app, engine="E")
+    host.call_all(DASHBOARDS, app=app, engine="E")
     assert app == [("a_srv", "E", {"x": 1}), ("b_srv", "E", {})]
 
 
 def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
     """A package with a policy and a server hook must work where no server is installed."""
     both = (
-        SERVER.replace(", options", "").replace(", dict(options)", "")
+        DASHBOARD.replace(", options", "").replace(", dict(options)", "")
         + """
     @impl
     def treadle_policy(name):
         return name
     """
     )
-    site.install("both", {"treadle.policies": {"p": "both"}, "treadle.server": {"s": "both"}}, both)
+    site.install(
+        "both", {"treadle.policies": {"p": "both"}, "treadle.dashboards": {"s": "both"}}, both
+    )
     host = site.host()
-    assert host.policy("p") == "p"
-    host.add_hookspecs(ServerSpecs)
+    assert host.create(POLICIES, "p") == "p"
+    host = PluginManager(source=site.scan, kinds=KINDS)
     app: list[object] = []
-    host.every("server", "treadle_server", app=app, engine=None)
+    host.call_all(DASHBOARDS, app=app, engine=None)
     assert len(app) == 1
 
 
 def test_calls_records_hooks_only_inside_the_block(site):
     site.scheme("acme-awq", "awq")
     host = site.host()
-    host.quantization("awq", {}, None)
+    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
     with host.calls() as fired:
         assert fired == []
-        host.quantization("awq", {}, None)
+        host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
         assert fired == ["treadle_quantization"]
-    host.quantization("awq", {}, None)
+    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
     assert fired == ["treadle_quantization"]
 
 
@@ -173,5 +189,5 @@ def test_a_host_made_from_a_list_needs_no_packaging(site):
         "from treadle.api import impl\n@impl\ndef treadle_policy(name):\n    return name.upper()\n"
     )
     site.modules.add("plain")
-    host = Host(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
-    assert host.policy("x") == "X"
+    host = PluginManager(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
+    assert host.create(POLICIES, "x") == "X"

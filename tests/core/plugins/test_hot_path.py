@@ -6,14 +6,14 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
 
 def test_no_hook_is_called_in_a_step(tmp_path):
     """Prefill, decode and finish of a real engine, from the first step to the last."""
     config = from_options(model=str(make_checkpoint(tmp_path)), cpu_cache_gib=0.01, threads=1)
-    host = Host(config.plugins)
+    host = PluginManager(config.plugins)
     with host.calls() as started:
         core = EngineCore(config, host)
     try:

@@ -1,4 +1,4 @@
-"""The generated table agrees with the pyprojects, and every hook has its method."""
+"""The generated table agrees with the pyprojects, and declarations of kinds agree with what they name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from treadle.api.hookspecs import First
-from treadle.plugins import KINDS, Host
+from treadle.api import types
+from treadle.plugins import installed_kinds
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,16 +19,23 @@ def test_the_table_is_up_to_date():
     assert done.returncode == 0, "run: python tools/known_plugins.py"
 
 
-def test_every_keyed_hook_has_a_typed_method():
-    """Its arguments are those of the hook, without what the host adds itself."""
-    plural = {"many"}
-    for kind in KINDS.values():
-        if kind.owner != "treadle-core" or kind.mode in ("bid", "always"):
-            continue
-        method = kind.hook.removeprefix("treadle_") + ("s" if kind.mode in plural else "")
-        ours = set(inspect.signature(getattr(Host, method)).parameters) - {"self"}
-        hook = set(inspect.signature(getattr(First, kind.hook)).parameters) - {"self"}
-        assert ours == {
-            "names" if a == "name" and kind.mode in plural else a
-            for a in hook - {"options", "host"}
-        }
+def test_a_declaration_agrees_with_its_hook():
+    """The key is an argument of the hook, and the hook returns what the kind builds."""
+    for kind in installed_kinds().values():
+        hook = getattr(kind.specs, kind.hook)
+        arguments = inspect.signature(hook).parameters
+        if kind.mode in ("one", "many"):
+            assert kind.key_argument in arguments, kind.name
+        if kind.builds is not None:
+            assert kind.builds.__name__ in str(hook.__annotations__["return"]), kind.name
+        for name in kind.methods:
+            protocol, _, method = name.partition(".")
+            owner = getattr(types, protocol)
+            assert method in {*vars(owner), *owner.__annotations__}, name
+
+
+def test_every_kind_has_a_suite_a_template_and_a_page():
+    for kind in installed_kinds().values():
+        assert kind.suite, kind.name
+        assert (ROOT / "cli/treadle_cli/templates" / kind.template).is_dir(), kind.name
+        assert (ROOT / "docs" / kind.page).is_file(), kind.name

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from treadle.api.kinds import POLICIES, QUANTIZATION
 from treadle.errors import CheckpointError, PluginLoadError
 from treadle.plugins.entries import Entry
 
@@ -20,7 +21,7 @@ def good(site):
 
 def failure(host, method):
     with pytest.raises(PluginLoadError) as error:
-        host.quantization(method, {}, None)
+        host.create(QUANTIZATION, method, checkpoint={}, device=None)
     return error.value
 
 
@@ -38,7 +39,7 @@ def test_a_broken_import_is_a_state_with_a_reason(good):
         "broken",
         "ModuleNotFoundError: No module named 'missing_kernel' (bad.py, line 1)",
     )
-    assert host.quantization("ok", {}, None).name == OK
+    assert host.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
 
 
 def test_a_plugin_that_exits_while_it_is_imported(good):
@@ -87,10 +88,10 @@ def test_registration_is_atomic(good, code, reason):
     good.scheme("bad", "bad", code=code)
     host = good.host()
     assert reason in str(failure(host, "bad"))
-    assert host.quantization("ok", {}, None).name == OK
+    assert host.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
     assert reason in str(failure(host, "bad")), "the second attempt must tell the same"
     with host.calls() as fired:
-        host.quantization("ok", {}, None)
+        host.create(QUANTIZATION, "ok", checkpoint={}, device=None)
     assert fired == ["treadle_quantization"]
 
 
@@ -127,14 +128,14 @@ def test_what_a_plugin_says_on_purpose_passes(good):
         """,
     )
     with pytest.raises(CheckpointError, match="3 bits"):
-        good.host().quantization("picky", {}, None)
+        good.host().create(QUANTIZATION, "picky", checkpoint={}, device=None)
 
 
 def test_only_the_owner_is_imported(good):
     import sys
 
     good.scheme("other", "other")
-    good.host().quantization("ok", {}, None)
+    good.host().create(QUANTIZATION, "ok", checkpoint={}, device=None)
     assert "ok_quant" in sys.modules and "other" not in sys.modules
 
 
@@ -151,13 +152,13 @@ def test_a_class_is_instantiated(site):
                 return self
         """,
     )
-    assert type(site.host().policy("lifo")).__name__ == "Lifo"
+    assert type(site.host().create(POLICIES, "lifo")).__name__ == "Lifo"
 
 
 def test_a_target_that_is_missing_from_its_module(site):
     site.install("classy", {"treadle.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
     with pytest.raises(PluginLoadError, match="Nobody"):
-        site.host().policy("lifo")
+        site.host().create(POLICIES, "lifo")
 
 
 def test_loading_from_many_threads_registers_once(site):
@@ -167,7 +168,7 @@ def test_loading_from_many_threads_registers_once(site):
 
     def ask(key):
         try:
-            found.append(host.quantization(key, {}, None).name)
+            found.append(host.create(QUANTIZATION, key, checkpoint={}, device=None).name)
         except Exception as error:
             errors.append(error)
 
@@ -185,5 +186,5 @@ def test_an_error_says_where_in_the_package_it_comes_from():
     with pytest.raises(ZeroDivisionError) as raised:
         exec(code, {"__name__": "mine.parts"})  # noqa: S102
     said = "ZeroDivisionError: division by zero"
-    assert entry.said(raised.value) == f"{said} (mine/parts/__init__.py, line 2)"
-    assert entry.said(ZeroDivisionError("division by zero")) == said
+    assert entry.error_text(raised.value) == f"{said} (mine/parts/__init__.py, line 2)"
+    assert entry.error_text(ZeroDivisionError("division by zero")) == said

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from treadle.api.kinds import POLICIES, QUANTIZATION
 from treadle.errors import ConfigError, PluginLoadError
 
 CODE = """
@@ -38,12 +39,12 @@ def file(tmp_path):
 def test_a_file_serves_the_keys_it_declares(site, file):
     host = site.host(plugin_file=[str(file)], plugin_options={"policies:mine": {"depth": "5"}})
     assert not any(m.startswith("treadle_local_") for m in sys.modules), "declaring runs nothing"
-    assert host.policy("mine") == ("mine", {"depth": 5})
+    assert host.create(POLICIES, "mine") == ("mine", {"depth": 5})
 
 
 def test_a_file_replaces_an_installed_key(site, file):
     site.install("acme", {"treadle.policies": {"fcfs": "acme"}}, "")
-    assert site.host(plugin_file=[str(file)]).policy("fcfs") == ("fcfs", {})
+    assert site.host(plugin_file=[str(file)]).create(POLICIES, "fcfs") == ("fcfs", {})
 
 
 def test_a_file_without_a_declaration_is_an_extension(site, file):
@@ -52,14 +53,19 @@ def test_a_file_without_a_declaration_is_an_extension(site, file):
         "from treadle.api import impl\n@impl(wrapper=True)\ndef treadle_quantization(method):\n"
         "    found = yield\n    found.name += '!'\n    return found\n"
     )
-    assert site.host(plugin_file=[str(file)]).quantization("awq", {}, None).name == "acme-awq!"
+    assert (
+        site.host(plugin_file=[str(file)])
+        .create(QUANTIZATION, "awq", checkpoint={}, device=None)
+        .name
+        == "acme-awq!"
+    )
 
 
 def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
     file.write_text("TREADLE = {'policies': ['mine']}\nimport missing_kernel\n")
     host = site.host(plugin_file=[str(file)])
     with pytest.raises(PluginLoadError, match=r"policies:mine from my_policy\.py .*missing_kernel"):
-        host.policy("mine")
+        host.create(POLICIES, "mine")
     assert not any(m.startswith("treadle_local_") for m in sys.modules)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from treadle.api.kinds import QUANTIZATION
 from treadle.errors import ConfigError, PluginConflictError
-from treadle.plugins import Host
-from treadle.plugins.lock import locked
+from treadle.plugins import PluginManager
+from treadle.plugins.lock import lock_of
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def file(site):
     site.scheme("acme-awq", "awq")
     site.scheme("acme-fp8", "fp8")
     path = site.folder / "treadle.lock"
-    path.write_bytes(msgspec.json.encode(locked(site.host())))
+    path.write_bytes(msgspec.json.encode(lock_of(site.host().entries)))
     return path
 
 
@@ -28,7 +29,7 @@ def drift(site, file, **options):
 
 def test_the_same_plugins_pass_and_none_is_imported(site, file):
     host = site.host(locked=str(file))
-    assert host.quantization("awq", {}, None).name == "acme-awq"
+    assert host.create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"
     assert {e.state for e in host.entries if e.key == "fp8"} == {"ready"}
 
 
@@ -56,7 +57,7 @@ def test_a_changed_local_file_is_drift(site, tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text('TREADLE = {"policies": ["mine"]}\n')
     lock = tmp_path / "treadle.lock"
-    lock.write_bytes(msgspec.json.encode(locked(site.host(plugin_file=[str(mine)]))))
+    lock.write_bytes(msgspec.json.encode(lock_of(site.host(plugin_file=[str(mine)]).entries)))
     site.host(plugin_file=[str(mine)], locked=str(lock))
     mine.write_text('TREADLE = {"policies": ["mine"]}\n# changed\n')
     assert "~ policies:mine" in drift(site, lock, plugin_file=[str(mine)])
@@ -82,5 +83,5 @@ def test_a_worker_is_not_asked_again(site, file):
     """The parent has checked; what it chose travels in the plan."""
     host = site.host(locked=str(file))
     site.scheme("acme-new", "new")
-    worker = Host.from_plan(host.plan(), host.config, source=site.scan)
-    assert worker.quantization("awq", {}, None).name == "acme-awq"
+    worker = PluginManager.from_selection(host.selection(), host.config, source=site.scan)
+    assert worker.create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"

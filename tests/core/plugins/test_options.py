@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.api.kinds import LOGITS_PROCESSORS, QUANTIZATION, STAT_LOGGERS
 from treadle.errors import ConfigError, PluginLoadError
 
 STRUCT = """
@@ -26,7 +27,7 @@ def typed(site):
 
 def options(site, method="awq", **given):
     host = site.host(plugin_options={f"quantization:{method}": given} if given else {})
-    return host.quantization(method, {}, None).options
+    return host.create(QUANTIZATION, method, checkpoint={}, device=None).options
 
 
 def test_defaults_are_filled_in(typed):
@@ -61,7 +62,7 @@ def test_a_struct_for_all_keys_and_options_for_the_fallback(site):
     site.scheme("any-quant", "*", extra=STRUCT.replace("key:", "'quantization:*':"))
     assert options(site, "odd", bits=8) == {"bits": 8, "names": []}
     host = site.host(plugin_options={"quantization:*": {"bits": 2}})
-    assert host.quantization("odd", {}, None).options["bits"] == 2
+    assert host.create(QUANTIZATION, "odd", checkpoint={}, device=None).options["bits"] == 2
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_options_for_nobody_are_refused(typed, name, reason):
 def test_a_wrong_declaration_is_a_broken_plugin(site, value):
     site.scheme("acme-awq", "awq", extra=f"TREADLE_OPTIONS = {value}")
     with pytest.raises(PluginLoadError, match="TREADLE_OPTIONS"):
-        site.host().quantization("awq", {}, None)
+        site.host().create(QUANTIZATION, "awq", checkpoint={}, device=None)
 
 
 def test_many_plugins_get_their_own_options_in_list_order(site):
@@ -102,5 +103,11 @@ def test_many_plugins_get_their_own_options_in_list_order(site):
     }
     site.install("procs", groups, code)
     host = site.host(plugin_options={"logits_processors:a": {"x": 1}})
-    assert host.logits_processors(["b", "a"], 7) == [("b", 7, {}), ("a", 7, {"x": 1})]
-    assert (host.stat_loggers(["s"]), host.stat_loggers([])) == (["s"], [])
+    assert [host.create(LOGITS_PROCESSORS, name, vocab_size=7) for name in ["b", "a"]] == [
+        ("b", 7, {}),
+        ("a", 7, {"x": 1}),
+    ]
+    assert ([host.create(STAT_LOGGERS, "s")], [host.create(STAT_LOGGERS, name) for name in []]) == (
+        ["s"],
+        [],
+    )

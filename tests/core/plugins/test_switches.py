@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treadle.api.kinds import QUANTIZATION
 from treadle.errors import PluginLoadError, PluginNotFoundError
 from treadle.plugins.entries import Entry
 from treadle.plugins.switches import Switches
@@ -45,7 +46,7 @@ def test_disable_by_environment(two, monkeypatch):
     with pytest.raises(
         PluginNotFoundError, match=r"other-fp8 1\.0 is disabled: disabled by --no-plugin"
     ):
-        two.host().quantization("fp8", {}, None)
+        two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
 
 
 def test_disabling_something_unknown_is_told(two, caplog):
@@ -85,14 +86,17 @@ def test_autoload_off_ignores_third_parties(two, monkeypatch):
 def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, how):
     two.scheme("broken-x", "x", code="import missing_kernel")
     two.scheme("broken-y", "y", code="1 / 0")
-    assert two.host().quantization("fp8", {}, None)
+    assert two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
     if how == "environment":
         monkeypatch.setenv("TREADLE_STRICT", "1")
     host = two.host(plugin_strict=how == "flag")
     with pytest.raises(PluginLoadError) as error:
-        host.quantization("fp8", {}, None)
+        host.create(QUANTIZATION, "fp8", checkpoint={}, device=None)
     assert "missing_kernel" in str(error.value) and "division by zero" in str(error.value)
 
 
 def test_strict_allows_what_works(two):
-    assert two.host(plugin_strict=True).quantization("fp8", {}, None).name == "other-fp8"
+    assert (
+        two.host(plugin_strict=True).create(QUANTIZATION, "fp8", checkpoint={}, device=None).name
+        == "other-fp8"
+    )

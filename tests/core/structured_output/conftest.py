@@ -14,7 +14,7 @@ from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.sampling_params import GuidedParams, SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 
 class Driven:
@@ -23,7 +23,7 @@ class Driven:
     def __init__(self, folder: Path, **options: Any) -> None:
         options = {"threads": 1, "num_pages": 64, **options}
         config = from_options(model=str(folder), device="cpu", dtype="float32", **options)
-        self.core = EngineCore(config, Host(config.plugins))
+        self.core = EngineCore(config, PluginManager(config.plugins))
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, TokenOutput] = {}
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Delta, TextDelta
 from treadle.config import PluginConfig
 from treadle.outputs import TextPart
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.processes.watchdog import WatchdogExecutor
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.parser_plugins import ParserPlugins
@@ -118,7 +119,7 @@ async def test_where_a_parser_runs(kind: type[Echo], default: bool, inline: list
 def test_treadles_own_parsers_run_inline_and_others_do_not(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text('TREADLE = {"tool_parsers": ["mine"]}\n')
-    host = Host(PluginConfig(plugin_file=[str(file)]))
+    host = PluginManager(PluginConfig(plugin_file=[str(file)]))
     for key, inline in (("hermes", True), ("mine", False), ("nobody", False)):
         plugins = ParserPlugins(host, None, {"tool_parser": key, "reasoning_parser": None})
-        assert plugins._is_inline("tool_parsers", key) is inline
+        assert plugins._is_inline(TOOL_PARSERS, key) is inline

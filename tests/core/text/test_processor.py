@@ -14,7 +14,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineFacts
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
 from treadle.text.defaults import default_params
 from treadle.text.input_processor import Processor
@@ -261,7 +261,7 @@ def test_impossible_defaults(file: Any, options: Any, message: str, tmp_path: Pa
 
 def open_folder(folder: Path, **options: Any) -> Any:
     config = from_options(model=str(folder), **options)
-    return open_checkpoint(config, Host(plugin_config(config)))
+    return open_checkpoint(config, PluginManager(plugin_config(config)))
 
 
 def test_opening_through_the_plugins(tmp_path: Path) -> None:

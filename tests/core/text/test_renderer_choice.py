@@ -9,7 +9,7 @@ import pytest
 
 from treadle.config import from_options
 from treadle.errors import PluginConflictError, PluginNotFoundError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_tokenizer
 from treadle.text.assets import Opened, open_checkpoint, plugin_config
 from treadle.text.renderer import JinjaRenderer
@@ -41,7 +41,7 @@ def opened(folder: Path, score: int = 100, *, isolated: bool = False, **options:
     file = folder / "plugin.py"
     file.write_text(PLUGIN.replace("SCORE", str(score)))
     config = from_options(model=str(make_tokenizer(folder)), plugin_file=[str(file)], **options)
-    return open_checkpoint(config, Host(plugin_config(config, isolated=isolated)))
+    return open_checkpoint(config, PluginManager(plugin_config(config, isolated=isolated)))
 
 
 def made(folder: Path, *arguments: Any, **options: Any) -> Any:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from treadle.api.files import ModelRef
+from treadle.api.kinds import MODEL_SOURCES
 from treadle.errors import CheckpointError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 FOLDER = Path(__file__).parents[3] / "plugins" / "model_sources" / "demo"
 MODEL = FOLDER / "treadle_demo" / "model"
@@ -73,7 +74,7 @@ def test_the_files_fit_in_a_repository() -> None:
 
 
 def test_treadle_model_source_finds_the_model() -> None:
-    source = Host().model_source("demo")
+    source = PluginManager().create(MODEL_SOURCES, "demo")
     files = source.resolve(ModelRef("demo", "treadle-demo"), patterns=("*.json", "*.safetensors"))
     assert files.config["architectures"] == ["LlamaForCausalLM"]
     assert "model.safetensors" in files.names

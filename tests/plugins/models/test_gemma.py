@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from treadle.errors import CheckpointError, UnsupportedModelError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import TINY, draw_weights, make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
 from treadle.testing.ranks import on_ranks
@@ -46,13 +46,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
@@ -71,7 +71,9 @@ def test_logits_equal_transformers(
         ("hidden_activation", "silu"),
     ],
 )
-def test_every_field_of_gemma_2_matters(tmp_path: Path, host: Host, field: str, value: Any) -> None:
+def test_every_field_of_gemma_2_matters(
+    tmp_path: Path, host: PluginManager, field: str, value: Any
+) -> None:
     folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **GEMMA2)
     before = TinyModel(folder, host).logits(IDS)
     config = json.loads((folder / "config.json").read_text())
@@ -79,7 +81,9 @@ def test_every_field_of_gemma_2_matters(tmp_path: Path, host: Host, field: str, 
     assert (TinyModel(folder, host).logits(IDS) - before).abs().max() > 0.02
 
 
-def test_layers_say_which_of_them_slide_and_how_they_turn(tmp_path: Path, host: Host) -> None:
+def test_layers_say_which_of_them_slide_and_how_they_turn(
+    tmp_path: Path, host: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, "Gemma3ForCausalLM", **GEMMA3)
     model = TinyModel(folder, host)
     assert [layer.spec.window for layer in model.attentions] == [7, 7, None]
@@ -91,7 +95,7 @@ def test_layers_say_which_of_them_slide_and_how_they_turn(tmp_path: Path, host: 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[2], VARIANTS[6]])
 def test_steps_do_not_change_a_sequence(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), host)
     whole = model.logits(IDS)
@@ -100,7 +104,7 @@ def test_steps_do_not_change_a_sequence(
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[3], VARIANTS[7]])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     alone = TinyModel(folder, host).logits(IDS)
@@ -109,7 +113,7 @@ def test_tensor_parallel_equals_one_rank(
             torch.testing.assert_close(logits, alone, atol=1e-4, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Gemma3ForCausalLM", dtype=torch.bfloat16, **GEMMA3)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
@@ -117,7 +121,7 @@ def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> Non
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 
-def test_the_embedding_is_scaled_by_a_rounded_root(tmp_path: Path, host: Host) -> None:
+def test_the_embedding_is_scaled_by_a_rounded_root(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "GemmaForCausalLM", hidden_size=96, dtype=torch.bfloat16)
     assert TinyModel(folder, host).model.model.scale == pytest.approx(96**0.5)
     assert TinyModel(folder, host, dtype=torch.bfloat16).model.model.scale == 9.8125
@@ -155,7 +159,7 @@ def renamed(folder: Path, change: Any) -> set[str]:
     return set(changed)
 
 
-def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, host: Host) -> None:
+def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, host: PluginManager) -> None:
     folder = images(tmp_path)
     expected = transformers_logits(folder, IDS)
     torch.testing.assert_close(TinyModel(folder, host).logits(IDS), expected, atol=1e-4, rtol=0)
@@ -177,14 +181,14 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, host: Host) -
         torch.testing.assert_close(TinyModel(folder, host).logits(IDS), expected, atol=1e-4, rtol=0)
 
 
-def test_tensors_of_neither_part_are_not_passed_over(tmp_path: Path, host: Host) -> None:
+def test_tensors_of_neither_part_are_not_passed_over(tmp_path: Path, host: PluginManager) -> None:
     folder = images(tmp_path)
     renamed(folder, lambda name: name.replace("multi_modal_projector", "audio_projector"))
     with pytest.raises(CheckpointError, match="audio_projector"):
         TinyModel(folder, host)
 
 
-def test_an_encoder_is_refused(tmp_path: Path, host: Host) -> None:
+def test_an_encoder_is_refused(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(
         tmp_path, "Gemma3ForCausalLM", use_bidirectional_attention=True, **GEMMA3
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
 from treadle.testing.ranks import on_ranks
@@ -63,12 +63,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_logits_equal_transformers(tmp_path: Path, host: Host, changes: dict[str, Any]) -> None:
+def test_logits_equal_transformers(
+    tmp_path: Path, host: PluginManager, changes: dict[str, Any]
+) -> None:
     folder = make_checkpoint(tmp_path, "LlamaForCausalLM", **changes)
     expected = transformers_logits(folder, IDS)
     actual = TinyModel(folder, host).logits(IDS)
@@ -76,7 +78,9 @@ def test_logits_equal_transformers(tmp_path: Path, host: Host, changes: dict[str
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_dynamic_scaling_is_that_of_the_longest_sequence(tmp_path: Path, host: Host) -> None:
+def test_dynamic_scaling_is_that_of_the_longest_sequence(
+    tmp_path: Path, host: PluginManager
+) -> None:
     """transformers scales by the sequence at hand; an engine for sequences of that length agrees."""
     folder = make_checkpoint(tmp_path, max_position_embeddings=16, **rope("dynamic", factor=4.0))
     expected = transformers_logits(folder, IDS)
@@ -86,7 +90,9 @@ def test_dynamic_scaling_is_that_of_the_longest_sequence(tmp_path: Path, host: H
     assert (unscaled - expected).abs().max() > 0.1
 
 
-def test_longrope_of_a_short_engine_uses_the_short_factors(tmp_path: Path, host: Host) -> None:
+def test_longrope_of_a_short_engine_uses_the_short_factors(
+    tmp_path: Path, host: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, **LONG)
     ids = IDS[:30]
     expected = transformers_logits(folder, ids)
@@ -97,21 +103,25 @@ def test_longrope_of_a_short_engine_uses_the_short_factors(tmp_path: Path, host:
 
 
 @pytest.mark.parametrize("window", [1, 7, 44, 45, None])
-def test_mistral_equals_transformers(tmp_path: Path, host: Host, window: int | None) -> None:
+def test_mistral_equals_transformers(
+    tmp_path: Path, host: PluginManager, window: int | None
+) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=window)
     expected = transformers_logits(folder, IDS)
     actual = TinyModel(folder, host).logits(IDS)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_a_window_that_no_sequence_reaches_is_full_attention(tmp_path: Path, host: Host) -> None:
+def test_a_window_that_no_sequence_reaches_is_full_attention(
+    tmp_path: Path, host: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=64)
     assert {a.spec.kind for a in TinyModel(folder, host).attentions} == {"sliding"}
     assert {a.spec.kind for a in TinyModel(folder, host, longest=65).attentions} == {"sliding"}
     assert {a.spec.kind for a in TinyModel(folder, host, longest=64).attentions} == {"full"}
 
 
-def test_a_llama_by_another_name(tmp_path: Path, host: Host) -> None:
+def test_a_llama_by_another_name(tmp_path: Path, host: PluginManager) -> None:
     """Checkpoints that name the architecture but a model_type that transformers does not know."""
     folder = make_checkpoint(tmp_path)
     expected = TinyModel(folder, host).logits(IDS)
@@ -123,7 +133,7 @@ def test_a_llama_by_another_name(tmp_path: Path, host: Host) -> None:
     assert torch.equal(TinyModel(folder, host).logits(IDS), expected)
 
 
-def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: Host) -> None:
+def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=9)
     model = TinyModel(folder, host)
     whole, other = model.logits(IDS), model.logits(IDS[:20])
@@ -135,7 +145,7 @@ def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: Hos
 
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 2), (2, 4), (4, 2), (4, 1)])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: Host, ranks: int, kv_heads: int
+    tmp_path: Path, host: PluginManager, ranks: int, kv_heads: int
 ) -> None:
     changes = {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": kv_heads}
     folder = make_checkpoint(tmp_path, vocab_size=331, shard_size="100KB", **changes)
@@ -145,7 +155,7 @@ def test_tensor_parallel_equals_one_rank(
         torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
 from treadle.testing.ranks import on_ranks
@@ -28,13 +28,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
@@ -50,7 +50,7 @@ def test_the_checkpoint_has_the_names_that_are_published(tmp_path: Path) -> None
     assert "model.layers.0.block_sparse_moe.gate.weight" in names
 
 
-def test_names_of_transformers_5_load_as_well(tmp_path: Path, host: Host) -> None:
+def test_names_of_transformers_5_load_as_well(tmp_path: Path, host: PluginManager) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = make_checkpoint(tmp_path / "a", "MixtralForCausalLM")
@@ -64,7 +64,7 @@ def test_names_of_transformers_5_load_as_well(tmp_path: Path, host: Host) -> Non
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[4]])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, shard_size="100KB", **changes)
     alone = TinyModel(folder, host).logits(IDS)
@@ -75,7 +75,7 @@ def test_tensor_parallel_equals_one_rank(
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[2], VARIANTS[3]])
 def test_steps_and_neighbours_do_not_change_a_sequence(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), host)
     whole, other = model.logits(IDS), model.logits(IDS[:20])
@@ -84,7 +84,7 @@ def test_steps_and_neighbours_do_not_change_a_sequence(
     torch.testing.assert_close(second, other, atol=5e-5, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "MixtralForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)

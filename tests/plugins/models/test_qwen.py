@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
 from treadle.testing.ranks import on_ranks
@@ -38,13 +38,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
@@ -53,7 +53,7 @@ def test_logits_equal_transformers(
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_layers_say_which_of_them_slide(tmp_path: Path, host: Host) -> None:
+def test_layers_say_which_of_them_slide(tmp_path: Path, host: PluginManager) -> None:
     changes = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     folder = make_checkpoint(tmp_path, "Qwen2ForCausalLM", **changes)
     windows = [layer.spec.window for layer in TinyModel(folder, host).attentions]
@@ -61,7 +61,9 @@ def test_layers_say_which_of_them_slide(tmp_path: Path, host: Host) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_tensor_parallel_equals_one_rank(tmp_path: Path, host: Host, architecture: str) -> None:
+def test_tensor_parallel_equals_one_rank(
+    tmp_path: Path, host: PluginManager, architecture: str
+) -> None:
     folder = make_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
     alone = TinyModel(folder, host).logits(IDS)
     for ranks in (2, 4):
@@ -69,7 +71,7 @@ def test_tensor_parallel_equals_one_rank(tmp_path: Path, host: Host, architectur
             torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
 
 
-def test_steps_do_not_change_a_sequence(tmp_path: Path, host: Host) -> None:
+def test_steps_do_not_change_a_sequence(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM")
     model = TinyModel(folder, host)
     whole = model.logits(IDS)

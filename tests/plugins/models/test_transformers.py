@@ -16,7 +16,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.config import PluginConfig, from_options
 from treadle.engine.core import EngineCore
 from treadle.errors import CheckpointError, UnsupportedModelError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.architectures import ModelSuite
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
@@ -130,30 +130,30 @@ class TestLlamaPinned(ModelSuite):
     plugin = "models:LlamaForCausalLM"
     tolerance = 5e-5
 
-    def host(self) -> Host:
-        return Host(PluginConfig(plugin=[f"{self.plugin}=treadle-transformers"]))
+    def host(self) -> PluginManager:
+        return PluginManager(PluginConfig(plugin=[f"{self.plugin}=treadle-transformers"]))
 
     def test_it_equals_the_plugin_of_its_own(self, plain: Path) -> None:
         torch.testing.assert_close(
             self.model(plain).logits(self.ids),
-            TinyModel(plain, Host()).logits(self.ids),
+            TinyModel(plain, PluginManager()).logits(self.ids),
             atol=1e-5,
             rtol=0,
         )
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
-def test_it_stands_behind_all_others(host: Host) -> None:
+def test_it_stands_behind_all_others(host: PluginManager) -> None:
     assert host.choose("models", "LlamaForCausalLM").dist == "treadle-llama"
     assert host.choose("models", "Phi3ForCausalLM").dist == "treadle-transformers"
 
 
 def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
-    pinned = Host(PluginConfig(plugin=["models:Gemma2ForCausalLM=treadle-transformers"]))
+    pinned = PluginManager(PluginConfig(plugin=["models:Gemma2ForCausalLM=treadle-transformers"]))
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 7}
     folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **caps)
     model = TinyModel(folder, pinned)
@@ -164,7 +164,9 @@ def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Olmo3ForCausalLM"])
-def test_two_and_four_ranks_equal_one(tmp_path: Path, host: Host, architecture: str) -> None:
+def test_two_and_four_ranks_equal_one(
+    tmp_path: Path, host: PluginManager, architecture: str
+) -> None:
     folder = make_checkpoint(tmp_path, architecture)
     alone = TinyModel(folder, host).logits(IDS)
     for ranks in (2, 4):
@@ -172,7 +174,7 @@ def test_two_and_four_ranks_equal_one(tmp_path: Path, host: Host, architecture: 
             torch.testing.assert_close(got, alone, atol=2e-5, rtol=0)
 
 
-def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: Host) -> None:
+def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: PluginManager) -> None:
     """Transformers turns all sequences of a batch by its longest; treadle by what it admits."""
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", rope_parameters=LONG)
     long = TinyModel(folder, host)
@@ -187,7 +189,7 @@ def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: Host) -> None
     torch.testing.assert_close(two, one[:5], atol=1e-5, rtol=0)
 
 
-def test_weights_are_in_memory_once(tmp_path: Path, host: Host) -> None:
+def test_weights_are_in_memory_once(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "OlmoeForCausalLM", tie_word_embeddings=True, **EXPERTS)
     model = TinyModel(folder, host).model
     weights = {n: p for n, p in model.named_parameters() if not n.endswith("kv_scale")}
@@ -197,7 +199,7 @@ def test_weights_are_in_memory_once(tmp_path: Path, host: Host) -> None:
     assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
@@ -205,7 +207,7 @@ def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: Host) -> Non
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 
-def test_old_names_without_a_prefix_load(tmp_path: Path, host: Host) -> None:
+def test_old_names_without_a_prefix_load(tmp_path: Path, host: PluginManager) -> None:
     """The first GPT-2 has ``h.0…`` and masks, where later ones have ``transformer.h.0…``."""
     folder = make_checkpoint(tmp_path, "GPT2LMHeadModel", n_inner=96)
     want = TinyModel(folder, host).logits(IDS)
@@ -224,7 +226,7 @@ def test_old_names_without_a_prefix_load(tmp_path: Path, host: Host) -> None:
     ],
 )
 def test_a_quantized_model_is_its_dequantized_self(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any], format: Format
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any], format: Format
 ) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     source = make_checkpoint(tmp_path / "source", architecture, **sizes, **changes)
@@ -236,7 +238,7 @@ def test_a_quantized_model_is_its_dequantized_self(
         torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
 
 
-def test_scales_of_the_cache_are_found(tmp_path: Path, host: Host) -> None:
+def test_scales_of_the_cache_are_found(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM")
     file = folder / "model.safetensors"
     block = "model.layers.1.self_attn"
@@ -256,7 +258,7 @@ def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
     config = from_options(
         model=str(folder), device="cpu", dtype="float32", threads=1, num_pages=64, **options
     )
-    core = EngineCore(config, Host(config.plugins))
+    core = EngineCore(config, PluginManager(config.plugins))
     try:
         params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1)
         for i, prompt in enumerate(PROMPTS):
@@ -299,7 +301,7 @@ def test_the_python_interface_generates(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ refusals
 
 
-def refused(folder: Path, host: Host, architecture: str, **config: Any) -> str:
+def refused(folder: Path, host: PluginManager, architecture: str, **config: Any) -> str:
     """The error for a configuration without weights: nothing is loaded before it comes."""
     folder.mkdir(exist_ok=True)
     values = {"architectures": [architecture], **config}
@@ -334,7 +336,7 @@ def refused(folder: Path, host: Host, architecture: str, **config: Any) -> str:
     ],
 )
 def test_it_refuses_with_the_reason(
-    tmp_path: Path, host: Host, architecture: str, config: dict[str, Any], reason: str
+    tmp_path: Path, host: PluginManager, architecture: str, config: dict[str, Any], reason: str
 ) -> None:
     said = refused(tmp_path, host, architecture, **config)
     assert reason in said and architecture in said and "plugin of its own" in said
@@ -342,7 +344,7 @@ def test_it_refuses_with_the_reason(
 
 @pytest.mark.parametrize("name", ["NoSuchForCausalLM", "T5ForConditionalGeneration"])
 def test_what_it_has_never_heard_of_is_an_unknown_architecture(
-    tmp_path: Path, host: Host, name: str
+    tmp_path: Path, host: PluginManager, name: str
 ) -> None:
     said = refused(tmp_path, host, name)
     assert f"needs a plugin for {name}" in said and "LlamaForCausalLM" in said
@@ -357,7 +359,7 @@ def test_what_it_has_never_heard_of_is_an_unknown_architecture(
     ],
 )
 def test_ranks_without_a_plan_are_refused(
-    tmp_path: Path, host: Host, architecture: str, changes: dict[str, Any], reason: str
+    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any], reason: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     with pytest.raises(UnsupportedModelError, match=reason) as caught:
@@ -365,7 +367,9 @@ def test_ranks_without_a_plan_are_refused(
     assert "set tensor_parallel_size to 1" in str(caught.value)
 
 
-def test_a_configuration_that_transformers_cannot_build(tmp_path: Path, host: Host) -> None:
+def test_a_configuration_that_transformers_cannot_build(
+    tmp_path: Path, host: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "no_such"}))
@@ -373,7 +377,7 @@ def test_a_configuration_that_transformers_cannot_build(tmp_path: Path, host: Ho
         TinyModel(folder, host)
 
 
-def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, host: Host) -> None:
+def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, host: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
     file = folder / "model.safetensors"
     tensors = load_file(file)

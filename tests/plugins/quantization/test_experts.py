@@ -13,7 +13,7 @@ from treadle.api.models import Collective
 from treadle.errors import ConfigError
 from treadle.layers import Experts
 from treadle.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
@@ -40,8 +40,8 @@ FORMATS: dict[str, Format] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host()
+def host() -> PluginManager:
+    return PluginManager()
 
 
 def checkpoints(folder: Path, name: str, format: Format, *alone: str) -> tuple[Path, Path]:
@@ -60,7 +60,7 @@ def methods(model: TinyModel) -> list[type]:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_dequantized_model(
-    tmp_path: Path, host: Host, name: str, format: str
+    tmp_path: Path, host: PluginManager, name: str, format: str
 ) -> None:
     packed, plain = checkpoints(tmp_path, name, FORMATS[format])
     want = TinyModel(plain, host).logits(IDS)
@@ -77,21 +77,21 @@ def test_logits_are_those_of_the_dequantized_model(
     assert (source - want).abs().max() > 0.05, "the checkpoint loses nothing: this shows nothing"
 
 
-def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, host: Host) -> None:
+def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, host: PluginManager) -> None:
     packed, plain = checkpoints(tmp_path, "mixtral", AwqFormat(32), ".w1", ".w2", ".w3")
     model = TinyModel(packed, host)
     assert methods(model) == [PlainExperts] * 2
     assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
 
 
-def test_some_matrices_may_be_left_alone(tmp_path: Path, host: Host) -> None:
+def test_some_matrices_may_be_left_alone(tmp_path: Path, host: PluginManager) -> None:
     packed, plain = checkpoints(tmp_path, "qwen3-moe", Fp8Format(), "down_proj")
     model = TinyModel(packed, host)
     assert methods(model) == [LinearExperts] * 2
     assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
 
 
-def test_a_share_that_cuts_through_words_is_refused(tmp_path: Path, host: Host) -> None:
+def test_a_share_that_cuts_through_words_is_refused(tmp_path: Path, host: PluginManager) -> None:
     sizes = {"intermediate_size": 32, "num_local_experts": 2}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
     source = make_checkpoint(tmp_path / "source", "MixtralForCausalLM", **sizes, **heads)

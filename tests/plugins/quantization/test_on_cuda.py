@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.kinds import QUANTIZATION
 from treadle.layers import Linear, dtype_name
 from treadle.layers.int4 import PackedInt4
 from treadle.layers.kernels import install_kernels
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from treadle.testing.quantization import QuantizationSuite
@@ -33,7 +34,7 @@ class OnCuda(QuantizationSuite):
     def load(self, *given: Any, **named: Any) -> Linear:
         built = super().load(*given, **named)
         packed = dict(built.named_children()).get("int4")
-        served = install_kernels(built, Host(), self.device, dtype_name(built.dtype))
+        served = install_kernels(built, PluginManager(), self.device, dtype_name(built.dtype))
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served)
         return built
 
@@ -78,6 +79,10 @@ def test_hopper_multiplies_in_fp8(name: str) -> None:
     """Otherwise the tests above compare the dequantized product with itself."""
     format: Format = FAST[name]
     layer = Layer(512, (256,))
-    scheme = TestFp8().host().quantization("fp8", format.config(), DeviceInfo("cuda", CARD))
+    scheme = (
+        TestFp8()
+        .host()
+        .create(QUANTIZATION, "fp8", checkpoint=format.config(), device=DeviceInfo("cuda", CARD))
+    )
     built = fill(scheme, layer, pack(format, layer)[0], torch.bfloat16, device="cuda")
     assert built.method.fast

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from treadle.plugins import Host
+from treadle.api.kinds import REASONING
+from treadle.plugins import PluginManager
 from treadle.testing.grammars import Bytes
 from treadle.testing.parsers import ReasoningSuite, reasoning, text
 from treadle.testing.plugin import PluginSuite
@@ -84,5 +85,5 @@ def test_the_prompt_says_where_the_answer_begins(
     key: str, prompt: str, inside: bool | None
 ) -> None:
     tokenizer: Any = Bytes("<|im_start|>", "<|im_end|>")
-    parser = Host().reasoning_parser(key, tokenizer, prompt)
+    parser = PluginManager().create(REASONING, key, tokenizer=tokenizer, prompt=prompt)
     assert parser.open == (key == "deepseek_r1" if inside is None else inside)

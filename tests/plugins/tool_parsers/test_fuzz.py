@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import TextDelta, ToolCallDelta
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.parsers import TOOLS, merged
 from treadle.testing.streams import Letters
 from treadle_parsing_kit.incremental_json import IncrementalJson
@@ -39,7 +40,7 @@ PIECES = [
     ")]",
 ]
 OUTPUTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
-HOST = Host()
+HOST = PluginManager()
 
 
 @pytest.mark.parametrize("key", ["hermes", "llama3_json", "mistral", "pythonic"])
@@ -47,7 +48,7 @@ def test_any_output_is_parsed_the_same_in_any_pieces_and_nothing_is_lost(key: st
     tokenizer: Any = Letters()
 
     def parsed(pieces: list[str]) -> list[Any]:
-        parser = HOST.tool_parser(key, tokenizer, TOOLS)
+        parser = HOST.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
         found = [delta for piece in pieces for delta in parser.feed(piece, ())]
         return merged([*found, *parser.finish()])
 

@@ -4,8 +4,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Tool
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.grammars import drawn
 from treadle.testing.parsers import ToolParserSuite, call, text
 from treadle.testing.plugin import PluginSuite
@@ -71,15 +72,19 @@ REFERENCES = Tool(
 
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "walk"}}])
 def test_a_forced_call_keeps_the_references_of_its_schema(choice: Any) -> None:
-    host = Host()
+    host = PluginManager()
     if "llguidance" not in host.keys("guided"):
         pytest.skip("no backend is installed")
     other = Tool("stop", "", {})
     tokenizer: Any = object()
-    parser = host.tool_parser("llama3_json", tokenizer, [other, REFERENCES])
+    parser = host.create(
+        TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
+    )
     names = set()
     for output in drawn(host, parser.grammar(choice), 12):
-        parser = host.tool_parser("llama3_json", tokenizer, [other, REFERENCES])
+        parser = host.create(
+            TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
+        )
         (found,) = [*parser.feed(output, ()), *parser.finish()]
         names.add(found.name)
         if found.name == "walk":

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from treadle.plugins import Host
+from treadle.api.kinds import TOOL_PARSERS
+from treadle.plugins import PluginManager
 from treadle.testing.grammars import Bytes, drawn
 from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merged, text
 from treadle.testing.plugin import PluginSuite
@@ -48,7 +49,7 @@ class TestMistral(PluginSuite, ToolParserSuite):
 
 def test_ids_are_what_the_templates_take() -> None:
     tokenizer: Any = object()
-    parser: Any = Host().tool_parser("mistral", tokenizer, [])
+    parser: Any = PluginManager().create(TOOL_PARSERS, "mistral", tokenizer=tokenizer, tools=[])
     ids = {parser.call_id() for _ in range(50)}
     assert len(ids) == 50 and all(len(i) == 9 and i.isascii() and i.isalnum() for i in ids)
 
@@ -62,11 +63,13 @@ def test_ids_are_what_the_templates_take() -> None:
     ],
 )
 def test_a_forced_call_is_in_the_model_s_own_form(special: tuple[str, ...], begins: str) -> None:
-    host = Host()
+    host = PluginManager()
     if "llguidance" not in host.keys("guided"):
         pytest.skip("no backend is installed")
     tokenizer: Any = Bytes(*special)
-    opened = [host.tool_parser("mistral", tokenizer, TOOLS) for _ in range(2)]
+    opened = [
+        host.create(TOOL_PARSERS, "mistral", tokenizer=tokenizer, tools=TOOLS) for _ in range(2)
+    ]
     spec = opened[0].grammar({"function": {"name": "get_weather"}})
     assert spec is not None
     (output,) = drawn(host, spec, 1, tokenizer=tokenizer)

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
-from treadle.plugins.registry import Registry
-from treadle.plugins.selection import Choice
+from treadle.plugins.selection import SelectedPlugin
 from treadle.processes.child_process import ChildError, ask
 from treadle.testing.examination.findings import Finding, about_distribution, standing
 from treadle.testing.examination.probe import Loaded, Request
@@ -33,7 +33,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check(
-    registry: Registry, entries: Iterable[Entry], *, seconds: float, specs: Sequence[str]
+    plugins: PluginManager, entries: Iterable[Entry], *, seconds: float
 ) -> tuple[list[Checked], list[str]]:
     """What is wrong with each of ``entries``, and what their plugins report."""
     chosen = list(entries)
@@ -42,25 +42,27 @@ def check(
         if entry.usable:
             targets.setdefault((entry.dist, str(entry.file or entry.target)), []).append(entry)
     with ThreadPoolExecutor(MAX_PROCESSES) as pool:
-        answers = pool.map(lambda same: _load(same, seconds, specs), targets.values())
+        answers = pool.map(lambda same: _load(same, seconds), targets.values())
         loaded = dict(zip(targets, answers, strict=True))
     reports = [
         f"{same[0].owner}: {line}" for at, same in targets.items() for line in loaded[at].report
     ]
-    return [_checked(registry, entry, loaded) for entry in chosen], reports
+    return [_checked(plugins, entry, loaded) for entry in chosen], reports
 
 
-def _load(entries: Sequence[Entry], seconds: float, specs: Sequence[str]) -> Loaded:
-    choices = [Choice.of(e, e.kind, e.key) for e in entries]
+def _load(entries: Sequence[Entry], seconds: float) -> Loaded:
+    choices = [SelectedPlugin.of(e, e.kind, e.key) for e in entries]
     try:
-        return ask(PROBE, Request(choices, list(specs)), Loaded, seconds)
+        return ask(PROBE, Request(choices), Loaded, seconds)
     except ChildError as error:
         code = Finding("hang" if error.hung else "crash", f"importing it: {error}")
         return Loaded(-1.0, [code])
 
 
-def _checked(registry: Registry, entry: Entry, loaded: dict[tuple[str, str], Loaded]) -> Checked:
-    findings = [*standing(registry, entry), *about_distribution(entry)]
+def _checked(
+    plugins: PluginManager, entry: Entry, loaded: dict[tuple[str, str], Loaded]
+) -> Checked:
+    findings = [*standing(plugins, entry), *about_distribution(entry)]
     answer = loaded.get((entry.dist, str(entry.file or entry.target)))
     time = None
     if answer is not None:

@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlparse
 import msgspec
 
 from treadle.errors import PluginConflictError, PluginNotFoundError
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import KINDS, parse_group
-from treadle.plugins.registry import Registry
+from treadle.plugins.kinds import parse_group
 
 __all__ = ("CODES", "Code", "Finding", "about_distribution", "editable_folder", "standing")
 
@@ -74,14 +74,14 @@ class Finding(msgspec.Struct, frozen=True):
         return self.code not in WARNINGS
 
 
-def standing(registry: Registry, entry: Entry) -> Iterator[Finding]:
+def standing(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
     """What is wrong with an entry before it is imported, its distribution left aside."""
     if entry.state == "incompatible":
         yield Finding("generation", entry.why)
-    if not entry.usable or KINDS[entry.kind].mode == "always":
+    if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
-        registry.choose(entry.kind, entry.key)
+        plugins.choose(entry.kind, entry.key)
     except PluginConflictError as error:
         yield Finding("conflict", str(error))
     except PluginNotFoundError as error:

@@ -8,9 +8,8 @@ from importlib import metadata
 import msgspec
 
 from treadle.errors import PluginConflictError, PluginNotFoundError
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import KINDS
-from treadle.plugins.registry import Registry
 from treadle.testing.examination.findings import editable_folder
 
 __all__ = ("Row", "editable", "rows", "unmet")
@@ -28,37 +27,35 @@ class Row(msgspec.Struct, frozen=True):
     target: str
 
 
-def rows(registry: Registry, kind: str | None = None) -> Iterator[Row]:
+def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
     """Yield every entry, by kind and key. Raises ``PluginNotFoundError`` for an unknown kind."""
-    if kind is not None and kind not in KINDS:
-        raise PluginNotFoundError(
-            f"there is no plugin kind {kind!r}; known kinds: {', '.join(KINDS)}"
-        )
-    place = {name: position for position, name in enumerate(KINDS)}
+    if kind is not None:
+        plugins.kind(kind)
+    place = {name: position for position, name in enumerate(plugins.kinds)}
     about: dict[str, list[str]] = {}
     for entry in sorted(
-        registry.entries, key=lambda e: (place.get(e.kind, len(place)), e.kind, e.key, e.dist)
+        plugins.entries, key=lambda e: (place.get(e.kind, len(place)), e.kind, e.key, e.dist)
     ):
         if kind in (None, entry.kind):
             if entry.dist not in about:
                 about[entry.dist] = [n for n in (unmet(entry.dist), editable(entry.dist)) if n]
-            notes = [entry.why, *_standing(registry, entry), *about[entry.dist]]
+            notes = [entry.why, *_standing(plugins, entry), *about[entry.dist]]
             note = "; ".join(n for n in notes if n)
             yield Row(
                 entry.kind, entry.key, entry.dist, entry.version, entry.state, note, entry.target
             )
 
 
-def _standing(registry: Registry, entry: Entry) -> Iterator[str]:
+def _standing(plugins: PluginManager, entry: Entry) -> Iterator[str]:
     """How the entry fares against others that declare its key."""
     if entry.file is not None:
         yield f"local file {entry.file}"
     elif entry.override:
         yield "override"
-    if not entry.usable or KINDS[entry.kind].mode == "always":
+    if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
-        chosen = registry.choose(entry.kind, entry.key)
+        chosen = plugins.choose(entry.kind, entry.key)
     except PluginConflictError:
         yield f"conflict: choose with --plugin {entry.id}=DIST"
     except PluginNotFoundError:
@@ -66,7 +63,7 @@ def _standing(registry: Registry, entry: Entry) -> Iterator[str]:
     else:
         if chosen is not entry:
             yield f"replaced by {chosen.dist}"
-        elif entry.id in registry.switches.pins:
+        elif entry.id in plugins.switches.pins:
             yield "pinned"
 
 

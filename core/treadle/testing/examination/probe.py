@@ -7,23 +7,21 @@ to standard error.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from importlib import metadata
 
 import msgspec
 import pluggy
 
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
-from treadle.plugins.kinds import KINDS
-from treadle.plugins.loader import Loader
+from treadle.plugins.kinds import installed_kinds
+from treadle.plugins.loader import PluginLoader
 from treadle.plugins.options import declared_options
-from treadle.plugins.selection import Choice
+from treadle.plugins.selection import SelectedPlugin
 from treadle.testing.examination.findings import Finding
 
 __all__ = ("HEAVY", "Loaded", "Request", "main")
@@ -52,10 +50,9 @@ MAY_BE_HEAVY = frozenset({"commands"})
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The entries of one target, and the hooks that other distributions add (``module:class``)."""
+    """The entries of one target."""
 
-    choices: list[Choice]
-    specs: list[str] = []
+    choices: list[SelectedPlugin]
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -70,9 +67,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def probe(request: Request) -> Loaded:
     """Import and register the plugin of ``request``."""
-    loader = Loader()
-    for target in request.specs:
-        _add_specs(loader, target)
+    loader = PluginLoader(installed_kinds().values())
     entries = [choice.entry() for choice in request.choices]
     first = entries[0]
     before = set(sys.modules)
@@ -112,13 +107,7 @@ def explain(error: BaseException, entry: Entry) -> Finding:
             "options" if "TREADLE_OPTIONS" in said else "hook" if "no hook" in said else "signature"
         )
         return Finding(code, said)  # type: ignore[arg-type]
-    return Finding("import", entry.said(error))
-
-
-def _add_specs(loader: Loader, target: str) -> None:
-    # A distribution that is not installed calls no hooks.
-    with contextlib.suppress(ImportError):
-        loader.pm.add_hookspecs(metadata.EntryPoint("specs", target, "treadle").load())
+    return Finding("import", entry.error_text(error))
 
 
 def _weight(before: set[str], seconds: float, kinds: set[str]) -> Iterator[Finding]:
@@ -135,22 +124,24 @@ def _weight(before: set[str], seconds: float, kinds: set[str]) -> Iterator[Findi
         yield Finding("slow", f"its import takes {seconds:.1f} s; {SLOW:g} s is long")
 
 
-def _hooks(loader: Loader, plugin: object, entry: Entry) -> Iterator[Finding]:
-    wanted = KINDS[entry.kind].hook
+def _hooks(loader: PluginLoader, plugin: object, entry: Entry) -> Iterator[Finding]:
+    wanted = installed_kinds()[entry.kind].hook
     names = {caller.name for caller in loader.pm.get_hookcallers(plugin) or []}
     if entry.kind != "extensions" and wanted not in names:
         shown = ", ".join(sorted(names))
         yield Finding("hook", f"it implements {shown}, but not {wanted}, the hook of {entry.kind}")
-    unused = [name for name in declared_options(plugin) if name.partition(":")[0] not in KINDS]
+    unused = [
+        name for name in declared_options(plugin) if name.partition(":")[0] not in installed_kinds()
+    ]
     if unused:
         yield Finding("options", f"TREADLE_OPTIONS names {unused[0]!r}; write kind:key")
 
 
-def _report(loader: Loader, plugin: object, entry: Entry, found: list[Finding]) -> list[str]:
+def _report(loader: PluginLoader, plugin: object, entry: Entry, found: list[Finding]) -> list[str]:
     if "treadle_report" not in {c.name for c in loader.pm.get_hookcallers(plugin) or []}:
         return []
     try:
-        lines = loader.pm.subset_hook_caller("treadle_report", loader.alone(plugin))()
+        lines = loader.pm.subset_hook_caller("treadle_report", loader.plugins_except(plugin))()
     except Exception as error:  # a plugin may raise anything
         found.append(Finding("import", f"treadle_report raised {type(error).__name__}: {error}"))
         return []

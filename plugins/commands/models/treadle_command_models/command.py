@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_command_models.places import Found, cached, demo, place
 from treadle_command_models.rows import Row, row
 
@@ -42,7 +42,7 @@ def models(
     ] = None,
 ) -> None:
     """List the models on this machine and whether the installed plugins can run them."""
-    host = Host()
+    host = PluginManager()
     found: list[Found] = []
     if not places or cache_dir is not None:
         found += cached(cache_dir)

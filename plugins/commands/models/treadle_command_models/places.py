@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.api.files import ModelRef
+from treadle.api.kinds import MODEL_SOURCES
 from treadle.errors import CheckpointError, ConfigError, PluginNotFoundError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 __all__ = ("Found", "cached", "demo", "place")
 
@@ -49,13 +50,13 @@ def cached(folder: Path | None = None) -> Iterator[Found]:
             yield Found(repo.repo_id, best.snapshot_path)
 
 
-def demo(host: Host) -> Iterator[Found]:
+def demo(host: PluginManager) -> Iterator[Found]:
     """The demo model, if its plugin is installed."""
     if "demo" in host.keys("model_sources"):
         yield from _sourced(host, "demo", DEMO, f"demo:{DEMO}")
 
 
-def place(host: Host, text: str) -> Iterator[Found]:
+def place(host: PluginManager, text: str) -> Iterator[Found]:
     """The models of one argument, a folder or ``scheme:path``.
 
     Raises ``ConfigError`` for what is neither, ``PluginNotFoundError`` for a scheme that nobody
@@ -91,9 +92,9 @@ def _inside(folder: Path) -> Iterator[Found]:
                 yield Found(str(file.parent), file.parent)
 
 
-def _sourced(host: Host, scheme: str, path: str, text: str) -> Iterator[Found]:
+def _sourced(host: PluginManager, scheme: str, path: str, text: str) -> Iterator[Found]:
     try:
-        files = host.model_source(scheme).resolve(ModelRef(scheme, path), patterns=SMALL)
+        files = host.create(MODEL_SOURCES, scheme).resolve(ModelRef(scheme, path), patterns=SMALL)
     except (PluginNotFoundError, ConfigError):
         raise
     except CheckpointError as error:

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.kinds import MODELS
 from treadle.errors import ConfigError, PluginError, TreadleError
 from treadle.loading.config import max_model_len
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle_command_models.places import Found
 from treadle_command_models.weights import read_weights
 
@@ -39,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot run, or ``None`` if it can."""
 
 
-def row(host: Host, found: Found) -> Row:
+def row(host: PluginManager, found: Found) -> Row:
     """Describe a model. A damaged one is a row with a problem, never an error."""
     weights = read_weights(found.root)
     try:
@@ -111,7 +112,7 @@ def _context(text: Mapping[str, Any]) -> int | None:
         return None  # not stated, or nonsense
 
 
-def _provider(host: Host, architecture: str | None) -> tuple[str | None, list[str]]:
+def _provider(host: PluginManager, architecture: str | None) -> tuple[str | None, list[str]]:
     if architecture is None:
         return None, ["its config.json names no architecture"]
     problems = _lacking(host, "models", architecture)
@@ -120,16 +121,16 @@ def _provider(host: Host, architecture: str | None) -> tuple[str | None, list[st
     return (None if problems else host.choose("models", architecture).owner), problems
 
 
-def _refused(host: Host, architecture: str) -> list[str]:
+def _refused(host: PluginManager, architecture: str) -> list[str]:
     """Why the fallback cannot serve an architecture that no other plugin has; only it knows."""
     try:
-        host.model(architecture, None)
+        host.create(MODELS, architecture, hf_config=None)
     except TreadleError as error:
         return [str(error)]
     return []
 
 
-def _lacking(host: Host, kind: str, key: str) -> list[str]:
+def _lacking(host: PluginManager, kind: str, key: str) -> list[str]:
     """Why nobody serves a key. Asks metadata; imports nothing."""
     try:
         entry = host.choose(kind, key)

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle_fp8.rounding import FP8
 from treadle_fp8.tiles import BLOCK, Tile
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
     "finish_kernel",
@@ -26,20 +26,6 @@ __all__ = (
     "round_rows",
     "rounding_kernel",
 )
-
-
-@triton.jit
-def start_next(EARLY: tl.constexpr):
-    """The next kernel may start (programmatic dependent launch); it waits for what it reads."""
-    if EARLY:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def await_previous(EARLY: tl.constexpr):
-    """Wait until what the kernel before this one wrote can be read."""
-    if EARLY:
-        gdc_wait()
 
 
 @triton.jit
@@ -61,12 +47,12 @@ def rounding_kernel(
     EARLY: tl.constexpr,
 ):
     """One program rounds one row."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, PIECES)
     at = piece[:, None] * EACH + tl.arange(0, WIDE)[None, :]
     inside = (tl.arange(0, WIDE) < EACH)[None, :] & (at < SIZE)
-    await_previous(EARLY)
+    wait_for_previous_kernel(EARLY)
     value = tl.load(x + row * stride + at, mask=inside, other=0.0)
     if GATED:
         up = tl.load(x + row * stride + SIZE + at, mask=inside, other=0.0)
@@ -111,7 +97,7 @@ def product_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (block of outputs, share of the inputs, block of rows)."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, DEEP)
@@ -121,7 +107,7 @@ def product_kernel(
     left_at = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
     right_at = x + m[None, :] * depth + k[:, None]
     scale_at = w_scale + tl.program_id(0) * WIDE // 128 * w_stride
-    await_previous(EARLY)
+    wait_for_previous_kernel(EARLY)
     total = tl.zeros([WIDE, ROWS], tl.float32)
     gain = tl.zeros([ROWS], tl.float32)
     if BLOCKS:
@@ -173,11 +159,11 @@ def finish_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (block of outputs, row) adds what the programs of ``product_kernel`` have found."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     row, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     inside = n < width
-    await_previous(EARLY)
+    wait_for_previous_kernel(EARLY)
     total = tl.zeros([WIDE], tl.float32)
     for split in tl.static_range(SPLITS):
         total += tl.load(parts + (split * rows + row) * width + n, mask=inside, other=0.0)

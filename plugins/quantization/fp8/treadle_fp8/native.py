@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from treadle.api.cache import DeviceInfo
 from treadle_fp8 import rounding
 from treadle_fp8.rounding import FP8
 from treadle_fp8.tiles import BLOCK, choose
+from treadle_triton_kit.support import is_triton_installed, supports_pdl
 
 __all__ = ("Native",)
 
@@ -52,8 +52,8 @@ class Native:
         capability = device.capability or (0, 0)
         self._possible = device.kind == "cuda" and capability >= (8, 9)
         self._kernels: Any = None
-        self._early = capability >= (9, 0)
-        if self._possible and torch.cuda.is_available() and find_spec("triton") is not None:
+        self._early = supports_pdl(device)
+        if self._possible and torch.cuda.is_available() and is_triton_installed():
             self._kernels = import_module("treadle_fp8.kernels")
         self._found: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
         self._without: set[torch.Size] = set()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from treadle.api.cache import DeviceInfo
+from treadle_triton_kit.support import triton_refusals
 
 __all__ = ("Gemm", "find_gemm")
 
@@ -55,9 +55,7 @@ class Gemm:
 
 def find_gemm(device: DeviceInfo) -> Gemm | None:
     """The kernels on CUDA devices from Ampere on, where Triton is installed."""
-    if device.kind != "cuda" or (device.capability or (0, 0)) < (8, 0):
-        return None
-    if find_spec("triton") is None:
+    if triton_refusals(device):
         return None
     from treadle_gptq.kernel import gptq_gemm, gptq_unpack
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from treadle_attention_flashinfer.pages import pages_of, visible
 from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.attention import AttentionSuite, Case, requests, steps
 from treadle.testing.attention_reference import batch_of
 
@@ -35,10 +35,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in found:
-            raise treadle_attention_flashinfer.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(treadle_attention_flashinfer.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(treadle_attention_flashinfer, "which", found.get)
     monkeypatch.setattr(treadle_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
     return found
@@ -342,7 +342,9 @@ class TestOnCuda(InSixteenBits):
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
-        if not {"treadle-attention-flashinfer", "treadle-demo"} <= {e.dist for e in Host().entries}:
+        if not {"treadle-attention-flashinfer", "treadle-demo"} <= {
+            e.dist for e in PluginManager().entries
+        }:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("flashinfer", device="cuda", dtype="float16")
         assert own == answers("sdpa", device="cuda", dtype="float16")

@@ -5,19 +5,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import treadle_attention_xformers
 from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention
 
 from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.attention import AttentionSuite, Case, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -38,10 +38,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     def version(name: str) -> str:
         if name not in versions:
-            raise treadle_attention_xformers.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(treadle_attention_xformers.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     return versions
 
 
@@ -226,7 +226,7 @@ class TestOnCuda(AttentionSuite):
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
         if not {"treadle-attention-xformers", "treadle-demo"} <= {
-            entry.dist for entry in Host().entries
+            entry.dist for entry in PluginManager().entries
         }:
             pytest.skip("needs both plugins installed, not only importable")
         own = answers("xformers", device="cuda", dtype="float16")

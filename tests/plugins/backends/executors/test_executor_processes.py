@@ -14,7 +14,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.errors import ConfigError, EngineDeadError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
 PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]
@@ -24,7 +24,7 @@ def make(folder: Path, **options: Any) -> EngineCore:
     config = from_options(
         model=str(folder), device="cpu", dtype="float32", threads=1, num_pages=64, **options
     )
-    return EngineCore(config, Host(config.plugins))
+    return EngineCore(config, PluginManager(config.plugins))
 
 
 def run(core: EngineCore) -> dict[str, list[tuple[int, list[float]]]]:

@@ -16,7 +16,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleError
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 
 ray = pytest.importorskip("ray")
@@ -30,7 +30,7 @@ def make(folder: Path, ray_options: dict[str, Any] | None = None, **options: Any
     if ray_options is not None:
         values["plugin_options"] = {"executors:ray": ray_options}
     config = from_options(model=str(folder), **{**values, **options})
-    return EngineCore(config, Host(config.plugins))
+    return EngineCore(config, PluginManager(config.plugins))
 
 
 def pair(folder: Path, **ray_options: Any) -> EngineCore:

@@ -11,7 +11,7 @@ import pytest
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
-from treadle.plugins import Host
+from treadle.plugins import PluginManager
 
 CUDA = DeviceInfo("cuda", (9, 0))
 
@@ -386,8 +386,8 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
     pytest.importorskip("triton")
     assert isinstance(found, KernelOffer)
     for device, dtype, reason in (
-        (DeviceInfo("cpu"), "bfloat16", "needs a CUDA device"),
-        (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 8.0"),
+        (DeviceInfo("cpu"), "bfloat16", "device 'cpu' is not CUDA"),
+        (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 7.5 is below 8.0"),
         (CUDA, "int8", "dtype int8"),
     ):
         refusal = treadle_kernels_triton.treadle_kernel(op, KernelRequest(device, dtype, shape))
@@ -396,7 +396,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
 
 def test_an_unknown_operation_is_not_answered() -> None:
     request = KernelRequest(CUDA, "bfloat16", {"size": 64})
-    assert Host().kernel("no_such_op", request) is None
+    assert PluginManager().kernel("no_such_op", request) is None
 
 
 def test_odd_shapes_are_refused() -> None:

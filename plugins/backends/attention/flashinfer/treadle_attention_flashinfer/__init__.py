@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from treadle.api import impl
 from treadle.api.types import AttentionRequest, MaskKind, Offer, Refusal
+from treadle_paged_attention_kit.limits import BackendLimits, refusal_reasons
+from treadle_paged_attention_kit.versions import installed_version, version_text
 
 if TYPE_CHECKING:
     from treadle.api.types import AttentionBackend
@@ -27,9 +27,13 @@ EAGER_SCORE = 20
 
 PAGE_SIZES = (64, 32, 16, 128)
 HEAD_SIZES = (64, 128, 256)
-_DTYPES = ("bfloat16", "float16")
-_FP8 = ("fp8_e4m3", "fp8_e5m2")
-_MASKS = (MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL)
+LIMITS = BackendLimits(
+    dtypes=("bfloat16", "float16"),
+    page_sizes=PAGE_SIZES,
+    head_sizes=HEAD_SIZES,
+    masks=(MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL),
+    fp8={"fp8_e4m3": (8, 9), "fp8_e5m2": (8, 9)},
+)
 
 # XQA, which decodes: the generations of devices it has kernels for, and its tile of query heads.
 _XQA_GENERATIONS = (9, 10, 12)
@@ -42,9 +46,11 @@ _NVCC = Path("/usr/local/cuda/bin/nvcc")
 @impl
 def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Offer | Refusal:
     """Offer for CUDA devices of capability 8.0 and later, where FlashInfer is installed."""
-    reasons = tuple(_reasons(request))
+    reasons = refusal_reasons(request, LIMITS)
+    if request.device.kind == "cuda":
+        reasons += _missing()
     if reasons:
-        return Refusal("flashinfer", reasons)
+        return Refusal("flashinfer", tuple(reasons))
     xqa = has_xqa(request)
 
     def create() -> AttentionBackend:
@@ -70,49 +76,16 @@ def has_xqa(request: AttentionRequest) -> bool:
     )
 
 
-def _reasons(request: AttentionRequest) -> list[str]:
-    if request.device.kind != "cuda":  # nothing else about it would matter
-        return [f"device {request.device.kind!r} is not CUDA"]
-    capability = request.device.capability or (0, 0)
-    shown = ".".join(map(str, capability))
-    kv_dtype = request.dtype if request.kv_dtype == "auto" else request.kv_dtype
-    checks = (
-        (capability >= (8, 0), f"capability {shown} is below 8.0"),
-        (request.dtype in _DTYPES, f"dtype {request.dtype} is neither bfloat16 nor float16"),
-        (
-            kv_dtype == request.dtype or kv_dtype in _FP8,
-            f"kv_dtype {kv_dtype} is neither {request.dtype} nor fp8",
-        ),
-        (
-            kv_dtype not in _FP8 or capability >= (8, 9) or capability < (8, 0),
-            f"{kv_dtype} needs capability 8.9, this is {shown}",
-        ),
-        (
-            request.head_size in HEAD_SIZES,
-            f"head size {request.head_size} is not one of {', '.join(map(str, HEAD_SIZES))}",
-        ),
-        (
-            request.page_size in (None, *PAGE_SIZES),
-            f"page size {request.page_size} is not one of {sorted(PAGE_SIZES)}",
-        ),
-        (request.mask in _MASKS, f"mask {request.mask.value} is not supported"),
-        (not request.sinks, "attention sinks are not supported"),
-        (not request.latent, "latent (MLA) caches are not supported"),
-    )
-    return request.contradictions() + [why for good, why in checks if not good] + _missing()
-
-
 def _missing() -> list[str]:
-    """What the installation lacks. An import would cost two seconds, metadata costs nothing."""
-    version = _version("flashinfer-python")
+    """Return what the installation lacks."""
+    version = installed_version("flashinfer-python")
     if version is None:
         return ["flashinfer is not installed: pip install flashinfer-python"]
     if not (0, 7, 2) <= version < (0, 8):
-        shown = ".".join(map(str, version))
         return [
-            f"flashinfer {shown} is not 0.7 from 0.7.2 on: pip install 'flashinfer-python>=0.7.2,<0.8'"
+            f"flashinfer {version_text(version)} is not 0.7 from 0.7.2 on: pip install 'flashinfer-python>=0.7.2,<0.8'"
         ]
-    if _version("flashinfer-jit-cache") is not None:
+    if installed_version("flashinfer-jit-cache") is not None:
         return []
     reasons = []
     if which("nvcc") is None and not _NVCC.exists():
@@ -126,11 +99,3 @@ def _missing() -> list[str]:
             "activate the environment"
         )
     return reasons
-
-
-def _version(distribution: str) -> tuple[int, ...] | None:
-    """The first three numbers of an installed version."""
-    try:
-        return tuple(map(int, re.findall(r"\d+", metadata.version(distribution))[:3]))
-    except metadata.PackageNotFoundError:
-        return None

@@ -10,8 +10,10 @@ from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from flashinfer.decode import xqa_batch_decode_with_kv_cache
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from treadle.api.types import AttentionBatch, AttentionRequest
 from treadle_attention_flashinfer.pages import pages_of, visible
+from treadle_paged_attention_kit.backend import PagedAttentionBackend
+from treadle_paged_attention_kit.cache import write_kv
 
 __all__ = ("FlashInferAttention", "Plan")
 
@@ -44,7 +46,7 @@ class Plan:
     others: slice | None = None  # tokens of the rows that the wrapper serves
 
 
-class FlashInferAttention:
+class FlashInferAttention(PagedAttentionBackend):
     """Serves one :class:`AttentionRequest`. Cache: ``[2, pages, page_size, kv_heads, head_size]``,
     whose halves are FlashInfer's layout NHD.
 
@@ -54,12 +56,7 @@ class FlashInferAttention:
     """
 
     def __init__(self, request: AttentionRequest, *, xqa: bool) -> None:
-        self.heads, self.kv_heads = request.heads, request.kv_heads
-        self.size = request.head_size
-        self.scale = request.scale
-        self.causal = request.mask is not MaskKind.BIDIRECTIONAL
-        self.window = request.window
-        self.cap = request.softcap
+        super().__init__(request)
         self.dtype: torch.dtype = getattr(torch, request.dtype)
         self.kv_dtype = _FP8.get(request.kv_dtype, self.dtype)
         self.device = torch.device(request.device.kind)
@@ -74,9 +71,6 @@ class FlashInferAttention:
 
     def _zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
-
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> Plan:
         plan = Plan(batch)
@@ -117,16 +111,12 @@ class FlashInferAttention:
             causal=self.causal,
             sm_scale=self.scale,
             window_left=-1 if self.window is None else self.window - 1,
-            logits_soft_cap=self.cap,
+            logits_soft_cap=self.softcap,
             q_data_type=self.dtype,
             kv_data_type=self.kv_dtype,
             seq_lens=pages.lengths,
         )
         self.planned.record()
-
-    def slots(self, plan: Plan) -> Tensor:
-        """What makes this a ``PagedWriter``: a fused kernel may write keys and values itself."""
-        return plan.batch.slot_mapping
 
     def forward(
         self,
@@ -138,7 +128,7 @@ class FlashInferAttention:
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            self._write(cache, k, v, plan.batch.slot_mapping, scales)
+            write_kv(cache, k, v, plan.batch.slot_mapping, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         halves = cache[0], cache[1]
         if plan.decodes is not None and self.xqa is not None:
@@ -161,17 +151,3 @@ class FlashInferAttention:
                 q[plan.others], halves, k_scale=scales[0], v_scale=scales[1], out=out[plan.others]
             )
         return out
-
-    def _write(
-        self, cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: tuple[float, float]
-    ) -> None:
-        """``k`` and ``v`` are ``[tokens, kv_heads, head_size]``."""
-        pages = cache.flatten(1, 2)
-        for half, new, scale in zip(pages, (k, v), scales, strict=True):
-            if self.kv_dtype == self.dtype:
-                half.index_copy_(0, slots, new)
-                continue
-            limit = torch.finfo(self.kv_dtype).max  # a plain cast turns what is larger into NaN
-            new = (new.float() / scale).clamp_(-limit, limit).to(self.kv_dtype)
-            # index_copy_ knows no fp8; moving bytes is the same.
-            half.view(torch.uint8).index_copy_(0, slots, new.view(torch.uint8))

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from treadle.api.types import AttentionBatch, AttentionRequest
 from treadle_attention_triton import tiles
 from treadle_attention_triton.decode import decode_kernel, join_kernel
 from treadle_attention_triton.hopper.prompts import PAGE, TILE, Prompts, find_prompts
 from treadle_attention_triton.prefill import prefill_kernel
 from treadle_attention_triton.write import write_kernel
+from treadle_paged_attention_kit.backend import PagedAttentionBackend
+from treadle_triton_kit.support import supports_pdl
 
 __all__ = ("Items", "Plan", "TritonAttention", "create")
 
@@ -44,7 +46,7 @@ class Plan:
     work: Tensor | None = None  # int32 [tiles, 2]: row, first query; Hopper's: [tiles, 5]
 
 
-class TritonAttention:
+class TritonAttention(PagedAttentionBackend):
     """Serves one :class:`AttentionRequest`. Cache: ``[2, pages, page_size, kv_heads, head_size]``.
 
     A plan of decode rows only is graph-safe: ``forward`` reads lengths, page tables and slots on
@@ -62,23 +64,14 @@ class TritonAttention:
         early: bool = False,
         prompts: Prompts | None = None,
     ) -> None:
-        self.heads, self.kv_heads = request.heads, request.kv_heads
-        self.group = request.heads // request.kv_heads
-        self.size = request.head_size
+        super().__init__(request)
         self.wide = tiles.power(request.head_size)
-        self.causal = request.mask is not MaskKind.BIDIRECTIONAL
-        self.window = request.window or 0
-        self.cap = request.softcap or 0.0
-        self.scale = request.scale
         self.precision = "ieee" if request.dtype == "float32" else "tf32"
         self.itemsize = getattr(torch, request.dtype).itemsize
         self.limit = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
         self.processors = processors
         self.early = early
         self.prompts = prompts
-
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> Plan:
         plan = Plan(batch)
@@ -149,10 +142,6 @@ class TritonAttention:
         work.sort(key=lambda item: -item[0])
         return [(row, first) for _, row, first in work]
 
-    def slots(self, plan: Plan) -> Tensor:
-        """What makes this a ``PagedWriter``: a fused kernel may write keys and values itself."""
-        return plan.batch.slot_mapping
-
     def forward(
         self,
         q: Tensor,
@@ -203,11 +192,11 @@ class TritonAttention:
             q, cache, out, items.parts, items.weights,
             batch.page_table, batch.kv_lens, batch.query_start, items.chosen,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
-            self.scale * scales[0], self.cap, scales[1],
+            self.scale * scales[0], self.softcap or 0.0, scales[1],
             KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
             SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
-            SPLITS=items.splits, WINDOW=self.window, CAUSAL=self.causal,
-            CAPPED=self.cap > 0, NARROW=self.limit > 0, PRECISION=self.precision,
+            SPLITS=items.splits, WINDOW=self.window or 0, CAUSAL=self.causal,
+            CAPPED=bool(self.softcap), NARROW=self.limit > 0, PRECISION=self.precision,
             EARLY=self.early, num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.early,
         )  # fmt: skip
         if items.splits > 1:
@@ -215,7 +204,7 @@ class TritonAttention:
                 out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
                 HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
                 BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
-                WINDOW=self.window, EARLY=self.early, num_warps=4, launch_pdl=self.early,
+                WINDOW=self.window or 0, EARLY=self.early, num_warps=4, launch_pdl=self.early,
             )  # fmt: skip
 
     def _prefill(
@@ -231,10 +220,10 @@ class TritonAttention:
         prefill_kernel[(self.kv_heads, len(work))](
             q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, work,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
-            self.scale * scales[0], self.cap, scales[1],
+            self.scale * scales[0], self.softcap or 0.0, scales[1],
             KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.wide,
-            PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window,
-            CAUSAL=self.causal, CAPPED=self.cap > 0, NARROW=self.limit > 0,
+            PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window or 0,
+            CAUSAL=self.causal, CAPPED=bool(self.softcap), NARROW=self.limit > 0,
             PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages,
             **({"maxnreg": tile.registers} if tile.registers else {}),
@@ -244,7 +233,7 @@ class TritonAttention:
 def create(request: AttentionRequest) -> TritonAttention:
     """With what the CUDA device of this process can do."""
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    early = (request.device.capability or (0, 0)) >= (9, 0)
+    early = supports_pdl(request.device)
     prompts = find_prompts(request, processors)
     return TritonAttention(request, processors, early=early, prompts=prompts)
 

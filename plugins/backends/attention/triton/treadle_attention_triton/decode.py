@@ -14,25 +14,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from treadle_attention_triton.softmax import accumulate, capped, for_products
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("decode_kernel", "join_kernel")
-
-
-@triton.jit
-def start_next(EARLY: tl.constexpr):
-    """The next kernel may start as soon as all programs of this one got here."""
-    if EARLY:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def await_previous(EARLY: tl.constexpr):
-    """Wait until what the kernel before this one wrote can be read."""
-    if EARLY:
-        gdc_wait()
 
 
 @triton.jit
@@ -105,7 +91,7 @@ def decode_kernel(
 
     The grid is flat, because its other dimensions end at 65,535.
     """
-    start_next(EARLY)
+    launch_dependents(EARLY)
     program = tl.program_id(0)
     head = program % KV_HEADS
     split = program // KV_HEADS % SPLITS
@@ -113,7 +99,7 @@ def decode_kernel(
     row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
     lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
-    await_previous(EARLY)
+    wait_for_previous_kernel(EARLY)
     if (lo < hi) | (split == 0):
         m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
         token = m // GROUP
@@ -205,14 +191,14 @@ def join_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (item, token of the item, head) joins the shares of one query and head."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     program = tl.program_id(0)
     head = program % HEADS
     token = program // HEADS % QUERIES
     item = (program // (HEADS * QUERIES)).to(tl.int64)
     _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
     _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
-    await_previous(EARLY)
+    wait_for_previous_kernel(EARLY)
     if (used > 1) & (token < count):
         s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
         share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s

@@ -18,7 +18,9 @@ from torch import Tensor
 from xformers.ops.fmha import attn_bias, flash, triton_splitk
 from xformers.ops.fmha.common import Inputs
 
-from treadle.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from treadle.api.types import AttentionBatch
+from treadle_paged_attention_kit.backend import PagedAttentionBackend
+from treadle_paged_attention_kit.cache import write_kv
 
 __all__ = ("Decodes", "Plan", "Prompts", "XformersAttention", "splits")
 
@@ -64,21 +66,12 @@ class Plan:
     prompts: list[Prompts] = field(default_factory=list)
 
 
-class XformersAttention:
+class XformersAttention(PagedAttentionBackend):
     """Serves one :class:`AttentionRequest`. Cache: ``[2, pages, page_size, kv_heads, head_size]``.
 
     A plan of decode rows only is graph-safe: ``forward`` copies lengths and page tables of the batch
     on the device, and shapes follow from the number of rows and ``max_kv_len``.
     """
-
-    def __init__(self, request: AttentionRequest) -> None:
-        self.kv_heads = request.kv_heads
-        self.group = request.heads // request.kv_heads
-        self.scale = request.scale
-        self.causal = request.mask is not MaskKind.BIDIRECTIONAL
-
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
 
     def plan(self, batch: AttentionBatch) -> Plan:
         plan = Plan(batch)
@@ -120,10 +113,6 @@ class XformersAttention:
         page = batch.page_table[first:last][row, position // size].long()
         return Prompts(tokens, page * size + position % size, queries == keys, bias)
 
-    def slots(self, plan: Plan) -> Tensor:
-        """What makes this a ``PagedWriter``: a fused kernel may write keys and values itself."""
-        return plan.batch.slot_mapping
-
     def forward(
         self,
         q: Tensor,
@@ -133,10 +122,9 @@ class XformersAttention:
         plan: Plan,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
-        keys, values = cache.flatten(1, 2)  # [slots, kv_heads, head_size] each
         if k is not None and v is not None:
-            keys.index_copy_(0, plan.batch.slot_mapping, k)
-            values.index_copy_(0, plan.batch.slot_mapping, v)
+            write_kv(cache, k, v, plan.batch.slot_mapping)
+        keys, values = cache.flatten(1, 2)  # [slots, kv_heads, head_size] each
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decodes is not None:
             self._decode(q, keys, values, plan.batch, plan.decodes, out)

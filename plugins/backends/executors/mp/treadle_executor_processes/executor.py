@@ -1,4 +1,4 @@
-"""Starts one worker for each rank, sends every step to all of them, hears from rank 0."""
+"""Workers in processes of this machine, one socket for each."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from treadle import errors
-from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.api.types import EngineFacts
 from treadle.config import EngineConfig
-from treadle.plugins import Host
+from treadle.errors import EngineDeadError
 from treadle.processes.spawn import spawn
-from treadle.runner.worker_messages import (
-    Answer,
+from treadle_worker_kit.group import WorkerGroupExecutor
+from treadle_worker_kit.messages import (
     Collect,
-    Collected,
     Failed,
-    Launch,
-    Order,
-    Sample,
-    Start,
-    Started,
     Stop,
-    decode_answer,
+    WorkerCommand,
+    WorkerReply,
+    decode_reply,
     encode,
 )
 
@@ -37,90 +32,66 @@ STOP_SECONDS = 5.0
 REASON_SECONDS = 0.5
 
 
-class ProcessesExecutor:
-    """``tensor_parallel_size`` workers of one model. Used from one thread.
+class ProcessesExecutor(WorkerGroupExecutor):
+    """A worker process for each rank. The ranks meet in a file of a temporary folder."""
 
-    All ranks compute the same tokens, so a step needs no answer but that of rank 0. A worker that
-    dies or fails takes the whole group down: the others wait for it in a collective.
-    """
-
-    def __init__(self, config: EngineConfig, host: Host) -> None:
-        self._config = config
-        self._host = host
+    def __init__(self, config: EngineConfig, host: Any) -> None:
+        super().__init__(config, host)
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
-        self._serving = False
         self._folder = tempfile.TemporaryDirectory(prefix="treadle-")
 
     def start(self) -> EngineFacts:
-        size = self._config.device.tensor_parallel_size
-        plan = self._host.plan()
-        meeting = str(Path(self._folder.name) / "meeting")
+        """Start the workers and wait until all of them have loaded their shards."""
+        size = self.world_size
+        rendezvous = str(Path(self._folder.name) / "rendezvous")
         for rank in range(size):
             worker, ours = spawn("treadle_executor_processes.worker:main")
             self._workers.append(worker)
             self._pipes.append(Connection(ours.detach()))
-            self._tell(
-                rank, Start(rank, size, self._config, plan, meeting, device=rank, neighbours=size)
-            )
-        facts: dict[int, EngineFacts] = {}
-        while len(facts) < size:
-            answer, rank = self._hear([r for r in range(size) if r not in facts])
-            if not isinstance(answer, Started):
-                raise errors.EngineError(f"rank {rank} answered {type(answer).__name__} at start")
-            facts[rank] = answer.facts
-        self._serving = True
-        return facts[0]
+            start = self.start_command(rank, rendezvous, local_rank=rank, local_world_size=size)
+            self._send(rank, encode(start))
+        replies: dict[int, WorkerReply] = {}
+        while len(replies) < size:
+            rank, reply = self._receive([r for r in range(size) if r not in replies])
+            replies[rank] = reply
+        return self.all_started(replies)
 
-    def launch(self, plan: StepPlan) -> None:
-        self._tell_all(Launch(plan))
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send ``command`` to every rank. Raises ``EngineDeadError`` if one is gone."""
+        data = encode(command)
+        for rank in range(len(self._pipes)):
+            self._send(rank, data)
 
-    def sample(self, edits: StepEdits | None) -> None:
-        self._tell_all(Sample(edits))
+    def receive_result(self) -> tuple[int, WorkerReply]:
+        """Collect a step from rank 0. Any other rank that replies or closes its end has failed."""
+        self.broadcast(Collect())
+        return self._receive(range(len(self._pipes)))
 
-    def collect(self) -> StepResult:
-        self._tell_all(Collect())
-        # Only rank 0 answers; another one that says something, or closes its end, has failed.
-        answer, rank = self._hear(range(len(self._pipes)))
-        if rank or not isinstance(answer, Collected):
-            raise errors.EngineError(f"rank {rank} answered {type(answer).__name__} to a step")
-        return answer.result
-
-    def _tell_all(self, order: Order) -> None:
-        data = encode(order)
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                pipe.send_bytes(data)
-            except OSError:
-                self._lost(rank)
-
-    def _tell(self, rank: int, order: Order) -> None:
+    def _send(self, rank: int, data: bytes) -> None:
         try:
-            self._pipes[rank].send_bytes(encode(order))
+            self._pipes[rank].send_bytes(data)
         except OSError:
-            self._lost(rank)
+            self._raise_dead(rank)
 
-    def _hear(self, ranks: Sequence[int]) -> tuple[Answer, int]:
-        """The next answer of any of these ranks. Raises for one that has failed."""
+    def _receive(self, ranks: Sequence[int]) -> tuple[int, WorkerReply]:
+        """Return the next reply of any of ``ranks``, and its rank. Raises if one has failed."""
         ready = wait([self._pipes[rank] for rank in ranks])
         rank = next(rank for rank in ranks if self._pipes[rank] in ready)
-        return self._read(rank), rank
-
-    def _read(self, rank: int) -> Answer:
         try:
-            answer = decode_answer(self._pipes[rank].recv_bytes())
+            reply = decode_reply(self._pipes[rank].recv_bytes())
         except (EOFError, OSError):
-            self._lost(rank)
-        if isinstance(answer, Failed):
-            if (reason := self._killed()) is not None:
-                self._lost(reason)
-            raise answer.error(rank, serving=self._serving)
-        return answer
+            self._raise_dead(rank)
+        if isinstance(reply, Failed):
+            if (killed := self._killed_rank()) is not None:
+                self._raise_dead(killed)
+            raise reply.error(rank, serving=self.serving)
+        return rank, reply
 
-    def _killed(self) -> int | None:
-        """The rank that made another one fail by its end.
+    def _killed_rank(self) -> int | None:
+        """Return the rank whose death made another one fail, or ``None``.
 
-        Its sockets are closed before it counts as ended, so the other may be heard first.
+        Its sockets close before its process counts as ended, so the other's reply may come first.
         """
         until = time.monotonic() + REASON_SECONDS
         while time.monotonic() < until:
@@ -130,21 +101,23 @@ class ProcessesExecutor:
             time.sleep(0.01)
         return None
 
-    def _lost(self, rank: int) -> NoReturn:
-        """A worker has closed its end without a word."""
+    def _raise_dead(self, rank: int) -> NoReturn:
+        """Raise ``EngineDeadError`` for a worker that closed its end without a reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._workers[rank].wait(STOP_SECONDS)
-        raise errors.EngineDeadError(
+        raise EngineDeadError(
             f"the worker of rank {rank} is gone (exit code {self._workers[rank].poll()}); "
             "see its output above"
         )
 
     def check(self) -> None:
+        """Raise ``EngineDeadError`` if a worker has ended."""
         for rank in range(len(self._workers)):
             if self._workers[rank].poll() is not None:
-                self._lost(rank)
+                self._raise_dead(rank)
 
     def stop(self) -> None:
+        """Stop the workers; kill those that do not end in time."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send_bytes(encode(Stop()))

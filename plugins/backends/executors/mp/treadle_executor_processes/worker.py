@@ -1,4 +1,4 @@
-"""One rank in its own process: hears orders on a socket, answers there."""
+"""One rank in its own process: commands and replies travel over a socket."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from multiprocessing.connection import Connection
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from treadle.runner.worker import Rank, failed
-from treadle.runner.worker_messages import (
+from treadle_worker_kit.messages import (
     Collected,
-    Start,
     Started,
+    StartWorker,
     Stop,
-    decode_order,
+    decode_command,
     encode,
 )
+from treadle_worker_kit.worker import Worker, failure_reply
 
 __all__ = ("main",)
 
 
 def main(fd: int) -> None:
-    """The body of a worker process; ``fd`` is its end of a socket pair.
+    """Run a worker process; ``fd`` is its end of a socket pair.
 
-    It ends when told to, or when the executor's end is closed.
+    It ends after ``Stop``, or when the executor's end is closed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = Connection(fd)
@@ -35,22 +35,22 @@ def main(fd: int) -> None:
         pass  # the executor's process is gone
     except BaseException as error:
         with contextlib.suppress(OSError):
-            pipe.send_bytes(encode(failed(error)))
+            pipe.send_bytes(encode(failure_reply(error)))
     # A rank that stops in the middle of a collective must not wait for the others to leave it.
     os._exit(0)
 
 
 def _serve(pipe: Connection) -> None:
-    start = decode_order(pipe.recv_bytes())
-    if not isinstance(start, Start):
-        raise TypeError(f"the first order is {type(start).__name__}")
+    start = decode_command(pipe.recv_bytes())
+    if not isinstance(start, StartWorker):
+        raise TypeError(f"the first command is {type(start).__name__}; expected StartWorker")
     # Ranks meet in a file: no port is opened that somebody else could connect to.
-    rank = Rank(start, FileStore(start.meeting, start.size))
-    pipe.send_bytes(encode(Started(rank.facts)))
+    worker = Worker(start, FileStore(start.rendezvous, start.world_size))
+    pipe.send_bytes(encode(Started(worker.facts)))
     while True:
-        order = decode_order(pipe.recv_bytes())
-        result = rank.obey(order)
-        if isinstance(order, Stop):
+        command = decode_command(pipe.recv_bytes())
+        result = worker.execute(command)
+        if isinstance(command, Stop):
             return
         if result is not None and start.rank == 0:
             pipe.send_bytes(encode(Collected(result)))

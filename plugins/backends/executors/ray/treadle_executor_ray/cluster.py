@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treadle.errors import ConfigError, EngineError
 from treadle_executor_ray import RayOptions
-from treadle_executor_ray.worker import LIFE, Worker
+from treadle_executor_ray.worker import LIFE, WorkerActor
 
 __all__ = ("Cluster",)
 
@@ -30,7 +30,7 @@ STORE_BYTES = 80 * 2**20
 # Ray's sockets lie deep under its folder, and a path of a socket has at most 107 bytes.
 LONGEST_FOLDER = 40
 STOP_SECONDS = 5.0
-KNOCK_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 
 
 class Cluster:
@@ -63,7 +63,7 @@ class Cluster:
                 self._start(size, cpu)
                 return
             try:
-                _knock(address)
+                _check_reachable(address)
                 ray.init(address=address, logging_level=logging.WARNING)
             except (OSError, ValueError, RuntimeError) as error:
                 raise ConfigError(
@@ -110,7 +110,7 @@ class Cluster:
                 f"Ray has no room for {size} workers of {bundle} ({self._options.placement}) after "
                 f"{self._options.placement_timeout} s; free are {free}"
             )
-        actor: Any = ray.remote(concurrency_groups={LIFE: 1})(Worker)  # type: ignore[call-overload]
+        actor: Any = ray.remote(concurrency_groups={LIFE: 1})(WorkerActor)  # type: ignore[call-overload]
         for rank in range(size):
             placed = actor.options(
                 num_cpus=bundle.get("CPU", 0),
@@ -153,11 +153,11 @@ def _own_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise ``OSError`` if nobody listens there: Ray itself would try for minutes."""
     host, found, port = address.rpartition(":")
     if found and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def _line(error: BaseException) -> str:

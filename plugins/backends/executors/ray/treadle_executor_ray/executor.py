@@ -1,4 +1,4 @@
-"""Sends every step to the actor of each rank, hears from rank 0, watches all of them."""
+"""Workers in actors that Ray places on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -7,57 +7,49 @@ import time
 from collections import Counter
 from typing import Any
 
-import msgspec
 import ray
 from ray.exceptions import RayError
 
-from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.api.types import EngineFacts
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleError
-from treadle.plugins import Host
-from treadle.runner.worker_messages import (
-    Answer,
-    Collect,
-    Collected,
-    Failed,
-    Launch,
-    Order,
-    Sample,
-    Start,
-    Started,
-    Stop,
-    decode_answer,
-    encode,
-)
 from treadle_executor_ray import RayOptions
 from treadle_executor_ray.cluster import Cluster
 from treadle_executor_ray.worker import LIFE
+from treadle_worker_kit.group import WorkerGroupExecutor
+from treadle_worker_kit.messages import (
+    Collect,
+    Failed,
+    Stop,
+    WorkerCommand,
+    WorkerReply,
+    decode_reply,
+    encode,
+)
 
 __all__ = ("RayExecutor",)
 
 STOP_SECONDS = 5.0
-# How long to look for the rank that died behind one that says that it has lost another.
+# How long to look for a dead rank if another one reports that it has lost a peer.
 REASON_SECONDS = 2.0
 
 
-class RayExecutor:
-    """``tensor_parallel_size`` workers of one model. Used from one thread.
+class RayExecutor(WorkerGroupExecutor):
+    """An actor for each rank.
 
-    All ranks compute the same tokens, so a step needs no answer but that of rank 0. Each rank holds
-    a lifeline, a call that returns when the rank fails and that Ray ends when its process dies; one
-    of them that ends takes the whole group down.
+    For each rank there is a call of ``wait_until_exit``, which returns if the rank fails and which
+    Ray ends if its process dies; the first of them to end ends the whole group.
     """
 
-    def __init__(self, config: EngineConfig, host: Host, options: RayOptions) -> None:
-        self._config = config
-        self._host = host
+    def __init__(self, config: EngineConfig, host: Any, options: RayOptions) -> None:
+        super().__init__(config, host)
         self._cluster = Cluster(options)
         self._actors: list[Any] = []
-        self._lifelines: list[Any] = []
-        self._serving = False
+        self._exits: list[Any] = []
 
     def start(self) -> EngineFacts:
-        size, wanted = self._config.device.tensor_parallel_size, self._config.device.device
+        """Place the actors and wait until all of them have loaded their shards."""
+        size, wanted = self.world_size, self.config.device.device
         if wanted not in ("auto", "cpu", "cuda"):
             raise ConfigError(
                 f"device is {wanted!r}; with executor ray allowed are auto, cpu and cuda: Ray "
@@ -74,83 +66,77 @@ class RayExecutor:
         try:
             self._actors = self._cluster.place(size, gpu=gpu)
             options = {"concurrency_group": LIFE}
-            self._lifelines = [a.lifeline.options(**options).remote() for a in self._actors]
+            self._exits = [a.wait_until_exit.options(**options).remote() for a in self._actors]
             nodes = [str(ray.get(actor.node.remote())) for actor in self._actors]
-            meeting = str(ray.get(self._actors[0].meeting.remote()))
+            rendezvous = str(ray.get(self._actors[0].rendezvous.remote()))
         except RayError as error:
-            raise EngineError(f"Ray could not place the workers: {_said(error)}") from error
-        return self._begin("cuda" if gpu else "cpu", nodes, meeting)
+            raise EngineError(f"Ray could not place the workers: {_error_text(error)}") from error
+        return self._begin("cuda" if gpu else "cpu", nodes, rendezvous)
 
-    def _begin(self, device: str, nodes: list[str], meeting: str) -> EngineFacts:
-        """Let every rank build its shard; the facts of rank 0."""
-        # All ranks run on what was found for the cluster, whatever "auto" would be on their nodes.
-        chosen = msgspec.structs.replace(self._config.device, device=device)
-        config = msgspec.structs.replace(self._config, device=chosen)
-        plan, size, here = self._host.plan(), len(nodes), Counter(nodes)
-        answers = []
+    def _begin(self, device: str, nodes: list[str], rendezvous: str) -> EngineFacts:
+        """Let every rank build its shard. Return the facts of rank 0."""
+        workers_of = Counter(nodes)
+        refs = []
         for rank, actor in enumerate(self._actors):
-            # Ray shows an actor its own GPU only, so each one's is the first that it sees.
-            start = Start(rank, size, config, plan, meeting, 0, here[nodes[rank]])
-            answers.append(actor.obey.remote(encode(start)))
-        facts: list[EngineFacts] = []
-        for rank, ref in enumerate(answers):
-            answer = self._answer(ref)
-            if not isinstance(answer, Started):
-                raise EngineError(f"rank {rank} answered {type(answer).__name__} at start")
-            facts.append(answer.facts)
-        self._serving = True
-        where = ", ".join(f"{count} on {node[:8]}" for node, count in here.items())
-        facts[0].report.append(f"ray          {size} workers: {where}")
-        return facts[0]
+            # Ray shows an actor its own GPU only, so its local rank is 0. All ranks run on the device
+            # type that was chosen for the cluster, whatever "auto" would be on their nodes.
+            start = self.start_command(
+                rank,
+                rendezvous,
+                local_rank=0,
+                local_world_size=workers_of[nodes[rank]],
+                device=device,
+            )
+            refs.append(actor.execute.remote(encode(start)))
+        facts = self.all_started({rank: self._receive(ref) for rank, ref in enumerate(refs)})
+        where = ", ".join(f"{count} on {node[:8]}" for node, count in workers_of.items())
+        facts.report.append(f"ray          {len(nodes)} workers: {where}")
+        return facts
 
     # -- steps -----------------------------------------------------------------------
 
-    def launch(self, plan: StepPlan) -> None:
-        self._tell(Launch(plan))
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send ``command`` to every rank and return at once; failures end ``wait_until_exit``."""
+        self._send(command)
 
-    def sample(self, edits: StepEdits | None) -> None:
-        self._tell(Sample(edits))
+    def receive_result(self) -> tuple[int, WorkerReply]:
+        """Collect a step from rank 0."""
+        return 0, self._receive(self._send(Collect())[0])
 
-    def collect(self) -> StepResult:
-        answer = self._answer(self._tell(Collect())[0])
-        if not isinstance(answer, Collected):
-            raise EngineError(f"rank 0 answered {type(answer).__name__} to a step")
-        return answer.result
-
-    def _tell(self, order: Order) -> list[Any]:
-        """Send to every rank and return at once; failures are told by lifelines."""
-        data = encode(order)
+    def _send(self, command: WorkerCommand) -> list[Any]:
+        data = encode(command)
         try:
-            return [actor.obey.remote(data) for actor in self._actors]
+            return [actor.execute.remote(data) for actor in self._actors]
         except RayError:
-            raise self._reason() from None
+            raise self._failure() from None
 
-    def _answer(self, ref: Any) -> Answer:
-        """Wait for an answer, or for the end of any rank."""
+    def _receive(self, ref: Any) -> WorkerReply:
+        """Wait for a reply, or for the end of any rank."""
         data: Any = None
-        # An actor that is gone makes the answer an error; its lifeline says why.
+        # If an actor is gone, so is its reply; its ``wait_until_exit`` has the reason.
         with contextlib.suppress(RayError):
-            ready, _ = ray.wait([ref, *self._lifelines], num_returns=1)
+            ready, _ = ray.wait([ref, *self._exits], num_returns=1)
             data = ray.get(ref) if ref in ready else None
         if not data:
-            raise self._reason()
-        return decode_answer(data)
+            raise self._failure()
+        return decode_reply(data)
 
     # -- ends ------------------------------------------------------------------------
 
     def check(self) -> None:
+        """Raise ``EngineDeadError`` if a worker or Ray itself is gone."""
         try:
-            over, _ = ray.wait(self._lifelines, num_returns=1, timeout=0)
+            over, _ = ray.wait(self._exits, num_returns=1, timeout=0)
         except RayError as error:
-            raise EngineDeadError(f"Ray is gone: {_said(error)}") from error
+            raise EngineDeadError(f"Ray is gone: {_error_text(error)}") from error
         if over:
-            raise self._reason()
+            raise self._failure()
 
-    def _reason(self) -> TreadleError:
-        """Why the group is lost. A dead rank makes the others fail: it is the reason, not they."""
+    def _failure(self) -> TreadleError:
+        """Return why the group is lost. A dead rank makes the others fail: it is the reason."""
         first: tuple[int, Failed] | None = None
-        ranks = {ref: rank for rank, ref in enumerate(self._lifelines)}
-        waiting = list(self._lifelines)
+        ranks = {ref: rank for rank, ref in enumerate(self._exits)}
+        waiting = list(self._exits)
         deadline = time.monotonic() + REASON_SECONDS
         while waiting:
             left = max(0.0, deadline - time.monotonic())
@@ -159,29 +145,30 @@ class RayExecutor:
                 break
             rank = ranks[ready[0]]
             try:
-                failed = decode_answer(ray.get(ready[0]))
+                reply = decode_reply(ray.get(ready[0]))
             except RayError as error:
-                return EngineDeadError(f"the worker of rank {rank} is gone: {_said(error)}")
-            if isinstance(failed, Failed):
-                if not self._serving and failed.own is not None:
-                    return failed.own
-                first = first or (rank, failed)
+                return EngineDeadError(f"the worker of rank {rank} is gone: {_error_text(error)}")
+            if isinstance(reply, Failed):
+                if not self.serving and reply.treadle_error is not None:
+                    return reply.treadle_error
+                first = first or (rank, reply)
         if first is None:
             return EngineDeadError("a worker is gone; Ray does not say which")
-        return first[1].error(first[0], serving=self._serving)
+        return first[1].error(first[0], serving=self.serving)
 
     def stop(self) -> None:
+        """Stop the workers and give back what Ray reserved."""
         with contextlib.suppress(RayError):
-            alive = self._serving and not ray.wait(self._lifelines, num_returns=1, timeout=0)[0]
+            alive = self.serving and not ray.wait(self._exits, num_returns=1, timeout=0)[0]
             if alive:
-                last = [actor.obey.remote(encode(Stop())) for actor in self._actors]
+                last = [actor.execute.remote(encode(Stop())) for actor in self._actors]
                 ray.wait(last, num_returns=len(last), timeout=STOP_SECONDS)
-        self._cluster.close(self._lifelines)
-        self._actors, self._lifelines = [], []
+        self._cluster.close(self._exits)
+        self._actors, self._exits = [], []
 
 
-def _said(error: RayError) -> str:
-    """What Ray says, in one line, without the actor's particulars that come first."""
+def _error_text(error: RayError) -> str:
+    """Return the message of Ray in one line, without the actor's details that come first."""
     text = " ".join(str(error).split())
     _, found, reason = text.partition("The actor is dead because ")
     return (reason if found else text).partition(" Some common causes include")[0]

@@ -1,4 +1,4 @@
-"""One rank inside a Ray actor: bytes in, bytes out, and a line that ends when the rank does."""
+"""One rank inside a Ray actor: bytes in, bytes out, and a call that returns when the rank fails."""
 
 from __future__ import annotations
 
@@ -10,91 +10,100 @@ from typing import TYPE_CHECKING
 import ray
 
 from treadle.config import patient_threads
-from treadle.runner.worker_messages import Collected, Start, Started, decode_order, encode
+from treadle_worker_kit.messages import (
+    Collected,
+    Started,
+    StartWorker,
+    decode_command,
+    encode,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-    from treadle.runner.worker import Rank
+    from treadle_worker_kit.worker import Worker
 
-__all__ = ("LIFE", "Worker")
+__all__ = ("LIFE", "WorkerActor")
 
 LIFE = "life"
-"""The concurrency group of ``lifeline``, which runs beside the orders."""
+"""The concurrency group of ``wait_until_exit``, which runs beside the commands."""
 
 
-class Worker:
-    """The body of an actor. Orders come one at a time and in order; nobody else calls it.
+class WorkerActor:
+    """The class of the actors. Commands come one at a time and in order.
 
-    An order that fails answers ``None``; what went wrong is said once, by ``lifeline``.
+    A command that fails returns ``None``; ``wait_until_exit`` returns the reason, once.
     """
 
     def __init__(self) -> None:
-        patient_threads()  # torch is not imported before the first order
-        self._rank: Rank | None = None
+        patient_threads()  # torch is not imported before the first command
+        self._worker: Worker | None = None
         self._port: socket.socket | None = None
-        self._last_words: bytes | None = None
-        self._over = threading.Event()
+        self._failure: bytes | None = None
+        self._failed = threading.Event()
 
     def pid(self) -> int:
+        """Return the id of this process."""
         return os.getpid()
 
     def node(self) -> str:
+        """Return the id of the Ray node that this actor is on."""
         return str(ray.get_runtime_context().get_node_id())
 
-    def meeting(self) -> str:
-        """Open a port on this node's address, where the ranks will meet: ``host:port``.
+    def rendezvous(self) -> str:
+        """Open a port for the ranks to meet at. Return its address, ``host:port``.
 
-        It is open from now on, so nobody can take it before the ranks do.
+        It stays open, so that no other program can take it before the ranks do.
         """
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._port = socket.create_server((host, 0), family=family)
         return f"{host}:{self._port.getsockname()[1]}"
 
-    def obey(self, data: bytes) -> bytes | None:
-        """Carry out one order; ``Start`` and, on rank 0, ``Collect`` have an answer."""
-        if self._over.is_set():
+    def execute(self, data: bytes) -> bytes | None:
+        """Execute one encoded command; ``StartWorker`` and ``Collect`` have a reply."""
+        if self._failed.is_set():
             return None
         try:
-            order = decode_order(data)
-            if isinstance(order, Start):
-                return self._start(order)
-            if self._rank is None:
-                raise RuntimeError(f"the first order is {type(order).__name__}")
-            result = self._rank.obey(order)
+            command = decode_command(data)
+            if isinstance(command, StartWorker):
+                return self._start(command)
+            if self._worker is None:
+                name = type(command).__name__
+                raise RuntimeError(f"the first command is {name}; expected StartWorker")
+            result = self._worker.execute(command)
             return b"" if result is None else encode(Collected(result))
         except BaseException as error:
-            from treadle.runner.worker import failed
+            from treadle_worker_kit.worker import failure_reply
 
-            self._last_words = encode(failed(error))
-            self._over.set()
+            self._failure = encode(failure_reply(error))
+            self._failed.set()
             return None
 
-    def lifeline(self) -> bytes | None:
-        """Return when the rank has failed, with the reason. Ray ends it when the process dies."""
-        self._over.wait()
-        return self._last_words
+    def wait_until_exit(self) -> bytes | None:
+        """Return the reason once the rank has failed. Ray ends the call if the process dies."""
+        self._failed.wait()
+        return self._failure
 
-    def _start(self, start: Start) -> bytes:
-        from treadle.runner.worker import Rank
+    def _start(self, start: StartWorker) -> bytes:
+        from treadle_worker_kit.worker import Worker
 
-        self._rank = Rank(start, self._store(start))
-        return encode(Started(self._rank.facts))
+        self._worker = Worker(start, self._store(start))
+        return encode(Started(self._worker.facts))
 
-    def _store(self, start: Start) -> Store:
+    def _store(self, start: StartWorker) -> Store:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        from treadle.runner.collective import START_TIMEOUT
+        from treadle_worker_kit.worker import START_TIMEOUT
 
-        host, _, port = start.meeting.rpartition(":")
+        host, _, port = start.rendezvous.rpartition(":")
         listener = None if self._port is None else self._port.detach()
         self._port = None
-        # Nobody waits here for the other ranks: the process group does, with its own timeout.
+        # The process group waits for the other ranks, with its own timeout; the store need not.
         return TCPStore(
             host,
             int(port),
-            start.size,
+            start.world_size,
             is_master=listener is not None,
             timeout=START_TIMEOUT,
             wait_for_workers=False,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from treadle.api import impl
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
+from treadle_triton_kit.support import supports_pdl, triton_refusals
 
 __all__ = ("treadle_kernel",)
 
@@ -45,15 +45,9 @@ def treadle_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | N
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
-    found = []
-    if request.device.kind != "cuda":
-        found.append(f"needs a CUDA device, this is {request.device.kind}")
-    elif request.device.capability is not None and request.device.capability < (8, 0):
-        found.append(f"needs compute capability 8.0, this is {request.device.capability}")
+    found = triton_refusals(request.device)
     if request.dtype not in ("bfloat16", "float16", "float32"):
         found.append(f"dtype {request.dtype} is not supported")
-    if find_spec("triton") is None:
-        found.append("triton is not installed; it comes with a CUDA build of torch")
     size = request.shape.get("head_size", 0)
     if op == "rope_and_cache_fp8" and (request.device.capability or (8, 9)) < (8, 9):
         found.append(f"needs compute capability 8.9, this is {request.device.capability}")
@@ -74,4 +68,4 @@ def _load(op: str, request: KernelRequest) -> Callable[..., Any]:
     module = import_module(f"{__name__}.{HOMES[op]}")
     if hasattr(module, "load"):  # which depends on more than the start that all have in common
         return module.load(op, request)  # type: ignore[no-any-return]
-    return partial(getattr(module, op), early=(request.device.capability or (0, 0)) >= (9, 0))
+    return partial(getattr(module, op), early=supports_pdl(request.device))

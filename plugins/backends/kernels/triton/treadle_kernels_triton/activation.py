@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("gate", "silu_and_mul", "silu_and_mul_kernel")
 
@@ -22,12 +22,12 @@ def gate(x, up):
 @triton.jit
 def silu_and_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One program computes ``BLOCK`` features of one row: x ``[rows, 2 * SIZE]``, out ``[rows, SIZE]``."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < SIZE
     start = x + row * (2 * SIZE)
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     gated = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(start + SIZE + at, mask=inside, other=0.0)
     tl.store(out + row * SIZE + at, gate(gated, up), mask=inside)

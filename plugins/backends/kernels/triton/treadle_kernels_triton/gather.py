@@ -15,7 +15,7 @@ from treadle_kernels_triton.exchange import (
     sendable,
     took_turn,
 )
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("all_gather", "gather_kernel")
 
@@ -37,12 +37,12 @@ def gather_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (unit): every so many chunks."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     unit, step = tl.program_id(0), tl.num_programs(0)
     each = tl.arange(0, BLOCK)
     slot, wide = unit * BLOCK + each, tl.cdiv(n, BLOCK)
     kind: tl.constexpr = x.dtype.element_ty
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     third = tl.load(counts + unit)
     for chunk in range(unit, rows * wide, step):
         third = next_third(third)

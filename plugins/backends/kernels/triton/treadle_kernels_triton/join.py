@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("join", "join_kernel")
 
@@ -26,11 +26,11 @@ def join_kernel(
     EARLY: tl.constexpr,
 ):
     """A program adds ``BLOCK`` numbers, always in the same order."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     total = tl.load(bias + at % features, mask=inside & (biased > 0), other=0.0).to(tl.float32)
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     for part in tl.static_range(PARTS):
         total += tl.load(parts + part * size + at, mask=inside, other=0.0)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

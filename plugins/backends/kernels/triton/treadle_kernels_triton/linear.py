@@ -1,7 +1,7 @@
 """Linear layers, above all of few rows: the time is that of reading the weight once.
 
 For one to four of them a program multiplies in float32 without tensor cores. The first piece of its share
-of the weight is on its way before the kernel waits for its input (see ``overlap``), and so many programs
+of the weight is on its way before the kernel waits for its input (see ``treadle_triton_kit.pdl``), and so many programs
 are on a multiprocessor that the pieces in flight cover the latency of memory. For up to 256 rows, and for
 a thousand and more that are gated, there are kernels of Hopper's own (``hopper``). Where none of them is
 faster than torch's own linear (``tiles``, ``hopper.batches``, ``hopper.gated``), that is called.
@@ -30,9 +30,9 @@ from treadle_kernels_triton.hopper.batches import (
 from treadle_kernels_triton.hopper.gated import Gated, find_gated
 from treadle_kernels_triton.join import join
 from treadle_kernels_triton.norm import fused_add_partials_rms_norm
-from treadle_kernels_triton.overlap import await_results, start_next
 from treadle_kernels_triton.rows import flat
 from treadle_kernels_triton.tiles import Tile, choose, with_bias
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
     "Zeros",
@@ -82,7 +82,7 @@ def few_rows_kernel(  # noqa: C901 (rows are unrolled by hand: a loop cannot car
     EARLY: tl.constexpr,
 ):
     """A program computes ``BLOCK_N`` features of all rows."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     inside = n < width
@@ -93,7 +93,7 @@ def few_rows_kernel(  # noqa: C901 (rows are unrolled by hand: a loop cannot car
     up_ahead = ahead
     if GATED:
         up_ahead = tl.load(other, mask=mask, other=0.0, eviction_policy="evict_first")
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     s0 = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     s1, s2, s3, up = s0, s0, s0, s0
     for start in range(0, depth, BLOCK_K):

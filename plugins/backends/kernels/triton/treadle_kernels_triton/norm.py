@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
 from treadle_kernels_triton.rows import flat
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
     "fused_add_partials_rms_norm",
@@ -41,12 +41,12 @@ def norm_kernel(
     EARLY: tl.constexpr,
 ):
     """One program normalises one row; sums are in float32."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < SIZE
     gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
     if PARTS > 0:
         size = tl.cast(tl.num_programs(0), tl.int64) * SIZE  # of a part

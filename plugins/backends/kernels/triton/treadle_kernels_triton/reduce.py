@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treadle_kernels_triton.exchange import REGISTERS, exchange, next_third
 from treadle_kernels_triton.norm import normalised
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("CHUNK", "all_reduce", "all_reduce_add_rms_norm", "all_reduce_kernel", "sum_norm_kernel")
 
@@ -40,11 +40,11 @@ def all_reduce_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (unit): every so many chunks."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     unit, step = tl.program_id(0), tl.num_programs(0)
     each, long_block = tl.arange(0, BLOCK), tl.full((), BLOCK, tl.int64)
     slot = unit * BLOCK + each
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     third = tl.load(counts + unit)
     for chunk in range(unit, tl.cdiv(numel, BLOCK), step):
         third = next_third(third)
@@ -76,13 +76,13 @@ def sum_norm_kernel(
 ):
     """Program (unit): every so many rows. Rounds where ``all_reduce_kernel`` and ``norm_kernel`` do, one
     after the other."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     unit, step = tl.program_id(0), tl.num_programs(0)
     each, long_size = tl.arange(0, BLOCK), tl.full((), SIZE, tl.int64)
     inside, slot = each < SIZE, unit * BLOCK + each
     gain = tl.load(weight + each, mask=inside, other=0.0).to(tl.float32) + offset
     kind: tl.constexpr = x.dtype.element_ty
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     third = tl.load(counts + unit)
     for row in range(unit, rows, step):
         third = next_third(third)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("rope_and_cache", "rope_and_cache_fp8", "rope_and_cache_kernel")
 
@@ -68,7 +68,7 @@ def rope_and_cache_kernel(
     LIMIT: tl.constexpr = 0.0,  # the largest fp8 value, 0 if the cache is not fp8
 ):
     """A program serves ``BLOCK`` heads of one token: all queries, all keys or all values."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     HALF: tl.constexpr = SIZE // 2
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
@@ -82,7 +82,7 @@ def rope_and_cache_kernel(
     if NORM:
         gain_a = tl.load(weight + at).to(tl.float32) + offset
         gain_b = tl.load(weight + HALF + at).to(tl.float32) + offset
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     source = qkv + token * ((HEADS + 2 * KV_HEADS) * SIZE) + head * SIZE
     slot = tl.load(slots + token)
     row = cache + slot * (KV_HEADS * SIZE)

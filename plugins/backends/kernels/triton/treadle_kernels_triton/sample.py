@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.overlap import await_results, start_next
+from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("argmax", "choose_kernel", "sample", "survey_kernel")
 
@@ -37,13 +37,13 @@ def survey_kernel(
     EARLY: tl.constexpr,
 ):
     """Program (part, row)."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     block = part * BLOCKS + tl.arange(0, BLOCKS)
     lane = tl.arange(0, WIDE)
     ids = block[:, None] * WIDTH + lane[None, :]
     inside = (lane < WIDTH)[None, :] & (ids < VOCAB)
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     x = tl.load(logits + row * stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
     if RANDOM:
         x = x * tl.math.div_rn(1.0, tl.load(temperature + row * t_stride))
@@ -111,12 +111,12 @@ def choose_kernel(
     EARLY: tl.constexpr,
 ):
     """One program chooses one row's token from what ``survey_kernel`` found."""
-    start_next(EARLY)
+    launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, ROOM)
     valid = block < COUNT
     own = tops + row * parts
-    await_results(EARLY)
+    wait_for_previous_kernel(EARLY)
     top_of = tl.load(own + block // BLOCKS, mask=valid, other=float("-inf"))
     top = tl.max(top_of, axis=0)
     token = 0

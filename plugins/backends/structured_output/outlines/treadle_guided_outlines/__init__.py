@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from treadle.api import impl
-from treadle.api.types import GrammarCompiler, Tokenizer
+from treadle.api.types import GrammarCompiler, Match, Tokenizer
 
-__all__ = ("TREADLE_OPTIONS", "Options", "treadle_grammar_compiler")
+__all__ = ("TREADLE_OPTIONS", "Options", "treadle_grammar_compiler", "treadle_match")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,3 +40,11 @@ def treadle_grammar_compiler(
     from treadle_guided_outlines.compiler import Compiler
 
     return Compiler(tokenizer, vocab_size, **options)
+
+
+@impl
+def treadle_match(kind: str, key: str) -> Match | None:
+    """Say how early this backend is tried if no option names one."""
+    if (kind, key) != ("guided", "outlines"):
+        return None
+    return Match(20, "compiles a grammar before its first token")

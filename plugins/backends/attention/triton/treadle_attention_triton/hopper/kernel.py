@@ -24,14 +24,13 @@ from treadle_attention_triton.hopper.parts import (
     hide,
     item,
     operand,
-    packed,
     rows_of,
-    sync,
     unit_of,
     units_of,
     weigh,
     write,
 )
+from treadle_triton_kit.gluon import pack_columns, thread_barrier
 
 __all__ = ("REGISTERS", "WARPS", "prompt_kernel")
 
@@ -122,7 +121,7 @@ def step(
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(v_free.index(v), count=1)
     acc = acc * gl.convert_layout(worth, gl.SliceLayout(1, WEIGHTS.parent))[:, None]
-    return packed(p, values.dtype), acc, top, total
+    return pack_columns(p, values.dtype), acc, top, total
 
 
 @gluon.jit
@@ -167,7 +166,7 @@ def consumer(
         top = gl.full([64], -1e30, gl.float32, layout=gl.SliceLayout(1, SCORES))
         p, top, _worth = weigh(scores, top, scale)
         total = gl.sum(p, 1)
-        weights = packed(p, kind)
+        weights = pack_columns(p, kind)
         acc = gl.zeros([64, 128], gl.float32, RESULTS)
         if (length < (last + 1) * _BLOCK) & (hi % 64 != 0):
             mbarrier.wait(v_ready.index(k), (i // _STAGES) & 1)
@@ -238,7 +237,7 @@ def prompt_kernel(
     for w in gl.static_range(2):
         mbarrier.init(turns.index(w), count=1)
     fence_async_shared()
-    sync()
+    thread_barrier()
     gl.warp_specialize(
         [
             (consumer, (

@@ -6,13 +6,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from treadle_triton_kit.gluon import pack_columns, split_pairs, thread_barrier
+
 __all__ = (
-    "clear", "fetch", "fetch_queries", "hide", "item", "operand", "packed", "rows_of", "sync",
+    "clear", "fetch", "fetch_queries", "hide", "item", "operand", "rows_of",
     "unit_of", "units_of", "weigh", "write",
 )  # fmt: skip
-
-# Renamed after Triton 3.6.
-sync = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 _BLOCK = gl.constexpr(128)  # keys of a block: two pages
 _PAGE = gl.constexpr(64)
@@ -94,28 +93,11 @@ def weigh(scores, top, units):
 
 
 @gluon.jit
-def packed(x, kind: gl.constexpr):
-    """Columns by twos in one register, int32: loops carry 16-bit values in registers of their own."""
-    low, high = gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-    name: gl.constexpr = "bf16x2" if kind == gl.bfloat16 else "f16x2"
-    return gl.inline_asm_elementwise(
-        "cvt.rn." + name + ".f32 $0, $2, $1;",
-        "=r,f,f",
-        [low, high],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
 def operand(x, kind: gl.constexpr, OPERAND: gl.constexpr):
-    """What ``packed`` packed, as the left side of a product."""
-    low, high = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [x], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
+    """What ``pack_columns`` packed, as the left side of a product."""
+    low, high = split_pairs(x, kind)
     both = gl.reshape(gl.join(low, high), [x.shape[0], 2 * x.shape[1]])
-    return gl.convert_layout(both.to(kind, bitcast=True), OPERAND, assert_trivial=True)
+    return gl.convert_layout(both, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
@@ -126,7 +108,7 @@ def clear(buffer, left):
     value = buffer.load(layout)
     buffer.store(gl.where((n < left)[:, None], value, 0.0))
     fence_async_shared()
-    sync()
+    thread_barrier()
 
 
 @gluon.jit
@@ -143,7 +125,7 @@ def write(
         [],
         [64, 64],
     )
-    result = gl.convert_layout(packed(acc * (1.0 / total)[:, None], kind), layout)
+    result = gl.convert_layout(pack_columns(acc * (1.0 / total)[:, None], kind), layout)
     m = 64 * W + gl.arange(0, 64, layout=gl.SliceLayout(1, layout))
     d = gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
     at = (token + m // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + head * GROUP + m % GROUP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treadle.api.types import AttentionBatch, AttentionRequest, MaskKind
 from treadle.layers.self_check import passes
+from treadle_triton_kit.tma import tensor_descriptor
 
 __all__ = ("PAGE", "TILE", "Prompts", "Work", "find_prompts", "serves")
 
@@ -75,32 +76,19 @@ class Prompts:
         ``q`` and ``out`` are ``[tokens, heads, 128]`` with dense tokens, ``out`` contiguous;
         ``cache`` is ``[2, pages, 64, kv_heads, 128]``, contiguous; ``work`` int32 ``[tiles, 5]``.
         """
-        # Here, for Gluon is an experiment of Triton's: it may be gone, and that hurts nobody else.
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
         from treadle_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
 
         if q.data_ptr() % 16 or q.stride(0) % 8:  # TMA's
             q = q.clone(memory_format=torch.contiguous_format)
-        of_queries, of_pages = layouts()
-        boxes = [64 // self.group, self.group, 64]
-        queries = TensorDescriptor(q, list(q.shape), list(q.stride()), boxes, of_queries)
+        queries = tensor_descriptor(q, (64 // self.group, self.group, 64))
         flat = cache.view(-1, self.kv_heads * _SIZE)
-        pages = TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [PAGE, 64], of_pages)
+        pages = tensor_descriptor(flat, (PAGE, 64))
         units = len(work) * self.kv_heads
         prompt_kernel[(min(units, self.processors),)](
             queries, pages, out.view(torch.int32), batch.page_table, work,
             batch.page_table.stride(0), units, len(flat) // 2, self.scale,
             KV_HEADS=self.kv_heads, GROUP=self.group, num_warps=WARPS, maxnreg=REGISTERS,
         )  # fmt: skip
-
-
-@cache
-def layouts() -> tuple[object, object]:
-    """In shared memory, of boxes of queries and of pages: 16-bit numbers, rows of 128 bytes."""
-    from triton.experimental.gluon import language as gl
-
-    return gl.NVMMASharedLayout(128, 16, 3), gl.NVMMASharedLayout(128, 16, 2)
 
 
 def find_prompts(request: AttentionRequest, processors: int) -> Prompts | None:

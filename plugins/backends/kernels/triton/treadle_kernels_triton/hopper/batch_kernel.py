@@ -29,13 +29,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from treadle_kernels_triton.hopper.pieces import (
-    await_results,
-    gate,
-    packed,
-    parts_of,
-    start_next,
-    sync,
+from treadle_kernels_triton.hopper.pieces import gate
+from treadle_triton_kit.gluon import (
+    launch_dependents,
+    pack_columns,
+    split_pairs,
+    thread_barrier,
+    wait_for_previous_kernel,
 )
 
 __all__ = ("REGISTERS", "WARPS", "batch_kernel")
@@ -120,7 +120,7 @@ def producer(fetched, ROWS: gl.constexpr, GROUPS: gl.constexpr, GATED: gl.conste
     ahead = gl.minimum(count, STAGES)
     for s in range(ahead):
         fetch_weight(w_desc, w0, w1, w2, ready.index(s), s, feature, first + s, GROUPS, GATED)
-    await_results()
+    wait_for_previous_kernel()
     for s in range(ahead):
         fetch_x(x_desc, rest_desc, x0, x1, ready.index(s), s, row, real, first + s, ROWS)
     for i in range(STAGES, count):
@@ -158,7 +158,7 @@ def added(acc, bias, biased, feature, features):
 @gluon.jit
 def rounded(acc, kind: gl.constexpr, GATED: gl.constexpr):
     if GATED:
-        return packed(acc, kind)
+        return pack_columns(acc, kind)
     else:
         return acc.to(kind)
 
@@ -170,7 +170,7 @@ def finished(value, kind: gl.constexpr, GATED: gl.constexpr):
         n: gl.constexpr = 2 * value.shape[1]
         pairs = gl.permute(gl.reshape(value, [4, 2, 8, n // 2]), [0, 2, 3, 1])
         first, second = gl.split(pairs)
-        low, high = parts_of(gate(first, second, kind), kind)
+        low, high = split_pairs(gate(first, second, kind), kind)
         return gl.reshape(gl.join(low, high), [32, n])
     else:
         return value
@@ -179,10 +179,10 @@ def finished(value, kind: gl.constexpr, GATED: gl.constexpr):
 @gluon.jit
 def put(y_desc, buffer, value, row, feature):
     """``value [features, rows]`` to ``y [rows, features]``; TMA drops what y has not."""
-    sync()  # all warps are done with what was there
+    thread_barrier()  # all warps are done with what was there
     buffer.permute((1, 0)).store(value)
     fence_async_shared()
-    sync()
+    thread_barrier()
     HIGH: gl.constexpr = y_desc.block_type.shape[0]
     MANY: gl.constexpr = buffer.shape[0] // HIGH
     boxes = buffer._reinterpret(buffer.dtype, [MANY, HIGH, buffer.shape[1]], y_desc.layout)
@@ -275,7 +275,7 @@ def batch_kernel(
     PARTS: gl.constexpr,
 ):
     """Program (tile of weights, share of the depth, tile of rows)."""
-    start_next()
+    launch_dependents()
     pid = gl.program_id(0)
     wide: gl.constexpr = 32 * GROUPS if GATED else 64 * GROUPS
     row = pid % down * ROWS
@@ -302,7 +302,7 @@ def batch_kernel(
         mbarrier.init(ready.index(s), count=1 + ROWS // 64)  # weights, and each 64 rows of x
         mbarrier.init(free.index(s), count=GROUPS)
     fence_async_shared()
-    sync()
+    thread_barrier()
     fetched = (
         x_desc, rest_desc, w_desc, x0, x1, w0, w1, w2, ready, free, row, real, feature, first, count,
     )  # fmt: skip

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.layers.self_check import passes
-from treadle_kernels_triton.hopper.tensors import boxes, fetchable
 from treadle_kernels_triton.join import join
+from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = ("MOST_ROWS", "Batches", "Division", "choose_batch", "choose_gated_batch", "find_batches")
 
@@ -152,7 +152,7 @@ class Batches:
             return None
         (rows, depth), features = x.shape, len(weight)
         found = self._choice(rows, features, depth, self.processors)
-        served = fetchable(x, self.dtype) and fetchable(weight, self.dtype)
+        served = is_tma_readable(x, self.dtype) and is_tma_readable(weight, self.dtype)
         return found if found in self._usable and served and weight.is_contiguous() else None
 
     def multiply(
@@ -165,7 +165,7 @@ class Batches:
         from treadle_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
 
         (rows, depth), features = x.shape, len(weight)
-        parts, rest = division.splits > 1, boxes(x, (16, _TILE))
+        parts, rest = division.splits > 1, tensor_descriptor(x, (16, _TILE))
         if parts:
             shape = (division.splits, rows, features)
             out = torch.empty(shape, dtype=torch.float32, device=x.device)
@@ -173,9 +173,9 @@ class Batches:
         else:
             width = features // 2 if division.gated else features
             out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-            results = boxes(out, (division.piece, 32 if division.gated else _TILE))
+            results = tensor_descriptor(out, (division.piece, 32 if division.gated else _TILE))
         batch_kernel[(division.programs(rows, features),)](
-            boxes(x, (_TILE, _TILE)), rest, _boxes_of(weight, division.gated), results,
+            tensor_descriptor(x, (_TILE, _TILE)), rest, _boxes_of(weight, division.gated), results,
             x if bias is None else bias, out,
             rows, features, _over(rows, division.rows), _over(depth, _TILE), division.splits,
             int(bias is not None),
@@ -189,11 +189,11 @@ class Batches:
 def _boxes_of(weight: Tensor, gated: bool) -> object:
     """64 rows of a weight; if ``gated``, eight of its first half, eight of its second, and so on."""
     if not gated:
-        return boxes(weight, (_TILE, _TILE))
+        return tensor_descriptor(weight, (_TILE, _TILE))
     features, depth = weight.shape
     half = features // 2
     eights = weight.as_strided((half // 8, 2, 8, depth), (8 * depth, half * depth, depth, 1))
-    return boxes(eights, (4, 2, 8, _TILE))
+    return tensor_descriptor(eights, (4, 2, 8, _TILE))
 
 
 def find_batches(dtype: str, features: int, depth: int, choice: Choice) -> Batches | None:

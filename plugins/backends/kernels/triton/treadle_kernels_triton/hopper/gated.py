@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.layers.self_check import passes
-from treadle_kernels_triton.hopper.tensors import boxes, fetchable
+from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
 
@@ -84,10 +84,10 @@ class Gated:
         depth = x.shape[-1]
         rows, width = x.numel() // depth, weight.shape[0] // 2
         variant = choose_gated(rows, width, depth, self.processors)
-        if variant is None or not fetchable(weight, self.dtype) or not weight.is_contiguous():
+        if variant is None or not is_tma_readable(weight, self.dtype) or not weight.is_contiguous():
             return None
         flat = x.reshape(rows, depth)
-        if not fetchable(flat, self.dtype):
+        if not is_tma_readable(flat, self.dtype):
             return None
         return self.forward(flat, weight, variant).view(*x.shape[:-1], width)
 
@@ -104,8 +104,8 @@ class Gated:
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         m_tiles, n_tiles = variant.tiles(rows, width)
         gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
-            boxes(x, (_ROWS, 64)), boxes(weight, (variant.columns, 64)),
-            boxes(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
+            tensor_descriptor(x, (_ROWS, 64)), tensor_descriptor(weight, (variant.columns, 64)),
+            tensor_descriptor(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
             m_tiles, n_tiles, -(-depth // 64), width,
             TURNS=variant.turns, COLUMNS=variant.columns, STAGES=variant.stages,
             BUFFERS=variant.buffers, num_warps=WARPS, maxnreg=REGISTERS,

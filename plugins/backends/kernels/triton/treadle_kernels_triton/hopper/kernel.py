@@ -27,7 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from treadle_kernels_triton.hopper.pieces import packed, sync, tile_of, tiles_of, write
+from treadle_kernels_triton.hopper.pieces import tile_of, tiles_of, write
+from treadle_triton_kit.gluon import pack_columns, thread_barrier
 
 __all__ = ("REGISTERS", "WARPS", "gated_kernel")
 
@@ -107,7 +108,7 @@ def in_turns(
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index((i + steps - 1) % STAGES), count=1)
         at_m, at_n = tile_of(n, m_tiles, n_tiles)
-        result = packed(acc, y_desc.dtype)
+        result = pack_columns(acc, y_desc.dtype)
         write(y_desc, buffers, result, at_m * _ROWS, at_n * COLUMNS)
     tma.store_wait(0)  # shared memory is read until then
 
@@ -124,7 +125,7 @@ def deferred(
     rows: gl.constexpr = _ROWS // 2
     xs = xs._reinterpret(xs.dtype, [2 * STAGES, rows, _STEP], xs.layout)
     # Of the tile before; there is none at first, and nobody writes this.
-    result = packed(gl.zeros([rows, 2 * COLUMNS], gl.float32, ACC), y_desc.dtype)
+    result = pack_columns(gl.zeros([rows, 2 * COLUMNS], gl.float32, ACC), y_desc.dtype)
     before_m, before_n = m_tiles, n_tiles * 0
     for n in range(tiles_of(m_tiles, n_tiles)):
         i = n * steps
@@ -141,7 +142,7 @@ def deferred(
         acc = multiply_rest(acc, xs, ws, ready, free, i + _AHEAD, steps - _AHEAD, W)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index((i + steps - 1) % STAGES), count=1)
-        result = packed(acc, y_desc.dtype)
+        result = pack_columns(acc, y_desc.dtype)
         before_m, before_n = tile_of(n, m_tiles, n_tiles)
     row = before_m * _ROWS + W * rows
     write(y_desc, buffers, result, row, before_n * COLUMNS)
@@ -180,7 +181,7 @@ def gated_kernel(
     for w in gl.static_range(2):
         mbarrier.init(turns.index(w), count=1)
     fence_async_shared()
-    sync()
+    thread_barrier()
     fetched = (x_desc, w_desc, xs, ws, ready, free, m_tiles, n_tiles, steps, width)
     if TURNS:
         gl.warp_specialize(

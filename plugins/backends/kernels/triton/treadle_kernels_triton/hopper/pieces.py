@@ -1,4 +1,4 @@
-"""Pieces of the kernels: early starts, which tile a program takes, how results are gated and written."""
+"""Pieces of the kernels: which tile a program takes, how results are gated and written."""
 
 from __future__ import annotations
 
@@ -6,43 +6,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-__all__ = (
-    "await_results",
-    "gate",
-    "packed",
-    "parts_of",
-    "start_next",
-    "sync",
-    "tile_of",
-    "tiles_of",
-    "write",
-)
+from treadle_triton_kit.gluon import round_pair, split_pairs, thread_barrier
 
-# Renamed after Triton 3.6.
-sync = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+__all__ = ("gate", "tile_of", "tiles_of", "write")
 
 _BAND = gl.constexpr(16)
-
-
-@gluon.jit
-def start_next():
-    """``overlap.start_next`` for kernels in Gluon."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def await_results():
-    """``overlap.await_results`` for kernels in Gluon."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit
@@ -72,43 +40,13 @@ def halves(x):
 
 
 @gluon.jit
-def pair(low, high, kind: gl.constexpr):
-    """Two float32 rounded, ``low`` in the lower half of an int32."""
-    name: gl.constexpr = "bf16x2" if kind == gl.bfloat16 else "f16x2"
-    return gl.inline_asm_elementwise(
-        "cvt.rn." + name + ".f32 $0, $2, $1;",
-        "=r,f,f",
-        [low, high],
-        dtype=gl.int32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon.jit
-def packed(x, kind: gl.constexpr):
-    """Columns by twos in one register, int32: loops carry 16-bit values in registers of their own."""
-    low, high = gl.split(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-    return pair(low, high, kind)
-
-
-@gluon.jit
-def parts_of(x, kind: gl.constexpr):
-    """Lower and upper halves of int32, each as what was packed."""
-    low, high = gl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [x], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
-    )
-    return low.to(kind, bitcast=True), high.to(kind, bitcast=True)
-
-
-@gluon.jit
 def wide(x, kind: gl.constexpr):
     """The same as float32."""
     if kind == gl.bfloat16:  # the upper half of a float32: one instruction for each
         low = (x << 16).to(gl.float32, bitcast=True)
         high = (x & -65536).to(gl.float32, bitcast=True)
     else:
-        low, high = parts_of(x, kind)
+        low, high = split_pairs(x, kind)
         low, high = low.to(gl.float32), high.to(gl.float32)
     return low, high
 
@@ -117,7 +55,7 @@ def wide(x, kind: gl.constexpr):
 def unpacked(x, kind: gl.constexpr):
     """What was packed, in the layout in which ``stmatrix`` stores without shuffles."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    low, high = parts_of(x, kind)
+    low, high = split_pairs(x, kind)
     both = gl.reshape(gl.join(low, high), [x.shape[0], 2 * x.shape[1]])
     return gl.convert_layout(both, layout, assert_trivial=True)
 
@@ -126,7 +64,7 @@ def unpacked(x, kind: gl.constexpr):
 def gate(x, up, kind: gl.constexpr):
     """``activation.gate`` of packed pairs, with its roundings: the same bits."""
     low, high = wide(x, kind)
-    gated = pair(low / (1.0 + gl.exp(-low)), high / (1.0 + gl.exp(-high)), kind)
+    gated = round_pair(low / (1.0 + gl.exp(-low)), high / (1.0 + gl.exp(-high)), kind)
     name: gl.constexpr = "bf16x2" if kind == gl.bfloat16 else "f16x2"
     return gl.inline_asm_elementwise(
         "mul.rn." + name + " $0, $1, $2;",
@@ -143,10 +81,10 @@ def put(desc, buffers, PART: gl.constexpr, value, row, column):
     """Write the ``PART``-th 64 columns by way of shared memory; TMA drops what the tensor has not."""
     buffer = buffers.index(PART)
     tma.store_wait(buffers.shape[0] - 1)  # of the thread that stores; the others learn of it below
-    sync()
+    thread_barrier()
     buffer.store(unpacked(value, desc.dtype))
     fence_async_shared()
-    sync()
+    thread_barrier()
     tma.async_copy_shared_to_global(desc, [row, column + 64 * PART], buffer)
 
 

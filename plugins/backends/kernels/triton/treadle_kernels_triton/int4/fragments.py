@@ -13,10 +13,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ("flat", "fragment", "numbers", "scaling", "sync", "unflat", "write")
-
-# Renamed after Triton 3.6.
-sync = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+__all__ = ("flat", "fragment", "numbers", "scaling", "unflat", "write")
 
 
 def _assembly(half: int, bias: str, work: str) -> gl.constexpr:

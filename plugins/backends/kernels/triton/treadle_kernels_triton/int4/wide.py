@@ -28,10 +28,10 @@ from treadle_kernels_triton.int4.fragments import (
     fragment,
     numbers,
     scaling,
-    sync,
     unflat,
     write,
 )
+from treadle_triton_kit.gluon import thread_barrier
 
 __all__ = ("REGISTERS", "WARPS", "wide_kernel")
 
@@ -132,10 +132,10 @@ def share_out(
     gl.store(parts + base.to(gl.int64) * size + e, own)
     lo = tile * chunks // share
     hi = ((tile + 1) * chunks - 1) // share
-    sync()  # all threads have stored before one says so
+    thread_barrier()  # all threads have stored before one says so
     ticket = tickets + tile * 2 + W
     if gl.atomic_add(ticket, 1, sem="acq_rel") == hi - lo:
-        sync()
+        thread_barrier()
         # What is still in registers is not read again, unless they would not do.
         KEPT: gl.constexpr = ROWS <= 128
         y = gl.zeros_like(own)
@@ -232,7 +232,7 @@ def wide_kernel(
         mbarrier.init(ready.index(s), count=1)
         mbarrier.init(free.index(s), count=2)  # both warp groups
     fence_async_shared()
-    sync()
+    thread_barrier()
     # As the boxes are, and as the warp groups read them.
     steps_in = steps._reinterpret(gl.int32, [STAGES, 1, _OUTS], steps_desc.layout)
     halves = codes._reinterpret(gl.int32, [2 * STAGES, 32, 32], codes_desc.layout)

@@ -1,0 +1,398 @@
+"""The kinds of plugins that the core calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from treadle.api import types as t
+from treadle.api.hookspecs import Every, First
+from treadle.api.plugin_kind import MethodRules, PluginKind, any_result, unexpected
+from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
+
+__all__ = (
+    "ATTENTION",
+    "CORE_KINDS",
+    "EXECUTORS",
+    "EXTENSIONS",
+    "GUIDED",
+    "KERNELS",
+    "KV_CONNECTORS",
+    "LOAD_FORMATS",
+    "LOGITS_PROCESSORS",
+    "LORA_RESOLVERS",
+    "MODELS",
+    "MODEL_SOURCES",
+    "MULTIMODAL",
+    "POLICIES",
+    "PROPOSERS",
+    "QUANTIZATION",
+    "REASONING",
+    "RENDERERS",
+    "STAT_LOGGERS",
+    "TOKENIZERS",
+    "TOOL_PARSERS",
+)
+
+# In a step calls are too many to count each of them.
+HOT = MethodRules(in_step=True, counted=False)
+
+
+# ------------------------------------------------------------------------------ results
+
+
+def _named_tensor(item: Any) -> tuple[str, Any]:
+    name, tensor = item
+    if not isinstance(name, str) or not hasattr(tensor, "shape"):
+        raise unexpected(item, "the name of a tensor and the tensor")
+    return name, tensor
+
+
+def _same_shape(y: Any, q: Any, *_: Any) -> Any:
+    if y.shape == q.shape:
+        return y
+    raise unexpected(y, f"a tensor {list(q.shape)}")
+
+
+def _cache_shape(shape: Any, *_: Any) -> tuple[int, ...]:
+    if isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape):
+        return tuple(shape)
+    raise unexpected(shape, "a tuple of sizes")
+
+
+def _linear_result(y: Any, module: Any, *_: Any) -> Any:
+    if y.shape[-1] == module.out_features:
+        return y
+    raise unexpected(y, f"a tensor whose last size is {module.out_features}")
+
+
+def _experts_result(y: Any, module: Any, x: Any, chosen: Any, *_: Any) -> Any:
+    if y.shape == (*chosen.shape, x.shape[1]):
+        return y
+    raise unexpected(y, f"a tensor {[*chosen.shape, x.shape[1]]}")
+
+
+class _SortKey:
+    """A tuple of finite numbers, equally long for every request."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def __call__(self, result: Any, *_: Any) -> tuple[float, ...]:
+        key = tuple(float(value) for value in result)
+        if not key or not all(map(isfinite, key)):
+            raise ValueError(f"{key!r} is not a sort key; a tuple of finite numbers is")
+        if len(key) != (self.length or len(key)):
+            raise ValueError(f"{key!r} must have {self.length} numbers, like the keys before it")
+        self.length = len(key)
+        return key
+
+
+def _index_into(index: Any, running: Sequence[Any]) -> int:
+    position = int(index)
+    if 0 <= position < len(running):
+        return position
+    raise IndexError(f"victim {index} is not one of {len(running)} requests")
+
+
+def _latest_arrival(error: BaseException, running: Sequence[t.QueuedRequest]) -> int:
+    return max(range(len(running)), key=lambda i: running[i].arrival)
+
+
+def _allowed(result: Any, token: int) -> bool:
+    if result:
+        return True
+    raise ValueError(f"the grammar does not allow token {token}, which its mask allowed")
+
+
+# ------------------------------------------------------------- finding and reading models
+
+MODEL_SOURCES = PluginKind(
+    name="model_sources",
+    key="URI scheme",
+    hook="treadle_model_source",
+    builds=t.ModelSource,
+    specs=First,
+    key_argument="scheme",
+    loads="resolve",
+    suite="treadle.testing.sources:ModelSourceSuite",
+    suite_needs_subclass=True,
+)
+LOAD_FORMATS = PluginKind(
+    name="load_formats",
+    key="checkpoint format",
+    hook="treadle_load_format",
+    builds=t.WeightLoader,
+    specs=First,
+    key_argument="format",
+    optional=(t.TensorFiles, t.ParameterFiller),
+    methods={
+        "WeightLoader.tensors": MethodRules(item=_named_tensor),
+        "TensorFiles.where": MethodRules(
+            fallback=lambda error, name: f"a file whose name is not known ({error})"
+        ),
+    },
+    suite="treadle.testing.sources:LoadFormatSuite",
+    suite_needs_subclass=True,
+)
+TOKENIZERS = PluginKind(
+    name="tokenizers",
+    key="tokenizer mode",
+    hook="treadle_tokenizer",
+    builds=t.Tokenizer,
+    specs=First,
+    key_argument="mode",
+    methods={"Tokenizer.token_bytes": HOT, "TextStream.step": HOT},
+    suite="treadle.testing.text:TokenizerSuite",
+)
+RENDERERS = PluginKind(
+    name="renderers",
+    key="renderer mode",
+    hook="treadle_renderer",
+    builds=t.ChatRenderer,
+    specs=First,
+    key_argument="mode",
+    failure="request",
+    budget=2.0,
+    matches=True,
+    option="--renderer",
+    suite="treadle.testing.text:RendererSuite",
+)
+MODELS = PluginKind(
+    name="models",
+    key="architecture",
+    hook="treadle_model",
+    builds=t.ModelSpec,
+    specs=First,
+    key_argument="architecture",
+    methods={"ModelSpec.build": MethodRules(result=any_result)},
+    suite="treadle.testing.architectures:ModelSuite",
+)
+QUANTIZATION = PluginKind(
+    name="quantization",
+    key="quant_method",
+    hook="treadle_quantization",
+    builds=t.QuantizationScheme,
+    specs=First,
+    key_argument="method",
+    optional=(t.GatedMethod, t.TensorNames),
+    methods={
+        "TensorNames.rename": MethodRules(counted=False),
+        "LinearMethod.apply": MethodRules(in_step=True, counted=False, result=_linear_result),
+        "GatedMethod.apply_gated": MethodRules(in_step=True, counted=False, result=_linear_result),
+        "ExpertsMethod.apply": MethodRules(in_step=True, counted=False, result=_experts_result),
+    },
+    matches=True,
+    option="--quantization",
+    suite="treadle.testing.quantization:QuantizationSuite",
+    suite_needs_subclass=True,
+)
+
+# --------------------------------------------------------------------------- running them
+
+ATTENTION = PluginKind(
+    name="attention",
+    key="backend",
+    hook="treadle_attention",
+    builds=t.Offer,
+    specs=Every,
+    mode="bid",
+    option="--attention-backend",
+    optional=(t.PagedWriter,),
+    methods={
+        "AttentionBackend.cache_shape": MethodRules(result=_cache_shape),
+        "AttentionBackend.plan": MethodRules(in_step=True),
+        "AttentionBackend.forward": MethodRules(in_step=True, counted=False, result=_same_shape),
+        "PagedWriter.slots": HOT,
+    },
+    suite="treadle.testing.attention:AttentionSuite",
+)
+KERNELS = PluginKind(
+    name="kernels",
+    key="backend",
+    hook="treadle_kernel",
+    builds=t.KernelOffer,
+    specs=Every,
+    mode="bid",
+    suite="treadle.testing.kernels:KernelSuite",
+)
+EXECUTORS = PluginKind(
+    name="executors",
+    key="name",
+    hook="treadle_executor",
+    builds=t.Executor,
+    specs=First,
+    methods={"Executor.start": MethodRules(error=PluginLoadError)},
+    error=EngineDeadError,
+    loads="start",
+    suite="treadle.testing.executors:ExecutorSuite",
+)
+POLICIES = PluginKind(
+    name="policies",
+    key="name",
+    hook="treadle_policy",
+    builds=t.SchedulingPolicy,
+    specs=First,
+    methods={
+        "SchedulingPolicy.order": MethodRules(result=_SortKey, in_step=True),
+        "SchedulingPolicy.victim": MethodRules(
+            result=_index_into, fallback=_latest_arrival, in_step=True
+        ),
+    },
+    failure="request",
+    error=EngineError,
+    budget=0.005,
+    suite="treadle.testing.policies:PolicySuite",
+)
+LOGITS_PROCESSORS = PluginKind(
+    name="logits_processors",
+    key="name",
+    hook="treadle_logits_processor",
+    builds=t.LogitsProcessor,
+    specs=First,
+    mode="many",
+    methods={
+        "LogitsProcessor.check": MethodRules(replies=(RequestError,), in_step=True),
+        "LogitsProcessor.apply": MethodRules(in_step=True),
+    },
+    failure="request",
+    budget=0.02,
+    suite="treadle.testing.logits:LogitsProcessorSuite",
+    suite_needs_subclass=True,
+)
+STAT_LOGGERS = PluginKind(
+    name="stat_loggers",
+    key="name",
+    hook="treadle_stat_logger",
+    builds=t.StatLogger,
+    specs=First,
+    mode="many",
+    failure="itself",
+    budget=0.005,
+    suite="treadle.testing.stats:StatLoggerSuite",
+)
+
+# ---------------------------------------------------------------------- shaping the output
+
+GUIDED = PluginKind(
+    name="guided",
+    key="backend",
+    hook="treadle_grammar_compiler",
+    builds=t.GrammarCompiler,
+    specs=First,
+    methods={
+        "Matcher.fill": MethodRules(in_step=True),
+        "Matcher.accept": MethodRules(in_step=True, result=_allowed),
+        "Matcher.complete": HOT,
+        "Matcher.finished": HOT,
+    },
+    failure="request",
+    matches=True,
+    option="--guided-backends",
+    suite="treadle.testing.guided:GuidedSuite",
+)
+TOOL_PARSERS = PluginKind(
+    name="tool_parsers",
+    key="name",
+    hook="treadle_tool_parser",
+    builds=t.ToolParser,
+    specs=First,
+    optional=(t.CallIds, t.Tagged),
+    methods={"StreamParser.feed": MethodRules(in_step=True)},
+    failure="request",
+    budget=0.25,
+    matches=True,
+    option="--tool-parser",
+    suite="treadle.testing.parsers:ToolParserSuite",
+)
+REASONING = PluginKind(
+    name="reasoning",
+    key="name",
+    hook="treadle_reasoning_parser",
+    builds=t.ReasoningParser,
+    specs=First,
+    optional=(t.Opens, t.Tagged),
+    methods={"StreamParser.feed": MethodRules(in_step=True)},
+    failure="request",
+    budget=0.25,
+    matches=True,
+    option="--reasoning-parser",
+    suite="treadle.testing.parsers:ReasoningSuite",
+)
+EXTENSIONS: PluginKind[None] = PluginKind(
+    name="extensions",
+    key="name",
+    hook="treadle_configure",
+    builds=None,
+    specs=Every,
+    mode="always",
+    failure="itself",
+    suite="treadle.testing.extensions:ExtensionSuite",
+)
+
+# ------------------------------------------------------------- declared, but not called yet
+
+MULTIMODAL = PluginKind(
+    name="multimodal",
+    key="architecture",
+    hook="treadle_multimodal",
+    builds=t.MultimodalProcessor,
+    specs=First,
+    key_argument="architecture",
+    suite="treadle.testing.multimodal:MultimodalSuite",
+    suite_needs_subclass=True,
+    provisional=True,
+)
+PROPOSERS = PluginKind(
+    name="proposers",
+    key="name",
+    hook="treadle_proposer",
+    builds=t.Proposer,
+    specs=First,
+    suite="treadle.testing.proposers:ProposerSuite",
+    provisional=True,
+)
+KV_CONNECTORS = PluginKind(
+    name="kv_connectors",
+    key="name",
+    hook="treadle_kv_connector",
+    builds=t.KVConnector,
+    specs=First,
+    suite="treadle.testing.connectors:KVConnectorSuite",
+    provisional=True,
+)
+LORA_RESOLVERS = PluginKind(
+    name="lora_resolvers",
+    key="name",
+    hook="treadle_lora_resolver",
+    builds=t.LoRAResolver,
+    specs=First,
+    mode="many",
+    suite="treadle.testing.adapters:LoRAResolverSuite",
+    suite_needs_subclass=True,
+    provisional=True,
+)
+
+CORE_KINDS: Sequence[PluginKind[Any]] = (
+    MODEL_SOURCES,
+    LOAD_FORMATS,
+    TOKENIZERS,
+    RENDERERS,
+    MODELS,
+    QUANTIZATION,
+    MULTIMODAL,
+    ATTENTION,
+    KERNELS,
+    EXECUTORS,
+    POLICIES,
+    PROPOSERS,
+    KV_CONNECTORS,
+    LOGITS_PROCESSORS,
+    LORA_RESOLVERS,
+    STAT_LOGGERS,
+    GUIDED,
+    TOOL_PARSERS,
+    REASONING,
+    EXTENSIONS,
+)

@@ -1,0 +1,128 @@
+"""The declaration of a plugin kind.
+
+Everything that depends on a kind follows from its declaration: the call of its hook, the boundary
+around what the hook builds, the documentation, ``treadle plugin new`` and ``treadle plugin test``.
+The core declares its kinds in ``treadle.api.kinds``; another distribution declares its own in the
+entry-point group ``treadle.kinds``.
+
+The entry-point group of a kind is ``treadle.KIND`` or ``treadle.KIND.vN``, where N is the generation
+of its hook. A new argument keeps the generation; a renamed hook or another result is a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
+
+from treadle.api.hookspecs import PROJECT
+from treadle.errors import PluginLoadError, TreadleError
+
+__all__ = ("Failure", "MethodRules", "Mode", "PluginKind", "any_result", "unexpected")
+
+T = TypeVar("T")
+
+Mode = Literal["one", "many", "bid", "always"]
+Failure = Literal["engine", "request", "itself"]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodRules:
+    """How the boundary treats one method, where the annotations of its protocol do not say it all.
+
+    ``result(result, *arguments)`` returns the result to use, or raises ``TypeError`` or
+    ``ValueError``; a class is instantiated for each object. ``item`` does the same for each item of
+    an iterator. ``fallback(error, *arguments)`` returns what to use if the call fails.
+    """
+
+    result: Callable[..., Any] | None = None
+    item: Callable[[Any], Any] | None = None
+    fallback: Callable[..., Any] | None = None
+    in_step: bool = False
+    """Called while the engine computes: a ``TreadleError`` is a failure like any other exception,
+    because no user waits for its words."""
+    counted: bool = True
+    """``False`` for methods that are called too often to count and time each call; failures are
+    counted nevertheless."""
+    replies: tuple[type[Exception], ...] = ()
+    """Exceptions that are an answer and not a failure."""
+    error: type[TreadleError] | None = None
+    """What a failure raises, if not the error of the kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginKind(Generic[T]):
+    """The declaration of one kind of plugin; ``T`` is what its hook builds."""
+
+    name: str
+    key: str
+    """What a key is, in words."""
+    hook: str
+    builds: type[T] | None
+    """The protocol or data class that the hook returns; ``None`` if it returns nothing."""
+    specs: type
+    """The class that holds the hook specification."""
+    mode: Mode = "one"
+    """``one``: the owner of the requested key is called. ``many``: the owners of a list of keys.
+    ``bid``: all are called, the best offer wins. ``always``: all are called."""
+    key_argument: str = "name"
+    """The argument of the hook that carries the key."""
+    optional: tuple[type, ...] = ()
+    """Optional protocols of what the hook builds, looked for with ``isinstance``."""
+    methods: Mapping[str, MethodRules] = field(default_factory=lambda: MappingProxyType({}))
+    """Rules by ``Protocol.method``."""
+    failure: Failure = "engine"
+    """What a failure costs: the start or the step, the request that needed the call, or only the
+    plugin itself, which a circuit breaker disables after repeated failures."""
+    error: type[TreadleError] = PluginLoadError
+    """What a failure of a method raises."""
+    budget: float = 10.0
+    """Seconds that one call of a method may take before it counts as slow; a hook has at least 10."""
+    loads: str = ""
+    """The method that downloads or loads a model of any size, which may take ten minutes."""
+    option: str = ""
+    """The command-line option that names the plugin to use, for messages."""
+    matches: bool = False
+    """Whether ``treadle_match`` chooses or orders the plugins when the option names none."""
+    suite: str = ""
+    """``module:class`` of the conformance suite."""
+    suite_needs_subclass: bool = False
+    """The suite must be told what to try, so that ``treadle plugin test`` cannot run it."""
+    generation: int = 1
+    owner: str = "treadle-core"
+    """The distribution that declares the kind and calls its hook."""
+    provisional: bool = False
+    """Nothing calls the hook yet, and it may change until something does."""
+
+    @property
+    def group(self) -> str:
+        """The entry-point group."""
+        return f"{PROJECT}.{self.name}"
+
+    @property
+    def has_fallback(self) -> bool:
+        """Whether a plugin may serve all keys that no other plugin declares."""
+        return self.mode in ("one", "many")
+
+    @property
+    def template(self) -> str:
+        """The folder in ``treadle_cli/templates`` that ``treadle plugin new`` starts from."""
+        return self.name
+
+    @property
+    def page(self) -> str:
+        """The page of the documentation, in ``docs``."""
+        return f"plugins/{self.name}.md"
+
+
+def unexpected(result: object, expected: str) -> TypeError:
+    """Return the error for a result that is not ``expected``."""
+    shape = getattr(result, "shape", None)
+    shown = f"a tensor {list(shape)}" if shape is not None else f"{result!r:.80}"
+    return TypeError(f"it returned {shown}; {expected} is wanted")
+
+
+def any_result(result: Any, *_: Any) -> Any:
+    """Accept every result as it is."""
+    return result

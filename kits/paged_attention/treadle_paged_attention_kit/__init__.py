@@ -1,0 +1,1 @@
+"""What attention backends over a paged cache are built on."""

@@ -1,0 +1,1 @@
+"""What Triton and Gluon kernels are built on."""

@@ -1,0 +1,1 @@
+"""What executors with several workers are built on."""

@@ -1,0 +1,102 @@
+"""An executor with one worker for each rank, without its transport."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import msgspec
+
+from treadle.api.engine import Executor
+from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.config import EngineConfig
+from treadle.errors import EngineError
+from treadle.plugins import PluginManager
+from treadle_worker_kit.messages import (
+    Collected,
+    Launch,
+    Sample,
+    Started,
+    StartWorker,
+    WorkerCommand,
+    WorkerReply,
+)
+
+__all__ = ("WorkerGroupExecutor",)
+
+
+class WorkerGroupExecutor(Executor):
+    """``tensor_parallel_size`` workers of one model. Used from one thread.
+
+    All ranks compute the same tokens, so only rank 0 replies to a step. A worker that dies or fails
+    ends the whole group: the others wait for it in a collective.
+
+    A subclass implements ``start``, ``check``, ``stop``, ``broadcast`` and ``receive_result``.
+    """
+
+    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
+        self.config = config
+        self.world_size = config.device.tensor_parallel_size
+        self.serving = False
+        """Whether all workers have started."""
+        self._host = host
+
+    @abstractmethod
+    def broadcast(self, command: WorkerCommand) -> None:
+        """Send ``command`` to every rank. May raise ``EngineError`` if one is lost."""
+
+    @abstractmethod
+    def receive_result(self) -> tuple[int, WorkerReply]:
+        """Send ``Collect`` to every rank. Return the first reply, and its rank.
+
+        Raises ``EngineDeadError`` if a rank is lost.
+        """
+
+    def start_command(
+        self,
+        rank: int,
+        rendezvous: str,
+        *,
+        local_rank: int,
+        local_world_size: int,
+        device: str | None = None,
+    ) -> StartWorker:
+        """Return the first command of a worker. ``device`` replaces the option of that name."""
+        config = self.config
+        if device is not None:
+            chosen = msgspec.structs.replace(config.device, device=device)
+            config = msgspec.structs.replace(config, device=chosen)
+        plan = self._host.selection()
+        return StartWorker(
+            rank, self.world_size, config, plan, rendezvous, local_rank, local_world_size
+        )
+
+    def all_started(self, replies: Mapping[int, WorkerReply]) -> EngineFacts:
+        """Note that every rank has replied to its ``StartWorker``. Return the facts of rank 0."""
+        for rank, reply in replies.items():
+            if not isinstance(reply, Started):
+                raise _unexpected(rank, reply, "Started")
+        self.serving = True
+        first = replies[0]
+        if not isinstance(first, Started):
+            raise _unexpected(0, first, "Started")
+        return first.facts
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue one step on every rank."""
+        self.broadcast(Launch(plan))
+
+    def sample(self, edits: StepEdits | None) -> None:
+        """Complete the held step that was launched last."""
+        self.broadcast(Sample(edits))
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest step that was not collected yet."""
+        rank, reply = self.receive_result()
+        if rank or not isinstance(reply, Collected):
+            raise _unexpected(rank, reply, "Collected from rank 0")
+        return reply.result
+
+
+def _unexpected(rank: int, reply: WorkerReply, expected: str) -> EngineError:
+    return EngineError(f"rank {rank} answered {type(reply).__name__}; expected {expected}")

@@ -1,0 +1,87 @@
+"""One rank of a model: builds its shard and executes the commands of an executor."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from treadle.api.attention import KernelRequest
+from treadle.api.step_types import EngineFacts, StepResult
+from treadle.errors import EngineError, TreadleError
+from treadle.plugins import PluginManager
+from treadle.runner.collective import START_TIMEOUT, TorchCollective
+from treadle.runner.device import describe, pick_device
+from treadle.runner.model_runner import ModelRunner
+from treadle_worker_kit.messages import (
+    Collect,
+    Failed,
+    Launch,
+    Sample,
+    StartWorker,
+    Stop,
+    WorkerCommand,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+__all__ = ("START_TIMEOUT", "Worker", "failure_reply")
+
+log = logging.getLogger("treadle.workers")
+
+
+class Worker:
+    """A shard of a model on its device. The only one of its process; used from one thread."""
+
+    def __init__(self, start: StartWorker, store: Store) -> None:
+        """Join the other ranks through ``store``, build and load the model.
+
+        Raises what ``ModelRunner`` raises.
+        """
+        config = start.config
+        host = PluginManager.from_selection(start.plan, config.plugins)
+        device = pick_device(config.device.device, start.local_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        elif config.device.threads is None:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.local_world_size))
+        request = KernelRequest(describe(device), "bfloat16", {"ranks": start.world_size})
+        kernel = host.kernel("all_reduce", request)
+        self._ranks = TorchCollective(start.rank, start.world_size, device, store, kernel=kernel)
+        self._runner = ModelRunner(config, host, self._ranks)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the scheduler must know."""
+        return self._runner.facts
+
+    def execute(self, command: WorkerCommand) -> StepResult | None:
+        """Execute a command after ``StartWorker``. Return the result of ``Collect``, else ``None``.
+
+        After ``Stop`` and after an error nothing may follow: the other ranks wait for this one.
+        """
+        match command:
+            case Launch(plan):
+                self._runner.launch(plan)
+            case Sample(edits):
+                self._runner.sample(edits)
+            case Collect():
+                return self._runner.collect()
+            case Stop():
+                self._ranks.close()
+            case StartWorker():
+                raise EngineError("a worker got StartWorker twice; it starts once")
+        return None
+
+
+def failure_reply(error: BaseException) -> Failed:
+    """Return the reply of a worker that cannot continue.
+
+    Errors that are not in ``treadle.errors`` are logged with their traceback.
+    """
+    if not isinstance(error, TreadleError):
+        log.error("the worker failed", exc_info=error)
+    return Failed.of(error)
