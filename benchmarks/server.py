@@ -72,7 +72,7 @@ class Instant:
     traits, output_limit = ModelTraits(), None
 
     def __init__(self, pause: float) -> None:
-        self.config: EngineConfig = from_options(model="instant")
+        self.config: EngineConfig = from_options(model="instant", tool_parser="hermes")
         self.host = PluginManager()
         self.facts = EngineFacts(
             model="instant",
@@ -194,7 +194,7 @@ def serve(port: int, pause: float) -> None:
 
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of this process
     build: Callable[[], Any] = lambda: Instant(pause)  # noqa: E731
-    serve_engine(build, server_from_options(port=port, tool_parser="hermes", log_level="error"))
+    serve_engine(build, server_from_options(port=port, log_level="error"))
 
 
 def serve_bare(port: int, pause: float) -> None:

@@ -39,7 +39,7 @@ from treadle.plugins import PluginManager, installed_kinds, matching
 from treadle_cli.hookspecs import COMMANDS, CommandHooks
 from treadle_server.app import create_app
 from treadle_server.config import ServerConfig
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.hookspecs import ServerHooks
 from treadle_server.testing.engine import Parrot
 
@@ -67,7 +67,7 @@ def configured(host: PluginManager) -> None:
 
 def served(host: PluginManager) -> None:
     """As a server builds its application."""
-    create_app(Context(Parrot(host, "parrot"), ServerConfig()))
+    create_app(ServerContext(Parrot(host, "parrot"), ServerConfig()))
 
 
 def run(host: PluginManager) -> Any:

@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from treadle.entrypoints.async_llm import AsyncLLM
     from treadle.entrypoints.llm import LLM
     from treadle.errors import TreadleError
-    from treadle.outputs import CompletionOutput, Logprob, RequestOutput
+    from treadle.outputs import (
+        CompletionOutput,
+        Logprob,
+        ReasoningPart,
+        RequestOutput,
+        TextPart,
+        ToolCall,
+    )
 
 __all__ = (
     "LLM",
@@ -20,8 +27,11 @@ __all__ = (
     "EngineConfig",
     "GuidedParams",
     "Logprob",
+    "ReasoningPart",
     "RequestOutput",
     "SamplingParams",
+    "TextPart",
+    "ToolCall",
     "TreadleError",
     "__version__",
 )
@@ -35,8 +45,11 @@ _HOMES = {
     "EngineConfig": "treadle.config",
     "GuidedParams": "treadle.api.sampling_params",
     "Logprob": "treadle.outputs",
+    "ReasoningPart": "treadle.outputs",
     "RequestOutput": "treadle.outputs",
     "SamplingParams": "treadle.api.sampling_params",
+    "TextPart": "treadle.outputs",
+    "ToolCall": "treadle.outputs",
     "TreadleError": "treadle.errors",
 }
 

@@ -57,6 +57,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chat_template: Annotated[
         str | None, Meta(description="Jinja file or text that replaces the model's chat template.")
     ] = None
+    tool_parser: Annotated[
+        str | None,
+        Meta(
+            description="Tool-call parser plugin; auto takes the one made for the model, or none."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str | None,
+        Meta(description="Parser plugin that separates reasoning from the answer; auto, or none."),
+    ] = "auto"
     served_model_name: Annotated[
         list[str], Meta(description="Names that requests may use (default: the model).")
     ] = msgspec.field(default_factory=list)

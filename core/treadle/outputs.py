@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput")
+__all__ = (
+    "CompletionOutput",
+    "Logprob",
+    "OutputPart",
+    "ReasoningPart",
+    "RequestMetrics",
+    "RequestOutput",
+    "TextPart",
+    "ToolCall",
+)
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -18,12 +27,41 @@ class Logprob(msgspec.Struct, frozen=True):
 PositionLogprobs = dict[int, Logprob]
 
 
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """Text of the answer itself."""
+
+    text: str
+
+
+class ReasoningPart(msgspec.Struct, frozen=True, tag="reasoning"):
+    """What the model wrote before its answer."""
+
+    text: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, tag="tool_call"):
+    """A call of the function ``name`` with ``arguments``, the text of a JSON object.
+
+    In a delta it is one piece of call ``index``: only the first piece has ``id`` and ``name``, and
+    the ``arguments`` of all pieces concatenate.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+OutputPart = TextPart | ReasoningPart | ToolCall
+
+
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One of the ``n`` outputs of a request.
 
-    ``finish_reason`` is ``stop``, ``length``, ``abort`` or ``error``; ``None`` if not finished.
-    ``stop_reason`` is the matched stop string or stop token id; ``None`` if the EOS token or
-    something else ended the output.
+    ``finish_reason`` is ``stop``, ``length``, ``tool_calls``, ``abort`` or ``error``; ``None`` while
+    it runs. ``stop_reason`` is the stop string or stop id that ended it, ``None`` for the
+    end-of-sequence id. ``text`` is what the model wrote; ``content``, ``reasoning`` and
+    ``tool_calls`` are what the parsers of a chat found in it.
     """
 
     index: int
@@ -36,9 +74,33 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     error: str | None = None
     """If ``finish_reason`` is ``error``: a message that may be shown to the client."""
 
+    parts: list[OutputPart] | None = None
+    """The text as parsers have split it, in order; ``None`` if no parser read it."""
+    parser_errors: list[str] = []
+    """The parsers that failed on this output, as ``tool_parser=name``; in a delta, since the last.
+    What they had not delivered is text."""
+
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def content(self) -> str:
+        """The answer itself: ``text`` without reasoning and tool calls."""
+        if self.parts is None:
+            return self.text
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def reasoning(self) -> str | None:
+        """What the model wrote before its answer, ``None`` if nothing."""
+        found = [part.text for part in self.parts or () if isinstance(part, ReasoningPart)]
+        return "".join(found) if found else None
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls that the model made; in a delta, pieces of calls."""
+        return [part for part in self.parts or () if isinstance(part, ToolCall)]
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True):

@@ -9,26 +9,27 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
 from treadle.plugins import PluginManager
-from treadle_server.context import Context
+from treadle_server.active_requests import ClientDisconnected
+from treadle_server.context import ServerContext
 from treadle_server.edge import Edge
 from treadle_server.errors import APIError
-from treadle_server.flights import ClientGone
 from treadle_server.hookspecs import SERVER
+from treadle_server.openapi import openapi_config
 from treadle_server.owners import Owners
 from treadle_server.routes import chat, completions, health, metrics, models
-from treadle_server.routes.answers import handle_error, handle_gone, handle_http_error
+from treadle_server.routes.answers import handle_disconnect, handle_error, handle_http_error
 from treadle_server.served import Served
 
 __all__ = ("build", "create_app", "unedited")
 
 
-def create_app(context: Context) -> Edge:
+def create_app(context: ServerContext) -> Edge:
     """Build the ASGI application of one server."""
     context.served = build(context, context.engine.host)
     return Edge(context)
 
 
-def build(context: Context, host: PluginManager) -> Served:
+def build(context: ServerContext, host: PluginManager) -> Served:
     """The routes, after the plugins of ``treadle.server`` in ``host`` have edited them.
 
     Called again for each host: when a plugin is reloaded, there is another one.
@@ -42,7 +43,7 @@ def build(context: Context, host: PluginManager) -> Served:
     return Served(app, Owners(host))
 
 
-def unedited(context: Context) -> AppConfig:
+def unedited(context: ServerContext) -> AppConfig:
     """The application as plugins find it."""
     return AppConfig(
         route_handlers=[
@@ -52,20 +53,20 @@ def unedited(context: Context) -> AppConfig:
         ],
         exception_handlers={
             APIError: handle_error,
-            ClientGone: handle_gone,
+            ClientDisconnected: handle_disconnect,
             HTTPException: handle_http_error,
             500: handle_error,
         },
         cors_config=cors(context),
         logging_config=None,
-        openapi_config=None,
+        openapi_config=openapi_config(context.config),
         request_max_body_size=context.config.max_body_bytes,
         state=State({"context": context}),
         debug=False,
     )
 
 
-def cors(context: Context) -> CORSConfig | None:
+def cors(context: ServerContext) -> CORSConfig | None:
     if not context.config.cors_origin:
         return None
     return CORSConfig(

@@ -63,16 +63,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, Meta(description="Authorities that must have signed a client's certificate.")
     ] = None
 
-    tool_parser: Annotated[
-        str | None,
-        Meta(
-            description="Tool-call parser plugin; auto takes the one made for the model, or none."
-        ),
-    ] = "auto"
-    reasoning_parser: Annotated[
-        str | None,
-        Meta(description="Parser plugin that separates reasoning from the answer; auto, or none."),
-    ] = "auto"
     strict_requests: Annotated[
         bool, Meta(description="Refuse unknown request fields (default: name them in a header).")
     ] = False

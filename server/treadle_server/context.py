@@ -3,60 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from treadle.api.kinds import REASONING, TOOL_PARSERS
-from treadle.api.parsers import Tool
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.errors import (
-    CheckpointError,
-    EngineDeadError,
-    EngineError,
-    ModelNotFoundError,
-    PluginLoadError,
-    RequestError,
-    TreadleError,
-)
+from treadle.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
+from treadle.text.chat import ChatProcessor
+from treadle.text.input_processor import Processor
+from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
+from treadle_server.active_requests import ActiveRequests
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
-from treadle_server.errors import APIError, plugin_failed
+from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
-from treadle_server.flights import Flights
-from treadle_server.markers import Marks, Sieve
-from treadle_server.matching import with_parsers
 from treadle_server.metrics import Metrics
-from treadle_server.parsing import Guard, Splitter, WatchedSplitter
-from treadle_server.watch import Watch
+from treadle_server.sampling import to_params
+from treadle_server.wire.common import SamplingFields
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
     from treadle_server.served import Served
 
-__all__ = ("Context",)
+__all__ = ("LARGE", "ServerContext")
 
 T = TypeVar("T")
-log = logging.getLogger("treadle.server")
-TEXTS = 2
-"""Threads for what renderers do, which may take long for long conversations."""
-BIG = 4096
+LARGE = 4096
 """Characters or ids from which text work leaves the event loop for a thread."""
 
 
-class Context:
+class ServerContext:
     """One server around one started engine.
 
     ``draining`` is set when it is going to stop, ``dead`` when the engine has stopped, ``hangs``
-    while the engine does not answer; ``stats`` is what it said last. ``config`` names the parsers
-    that are used, ``None`` for none, where the user said ``auto``.
+    while the engine does not answer; ``stats`` is what it returned last. ``chats`` prepares chats
+    with the parsers that are used.
     """
 
     served: Served
@@ -64,38 +51,34 @@ class Context:
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
-        self.config = with_parsers(config, engine.host, engine.traits)
+        self.config = config
         self.names = list(engine.config.model.served_model_name) or [engine.config.model.model]
         self.model = self.names[0]
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
-        self.flights = Flights(config.request_timeout)
+        self.active_requests = ActiveRequests(config.request_timeout)
         self.metrics = Metrics(self.model, engine.host.call_stats)
         self.draining = False
         self.dead: EngineDeadError | None = None
         self.hangs: EngineDeadError | None = None
         self.stats: EngineStats | None = None
-        self.marks = Marks(self)
+        self.watchdogs = PluginWatchdogs(engine.host.call_stats)
+        self.chats = self._chat_processor()
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
-        kinds = ("tool_parsers", "reasoning")
-        self.watch = Watch(max(engine.host.call_stats.budget(f"{kind}:", "feed") for kind in kinds))
-        texts = engine.host.call_stats.budget("renderers:", "render")
-        self._texts = [Watch(texts) for _ in range(TEXTS)]
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="treadle-text")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for watch in (self.watch, *self._texts):
-            watch.close()
+        self.watchdogs.close()
 
     def exchange(self, host: PluginManager, served: Served | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
         self.engine.host = host
-        self.marks = Marks(self)
+        self.chats = ChatProcessor(self.chats.processor, self.chats.plugins.with_host(host))
         self.fingerprint = system_fingerprint(self.engine)
-        self.watch.forget()
+        self.watchdogs.parsers.discard_stuck()
         if served is not None:
             self.served, old = served, self.served
             old.retire()
@@ -124,13 +107,12 @@ class Context:
             f"the model {name!r} does not exist here; this server has: {served}", param="model"
         )
 
-    def granted(self, params: SamplingParams) -> SamplingParams:
-        """``params`` with no more output tokens than the checkpoint's ``max_new_tokens``.
-
-        ``ignore_eos`` lifts the limit: who measures says how long an output is.
-        """
-        limit, asked = self.engine.output_limit, params.max_tokens
-        if limit is None or asked is None or asked <= limit or params.ignore_eos:
+    def to_params(self, request: SamplingFields, **changes: Any) -> SamplingParams:
+        """Return the sampling parameters of a request, with no more output tokens than the
+        checkpoint's ``max_new_tokens``, unless it sets ``ignore_eos``. Raises ``RequestError``."""
+        params = to_params(request, self.defaults, self.engine.facts.max_model_len, **changes)
+        limit, requested = self.engine.output_limit, params.max_tokens
+        if limit is None or requested is None or requested <= limit or params.ignore_eos:
             return params
         return params.replace(max_tokens=max(limit, params.min_tokens))
 
@@ -138,86 +120,29 @@ class Context:
         """An id that nobody can guess or repeat, whatever the client calls its request."""
         return f"{prefix}-{secrets.token_hex(16)}"
 
-    async def off_loop(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work``, in a thread if its input is big: the event loop must not stand still."""
-        if size < BIG:
+    async def run_in_thread_if_large(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Call ``work``, in a thread if its input is large: the event loop must not wait for it."""
+        if size < LARGE:
             return work(*arguments)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *arguments))
 
-    async def rendered(self, work: Callable[[], T]) -> T:
-        """What the renderer, a plugin, makes in a thread that can be given up. Raises ``APIError``
-        if it does not come back."""
-        began = time.perf_counter()
+    def _chat_processor(self) -> ChatProcessor:
+        """Raises ``PluginConflictError`` if several parsers match the model equally well."""
+        engine = self.engine
         try:
-            return await min(self._texts, key=lambda watch: watch.waiting).run(work)
-        except TimeoutError as error:
-            plugin = getattr(self.engine.renderer, "plugin", "renderers:unknown")
-            log.error("%s does not come back: %s", plugin, error)
-            self.engine.host.call_stats.failed(plugin, "render", began)
-            raise plugin_failed(plugin) from error
-
-    async def asked(self, kind: str, name: str, method: str, work: Callable[[], T]) -> T:
-        """What a parser says outside of an answer: counted, and in a thread that can be given up.
-
-        Raises ``PluginLoadError``, in strict mode ``EngineError``, whatever the plugin raises; but
-        a ``RequestError`` is the client's.
-        """
-        host, began = self.engine.host, time.perf_counter()
-        guard = host.guard(host.kind(kind), name)
-
-        def call() -> T:
-            with guard.call_context(method):
-                return work()
-
-        try:
-            return await self.watch.run(call)
-        except RequestError:
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError):
-                host.call_stats.failed(f"{kind}:{name}", method, began)
-            text = (
-                str(error)
-                if isinstance(error, TreadleError)
-                else guard.entry.failure(method, error)
-            )
-            if host.switches.strict:
-                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-            raise PluginLoadError(text) from error
-
-    def splitter(
-        self,
-        prompt: str,
-        tools: Sequence[Tool],
-        *,
-        host: PluginManager,
-        reasoning: bool,
-        parallel: bool,
-        hidden: Collection[int] = (),
-    ) -> WatchedSplitter | None:
-        """The parsers of one output, from ``host``; ``None`` if no parser applies. The text of the
-        special tokens ``hidden`` is taken out."""
-        tokenizer, report = (
-            self.engine.tokenizer,
-            self.metrics.parser_failed,
+            tokenizer = engine.tokenizer
+        except CheckpointError:
+            tokenizer = None
+        plugins = ParserPlugins.choose(
+            engine.host,
+            tokenizer,
+            engine.traits,
+            engine.config.model,
+            watchdogs=self.watchdogs,
+            on_failure=self.metrics.parser_failed,
         )
-        thinking, calls, strict = None, None, host.switches.strict
-        if reasoning and (name := self.config.reasoning_parser) is not None:
-            build = partial(host.create, REASONING, name, tokenizer=tokenizer, prompt=prompt)
-            thinking = Guard(
-                f"reasoning_parser={name}", build, report, host.call_stats, strict=strict
-            )
-        if tools and (name := self.config.tool_parser) is not None:
-            build_tools = partial(host.create, TOOL_PARSERS, name, tokenizer=tokenizer, tools=tools)
-            calls = Guard(
-                f"tool_parser={name}", build_tools, report, host.call_stats, strict=strict
-            )
-        if thinking is None and calls is None:
-            return None
-        sieve = Sieve(tokenizer, hidden) if hidden else None
-        splitter = Splitter(thinking, calls, None if parallel else 1, sieve)
-        return WatchedSplitter(splitter, self.watch)
+        return ChatProcessor(Processor(engine.facts, tokenizer, engine.renderer), plugins)
 
 
 def system_fingerprint(engine: Engine) -> str:

@@ -1,17 +1,28 @@
-"""From the bytes of a body to a typed request, or a 400 that says where the mistake is."""
+"""From the bytes of a body to a typed request, or a 400 that says where the mistake is.
+
+Handlers declare ``data: SomeRequest`` and get it from ``request_body(SomeRequest)``: a body is
+checked and decoded once, from bytes to the Struct, and the OpenAPI document follows from the type.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
+from litestar.dto import AbstractDTO
 
 from treadle_server.errors import APIError
 
-__all__ = ("DANGEROUS", "MAX_DEPTH", "Reader", "check_depth")
+if TYPE_CHECKING:
+    from litestar._openapi.schema_generation import SchemaCreator
+    from litestar.dto.data_structures import DTOFieldDefinition
+    from litestar.openapi.spec import Reference, Schema
+    from litestar.typing import FieldDefinition
+
+__all__ = ("FORBIDDEN_FIELDS", "MAX_DEPTH", "RequestDecoder", "check_depth", "request_body")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -26,7 +37,7 @@ PROCESSORS = (
 )
 # Fields of other engines' APIs that hand code, tensors or the inside of the engine to a client.
 # They are refused, not ignored: a caller that sends one relies on it.
-DANGEROUS: Mapping[str, str] = {
+FORBIDDEN_FIELDS: Mapping[str, str] = {
     "chat_template": "templates are the operator's: start the server with --chat-template",
     "prompt_embeds": "send text or token ids",
     "mm_processor_kwargs": "this server takes text only",
@@ -72,7 +83,7 @@ def check_depth(body: bytes) -> None:
         depth += sum(piece)
 
 
-class Reader(Generic[T]):
+class RequestDecoder(Generic[T]):
     """Decodes bodies of one type. ``strict`` refuses unknown fields, otherwise they are named."""
 
     def __init__(self, kind: type[T], *, strict: bool = False) -> None:
@@ -81,8 +92,11 @@ class Reader(Generic[T]):
         self._known = frozenset(kind.__struct_encode_fields__)
         self._strict = strict
 
-    def read(self, body: bytes) -> tuple[T, str]:
-        """The request and the names of ignored fields (joined by commas). Raises ``APIError``."""
+    def decode(self, body: bytes) -> tuple[T, str]:
+        """Return the request and the names of ignored fields (joined by commas).
+
+        Raises ``APIError``.
+        """
         if not body:
             raise APIError(400, "the body is empty; send a JSON object")
         check_depth(body)
@@ -106,8 +120,8 @@ class Reader(Generic[T]):
     def _unknown(self, fields: Mapping[str, msgspec.Raw]) -> str:
         unknown = [f for f in fields if f not in self._known]
         for name in unknown:
-            if name in DANGEROUS and bytes(fields[name]) != b"null":
-                raise APIError(400, f"{name} is not accepted: {DANGEROUS[name]}", param=name)
+            if name in FORBIDDEN_FIELDS and bytes(fields[name]) != b"null":
+                raise APIError(400, f"{name} is not accepted: {FORBIDDEN_FIELDS[name]}", param=name)
         if self._strict:
             known = ", ".join(sorted(self._known))
             raise APIError(
@@ -123,3 +137,48 @@ def invalid(error: msgspec.ValidationError) -> APIError:
     message, _, path = str(error).replace("`", "").partition(" - at ")
     param = path.removeprefix("key in ").removeprefix("$").removeprefix(".")
     return APIError(400, f"{param}: {message}" if param else message, param=param or None)
+
+
+def request_body(kind: type[T], *, strict: bool = False) -> type[AbstractDTO[T]]:
+    """Return what decodes the ``data`` of a handler, as its ``dto``.
+
+    ``request.state`` keeps the request (``body``) and the ignored fields (``ignored_fields``) for
+    whoever answers it.
+    """
+    return type(
+        f"{kind.__name__}Body", (_RequestBody,), {"decoder": RequestDecoder(kind, strict=strict)}
+    )
+
+
+class _RequestBody(AbstractDTO[Any]):
+    """Litestar's interface to a ``RequestDecoder``."""
+
+    decoder: ClassVar[RequestDecoder[Any]]
+
+    def decode_bytes(self, value: bytes) -> Any:
+        connection = self.asgi_connection
+        if connection.headers.get("content-encoding", "identity") != "identity":
+            raise APIError(415, "compressed bodies are not accepted; send the JSON as it is")
+        state = connection.state
+        state.body, state.ignored_fields = self.decoder.decode(value)
+        return state.body
+
+    @classmethod
+    def create_for_field_definition(cls, *_: Any, **__: Any) -> None:
+        """Litestar would make a type for the transfer here; the Struct itself is that type."""
+
+    @classmethod
+    def create_openapi_schema(
+        cls, field_definition: FieldDefinition, handler_id: str, schema_creator: SchemaCreator
+    ) -> Reference | Schema:
+        return schema_creator.for_field_definition(field_definition)
+
+    @classmethod
+    def generate_field_definitions(
+        cls, model_type: type[Any]
+    ) -> Generator[DTOFieldDefinition, None, None]:
+        yield from ()
+
+    @classmethod
+    def detect_nested_field(cls, field_definition: FieldDefinition) -> bool:
+        return False

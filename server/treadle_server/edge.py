@@ -18,7 +18,7 @@ import msgspec
 from litestar.types import Message, Receive, Scope, Send
 
 from treadle_server.config import LOOPBACK
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
 
@@ -34,7 +34,7 @@ Headers = dict[bytes, bytes]
 class Edge:
     """An ASGI application around the one that ``context`` serves, which may change."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ServerContext) -> None:
         config = context.config
         self._context = context
         # Who may administer may also do everything else.

@@ -23,7 +23,7 @@ class ServerHooks:
     def treadle_server(self, app: AppConfig, engine: Engine, options: Mapping[str, Any]) -> None:
         """Edit the application before it is built: routes, middleware, guards, lifespan.
 
-        ``app.state.context`` is the ``treadle_server.context.Context`` of this server. Routes added
+        ``app.state.context`` is the ``treadle_server.context.ServerContext`` of this server. Routes added
         here are behind the API key like all others. Called again, beside what is served, when a
         server plugin is reloaded: what it opens belongs into a lifespan manager. Import litestar
         inside the body.

@@ -23,7 +23,7 @@ import uvicorn
 
 from treadle.errors import EngineDeadError
 from treadle_server.app import create_app
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.edge import STOPPED
 from treadle_server.protocol import bounded, sweep
 
@@ -105,7 +105,7 @@ class Listener(uvicorn.Server):
 class Lifecycle:
     """One server around a started engine, which it does not shut down."""
 
-    def __init__(self, context: Context, bound: socket.socket, signals: Signals) -> None:
+    def __init__(self, context: ServerContext, bound: socket.socket, signals: Signals) -> None:
         self._context = context
         self._bound = bound
         self._signals = signals
@@ -191,7 +191,7 @@ class Lifecycle:
     async def _stop(self, serving: asyncio.Task[None]) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
-        context.flights.stop_all(STOPPED)
+        context.active_requests.stop_all(STOPPED)
         deadline = loop.time() + FAREWELL
         while context.metrics.active and loop.time() < deadline:
             await asyncio.sleep(0.01)

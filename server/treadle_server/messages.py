@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from treadle.errors import RequestError
+from treadle.text.chat import Conversation
 from treadle_server.decode import check_depth
 from treadle_server.errors import APIError
-from treadle_server.wire.chat import ChatTool
+from treadle_server.wire.chat import ChatRequest, ChatTool
 from treadle_server.wire.messages import (
     AssistantMessage,
     Content,
@@ -20,15 +21,9 @@ from treadle_server.wire.messages import (
     TextPart,
     ToolMessage,
 )
+from treadle_server.wire.tokenize import TokenizeRequest
 
-__all__ = (
-    "MAX_MESSAGES",
-    "MAX_TOOLS",
-    "MAX_TOOL_BYTES",
-    "template_arguments",
-    "to_messages",
-    "to_tools",
-)
+__all__ = ("MAX_MESSAGES", "MAX_TOOLS", "MAX_TOOL_BYTES", "to_conversation")
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
@@ -41,11 +36,43 @@ RESERVED = frozenset(
 )
 
 
-def to_messages(messages: Sequence[Message], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """Plain dicts for the renderer. Raises ``RequestError`` for what cannot be served.
+def to_conversation(
+    request: ChatRequest | TokenizeRequest, *, knows_developer: bool
+) -> Conversation:
+    """Return what the renderer and the parsers need. Raises ``RequestError``.
 
     Templates that do not know the role ``developer`` get ``system``, which means the same.
     """
+    messages = to_messages(request.messages or [], knows_developer=knows_developer)
+    continues = bool(request.continue_final_message)
+    if continues and messages[-1]["role"] != "assistant":
+        raise RequestError(
+            f"continue_final_message needs a last message of the assistant, not "
+            f"{messages[-1]['role']}",
+            param="continue_final_message",
+        )
+    generates = request.add_generation_prompt
+    conversation = Conversation(
+        messages=messages,
+        tools=to_tools(request.tools),
+        add_generation_prompt=not continues if generates is None else generates,
+        continue_final_message=continues,
+        chat_template_kwargs=template_arguments(request),
+    )
+    if not isinstance(request, ChatRequest):
+        return conversation
+    choice = request.tool_choice
+    return msgspec.structs.replace(
+        conversation,
+        tool_choice=choice if isinstance(choice, str | None) else msgspec.to_builtins(choice),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        separate_reasoning=request.separate_reasoning is not False,
+        guided_backend=request.guided_decoding_backend,
+    )
+
+
+def to_messages(messages: Sequence[Message], *, knows_developer: bool) -> list[dict[str, Any]]:
+    """Return plain dicts. Raises ``RequestError`` for what cannot be served."""
     if not messages:
         raise RequestError("messages is empty; send at least one message", param="messages")
     if len(messages) > MAX_MESSAGES:
@@ -151,19 +178,20 @@ def to_tools(tools: Sequence[ChatTool] | None) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": msgspec.to_builtins(t.function)} for t in tools]
 
 
-def template_arguments(
-    given: Mapping[str, Any] | None, documents: Sequence[Mapping[str, Any]] | None, **more: Any
-) -> dict[str, Any]:
-    """The client's template arguments, none of which may shadow the renderer's own."""
-    for name in given or ():
+def template_arguments(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """Return what the template gets beside messages and tools. Raises ``RequestError`` for an
+    argument that would shadow one of the renderer's own."""
+    arguments: dict[str, Any] = {}
+    if isinstance(request, ChatRequest) and request.reasoning_effort is not None:
+        arguments["reasoning_effort"] = request.reasoning_effort
+    for name, value in (request.chat_template_kwargs or {}).items():
         if name in RESERVED or name.startswith("_") or not name.isidentifier():
             raise RequestError(
                 f"chat_template_kwargs holds {name[:64]!r}, which is not the client's to set; "
                 "use the request field of that name if there is one",
                 param="chat_template_kwargs",
             )
-    found = {name: value for name, value in more.items() if value is not None}
-    found.update(given or {})
-    if documents is not None:
-        found["documents"] = list(documents)
-    return found
+        arguments[name] = value
+    if isinstance(request, ChatRequest) and request.documents is not None:
+        arguments["documents"] = request.documents
+    return arguments

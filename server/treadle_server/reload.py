@@ -10,18 +10,15 @@ import asyncio
 import logging
 from functools import partial
 
-from treadle.api.kinds import REASONING, TOOL_PARSERS
-from treadle.api.parsers import StreamParser
 from treadle.errors import PluginLoadError, TreadleError
 from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
+from treadle.processes.watchdog import TIMEOUT_FACTOR, WatchdogExecutor
+from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.app import build
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.exchange import Reloaded, reloaded
-from treadle_server.matching import PARSERS
-from treadle_server.parsing import checked
 from treadle_server.served import Served
-from treadle_server.watch import PATIENCE, Watch
 
 __all__ = ("reload",)
 
@@ -33,23 +30,23 @@ STARTUP = 30.0
 """Seconds that the startup hooks of an application may take."""
 
 
-async def reload(context: Context, id: str) -> Reloaded:
+async def reload(context: ServerContext, id: str) -> Reloaded:
     """Use the code that the distribution of ``kind:key`` has on disk now. One at a time.
 
     Raises the errors of ``treadle_server.exchange.reloaded``; the old code is then in use as before.
     """
     async with context.reloading:
-        watch = Watch(LONGEST / PATIENCE)
+        watchdog = WatchdogExecutor(LONGEST / TIMEOUT_FACTOR)
         try:
             work = partial(renewed, context, id, asyncio.get_running_loop())
-            host, served, done = await watch.run(work)
+            host, served, done = await watchdog.submit(work)
         except (TreadleError, TimeoutError) as error:
             log.warning("%s was not reloaded: %s", id, error)
             if isinstance(error, TreadleError):
                 raise
             raise PluginLoadError(f"{id} does not come back: {error}; the old stays") from error
         finally:
-            watch.close()
+            watchdog.close()
         context.exchange(host, served)
     log.info(
         "reloaded %s of %s: %s, before %s",
@@ -62,7 +59,7 @@ async def reload(context: Context, id: str) -> Reloaded:
 
 
 def renewed(
-    context: Context, id: str, loop: asyncio.AbstractEventLoop
+    context: ServerContext, id: str, loop: asyncio.AbstractEventLoop
 ) -> tuple[PluginManager, Served | None, Reloaded]:
     """The new host, tried, and the new application if there are other routes."""
     in_use = context.stats.plugin_states if context.stats is not None else ()
@@ -89,19 +86,14 @@ def renewed(
     return host, served, done
 
 
-def try_parsers(context: Context, host: PluginManager, done: Reloaded) -> None:
+def try_parsers(context: ServerContext, host: PluginManager, done: Reloaded) -> None:
     """Let each new parser read a word, with the tokenizer that it is for."""
-    tokenizer = context.engine.tokenizer
-    for option, kind in PARSERS.items():
+    plugins = context.chats.plugins.with_host(host)
+    for option, kind in PARSER_KINDS.items():
         ids = (id.partition(":") for id in done.plugins)
-        names = {key for owner, _, key in ids if owner == kind.name and key != FALLBACK}
-        used = getattr(context.config, option)
+        keys = {key for owner, _, key in ids if owner == kind.name and key != FALLBACK}
+        used = plugins.keys[option]
         if used is not None and host.choose(kind.name, used).dist == done.distribution:
-            names.add(used)
-        for name in sorted(names):
-            parser: StreamParser = (
-                host.create(TOOL_PARSERS, name, tokenizer=tokenizer, tools=())
-                if kind is TOOL_PARSERS
-                else host.create(REASONING, name, tokenizer=tokenizer, prompt="")
-            )
-            checked([*parser.feed("treadle", ()), *parser.finish()])
+            keys.add(used)
+        for key in sorted(keys):
+            plugins.check(option, key, feed=True)

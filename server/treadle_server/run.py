@@ -13,12 +13,11 @@ from typing import Any, Protocol, cast
 import uvloop
 from litestar.concurrency import set_asyncio_executor
 
-from treadle.api.kinds import REASONING, TOOL_PARSERS
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError
 from treadle_server.banner import banner
 from treadle_server.config import ServerConfig
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
@@ -78,8 +77,8 @@ async def _serve(
         try:
             if not await signals.outrun(engine.start()):
                 return
-            context = Context(engine, config)
-            check_parsers(context)
+            context = ServerContext(engine, config)
+            context.chats.plugins.check_all()
             await Lifecycle(context, bound, signals).run(banner(context, url_of(config, bound)))
         finally:
             await shut_down(engine)
@@ -94,14 +93,3 @@ async def shut_down(engine: Startable) -> None:
             await engine.shutdown()
     except (TimeoutError, EngineDeadError) as error:
         logging.getLogger("treadle.server").warning("the engine did not shut down: %r", error)
-
-
-def check_parsers(context: Context) -> None:
-    """Open each parser once, so that a wrong name stops the start and not a request."""
-    config, engine = context.config, context.engine
-    if config.tool_parser is not None:
-        engine.host.create(TOOL_PARSERS, config.tool_parser, tokenizer=engine.tokenizer, tools=())
-    if config.reasoning_parser is not None:
-        engine.host.create(
-            REASONING, config.reasoning_parser, tokenizer=engine.tokenizer, prompt=""
-        )

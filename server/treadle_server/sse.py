@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
-from litestar import Response
+from litestar.response import Stream
 from litestar.types import Receive, Scope, Send
 
-from treadle_server.errors import error_of
-from treadle_server.flights import ClientGone, Flight, Flights
+from treadle_server.active_requests import ActiveRequest, ActiveRequests, ClientDisconnected
+from treadle_server.errors import APIError, error_of
 
 __all__ = ("DONE", "EventBuffer", "EventStream")
 
@@ -27,8 +27,11 @@ class EventBuffer:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def add(self, event: Any) -> None:
+    def add(self, event: Any, name: str | None = None) -> None:
+        """Append one event; ``name`` is for protocols whose events have one."""
         buffer = self._bytes
+        if name is not None:
+            buffer += b"event: " + name.encode("ascii") + b"\n"
         buffer += b"data: "
         ENCODER.encode_into(event, buffer, -1)
         buffer += b"\n\n"
@@ -43,26 +46,37 @@ class EventBuffer:
         return out
 
 
-class EventStream(Response[bytes]):
-    """An answer that streams ``events`` (bytes of whole events) and ends with ``[DONE]``.
+def error_event(error: APIError) -> bytes:
+    """Return the event of an error in the form of the OpenAI API."""
+    buffer = EventBuffer()
+    buffer.add(error.body)
+    return buffer.take()
+
+
+class EventStream(Stream):
+    """An answer that streams ``events`` (bytes of whole events) and ends with ``end``.
 
     Nothing is sent before the first events are there, so that an error until then is an ordinary
-    error answer. A later one is exactly one error event, followed by ``[DONE]``. After ``pause``
-    seconds without an event, and then again and again, a comment is sent (0: never), so that
-    nobody on the way takes a long prefill for a dead connection.
+    error answer. A later one is exactly one event, made by ``on_error``, followed by ``end``. After
+    ``pause`` seconds without an event, and then again and again, a comment is sent (0: never), so
+    that no proxy takes a long prefill for a dead connection.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        flights: Flights,
+        active_requests: ActiveRequests,
         pause: float,
         headers: Mapping[str, str] | None = None,
+        *,
+        end: bytes = DONE,
+        on_error: Callable[[APIError], bytes] = error_event,
     ) -> None:
-        super().__init__(b"")
+        super().__init__(events)
         self._events = events
-        self._flights = flights
+        self._active_requests = active_requests
         self._pause = pause
+        self._end, self._on_error = end, on_error
         self._quiet = True
         self._head = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -77,10 +91,10 @@ class EventStream(Response[bytes]):
         return self.respond
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientGone):
-            await self._flights.run(receive, lambda flight: self._pump(flight, send))
+        with suppress(ClientDisconnected):
+            await self._active_requests.run(receive, lambda request: self._pump(request, send))
 
-    async def _pump(self, flight: Flight, send: Send) -> None:
+    async def _pump(self, request: ActiveRequest, send: Send) -> None:
         comments = asyncio.create_task(self._comments(send)) if self._pause else None
         try:
             try:
@@ -97,15 +111,15 @@ class EventStream(Response[bytes]):
                 if comments is not None:
                     comments.cancel()
         except asyncio.CancelledError:
-            if flight.reason is None:
+            if request.reason is None:
                 raise
-            await self._fail(flight.reason, send)
+            await self._fail(request.reason, send)
         except Exception as error:
             await self._fail(error, send)
         else:
             if not self._started:
                 await self._start(send)
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
     async def _comments(self, send: Send) -> None:
         while True:
@@ -124,7 +138,5 @@ class EventStream(Response[bytes]):
         shown = error_of(error)
         if not self._started:
             raise shown
-        buffer = EventBuffer()
-        buffer.add(shown.body)
-        body = buffer.take() + DONE
+        body = self._on_error(shown) + self._end
         await send({"type": "http.response.body", "body": body, "more_body": False})

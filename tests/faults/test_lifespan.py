@@ -85,14 +85,14 @@ async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
 
 async def _whole(engine: Any) -> None:
     from treadle_server.config import server_from_options
-    from treadle_server.context import Context
+    from treadle_server.context import ServerContext
     from treadle_server.lifecycle import Lifecycle, Signals
     from treadle_server.listen import bind
 
     config = server_from_options({"port": 0})
     bound, signals = bind(config), Signals()
     try:
-        context = Context(engine, config)
+        context = ServerContext(engine, config)
         engine.server = Server(Lifecycle(context, bound, signals), context, signals, 0)
         await engine.server.task
         await engine.server.client.aclose()

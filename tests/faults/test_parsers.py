@@ -193,9 +193,10 @@ async def test_in_strict_mode_it_is_the_end_of_the_request(
 def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: Path) -> None:
     host = faulty(tmp_path, kind, "hook", how)
     words = "KeyError: '/secret'" if how == "raise" else "returned None"
-    options: Any = {"port": 0, "log_level": "error", OPTIONS[kind]: "faulty"}
+    engine = ScriptedEngine(host=host)
+    engine.use_parsers(**{OPTIONS[kind]: "faulty"})
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty .*{words}"):
-        serve_engine(lambda: ScriptedEngine(host=host), server_from_options(options))
+        serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))
 
 
 @pytest.mark.fault("tool_parsers", "tags")
@@ -288,7 +289,7 @@ async def test_who_cannot_say_what_it_matches_is_not_chosen(
 ) -> None:
     host = faulty(tmp_path, kind, "match", how)
     async with serving(ScriptedEngine(host=host, traits=QWEN3)) as server:
-        assert getattr(server.context.config, OPTIONS[kind]) == CHOSEN[kind]
+        assert server.context.chats.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
     if how != "number":

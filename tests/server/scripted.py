@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
@@ -14,6 +16,7 @@ from treadle.config import EngineConfig, from_options
 from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.prompts import parse_prompt
 from treadle_server.testing.engine import Characters, Lines
 
 Before = Callable[["ScriptedEngine", int], None]
@@ -67,6 +70,11 @@ class ScriptedEngine:
         self.healthy = asyncio.Event()
         self.healthy.set()
 
+    def use_parsers(self, **parsers: str) -> None:
+        """Start with these parsers: ``tool_parser`` and ``reasoning_parser``."""
+        model = msgspec.structs.replace(self.config.model, **parsers)
+        self.config = msgspec.structs.replace(self.config, model=model)
+
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams()
 
@@ -97,9 +105,8 @@ class ScriptedEngine:
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         params = sampling_params
-        if isinstance(prompt, str):
-            prompt = {"prompt_token_ids": self.tokenizer.encode(prompt), "prompt": prompt}
-        ids = list(prompt["prompt_token_ids"])
+        parsed = parse_prompt(prompt)
+        ids = list(parsed.ids or self.tokenizer.encode(parsed.text or ""))
         if any(not 0 <= i < self.tokenizer.vocab_size for i in ids):
             raise RequestError(f"prompt holds {max(ids)}, which is not a token id", param="prompt")
         self.params = params
@@ -107,7 +114,7 @@ class ScriptedEngine:
         self.running += 1
         done = False
         try:
-            async for output in self._steps(ids, prompt.get("prompt"), params):
+            async for output in self._steps(ids, parsed.text, params):
                 yield output
             done = True
         finally:

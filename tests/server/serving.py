@@ -12,8 +12,9 @@ import httpx
 import msgspec
 from scripted import ScriptedEngine
 
+from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.config import server_from_options
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind
 
@@ -21,7 +22,9 @@ from treadle_server.listen import bind
 class Server:
     """A running server; ``client`` speaks to it."""
 
-    def __init__(self, lifecycle: Lifecycle, context: Context, signals: Signals, port: int) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, context: ServerContext, signals: Signals, port: int
+    ) -> None:
         self.lifecycle, self.context, self.signals, self.port = lifecycle, context, signals, port
         self.task = asyncio.create_task(lifecycle.run())
         self.url = f"http://127.0.0.1:{port}"
@@ -51,10 +54,14 @@ class Server:
 
 @asynccontextmanager
 async def serving(engine: ScriptedEngine | None = None, **options: Any) -> AsyncIterator[Server]:
+    """``options`` are those of the server, and the parsers of the engine."""
+    engine = engine or ScriptedEngine()
+    parsers = {name: options.pop(name) for name in tuple(options) if name in PARSER_KINDS}
+    engine.use_parsers(**parsers)
     config = server_from_options({"port": 0, "drain_timeout": 5.0, **options})
     bound = bind(config)
     try:
-        context = Context(engine or ScriptedEngine(), config)
+        context = ServerContext(engine, config)
         signals = Signals()
         lifecycle = Lifecycle(context, bound, signals)
     except BaseException:

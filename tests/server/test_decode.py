@@ -5,13 +5,13 @@ from contextlib import suppress
 
 import pytest
 
-from treadle_server.decode import DANGEROUS, Reader, check_depth
+from treadle_server.decode import FORBIDDEN_FIELDS, RequestDecoder, check_depth
 from treadle_server.errors import APIError
 from treadle_server.wire.chat import ChatRequest
 from treadle_server.wire.completions import CompletionRequest
 from treadle_server.wire.messages import AssistantMessage, ToolMessage
 
-CHAT, TEXT = Reader(ChatRequest), Reader(CompletionRequest)
+CHAT, TEXT = RequestDecoder(ChatRequest), RequestDecoder(CompletionRequest)
 
 
 def nested(depth: int, wide: int = 1) -> bytes:
@@ -22,21 +22,21 @@ def nested(depth: int, wide: int = 1) -> bytes:
 @pytest.mark.parametrize("depth", [3, 6, 63, 64])
 @pytest.mark.parametrize("wide", [1, 80])
 def test_json_may_nest_64_levels(depth: int, wide: int) -> None:
-    assert TEXT.read(nested(depth, wide))[0].prompt == "a"
+    assert TEXT.decode(nested(depth, wide))[0].prompt == "a"
 
 
 @pytest.mark.parametrize("depth", [65, 66, 70, 1000, 100_000])
 @pytest.mark.parametrize("wide", [1, 80])
 def test_deeper_json_is_refused(depth: int, wide: int) -> None:
     with pytest.raises(APIError) as error:
-        TEXT.read(nested(depth, wide))
+        TEXT.decode(nested(depth, wide))
     assert (error.value.status, error.value.detail.code) == (400, "json_too_deep")
 
 
 @pytest.mark.parametrize("text", ["[" * 200, '\\"' + "[" * 200, "\\\\\\\\", '\\\\\\"[[' * 50])
 def test_brackets_in_strings_do_not_count(text: str) -> None:
     body = b'{"prompt":"' + text.encode() + b'","stop":["[","]"]}'
-    assert isinstance(TEXT.read(body)[0].prompt, str)
+    assert isinstance(TEXT.decode(body)[0].prompt, str)
 
 
 def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
@@ -71,7 +71,7 @@ def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
 )
 def test_a_mistake_is_placed(body: bytes, says: str, param: str | None) -> None:
     with pytest.raises(APIError, match=says) as error:
-        TEXT.read(body)
+        TEXT.decode(body)
     assert error.value.status == 400
     assert error.value.detail.param == param
 
@@ -79,30 +79,30 @@ def test_a_mistake_is_placed(body: bytes, says: str, param: str | None) -> None:
 def test_null_is_the_same_as_nothing() -> None:
     fields = [f for f in ChatRequest.__struct_encode_fields__ if f != "messages"]
     nulls = ",".join(f'"{f}":null' for f in fields)
-    found, ignored = CHAT.read(b'{"messages":[],' + nulls.encode() + b"}")
-    assert found == CHAT.read(b'{"messages":[]}')[0]
+    found, ignored = CHAT.decode(b'{"messages":[],' + nulls.encode() + b"}")
+    assert found == CHAT.decode(b'{"messages":[]}')[0]
     assert ignored == ""
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
-    found, ignored = TEXT.read(b'{"prompt":"a","frobnicate":[1],"metadata":{},"bad name\\n":1}')
+    found, ignored = TEXT.decode(b'{"prompt":"a","frobnicate":[1],"metadata":{},"bad name\\n":1}')
     assert found.prompt == "a"
     assert ignored == "frobnicate,metadata"
 
 
 def test_a_strict_server_refuses_unknown_fields() -> None:
-    strict = Reader(CompletionRequest, strict=True)
-    assert strict.read(b'{"prompt":"a","n":null}')[0].prompt == "a"
+    strict = RequestDecoder(CompletionRequest, strict=True)
+    assert strict.decode(b'{"prompt":"a","n":null}')[0].prompt == "a"
     with pytest.raises(APIError, match="unknown field 'frobnicate'") as error:
-        strict.read(b'{"prompt":"a","frobnicate":1}')
+        strict.decode(b'{"prompt":"a","frobnicate":1}')
     assert error.value.detail.param == "frobnicate"
 
 
-@pytest.mark.parametrize("name", sorted(DANGEROUS))
+@pytest.mark.parametrize("name", sorted(FORBIDDEN_FIELDS))
 def test_dangerous_fields_are_refused_unless_null(name: str) -> None:
-    assert TEXT.read(f'{{"prompt":"a","{name}":null}}'.encode())[0].prompt == "a"
+    assert TEXT.decode(f'{{"prompt":"a","{name}":null}}'.encode())[0].prompt == "a"
     with pytest.raises(APIError, match=f"{name} is not accepted") as error:
-        TEXT.read(f'{{"prompt":"a","{name}":{{"x":1}}}}'.encode())
+        TEXT.decode(f'{{"prompt":"a","{name}":{{"x":1}}}}'.encode())
     assert (error.value.status, error.value.detail.param) == (400, name)
 
 
@@ -111,7 +111,7 @@ def test_messages_are_told_apart_by_role() -> None:
         {"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function",
          "function":{"name":"f","arguments":"{}"}}]},
         {"role":"tool","content":[{"type":"text","text":"4"}],"tool_call_id":"1"}]}"""
-    first, second = CHAT.read(body)[0].messages
+    first, second = CHAT.decode(body)[0].messages
     assert isinstance(first, AssistantMessage) and first.tool_calls is not None
     assert isinstance(second, ToolMessage) and second.tool_call_id == "1"
 
@@ -129,5 +129,5 @@ def test_messages_are_told_apart_by_role() -> None:
 )
 def test_a_wrong_message_is_placed(message: str, param: str) -> None:
     with pytest.raises(APIError) as error:
-        CHAT.read(f'{{"messages":[{message}]}}'.encode())
+        CHAT.decode(f'{{"messages":[{message}]}}'.encode())
     assert error.value.detail.param == param

@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_aborts_its_request(
         assert engine.aborted == count
         assert (await server.client.get("/health")).status_code == 200
         await until(lambda: server.context.metrics.active == 0)
-        assert len(server.context.flights) == 0
+        assert len(server.context.active_requests) == 0
 
 
 async def test_a_client_that_leaves_inside_its_body_is_no_error(

@@ -16,7 +16,7 @@ from serving import Server, events, serving, until
 
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
-from treadle_server.watch import MOST_STUCK, PATIENCE, Watch
+from treadle.processes.watchdog import MAX_STUCK_THREADS
 
 PLUGIN = """
 import threading
@@ -146,42 +146,14 @@ async def test_threads_that_are_lost_are_bounded(host: PluginManager) -> None:
     engine = ScriptedEngine(["!"], host=host)
     async with serving(engine, tool_parser="feed") as server:
         before = threading.active_count()
-        for _ in range(MOST_STUCK + 3):
+        for _ in range(MAX_STUCK_THREADS + 3):
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
             assert response.headers["x-treadle-parser-error"] == "tool_parser=feed"
-        assert server.context.watch.stuck == MOST_STUCK
-        assert threading.active_count() <= before + MOST_STUCK + 3  # one to go on, two for text
+        assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS
+        assert (
+            threading.active_count() <= before + MAX_STUCK_THREADS + 3
+        )  # one to go on, two for text
         host.report()
-        await until(lambda: server.context.watch.stuck == 0)
+        await until(lambda: server.context.watchdogs.parsers.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers
-
-
-async def test_calls_behind_a_slow_one_go_on_in_another_thread() -> None:
-    watch, gate = Watch(0.05), threading.Event()
-    first = watch.run(lambda: gate.wait(30))
-    others = [watch.run(lambda i=i: (i, threading.get_ident())) for i in range(50)]
-    found: Any = await asyncio.gather(*others)
-    assert [i for i, _ in found] == list(range(50)) and not first.done()
-    gate.set()
-    assert await first is True, "slow, but in time"
-    assert watch.stuck == 0
-    watch.close()
-
-
-async def test_a_call_is_given_up_after_some_budgets_and_errors_pass() -> None:
-    watch, gate = Watch(0.02), threading.Event()
-    began = monotonic()
-    with pytest.raises(TimeoutError):
-        await watch.run(lambda: gate.wait(30))
-    assert monotonic() - began >= PATIENCE * 0.02 and watch.stuck == 1
-    for error in (KeyError("k"), StopIteration(), SystemExit(3)):
-
-        def fail(error: BaseException = error) -> None:
-            raise error
-
-        with pytest.raises(KeyError if isinstance(error, KeyError) else RuntimeError):
-            await watch.run(fail)
-    gate.set()
-    await until(lambda: watch.stuck == 0)
-    watch.close()

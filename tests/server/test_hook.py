@@ -73,7 +73,7 @@ PROBE = """
 import sys
 import treadle_server, treadle_server.plugin
 light = [m for m in ("litestar", "uvicorn", "torch") if m in sys.modules]
-import treadle_server.run, treadle_server.routes.tokenize, treadle_server.chat.stream, treadle_server.lifecycle
+import treadle_server.run, treadle_server.routes.tokenize, treadle_server.chat.answer, treadle_server.lifecycle
 heavy = [m for m in ("torch", "transformers", "numpy") if m in sys.modules]
 print(light, heavy)
 """

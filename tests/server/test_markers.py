@@ -10,7 +10,6 @@ from serving import events, serving
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput
-from treadle_server.markers import Sieve
 from treadle_server.testing.engine import Characters
 
 SPECIAL = {"\ue000": "[TOOL_CALLS]", "\ue001": "[ARGS]", "\ue002": "<think>", "\ue003": "</think>"}
@@ -85,19 +84,3 @@ async def test_who_wants_to_see_all_of_them_does() -> None:
         response = await server.chat(tools=TOOLS, skip_special_tokens=False)
     message = response.json()["choices"][0]["message"]
     assert message["content"] == "<|turn|>a<|turn|>" and len(message["tool_calls"]) == 1
-
-
-def test_a_text_may_come_after_its_id() -> None:
-    """A stop string that begins like it holds it back."""
-    mark = ord("\ue004")
-    for pieces in (
-        [("a", [97, mark]), ("<|tu", []), ("rn|>b", [98])],
-        [("a<|", [97, mark]), ("turn|>b", [98])],
-        [("a<|turn|>b", [97, mark, 98])],
-    ):
-        sieve = Sieve(Marked(), Marked.special_ids)
-        told = "".join(sieve.feed(text, ids) for text, ids in pieces)
-        assert told + sieve.finish() == "ab"
-    sieve = Sieve(Marked(), Marked.special_ids)
-    assert sieve.feed("<|turn|><|tu", [1, 2, 3]) == "<|turn|><|tu"
-    assert sieve.feed("x<|tu", [mark]) + sieve.finish() == "x<|tu"  # it never came

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 from scripted import ScriptedEngine
 from serving import events, serving
 
-from treadle.api.parsers import Delta, TextDelta
 from treadle.config import PluginConfig
 from treadle.errors import PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle_server.config import server_from_options
-from treadle_server.parsing import Guard, Splitter
 from treadle_server.run import serve_engine
 
 PLUGIN = '''
@@ -243,35 +240,8 @@ async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
     assert "tool_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
 
 
-def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
-    class Holding:
-        """Keeps the last character back, as a parser does that waits for a marker."""
-
-        def __init__(self, good: int) -> None:
-            self.good, self.held = good, ""
-
-        def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
-            self.good -= 1
-            if self.good < 0:
-                raise ValueError
-            said, self.held = (self.held + text)[:-1], text[-1]
-            return [TextDelta(said)]
-
-        def finish(self) -> list[Delta]:
-            raise ValueError
-
-    for good in range(4):
-        reports: list[str] = []
-        splitter = Splitter(None, Guard("p", partial(Holding, good), reports.append))
-        deltas = [d for text in ("ab", "cd", "ef") for d in splitter.feed(text, ())]
-        deltas += splitter.finish()
-        assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == "abcdef"
-        assert reports == ["p"] and splitter.failed == ["p"]
-
-
 def test_a_wrong_parser_name_stops_the_start(host: PluginManager) -> None:
+    engine = ScriptedEngine(host=host)
+    engine.use_parsers(tool_parser="nonsense")
     with pytest.raises(PluginNotFoundError, match="nonsense"):
-        serve_engine(
-            lambda: ScriptedEngine(host=host),
-            server_from_options(port=0, tool_parser="nonsense", log_level="error"),
-        )
+        serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))

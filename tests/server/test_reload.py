@@ -16,8 +16,8 @@ from serving import Server, events, serving, until
 
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
+from treadle.processes.watchdog import MAX_STUCK_THREADS
 from treadle_server import reload as reloading
-from treadle_server.watch import MOST_STUCK
 
 ADMIN = {"authorization": "Bearer boss"}
 ID = "tool_parsers:acme"
@@ -246,8 +246,8 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
     budgets = {"tool_parsers": 0.02, "reasoning": 0.02}
     engine = Held(host=PluginManager(PluginConfig(plugin_time_budget=budgets)))
     async with parsed(engine) as server:
-        assert {await said(server) for _ in range(MOST_STUCK + 1)} == {"Hello world"}
-        assert server.context.watch.stuck == MOST_STUCK
+        assert {await said(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
+        assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS
         acme.install("2.0", acme_parser=PARSER)
         assert (await reload(server)).status_code == 200
         assert await said(server) == "Hello world 2.0"

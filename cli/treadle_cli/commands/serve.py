@@ -9,7 +9,7 @@ import typer
 from treadle.api import impl
 from treadle.errors import PluginNotFoundError
 from treadle.known_plugins import install_hint
-from treadle_cli.explain import Flag, print_choices
+from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, Options, server_group, with_flags
 from treadle_cli.help import PluginOptionsCommand, single
 
@@ -36,9 +36,7 @@ def treadle_command(name: str) -> typer.Typer | None:
 
         engine, config = options.engine_config(), server_from_options(options.of([server]))
         if explain:
-            from treadle_server.explain import explain_server
-
-            return print_choices(explain_server(engine, config))
+            return print_engine(engine)
         from treadle_server.run import serve as run
 
         run(engine, config)

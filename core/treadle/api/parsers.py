@@ -14,6 +14,7 @@ __all__ = (
     "Opens",
     "ReasoningDelta",
     "ReasoningParser",
+    "RunsInline",
     "StreamParser",
     "Tagged",
     "TextDelta",
@@ -109,3 +110,14 @@ class CallIds(Protocol):
 
     def call_id(self) -> str:
         """Return a new unique id."""
+
+
+class RunsInline(Protocol):
+    """An optional declaration of a parser's class, a plain ``bool`` named ``inline``.
+
+    ``True``: its methods always return within microseconds, and a server calls them on its event
+    loop. ``False``: a server calls them in a thread that it can abandon. Without it, parsers of
+    treadle's own distributions run inline and all others in the thread.
+    """
+
+    inline: bool

@@ -17,8 +17,10 @@ from treadle.errors import EngineDeadError, QueueFullError, RequestError, Treadl
 from treadle.outputs import RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.assets import Opened, open_checkpoint, plugin_config
+from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import Processor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
+from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
 from treadle.text.prompts import Prompt, PromptInput, parse_prompt
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class AsyncLLM:
         self._ready: tuple[Processor, OutputProcessor] | None = None
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
+        self._chats: ChatProcessor | None = None
 
     # -- life ------------------------------------------------------------------------
 
@@ -105,6 +108,8 @@ class AsyncLLM:
             for request_id in list(self._streams):
                 self._ready[1].abort(request_id)
         await self._client.stop()
+        if self._chats is not None and self._chats.plugins.watchdogs is not None:
+            self._chats.plugins.watchdogs.close()
         renderer: Any = None if self._opened is None else self._opened.renderer
         if hasattr(renderer, "close"):
             renderer.close()
@@ -190,21 +195,33 @@ class AsyncLLM:
         finally:
             await stream.aclose()
 
-    async def generate_chat(
+    async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         request_id: str | None = None,
         priority: int | None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """``generate`` for a conversation; ``options`` are those of ``render``."""
-        prompt = await self.render(messages, **options)
-        stream = self.generate(prompt, sampling_params, request_id=request_id, priority=priority)
+        """``generate`` for a conversation, with the arguments of ``LLM.chat``.
+
+        The outputs have ``content``, ``reasoning`` and ``tool_calls``, if a parser matches the
+        model. Raises ``RequestError``.
+        """
+        await self._started()
+        conversation = Conversation(
+            messages=messages, tools=tools, tool_choice=tool_choice, **options
+        )
+        params = self._text().defaults if sampling_params is None else sampling_params
+        chat = await self._chat_processor().prepare(conversation, params)
+        parser = chat.create_parser()
+        stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
         try:
             async for output in stream:
-                yield output
+                yield await parser.parse(output)
         finally:
             await stream.aclose()
 
@@ -328,6 +345,21 @@ class AsyncLLM:
         if self._ready is None:
             raise _not_started()
         return self._ready
+
+    def _chat_processor(self) -> ChatProcessor:
+        if self._ready is None:
+            raise _not_started()
+        if self._chats is None:
+            opened = self._text()
+            plugins = ParserPlugins.choose(
+                self.host,
+                opened.tokenizer,
+                opened.traits,
+                self.config.model,
+                watchdogs=PluginWatchdogs(self.host.call_stats),
+            )
+            self._chats = ChatProcessor(self._ready[0], plugins)
+        return self._chats
 
     def _text(self) -> Opened:
         if self._opened is None:

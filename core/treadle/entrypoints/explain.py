@@ -33,6 +33,7 @@ from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import Opened, choose_renderer
+from treadle.text.parser_plugins import PARSER_KINDS, choose_parser
 
 __all__ = ("Explained", "decided", "explain")
 
@@ -54,6 +55,9 @@ def explain(config: EngineConfig, host: PluginManager, opened: Opened) -> Iterat
     policy, usual = config.scheduler.scheduling_policy, SchedulerConfig().scheduling_policy
     yield _named(host, "scheduling-policy", "policies", policy, usual)
     yield _guided(host, config.plugins.guided_backends)
+    for option, kind in PARSER_KINDS.items():
+        found = choose_parser(option, config.model, host, opened.traits)
+        yield decided(host, option.replace("_", "-"), kind.name, found)
 
 
 def decided(host: PluginManager, what: str, kind: str, found: Decision) -> Explained:

@@ -29,7 +29,15 @@ from treadle.errors import (
 from treadle.outputs import RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
+from treadle.text.chat import (
+    ChatOutputParser,
+    ChatProcessor,
+    Conversation,
+    PreparedChat,
+    run_inline,
+)
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
+from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.prompts import PromptInput, parse_prompts
 
 if TYPE_CHECKING:
@@ -63,17 +71,18 @@ class LLM:
     ) -> None:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         self.config = from_options(options, model=model) if config is None else config
-        host = PluginManager(plugin_config(self.config))
-        opened = open_checkpoint(self.config, host)
+        self._host = PluginManager(plugin_config(self.config))
+        opened = open_checkpoint(self.config, self._host)
         patient_threads()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
-        self._core = EngineCore(self.config, host)
+        self._core = EngineCore(self.config, self._host)
         self._close = weakref.finalize(self, self._core.close)
         for line in self._core.facts.report:
             log.info("%s", line)
         self._opened = opened
         self._processor = opened.processor(self._core.facts)
+        self._chat: ChatProcessor | None = None
         self._outputs = OutputProcessor(opened.watched, self._core.facts.eos_ids)
         self._failure: EngineError | None = None
         self._refused: dict[str, RequestError | PluginLoadError] = {}
@@ -129,27 +138,30 @@ class LLM:
         use_tqdm: bool = True,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list of them, with the model's chat template."""
-        rendered = [
-            self._processor.render(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for conversation in _conversations(messages)
+        """Answer one conversation, or each of a list of them, with the model's chat template.
+
+        The outputs have ``content``, ``reasoning`` and ``tool_calls``, if a parser matches the
+        model. ``tools`` are functions in the form of the OpenAI API; ``tool_choice`` is ``auto``,
+        ``none``, ``required`` or a named function. ``options`` are the other fields of
+        ``Conversation``: ``chat_template_kwargs``, ``add_generation_prompt``,
+        ``continue_final_message``, ``parallel_tool_calls``, ``separate_reasoning``.
+        """
+        options |= {"tools": tools, "tool_choice": tool_choice}
+        conversations = list(_conversations(messages))
+        given = _for_each("sampling_params", sampling_params, len(conversations))
+        chats = [
+            self._prepare_chat(conversation, _final(self._or_default(params)), options)
+            for conversation, params in zip(conversations, given, strict=True)
         ]
-        given = _for_each("sampling_params", sampling_params, len(rendered))
-        prepared = [
-            self._processor.prepare(p, _final(self._or_default(s)))
-            for p, s in zip(rendered, given, strict=True)
+        prepared = [self._processor.prepare(chat.prompt, chat.params) for chat in chats]
+        outputs = self._finish(prepared, use_tqdm)
+        return [
+            run_inline(chat.create_parser().parse(output))
+            for chat, output in zip(chats, outputs, strict=True)
         ]
-        return self._finish(prepared, use_tqdm)
 
     def stream(
         self,
@@ -173,19 +185,17 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Iterator[RequestOutput]:
-        """``stream`` for one conversation."""
-        rendered = self._processor.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        return self._stream([self._processor.prepare(rendered, sampling_params)])
+        """``stream`` for one conversation, with the arguments of ``chat``.
+
+        With ``output_kind`` ``delta``, ``parts`` of an output are what is new, in order.
+        """
+        options |= {"tools": tools, "tool_choice": tool_choice}
+        chat = self._prepare_chat(messages, self._or_default(sampling_params), options)
+        stream = self._stream([self._processor.prepare(chat.prompt, chat.params)])
+        return _parsed(chat.create_parser(), stream)
 
     # -- ending ------------------------------------------------------------------------
 
@@ -203,6 +213,18 @@ class LLM:
 
     def _or_default(self, params: SamplingParams | None) -> SamplingParams:
         return self._opened.defaults if params is None else params
+
+    def _prepare_chat(
+        self, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
+    ) -> PreparedChat:
+        if self._chat is None:
+            opened = self._opened
+            plugins = ParserPlugins.choose(
+                self._host, opened.tokenizer, opened.traits, self.config.model
+            )
+            self._chat = ChatProcessor(self._processor, plugins)
+        chat = Conversation(messages=messages, **options)
+        return run_inline(self._chat.prepare(chat, params))
 
     def _finish(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
@@ -313,6 +335,11 @@ class LLM:
             ) from self._failure
         if not self._close.alive:
             raise EngineDeadError("this LLM was shut down; make a new one")
+
+
+def _parsed(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
+    for output in stream:
+        yield run_inline(parser.parse(output))
 
 
 def _store(results: dict[str, RequestOutput]) -> Any:

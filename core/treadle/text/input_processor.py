@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineFacts
-from treadle.errors import RequestError
+from treadle.errors import ContextLengthError, RequestError
 from treadle.text.output_processor import PreparedRequest
 from treadle.text.prompts import Prompt
 from treadle.text.request_checks import check_request
@@ -67,7 +67,13 @@ class Processor:
     ) -> Prompt:
         """Render and encode one conversation. Raises ``RequestError``."""
         if self.renderer is None:
-            raise RequestError(NO_TOKENIZER, param="messages")
+            raise RequestError(f"this model cannot chat: {NO_TOKENIZER}", param="messages")
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other: one opens a "
+                "new turn, the other leaves the last one open",
+                param="continue_final_message",
+            )
         text = self.renderer.render(
             messages,
             tools=tools,
@@ -86,7 +92,7 @@ class Processor:
         text = prompt.text or ""
         tokenizer = self.need_tokenizer()
         self._check_size(text, "prompt")
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
 
     def prepare(
         self,
@@ -170,11 +176,11 @@ class Processor:
 
     def _check_size(self, text: str, param: str) -> None:
         """Refuse what cannot fit before time is spent on encoding it."""
-        most = self.facts.max_model_len * CHARS_PER_TOKEN
-        if len(text) > most:
-            raise RequestError(
+        max_chars = self.facts.max_model_len * CHARS_PER_TOKEN
+        if len(text) > max_chars:
+            raise ContextLengthError(
                 f"the prompt has {len(text)} characters; a context of {self.facts.max_model_len} "
-                f"tokens is taken to hold at most {most}: shorten it",
+                f"tokens holds at most {max_chars}: shorten it",
                 param=param,
             )
 

@@ -31,10 +31,12 @@ ALLOWED = ("prompt", "prompt_token_ids")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt. With ``ids``, ``text`` is only shown; without, it is encoded."""
+    """One prompt. With ``ids``, ``text`` is only shown; without, it is encoded, with the tokens that
+    the tokenizer puts around a text unless ``add_special_tokens`` is false."""
 
     text: str | None = None
     ids: list[int] | None = None
+    add_special_tokens: bool = True
 
 
 def parse_prompt(given: Any, param: str = "prompt") -> Prompt:

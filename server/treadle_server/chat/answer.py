@@ -1,104 +1,184 @@
-"""The whole answer of a chat completion."""
+"""The answer of a chat completion: whole, or the chunks of one of its choices."""
 
 from __future__ import annotations
 
-from treadle.api.parsers import ReasoningDelta, TextDelta
-from treadle.outputs import CompletionOutput, RequestOutput
-from treadle_server.chat.prepare import Chat
-from treadle_server.context import Context
+from treadle.outputs import CompletionOutput, OutputPart, ReasoningPart, RequestOutput, TextPart
+from treadle_server.completion_stream import EventBuffer
+from treadle_server.context import ServerContext
+from treadle_server.generation import Generation
 from treadle_server.logprobs import chat_logprobs, prompt_logprobs
-from treadle_server.pace import usage_of
-from treadle_server.parsing import WatchedSplitter
+from treadle_server.request_metrics import usage_of
 from treadle_server.wire.chat import (
     ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
     ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
     ChatMessage,
+    ChatRequest,
     ToolCallChunk,
     ToolCallFunction,
 )
 
-__all__ = ("answer", "finish_reason")
+__all__ = ("ChatChoiceStream", "chat_completion")
 
 
-async def answer(
-    context: Context, chat: Chat, output: RequestOutput
-) -> tuple[ChatCompletion, list[str]]:
-    """The answer, and the names of parsers that failed on it."""
-    choices, failed = [], []
-    for one in sorted(output.outputs, key=lambda o: o.index):
-        splitter = chat.splitter(context)
-        choices.append(await choice(context, chat, one, splitter))
-        if splitter is not None:
-            failed += splitter.failed
-    ids = chat.request.return_token_ids
-    completion = ChatCompletion(
-        id=chat.id,
+class ChatFields:
+    """What the choices of one request have in common."""
+
+    def __init__(self, context: ServerContext, generation: Generation) -> None:
+        request = generation.request
+        chat = request if isinstance(request, ChatRequest) else ChatRequest(messages=[])
+        self._tokenizer = context.engine.tokenizer
+        self.wants_logprobs = bool(chat.logprobs)
+        self.wants_ids = bool(chat.return_token_ids)
+        self.wants_reasoning = chat.include_reasoning is not False
+        self._top = chat.top_logprobs or 0
+
+    def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
+        if not self.wants_logprobs or completion.logprobs is None:
+            return None
+        return chat_logprobs(completion.token_ids, completion.logprobs, self._top, self._tokenizer)
+
+
+def chat_completion(
+    context: ServerContext, generation: Generation, output: RequestOutput
+) -> ChatCompletion:
+    """Return the answer to a finished output."""
+    fields = ChatFields(context, generation)
+    return ChatCompletion(
+        id=generation.id,
         object="chat.completion",
-        created=chat.created,
+        created=generation.created,
         model=context.model,
-        choices=choices,
+        choices=[
+            ChatChoice(
+                index=completion.index,
+                message=chat_message(completion, fields),
+                logprobs=fields.logprobs(completion),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+                token_ids=completion.token_ids if fields.wants_ids else None,
+            )
+            for completion in output.outputs
+        ],
         usage=usage_of([output]),
         system_fingerprint=context.fingerprint,
         prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
-        prompt_token_ids=output.prompt_token_ids if ids else None,
+        prompt_token_ids=output.prompt_token_ids if fields.wants_ids else None,
     )
-    return completion, failed
 
 
-async def choice(
-    context: Context, chat: Chat, one: CompletionOutput, splitter: WatchedSplitter | None
-) -> ChatChoice:
-    logprobs = None
-    if chat.request.logprobs and one.logprobs is not None:
-        logprobs = chat_logprobs(
-            one.token_ids, one.logprobs, chat.top_logprobs, context.engine.tokenizer
+def chat_message(completion: CompletionOutput, fields: ChatFields) -> ChatMessage:
+    calls = [
+        ToolCallChunk(
+            id=call.id,
+            type="function",
+            function=ToolCallFunction(name=call.name, arguments=call.arguments),
         )
-    return ChatChoice(
-        index=one.index,
-        message=await message(chat, one, splitter),
-        logprobs=logprobs,
-        finish_reason=finish_reason(one.finish_reason, splitter),
-        stop_reason=one.stop_reason,
-        token_ids=one.token_ids if chat.request.return_token_ids else None,
-    )
-
-
-async def message(
-    chat: Chat, one: CompletionOutput, splitter: WatchedSplitter | None
-) -> ChatMessage:
-    if splitter is None:
-        return ChatMessage(role="assistant", content=one.text, refusal=None)
-    said: list[str] = []
-    thought: list[str] = []
-    calls: dict[int, ToolCallChunk] = {}
-    for delta in await splitter.split(one.text, one.token_ids, last=True):
-        if isinstance(delta, TextDelta):
-            said.append(delta.text)
-        elif isinstance(delta, ReasoningDelta):
-            thought.append(delta.text)
-        else:
-            call = calls.get(delta.index)
-            if call is None:
-                function = ToolCallFunction(name=delta.name or "", arguments="")
-                call = calls[delta.index] = ToolCallChunk(
-                    id=splitter.ids[delta.index], type="function", function=function
-                )
-            call.function.arguments += delta.arguments
-    content: str | None = "".join(said)
-    if calls and not content:
-        content = None
-    shown = thought and chat.request.include_reasoning is not False
-    reasoning = "".join(thought) if shown else None
+        for call in sorted(completion.tool_calls, key=lambda call: call.index)
+    ]
+    reasoning = completion.reasoning if fields.wants_reasoning else None
     return ChatMessage(
         role="assistant",
-        content=content,
+        content=None if calls and not completion.content else completion.content,
         refusal=None,
         reasoning=reasoning,
         reasoning_content=reasoning,
-        tool_calls=[calls[i] for i in sorted(calls)] or None,
+        tool_calls=calls or None,
     )
 
 
-def finish_reason(reason: str | None, splitter: WatchedSplitter | None) -> str | None:
-    called = splitter is not None and splitter.called
-    return "tool_calls" if called and reason == "stop" else reason
+class ChatChoiceStream:
+    """One of the ``n`` outputs of a streamed chat.
+
+    For each: a chunk with the role, chunks with what is new, a chunk with the finish reason. The
+    chunk is one object, changed and encoded again and again.
+    """
+
+    def __init__(
+        self, context: ServerContext, generation: Generation, index: int, buffer: EventBuffer
+    ) -> None:
+        self._buffer = buffer
+        self._fields = ChatFields(context, generation)
+        self._logprobs: ChatLogprobs | None = None
+        self._ids: list[int] | None = None
+        self._delta = ChatDelta()
+        self._choice = ChatChunkChoice(
+            index=index, delta=self._delta, logprobs=None, finish_reason=None
+        )
+        self.chunk = self.new_chunk(context, generation, [self._choice])
+
+    @staticmethod
+    def new_chunk(
+        context: ServerContext, generation: Generation, choices: list[ChatChunkChoice]
+    ) -> ChatChunk:
+        return ChatChunk(
+            id=generation.id,
+            object="chat.completion.chunk",
+            created=generation.created,
+            model=context.model,
+            choices=choices,
+            system_fingerprint=context.fingerprint,
+        )
+
+    def open(self, output: RequestOutput, *, is_first: bool) -> None:
+        """Send the role; the first chunk of a response also tells what was asked of the prompt."""
+        if is_first:
+            self.chunk.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+            if self._fields.wants_ids:
+                self.chunk.prompt_token_ids = output.prompt_token_ids
+        self._send(ChatDelta(role="assistant", content=""))
+        self.chunk.prompt_logprobs = self.chunk.prompt_token_ids = None
+
+    def write(self, completion: CompletionOutput) -> None:
+        """Send what is new."""
+        self._collect(completion)
+        if completion.parser_errors:
+            self._buffer.comment(f"parser-error {','.join(completion.parser_errors)}")
+        if completion.parts is not None:
+            for part in completion.parts:
+                self._write_part(part)
+        elif completion.text or self._logprobs is not None or self._ids:
+            # Logprobs and ids of pending text still go out with the token they belong to.
+            self._delta.content = completion.text
+            self._send_with_tokens(self._delta)
+        if completion.finish_reason is not None:
+            self._choice.finish_reason = completion.finish_reason
+            self._choice.stop_reason = completion.stop_reason
+            self._send_with_tokens(ChatDelta())
+
+    def _write_part(self, part: OutputPart) -> None:
+        if isinstance(part, TextPart):
+            self._send_with_tokens(ChatDelta(content=part.text))
+        elif isinstance(part, ReasoningPart):
+            if self._fields.wants_reasoning:
+                delta = ChatDelta(reasoning=part.text, reasoning_content=part.text)
+                self._send_with_tokens(delta)
+        else:
+            function = ToolCallFunction(name=part.name, arguments=part.arguments)
+            kind = "function" if part.id is not None else None
+            call = ToolCallChunk(index=part.index, id=part.id, type=kind, function=function)
+            self._send_with_tokens(ChatDelta(tool_calls=[call]))
+
+    def _collect(self, completion: CompletionOutput) -> None:
+        """Keep logprobs and ids until a chunk takes them along."""
+        if self._fields.wants_logprobs and completion.logprobs:
+            found = self._fields.logprobs(completion)
+            if self._logprobs is None or found is None:
+                self._logprobs = found
+            else:
+                self._logprobs.content += found.content
+        if self._fields.wants_ids:
+            self._ids = (self._ids or []) + completion.token_ids
+
+    def _send_with_tokens(self, delta: ChatDelta) -> None:
+        self._choice.logprobs, self._choice.token_ids = self._logprobs, self._ids
+        self._logprobs = self._ids = None
+        self._send(delta)
+        self._choice.logprobs = self._choice.token_ids = None
+
+    def _send(self, delta: ChatDelta) -> None:
+        self._choice.delta = delta
+        self._buffer.add(self.chunk)

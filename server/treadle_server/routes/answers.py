@@ -1,4 +1,4 @@
-"""Answers as bytes: encoded here once, so that litestar only passes them on."""
+"""What handlers return: answers with the headers that they owe, and errors."""
 
 from __future__ import annotations
 
@@ -7,64 +7,55 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException, InternalServerException
+from litestar.exceptions import (
+    HTTPException,
+    InternalServerException,
+    ValidationException,
+)
 
-from treadle_server.decode import Reader
 from treadle_server.errors import APIError
-from treadle_server.flights import ClientGone
 from treadle_server.sampling import constraint_of
 from treadle_server.wire.common import SamplingFields
 
-__all__ = ("handle_error", "handle_gone", "handle_http_error", "json_answer", "read")
+__all__ = ("answer", "handle_disconnect", "handle_error", "handle_http_error")
 
-T = TypeVar("T", bound=msgspec.Struct)
-ENCODER = msgspec.json.Encoder()
+T = TypeVar("T")
 JSON = "application/json"
+DISCONNECTED = "client disconnected prematurely"
+"""What litestar says of a client that leaves before it has sent its whole body."""
 CONSTRAINTS = frozenset(
     {"guided", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
 """The engine's names of what the output must match, which a client may have given otherwise."""
 
 
-def json_answer(
-    content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response[bytes]:
-    return Response(
-        ENCODER.encode(content), status_code=status, headers=dict(headers or {}), media_type=JSON
-    )
+def answer(
+    request: Request[Any, Any, Any], content: T, headers: Mapping[str, str] | None = None
+) -> Response[T]:
+    """Return an answer that names the fields of the request that were ignored."""
+    found = dict(headers or {})
+    if ignored := request.state.get("ignored_fields"):
+        found["x-ignored-fields"] = ignored
+    return Response(content, headers=found)
 
 
 def error_answer(error: APIError) -> Response[bytes]:
-    return json_answer(error.body, status=error.status, headers=error.headers)
-
-
-async def read(request: Request[Any, Any, Any], reader: Reader[T]) -> tuple[T, dict[str, str]]:
-    """The typed body, and the headers that the answer owes to it.
-
-    Raises ``APIError``, and ``ClientGone`` if the body does not end.
-    """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise APIError(415, "compressed bodies are not accepted; send the JSON as it is")
-    try:
-        body = await request.body()
-    except InternalServerException:  # litestar's word for a client that left inside of its body
-        raise ClientGone from None
-    found, ignored = reader.read(body)
-    request.state.asked = found
-    return found, {"x-ignored-fields": ignored} if ignored else {}
+    body = msgspec.json.encode(error.body)
+    return Response(body, status_code=error.status, headers=error.headers, media_type=JSON)
 
 
 def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The exception handler of everything that is not litestar's own."""
+    if isinstance(error, InternalServerException) and error.detail == DISCONNECTED:
+        return handle_disconnect(request, error)
     owners = request.app.state.context.served.owners
-    shown, asked = owners.answer(error, request.scope), request.state.get("asked")
-    if shown.detail.param in CONSTRAINTS and isinstance(asked, SamplingFields):
-        shown.detail.param = constraint_of(asked) or shown.detail.param
+    shown, body = owners.answer(error, request.scope), request.state.get("body")
+    if shown.detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
+        shown.detail.param = constraint_of(body) or shown.detail.param
     return error_answer(shown)
 
 
-def handle_gone(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def handle_disconnect(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Nobody is there to read an answer; the status is for the counters."""
     return Response(b"", status_code=499, media_type=JSON)
 
@@ -83,6 +74,8 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
         case 405:
             allowed = headers.get("allow", "")
             found = APIError(405, f"this method is not allowed here; allowed: {allowed}")
+        case 400 if isinstance(error, ValidationException) and not request.state.get("body"):
+            found = APIError(400, "the body is empty; send a JSON object")
         case 413:
             found = APIError(
                 413, "the body is too large; see --max-body-bytes", code="body_too_large"

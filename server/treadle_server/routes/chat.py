@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body
 
-from treadle_server.chat.answer import answer
-from treadle_server.chat.prepare import Chat, prepare
-from treadle_server.chat.stream import events
-from treadle_server.context import Context
-from treadle_server.decode import Reader
-from treadle_server.flights import Flight
-from treadle_server.outputs import final
-from treadle_server.pace import Pace
-from treadle_server.routes.answers import json_answer, read
-from treadle_server.sse import EventStream
+from treadle_server.chat.answer import ChatChoiceStream, chat_completion
+from treadle_server.chat.prepare import prepare_chat
+from treadle_server.context import ServerContext
+from treadle_server.decode import request_body
+from treadle_server.openapi import ERROR_RESPONSES
+from treadle_server.routes.answers import answer
+from treadle_server.routes.generate import run, stream
 from treadle_server.wire.chat import ChatCompletion, ChatRequest
 
 __all__ = ("handlers",)
 
 
-def handlers(context: Context) -> list[HTTPRouteHandler]:
-    reader = Reader(ChatRequest, strict=context.config.strict_requests)
-
-    @post("/v1/chat/completions", status_code=200)
-    async def chat_completions(request: Request[Any, Any, Any]) -> Response[Any]:
-        wanted, headers = await read(request, reader)
-        chat = await prepare(context, wanted)
-        if wanted.stream:
-            return EventStream(
-                events(context, chat), context.flights, context.config.stream_keep_alive, headers
-            )
-
-        async def work(_: Flight) -> tuple[ChatCompletion, list[str]]:
-            return await whole(context, chat)
-
-        content, failed = await context.flights.run(request.receive, work)
-        if failed:
-            headers["x-treadle-parser-error"] = ",".join(sorted(set(failed)))
-        return json_answer(content, headers=headers)
+def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
+    @post(
+        "/v1/chat/completions",
+        dto=request_body(ChatRequest, strict=context.config.strict_requests),
+        status_code=200,
+        responses=ERROR_RESPONSES,
+        summary="Answer a conversation",
+        description="With `stream`, the answer is a stream of server-sent events, each of which "
+        "holds a chunk, and the last of which is `[DONE]`.",
+    )
+    async def chat_completions(
+        data: Annotated[ChatRequest, Body()], request: Request[Any, Any, Any]
+    ) -> Response[ChatCompletion]:
+        generation = await prepare_chat(context, data)
+        if data.stream:
+            return stream(context, request, generation, ChatChoiceStream)
+        (output,) = await run(context, request, generation)
+        failed = {label for one in output.outputs for label in one.parser_errors}
+        headers = {"x-treadle-parser-error": ",".join(sorted(failed))} if failed else {}
+        return answer(request, chat_completion(context, generation, output), headers)
 
     return [chat_completions]
-
-
-async def whole(context: Context, chat: Chat) -> tuple[ChatCompletion, list[str]]:
-    pace = Pace(context.metrics if context.config.enable_request_metrics else None)
-    prompt = {"prompt_token_ids": chat.ids}
-    output = await final(context.engine, prompt, chat.params, chat.id)
-    found = await answer(context, chat, output)
-    pace.end(found[0].usage, [output])
-    return found

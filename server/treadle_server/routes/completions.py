@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
+from litestar.params import Body
 
-from treadle_server.completions.answer import answer
-from treadle_server.completions.prepare import Job, prepare
-from treadle_server.completions.stream import events
-from treadle_server.context import Context
-from treadle_server.decode import Reader
-from treadle_server.flights import Flight
-from treadle_server.outputs import finals
-from treadle_server.pace import Pace, usage_of
-from treadle_server.routes.answers import json_answer, read
-from treadle_server.sse import EventStream
+from treadle_server.completions.answer import TextChoiceStream, text_completion
+from treadle_server.completions.prepare import prepare_completion
+from treadle_server.context import ServerContext
+from treadle_server.decode import request_body
+from treadle_server.openapi import ERROR_RESPONSES
+from treadle_server.routes.answers import answer
+from treadle_server.routes.generate import run, stream
 from treadle_server.wire.completions import Completion, CompletionRequest
 
 __all__ = ("handlers",)
 
 
-def handlers(context: Context) -> list[HTTPRouteHandler]:
-    reader = Reader(CompletionRequest, strict=context.config.strict_requests)
-
-    @post("/v1/completions", status_code=200)
-    async def completions(request: Request[Any, Any, Any]) -> Response[Any]:
-        wanted, headers = await read(request, reader)
-        job = await prepare(context, wanted)
-        if wanted.stream:
-            return EventStream(
-                events(context, job), context.flights, context.config.stream_keep_alive, headers
-            )
-
-        async def work(_: Flight) -> Completion:
-            return await whole(context, job)
-
-        return json_answer(await context.flights.run(request.receive, work), headers=headers)
+def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
+    @post(
+        "/v1/completions",
+        dto=request_body(CompletionRequest, strict=context.config.strict_requests),
+        status_code=200,
+        responses=ERROR_RESPONSES,
+        summary="Continue prompts",
+        description="With `stream`, the answer is a stream of server-sent events, each of which "
+        "holds a chunk, and the last of which is `[DONE]`.",
+    )
+    async def completions(
+        data: Annotated[CompletionRequest, Body()], request: Request[Any, Any, Any]
+    ) -> Response[Completion]:
+        generation = prepare_completion(context, data)
+        if data.stream:
+            return stream(context, request, generation, TextChoiceStream)
+        outputs = await run(context, request, generation)
+        return answer(request, text_completion(context, generation, outputs))
 
     return [completions]
-
-
-async def whole(context: Context, job: Job) -> Completion:
-    pace = Pace(context.metrics if context.config.enable_request_metrics else None)
-    outputs = await finals(context.engine, job.prompts, job.params, job.id)
-    found = answer(context, job, outputs)
-    pace.end(found.usage or usage_of(outputs), outputs)
-    return found

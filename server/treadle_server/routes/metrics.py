@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from treadle.errors import EngineDeadError
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 
 __all__ = ("handlers",)
 
@@ -19,14 +19,14 @@ PATIENCE = 0.5
 """Seconds that a scrape waits for fresh numbers."""
 
 
-def handlers(context: Context) -> list[HTTPRouteHandler]:
+def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @get("/metrics")
     async def metrics() -> Response[Any]:
         with suppress(EngineDeadError, TimeoutError):
             async with asyncio.timeout(PATIENCE):  # a long step: the numbers before it will do
                 context.stats = await context.engine.stats(PATIENCE)
         stats = context.stats if context.engine.alive else None
-        context.metrics.stuck_threads = context.watch.stuck
+        context.metrics.stuck_threads = context.watchdogs.parsers.num_stuck
         return Response(
             context.metrics.exposition(stats, context.engine.host.states()),
             media_type=CONTENT_TYPE_LATEST,

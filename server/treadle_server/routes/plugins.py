@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
-from litestar import Request, Response, get, post
+from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 
 from treadle.errors import (
@@ -20,38 +20,41 @@ from treadle.errors import (
     PluginReloadError,
 )
 from treadle.testing.examination.listing import Row, rows
-from treadle_server.context import BIG, Context
+from treadle_server.context import LARGE, ServerContext
 from treadle_server.errors import APIError
-from treadle_server.exchange import RELOADABLE
+from treadle_server.exchange import RELOADABLE, Reloaded
 from treadle_server.keys import Keys
 from treadle_server.reload import reload
-from treadle_server.routes.answers import json_answer
 
 __all__ = ("handlers",)
 
 
-def handlers(context: Context) -> list[HTTPRouteHandler]:
+class PluginList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    system_fingerprint: str
+    data: list[dict[str, str]]
+
+
+def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     admins = Keys(context.config.admin_api_key)
 
-    @get("/plugins")
-    async def plugins() -> Response[Any]:
+    @get("/plugins", summary="List the installed plugins")
+    async def plugins() -> PluginList:
         # The metadata of every distribution is read: not on the event loop.
-        found: list[Row] = await context.off_loop(BIG, lambda: list(rows(context.engine.host)))
+        found: list[Row] = await context.run_in_thread_if_large(
+            LARGE, lambda: list(rows(context.engine.host))
+        )
         states = context.stats.plugin_states if context.stats is not None else {}
-        return json_answer(
-            {
-                "object": "list",
-                "system_fingerprint": context.fingerprint,
-                "data": [shown(row, states) for row in found],
-            }
+        return PluginList(
+            system_fingerprint=context.fingerprint, data=[shown(row, states) for row in found]
         )
 
-    @post("/plugins/{id:str}/reload", status_code=200)
-    async def reload_plugin(request: Request[Any, Any, Any]) -> Response[Any]:
+    @post("/plugins/{id:str}/reload", status_code=200, summary="Exchange the code of a plugin")
+    async def reload_plugin(request: Request[Any, Any, Any]) -> Reloaded:
         check_admin(context, admins, dict(reversed(cast("Any", request.scope)["headers"])))
         id = request.path_params["id"]
         try:
-            return json_answer(await reload(context, id))
+            return await reload(context, id)
         except PluginNotFoundError as error:
             raise APIError(404, str(error), param="id", code="plugin_not_found") from error
         except (PluginReloadError, PluginConflictError) as error:
@@ -62,7 +65,7 @@ def handlers(context: Context) -> list[HTTPRouteHandler]:
     return [plugins, reload_plugin]
 
 
-def check_admin(context: Context, admins: Keys, headers: Mapping[bytes, bytes]) -> None:
+def check_admin(context: ServerContext, admins: Keys, headers: Mapping[bytes, bytes]) -> None:
     """Raise ``APIError`` unless an administrator's key was sent."""
     if not admins:
         raise APIError(

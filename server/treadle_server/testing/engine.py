@@ -13,6 +13,7 @@ from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.prompts import parse_prompt
 
 __all__ = ("Characters", "Lines", "Parrot")
 
@@ -108,8 +109,8 @@ class Parrot:
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
-        ids = given.get("prompt_token_ids") or self.tokenizer.encode(given["prompt"])
+        parsed = parse_prompt(prompt)
+        ids = parsed.ids or self.tokenizer.encode(parsed.text or "")
         said = ""
         for number, piece in enumerate(PIECES):
             if number and self.go_on is not None:
@@ -127,7 +128,7 @@ class Parrot:
             ]
             yield RequestOutput(
                 request_id=request_id or "x",
-                prompt=given.get("prompt"),
+                prompt=parsed.text,
                 prompt_token_ids=list(ids),
                 outputs=outputs,
                 finished=last,

@@ -24,7 +24,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.plugin import Subject
 from treadle_server.app import create_app, unedited
 from treadle_server.config import server_from_options
-from treadle_server.context import Context
+from treadle_server.context import ServerContext
 from treadle_server.edge import Edge
 from treadle_server.testing.client import Answer, ask
 from treadle_server.testing.engine import Parrot
@@ -79,7 +79,7 @@ class Server(NamedTuple):
     """A server that is asked without a network."""
 
     parrot: Parrot
-    context: Context
+    context: ServerContext
     edge: Edge
 
     @property
@@ -107,7 +107,7 @@ class ServerSuite(Subject):
         keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
         config = server_from_options({**keys, **options})
         parrot = Parrot(host or self.host(), name)
-        context = Context(parrot, config)
+        context = ServerContext(parrot, config)
         return Server(parrot, context, create_app(context))
 
     @asynccontextmanager

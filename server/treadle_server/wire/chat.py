@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from treadle_server.wire.common import SamplingFields, Usage, WireLogprob
 from treadle_server.wire.messages import Message
@@ -51,20 +52,47 @@ class NamedChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[ChatTool] | None = None
-    tool_choice: str | NamedChoice | None = None
-    parallel_tool_calls: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    reasoning_effort: str | None = None
+    messages: Annotated[list[Message], Meta(description="The conversation.")]
+    max_completion_tokens: Annotated[
+        int | None, Meta(description="Most tokens of an output; counts more than max_tokens.")
+    ] = None
+    logprobs: Annotated[
+        bool | None, Meta(description="Add log probabilities of the output tokens.")
+    ] = None
+    top_logprobs: Annotated[
+        int | None,
+        Meta(description="Number of alternatives for each output token; needs logprobs."),
+    ] = None
+    tools: Annotated[
+        list[ChatTool] | None, Meta(description="Functions that the model may call.")
+    ] = None
+    tool_choice: Annotated[
+        str | NamedChoice | None, Meta(description="none, auto, required, or a named function.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="false keeps the first call of an answer.")
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None, Meta(description="End the prompt with the beginning of an assistant turn.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="Continue the last message, which is the assistant's.")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="Arguments of the chat template.")
+    ] = None
+    documents: Annotated[
+        list[dict[str, Any]] | None, Meta(description="Documents for the chat template.")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Meta(description="false leaves the reasoning out of the answer.")
+    ] = None
+    separate_reasoning: Annotated[
+        bool | None, Meta(description="false leaves the reasoning in the content.")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None, Meta(description="The template argument of this name.")
+    ] = None
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):

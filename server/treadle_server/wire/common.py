@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 __all__ = (
     "JSONSchema",
@@ -49,46 +50,124 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class SamplingFields(msgspec.Struct, kw_only=True):
     """How to sample: the OpenAI parameters and those of vLLM under their names."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    n: int | None = None
-    best_of: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    return_token_ids: bool | None = None
-    request_id: str | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: str | None = None
-    extra: dict[str, dict[str, Any]] | None = None
+    model: Annotated[
+        str | None, Meta(description="A name that the server serves; the first one if left out.")
+    ] = None
+    stream: Annotated[bool | None, Meta(description="Answer with server-sent events.")] = None
+    stream_options: Annotated[
+        StreamOptions | None, Meta(description="What a stream tells beside the output.")
+    ] = None
+    user: Annotated[str | None, Meta(description="Accepted and not used.")] = None
+    n: Annotated[int | None, Meta(description="Number of outputs for each prompt.")] = None
+    best_of: Annotated[int | None, Meta(description="Accepted if it equals n.")] = None
+    max_tokens: Annotated[int | None, Meta(description="Most tokens of an output.")] = None
+    min_tokens: Annotated[int | None, Meta(description="Tokens before which no output ends.")] = (
+        None
+    )
+    temperature: Annotated[
+        float | None,
+        Meta(description="0 takes the most probable token, higher values spread the choice."),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Meta(description="Keep the most probable tokens whose probabilities sum to this."),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Meta(description="Keep this many of the most probable tokens; 0 or -1 keeps all."),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Meta(description="Keep tokens at least this probable, relative to the most probable one."),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Meta(description="Above 1, tokens of the prompt and the output become less probable."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, Meta(description="Subtracted from the logits of tokens that the output has.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, Meta(description="Subtracted once for each time that the output has a token.")
+    ] = None
+    seed: Annotated[int | None, Meta(description="The same seed gives the same tokens.")] = None
+    stop: Annotated[str | list[str] | None, Meta(description="Texts that end an output.")] = None
+    stop_token_ids: Annotated[
+        list[int] | None, Meta(description="Token ids that end an output.")
+    ] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, Meta(description="Keep the stop text in the output.")
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, Meta(description="Go on after the end-of-sequence token; needs max_tokens.")
+    ] = None
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        Meta(description="Added to the logits of token ids, from -100 to 100."),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, Meta(description="The only token ids that an output may have.")
+    ] = None
+    bad_words: Annotated[
+        list[str] | None, Meta(description="Texts that an output must not have.")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Meta(description="Log probabilities of this many alternatives for each prompt token."),
+    ] = None
+    skip_special_tokens: Annotated[
+        bool | None, Meta(description="Leave special tokens out of the text.")
+    ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, Meta(description="Put spaces between special tokens.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Meta(description="Keep this many of the prompt's last tokens.")
+    ] = None
+    priority: Annotated[
+        int | None, Meta(description="Lower is served first, if the scheduling policy is priority.")
+    ] = None
+    cache_salt: Annotated[
+        str | None, Meta(description="Share the prefix cache only with requests of the same salt.")
+    ] = None
+    return_token_ids: Annotated[
+        bool | None, Meta(description="Add token_ids and prompt_token_ids to the answer.")
+    ] = None
+    request_id: Annotated[
+        str | None, Meta(description="Accepted and not used; send the header x-request-id.")
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None,
+        Meta(description="What the output must match, in the form of the OpenAI API."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        Meta(
+            description="What the output must match: one of json, json_object, regex, choice, grammar."
+        ),
+    ] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | None, Meta(description="Older name of structured_outputs.json.")
+    ] = None
+    guided_regex: Annotated[
+        str | None, Meta(description="Older name of structured_outputs.regex.")
+    ] = None
+    guided_choice: Annotated[
+        list[str] | None, Meta(description="Older name of structured_outputs.choice.")
+    ] = None
+    guided_grammar: Annotated[
+        str | None, Meta(description="Older name of structured_outputs.grammar.")
+    ] = None
+    guided_whitespace_pattern: Annotated[
+        str | None, Meta(description="Older name of structured_outputs.whitespace_pattern.")
+    ] = None
+    guided_decoding_backend: Annotated[
+        str | None, Meta(description="The plugin that compiles the constraint.")
+    ] = None
+    extra: Annotated[
+        dict[str, dict[str, Any]] | None,
+        Meta(description="Arguments of logits processors, by name."),
+    ] = None
 
     @property
     def wants_usage(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from treadle_server.wire.common import SamplingFields, Usage, WireLogprob
 
@@ -12,10 +15,18 @@ __all__ = ("Completion", "CompletionChoice", "CompletionLogprobs", "CompletionRe
 class CompletionRequest(SamplingFields, kw_only=True):
     """``prompt`` is a text, ids, or a list of either (msgspec knows one list type in a union)."""
 
-    prompt: str | list[str | int | list[int]] | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    add_special_tokens: bool | None = None
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        Meta(description="A text, token ids, or a list of either."),
+    ] = None
+    echo: Annotated[bool | None, Meta(description="Begin the text with the prompt.")] = None
+    logprobs: Annotated[
+        int | None, Meta(description="Log probabilities of this many alternatives for each token.")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Meta(description="false leaves out the tokens that the tokenizer puts around a text."),
+    ] = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):

@@ -85,7 +85,7 @@ async def test_it_equals_the_engine_in_process(folder: Path) -> None:
         answer = llm.chat(messages, params, use_tqdm=False)[0].outputs[0]
     async with AsyncLLM(str(folder), threads=1) as engine:
         found = await asyncio.gather(*(collect(engine.generate(p, params)) for p in prompts))
-        chat = await collect(engine.generate_chat(messages, params))
+        chat = await collect(engine.chat(messages, params))
         assert engine.facts.architecture == "LlamaForCausalLM"
         stats = await engine.stats()
         assert stats.generated_tokens == 24 and stats.running == 0
@@ -108,7 +108,7 @@ from treadle.entrypoints.async_llm import run
 async def main():
     engine = AsyncLLM(sys.argv[1], threads=1)
     params = SamplingParams(max_tokens=2)
-    async for output in engine.generate_chat([{"role": "user", "content": "hi"}], params):
+    async for output in engine.chat([{"role": "user", "content": "hi"}], params):
         pass
     assert output.finished
     engine.tokenizer.decode(output.outputs[0].token_ids)

@@ -1,4 +1,4 @@
-"""The times of one request, for the histograms."""
+"""The times and token counts of one request, for the histograms and ``usage``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from treadle.outputs import RequestOutput
 from treadle_server.metrics import Metrics
 from treadle_server.wire.common import PromptTokensDetails, Usage
 
-__all__ = ("Pace", "Tally", "usage_of")
+__all__ = ("RequestTimer", "TokenUsageCounter", "usage_of")
 
 clock = time.monotonic
 
 
-class Pace:
-    """Observes when outputs come. Does nothing but count if metrics are off."""
+class RequestTimer:
+    """Records when outputs come. Does nothing if ``metrics`` is ``None``."""
 
     __slots__ = ("_arrival", "_last", "_metrics")
 
@@ -24,7 +24,7 @@ class Pace:
         self._arrival = clock()
         self._last = 0.0
 
-    def tick(self) -> None:
+    def record_output(self) -> None:
         """A streamed output has come."""
         if self._metrics is None:
             return
@@ -35,8 +35,8 @@ class Pace:
             self._metrics.time_to_first_token.observe(now - self._arrival)
         self._last = now
 
-    def end(self, usage: Usage, outputs: Iterable[RequestOutput] = ()) -> None:
-        """The request is complete; ``outputs`` bring their own times if it was not streamed."""
+    def record_finished(self, usage: Usage, outputs: Iterable[RequestOutput] = ()) -> None:
+        """The request is complete; ``outputs`` have their own times if it was not streamed."""
         if (metrics := self._metrics) is None:
             return
         metrics.latency.observe(clock() - self._arrival)
@@ -48,40 +48,37 @@ class Pace:
                 metrics.time_to_first_token.observe(first - output.metrics.arrival)
 
 
-class Tally:
+class TokenUsageCounter:
     """Counts the tokens of a streamed request with one or several prompts."""
 
-    __slots__ = ("_cached", "_prompts", "generated")
+    __slots__ = ("_cached", "_generated", "_prompts")
 
     def __init__(self) -> None:
         self._prompts: dict[int, int] = {}
         self._cached: dict[int, int] = {}
-        self.generated = 0
+        self._generated = 0
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         if prompt not in self._prompts:
             self._prompts[prompt] = len(output.prompt_token_ids)
         self._cached[prompt] = max(self._cached.get(prompt, 0), output.num_cached_tokens)
-        for one in output.outputs:
-            self.generated += len(one.token_ids)
+        for completion in output.outputs:
+            self._generated += len(completion.token_ids)
 
     @property
     def usage(self) -> Usage:
-        return usage(sum(self._prompts.values()), self.generated, sum(self._cached.values()))
-
-
-def usage(prompt: int, generated: int, cached: int) -> Usage:
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=generated,
-        total_tokens=prompt + generated,
-        prompt_tokens_details=PromptTokensDetails(cached),
-    )
+        num_prompt_tokens = sum(self._prompts.values())
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=self._generated,
+            total_tokens=num_prompt_tokens + self._generated,
+            prompt_tokens_details=PromptTokensDetails(sum(self._cached.values())),
+        )
 
 
 def usage_of(outputs: Iterable[RequestOutput]) -> Usage:
-    """The usage of finished outputs."""
-    tally = Tally()
+    """Return the usage of finished outputs."""
+    counter = TokenUsageCounter()
     for i, output in enumerate(outputs):
-        tally.add(i, output)
-    return tally.usage
+        counter.add(i, output)
+    return counter.usage

@@ -1,8 +1,8 @@
 """Requests that are being answered: each ends with its client, its deadline, or the server.
 
-A handler that only awaits the engine would not notice that its client has left. ``Flights.run``
+A handler that only awaits the engine would not notice that its client has left. ``ActiveRequests.run``
 races the work against the disconnect, cancels it, and waits until the cancellation has reached the
-engine, so that a request never outlives the one who wanted it.
+engine, so that no request outlives its client.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from litestar.types import Receive
 
 from treadle_server.errors import APIError
 
-__all__ = ("ClientGone", "Flight", "Flights")
+__all__ = ("ActiveRequest", "ActiveRequests", "ClientDisconnected")
 
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection; nobody reads the answer."""
 
 
-class Flight:
+class ActiveRequest:
     """One request. ``reason`` is why the server itself has ended it."""
 
     def __init__(self) -> None:
@@ -38,51 +38,53 @@ class Flight:
             self.task.cancel()
 
 
-class Flights:
+class ActiveRequests:
     """All requests of one server that wait for the engine."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._live: set[Flight] = set()
+        self._active: set[ActiveRequest] = set()
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._active)
 
     def stop_all(self, reason: APIError) -> None:
-        for flight in list(self._live):
-            flight.stop(reason)
+        for request in list(self._active):
+            request.stop(reason)
 
-    async def run(self, receive: Receive, work: Callable[[Flight], Coroutine[Any, Any, T]]) -> T:
-        """Do ``work``. Raises ``ClientGone``, or ``APIError`` (504 past the deadline, or a stop).
+    async def run(
+        self, receive: Receive, work: Callable[[ActiveRequest], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Do ``work``. Raises ``ClientDisconnected``, or ``APIError`` (504 past the deadline, or a stop).
 
         The body of the request must have been read. On return the work has ended, whatever
         the reason.
         """
-        flight = Flight()
-        task: asyncio.Task[T] = asyncio.create_task(work(flight))
-        flight.task = task
+        request = ActiveRequest()
+        task: asyncio.Task[T] = asyncio.create_task(work(request))
+        request.task = task
         gone = asyncio.create_task(disconnected(receive))
-        self._live.add(flight)
+        self._active.add(request)
         try:
             await asyncio.wait(
                 (task, gone), timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if not task.done():
                 if gone.done():
-                    raise ClientGone
-                flight.stop(self._late())
+                    raise ClientDisconnected
+                request.stop(self._timeout_error())
                 await asyncio.wait((task,))
             if task.cancelled():
-                raise flight.reason or ClientGone()
+                raise request.reason or ClientDisconnected()
             return task.result()
         finally:
-            self._live.discard(flight)
+            self._active.discard(request)
             gone.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
 
-    def _late(self) -> APIError:
+    def _timeout_error(self) -> APIError:
         return APIError(
             504,
             f"the request took longer than {self._timeout:g} s and was stopped; ask for less, or "

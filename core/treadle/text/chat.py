@@ -1,0 +1,252 @@
+"""Chats: from messages and tools to a prompt, and from its outputs to what the parsers read in them.
+
+``LLM``, ``AsyncLLM`` and the server all go through ``ChatProcessor.prepare`` and
+``PreparedChat.create_parser``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from treadle.api.parsers import Tool
+from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.errors import RequestError
+from treadle.outputs import CompletionOutput, OutputPart, RequestOutput
+from treadle.text.output_parser import OutputParser, merge_parts
+from treadle.text.prompts import Prompt
+from treadle.text.special_tokens import SpecialTokenFilter
+from treadle.text.tool_choice import check_choice, parse_tools
+
+if TYPE_CHECKING:
+    from treadle.text.input_processor import Processor
+    from treadle.text.parser_plugins import ParserPlugins
+
+__all__ = ("ChatOutputParser", "ChatProcessor", "Conversation", "PreparedChat", "run_inline")
+
+T = TypeVar("T")
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat prompt is made from, and how its outputs are read.
+
+    ``guided_backend`` compiles the grammar of a forced call.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    guided_backend: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A chat that can be generated: ``prompt`` and ``params`` are those of ``generate``."""
+
+    prompt: Prompt
+    params: SamplingParams
+    conversation: Conversation
+    plugins: ParserPlugins
+    """Whose parsers read the outputs, also if a plugin is reloaded meanwhile."""
+    tools: Sequence[Tool] = ()
+    tag_ids: frozenset[int] = frozenset()
+    """Special tokens that only the parsers must see."""
+    skips_special_tokens: bool = True
+
+    def create_parser(self) -> ChatOutputParser:
+        """Return the parser of the outputs of one request."""
+        return ChatOutputParser(self)
+
+    def output_parser(self) -> OutputParser | None:
+        """Return fresh parsers for one output."""
+        hides = self.tag_ids and self.skips_special_tokens
+        return self.plugins.output_parser(
+            self.prompt.text or "",
+            self.tools,
+            reasoning=self.conversation.separate_reasoning,
+            max_calls=None if self.conversation.parallel_tool_calls else 1,
+            hidden=self.special_ids - self.tag_ids if hides else frozenset(),
+        )
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        tokenizer = self.plugins.tokenizer
+        return frozenset() if tokenizer is None else tokenizer.special_ids
+
+    def text_filter(self) -> SpecialTokenFilter | None:
+        """Return what removes the tags from ``text``, which is shown without special tokens."""
+        if not self.tag_ids or not self.skips_special_tokens or self.plugins.tokenizer is None:
+            return None
+        return SpecialTokenFilter(self.plugins.tokenizer, self.special_ids)
+
+
+class ChatProcessor:
+    """Prepares the chats of one model. Its coroutines wait only if ``plugins`` have watchdogs."""
+
+    def __init__(self, processor: Processor, plugins: ParserPlugins) -> None:
+        self.processor = processor
+        self.plugins = plugins
+
+    async def prepare(self, chat: Conversation, params: SamplingParams) -> PreparedChat:
+        """Check the tools, render and encode the messages, and complete the parameters.
+
+        Raises ``RequestError``.
+        """
+        plugins = self.plugins
+        tools = parse_tools(chat.tools)
+        choice = check_choice(chat.tool_choice, tools)
+        changes: dict[str, Any] = {}
+        if choice == "none":
+            tools = []
+        elif choice != "auto":
+            if plugins.tool_parser is None:
+                known = ", ".join(plugins.host.keys("tool_parsers")) or "none installed"
+                raise RequestError(
+                    "tool_choice needs a tool parser, and none matches this model: start the "
+                    f"engine with tool_parser=NAME (known: {known}), or send tool_choice auto",
+                    param="tool_choice",
+                )
+            guided = await plugins.forced_call(tools, choice)
+            changes["guided"] = msgspec.structs.replace(guided, backend=chat.guided_backend)
+        tag_ids = await plugins.special_tag_ids(
+            tools=bool(tools), reasoning=chat.separate_reasoning
+        )
+        if tag_ids:  # the parsers would not see them otherwise
+            changes["skip_special_tokens"] = False
+        constraint: GuidedParams | None = changes.get("guided", params.guided)
+        # A constraint begins where the reasoning ends, if the prompt or the model opens one.
+        if constraint is not None and constraint.reasoning is None:
+            changes["guided"] = msgspec.structs.replace(
+                constraint, reasoning=plugins.reasoning_parser
+            )
+        return PreparedChat(
+            prompt=await self.render(chat, tools=bool(tools)),
+            params=params.replace(**changes) if changes else params,
+            conversation=chat,
+            plugins=plugins,
+            tools=tools,
+            tag_ids=tag_ids,
+            skips_special_tokens=params.skip_special_tokens,
+        )
+
+    async def render(self, chat: Conversation, *, tools: bool = True) -> Prompt:
+        """Return the prompt of a conversation, text and ids; without its tools if not ``tools``.
+
+        Raises ``RequestError``.
+        """
+        work = partial(
+            self.processor.render,
+            chat.messages,
+            tools=chat.tools if tools else None,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            chat_template_kwargs=chat.chat_template_kwargs,
+        )
+        plugin = getattr(self.processor.renderer, "plugin", "renderers:unknown")
+        return await self.plugins.call_renderer(plugin, work)
+
+
+class ChatOutputParser:
+    """Reads the outputs of one request in the order in which they come.
+
+    The same for every ``output_kind``: deltas get what is new, others everything so far.
+    """
+
+    def __init__(self, chat: PreparedChat) -> None:
+        self._chat = chat
+        self._is_delta = chat.params.output_kind == "delta"
+        self._states: dict[int, _OutputState | None] = {}
+
+    async def parse(self, output: RequestOutput) -> RequestOutput:
+        """Complete ``output`` in place and return it.
+
+        Raises ``EngineError`` if a parser fails in strict mode.
+        """
+        for completion in output.outputs:
+            if completion.index not in self._states:
+                self._states[completion.index] = self._create_state()
+            state = self._states[completion.index]
+            if state is not None:
+                await state.update(completion)
+        return output
+
+    def _create_state(self) -> _OutputState | None:
+        parser = self._chat.output_parser()
+        return None if parser is None else _OutputState(parser, self._chat, self._is_delta)
+
+
+class _OutputState:
+    """One output of a request while it grows."""
+
+    __slots__ = (
+        "_filter",
+        "_is_delta",
+        "_num_chars",
+        "_num_ids",
+        "_on_failure",
+        "_parser",
+        "_parts",
+        "_reported",
+        "_text",
+    )
+
+    def __init__(self, parser: OutputParser, chat: PreparedChat, is_delta: bool) -> None:
+        self._parser = parser
+        self._is_delta = is_delta
+        self._on_failure = chat.plugins.on_failure
+        self._filter = chat.text_filter()
+        self._num_chars = self._num_ids = 0
+        self._reported: set[str] = set()
+        self._parts: list[OutputPart] = []
+        self._text = ""
+
+    async def update(self, completion: CompletionOutput) -> None:
+        text, ids = completion.text, completion.token_ids
+        last = completion.finish_reason is not None
+        if not self._is_delta:
+            text, ids = text[self._num_chars :], ids[self._num_ids :]
+            self._num_chars, self._num_ids = len(completion.text), len(completion.token_ids)
+        try:
+            parts = await self._parser.parse(text, ids, last=last)
+        finally:
+            failed = self._report_failures()
+        if self._filter is not None:
+            text = self._filter.feed(text, ids) + (self._filter.finish() if last else "")
+        if self._is_delta:
+            completion.parts, completion.parser_errors = parts, failed
+        else:
+            self._parts = completion.parts = merge_parts([*self._parts, *parts])
+            completion.parser_errors = self._parser.failed
+        if self._filter is not None:
+            self._text = text if self._is_delta else self._text + text
+            completion.text = self._text
+        if completion.finish_reason == "stop" and self._parser.has_calls:
+            completion.finish_reason = "tool_calls"
+
+    def _report_failures(self) -> list[str]:
+        """Return the parsers that have failed since the last call."""
+        failed = [label for label in self._parser.failed if label not in self._reported]
+        self._reported.update(failed)
+        for label in failed:
+            self._on_failure(label)
+        return failed
+
+
+def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine that never waits returns, without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise RuntimeError(f"{coroutine} waits, which needs an event loop")

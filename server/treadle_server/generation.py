@@ -1,0 +1,139 @@
+"""Running prompts on the engine: all to the end, or merged as their deltas come.
+
+Whatever route made it, a ``Generation`` runs here; outputs of chats have been read by the parsers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from treadle.api.sampling_params import SamplingParams
+from treadle.outputs import CompletionOutput, RequestOutput
+from treadle.text.chat import ChatOutputParser, PreparedChat
+from treadle.text.prompts import Prompt
+from treadle_server.engine import Engine
+from treadle_server.errors import APIError
+from treadle_server.wire.common import SamplingFields
+
+__all__ = ("Generation", "PromptOutput", "merged_outputs", "whole_outputs")
+
+PromptOutput = tuple[int, RequestOutput]
+"""The index of a prompt, and an output of it."""
+
+
+class Generation(msgspec.Struct, kw_only=True, frozen=True):
+    """A checked request, ready for the engine.
+
+    With ``discard_output`` the one token that the engine must make is dropped: the client asked
+    for ``max_tokens`` 0, to see its prompt scored.
+    """
+
+    id: str
+    created: int
+    request: SamplingFields
+    prompts: list[Prompt]
+    params: SamplingParams
+    chat: PreparedChat | None = None
+    discard_output: bool = False
+
+    def create_parser(self) -> ChatOutputParser | None:
+        return None if self.chat is None else self.chat.create_parser()
+
+    def label(self, index: int) -> str:
+        """Return the engine's name of the request of one prompt."""
+        return self.id if len(self.prompts) == 1 else f"{self.id}-{index}"
+
+
+async def whole_outputs(engine: Engine, generation: Generation) -> list[RequestOutput]:
+    """Run prompts side by side to their ends. The first failure ends the others."""
+    if len(generation.prompts) == 1:
+        return [await _whole(engine, generation, 0)]
+    indices = range(len(generation.prompts))
+    tasks = [asyncio.create_task(_whole(engine, generation, i)) for i in indices]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def merged_outputs(
+    engine: Engine, generation: Generation
+) -> AsyncGenerator[list[PromptOutput], None]:
+    """Yield outputs as they come, each time all that have come since the last."""
+    if len(generation.prompts) == 1:
+        async with aclosing(_outputs(engine, generation, 0)) as outputs:
+            async for output in outputs:
+                yield [(0, output)]
+        return
+    ready: list[PromptOutput] = []
+    wakeup = asyncio.Event()
+
+    async def pump(index: int) -> None:
+        try:
+            async with aclosing(_outputs(engine, generation, index)) as outputs:
+                async for output in outputs:
+                    ready.append((index, output))
+                    wakeup.set()
+        finally:
+            wakeup.set()
+
+    tasks = [asyncio.create_task(pump(i)) for i in range(len(generation.prompts))]
+    try:
+        running = set(tasks)
+        while running or ready:
+            if not ready:
+                await wakeup.wait()
+            wakeup.clear()
+            for task in [t for t in running if t.done()]:
+                running.discard(task)
+                task.result()
+            if ready:
+                batch = ready[:]
+                ready.clear()
+                yield batch
+    finally:
+        await _cancel(tasks)
+
+
+async def _outputs(
+    engine: Engine, generation: Generation, index: int
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yield the outputs of one prompt. Raises ``APIError`` if the engine fails on one of them."""
+    parser = generation.create_parser()
+    source = engine.generate(
+        generation.prompts[index], generation.params, request_id=generation.label(index)
+    )
+    async with aclosing(source) as outputs:
+        async for output in outputs:
+            for completion in output.outputs:
+                if completion.finish_reason == "error":
+                    raise _failure(completion)
+            yield output if parser is None else await parser.parse(output)
+
+
+async def _whole(engine: Engine, generation: Generation, index: int) -> RequestOutput:
+    last: RequestOutput | None = None
+    async with aclosing(_outputs(engine, generation, index)) as outputs:
+        async for output in outputs:
+            last = output
+    if last is None:
+        raise APIError(500, "the engine gave no output for this request", code="request_failed")
+    last.outputs.sort(key=lambda completion: completion.index)
+    return last
+
+
+def _failure(completion: CompletionOutput) -> APIError:
+    text = completion.error or "the engine failed on this request; its log has the details"
+    return APIError(500, text, code="request_failed")
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel all tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,227 @@
+"""``LLM.chat`` and ``AsyncLLM.chat`` with tools and reasoning, on the demo model and its parsers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle import LLM, AsyncLLM, GuidedParams, SamplingParams
+from treadle.errors import RequestError
+from treadle.outputs import CompletionOutput, ReasoningPart, TextPart, ToolCall
+from treadle.text.output_parser import merge_parts
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the weather for a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+WEATHER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+SUM: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=150)
+THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
+OPTIONS: Any = {"threads": 1, "num_pages": 256, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(**OPTIONS) as engine:
+        yield engine
+
+
+def answered(llm: LLM, messages: Any, params: SamplingParams = GREEDY, **options: Any) -> Any:
+    (output,) = llm.chat(messages, params, use_tqdm=False, **options)
+    return output.outputs[0]
+
+
+def found(output: CompletionOutput) -> tuple[str, str | None, list[tuple[str | None, str]]]:
+    calls = [(call.name, call.arguments) for call in output.tool_calls]
+    return output.content, output.reasoning, calls
+
+
+def test_a_tool_is_called(llm: LLM) -> None:
+    output = answered(llm, WEATHER, tools=TOOLS)
+    (call,) = output.tool_calls
+    assert (call.index, call.name) == (0, "get_weather") and call.id.startswith("call_")
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    assert output.finish_reason == "tool_calls" and output.content == ""
+    assert output.text.startswith("<tool_call>") and output.reasoning is None
+
+
+def test_the_result_of_a_tool_is_read(llm: LLM) -> None:
+    (call,) = answered(llm, WEATHER, tools=TOOLS).tool_calls
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    turn = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    result = {"role": "tool", "content": '{"temperature": 21}'}
+    output = answered(llm, [*WEATHER, turn, result], tools=TOOLS)
+    assert "21" in output.content and not output.tool_calls and output.finish_reason == "stop"
+
+
+def test_reasoning_is_apart(llm: LLM) -> None:
+    output = answered(llm, SUM, **THINK)
+    assert "42" in output.content and "<" not in output.content
+    assert "42" in output.reasoning and "</think>" in output.text
+    assert [type(part) for part in output.parts] == [ReasoningPart, TextPart]
+    joined = answered(llm, SUM, **THINK, separate_reasoning=False)
+    assert joined.reasoning is None and joined.content == joined.text == output.text
+
+
+def test_without_tools_a_call_is_text(llm: LLM) -> None:
+    output = answered(llm, WEATHER, tools=TOOLS, tool_choice="none")
+    assert not output.tool_calls and output.content == output.text
+
+
+def test_a_call_can_be_forced(llm: LLM) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        output = answered(
+            llm, [{"role": "user", "content": "What is treadle?"}], tools=TOOLS, tool_choice=choice
+        )
+        (call,) = output.tool_calls
+        assert call.name == "get_weather" and json.loads(call.arguments).keys() == {"city"}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+            "tool_choice",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"name": "get_weather"}}, "tool_choice"),
+        ({"tools": ["get_weather"]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0]"),
+    ],
+)
+def test_wrong_tools_are_named(llm: LLM, options: Any, param: str) -> None:
+    with pytest.raises(RequestError) as error:
+        answered(llm, WEATHER, **options)
+    assert error.value.param == param
+
+
+def test_a_constraint_holds_for_the_content(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}},
+        "required": ["answer"],
+    }
+    params = GREEDY.replace(guided=GuidedParams(json=schema))
+    output = answered(llm, SUM, params, **THINK)
+    assert type(json.loads(output.content)["answer"]) is int and "42" in output.reasoning
+
+
+def test_several_conversations_and_outputs(llm: LLM) -> None:
+    outputs = llm.chat([WEATHER, SUM], [GREEDY.replace(n=2), GREEDY], use_tqdm=False, tools=TOOLS)
+    first, second = (output.outputs for output in outputs)
+    assert [len(one.tool_calls) for one in first] == [1, 1] and len(second) == 1
+    assert len({call.id for one in first for call in one.tool_calls}) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "options"), [(WEATHER, {"tools": TOOLS}), (SUM, THINK), (WEATHER, {})]
+)
+def test_streams_give_the_same(llm: LLM, messages: Any, options: Any) -> None:
+    whole = answered(llm, messages, **options)
+    parts: list[Any] = []
+    text = ""
+    for output in llm.stream_chat(messages, GREEDY.replace(output_kind="delta"), **options):
+        (one,) = output.outputs
+        parts += one.parts or ()
+        text += one.text
+    assert text == whole.text and one.finish_reason == whole.finish_reason
+    merged = CompletionOutput(index=0, text=text, token_ids=[], parts=merge_parts(parts))
+    assert found(merged) == found(whole)
+    kinds = [one.outputs[0] for one in llm.stream_chat(messages, GREEDY, **options)]
+    assert found(kinds[-1]) == found(whole)
+    for before, after in pairwise(kinds):
+        assert after.content.startswith(before.content)
+        assert (after.reasoning or "").startswith(before.reasoning or "")
+
+
+def test_parsers_can_be_switched_off() -> None:
+    with LLM(**OPTIONS, tool_parser="none", reasoning_parser="none") as engine:
+        output = answered(engine, WEATHER, tools=TOOLS)
+        assert output.parts is None and output.content == output.text != ""
+        with pytest.raises(RequestError, match="needs a tool parser"):
+            answered(engine, WEATHER, tools=TOOLS, tool_choice="required")
+
+
+PLUGIN = """
+from treadle.api import impl
+from treadle.api.parsers import ToolCallDelta
+
+TREADLE = {"tool_parsers": ["odd"]}
+
+
+class Odd:
+    def feed(self, text, ids):
+        raise KeyError("odd")
+
+    def finish(self):
+        return []
+
+    def grammar(self, choice):
+        return None
+
+
+@impl
+def treadle_tool_parser(name):
+    return Odd()
+"""
+
+
+def test_a_parser_that_fails_is_named_and_its_text_delivered(tmp_path: Path) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(PLUGIN)
+    with LLM(**OPTIONS, plugin_file=[str(file)], tool_parser="odd") as engine:
+        output = answered(engine, WEATHER, tools=TOOLS)
+    assert output.parser_errors == ["tool_parser=odd"]
+    assert output.content == output.text and output.finish_reason == "stop"
+
+
+def test_the_engine_for_event_loops_gives_the_same(llm: LLM) -> None:
+    async def main() -> list[Any]:
+        async with AsyncLLM(**OPTIONS) as engine:
+
+            async def last(messages: Any, **options: Any) -> Any:
+                outputs = [output async for output in engine.chat(messages, GREEDY, **options)]
+                return outputs[-1].outputs[0]
+
+            return await asyncio.gather(last(WEATHER, tools=TOOLS), last(SUM, **THINK))
+
+    called, thought = asyncio.run(main())
+    assert found(called) == found(answered(llm, WEATHER, tools=TOOLS))
+    assert found(thought) == found(answered(llm, SUM, **THINK))
+
+
+def test_parts_are_merged_in_order() -> None:
+    pieces = [
+        TextPart("a"),
+        TextPart("b"),
+        ToolCall(index=0, id="x", name="f", arguments="{"),
+        TextPart("c"),
+        ToolCall(index=0, arguments="}"),
+        ReasoningPart("d"),
+    ]
+    assert merge_parts(pieces) == [
+        TextPart("ab"),
+        ToolCall(index=0, id="x", name="f", arguments="{}"),
+        TextPart("c"),
+        ReasoningPart("d"),
+    ]

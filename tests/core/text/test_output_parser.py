@@ -1,0 +1,125 @@
+"""Parsers of one output: pieces, failures, special tokens, and where they run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from treadle.api.kinds import TOOL_PARSERS
+from treadle.api.parsers import Delta, TextDelta
+from treadle.config import PluginConfig
+from treadle.outputs import TextPart
+from treadle.plugins import PluginManager
+from treadle.processes.watchdog import WatchdogExecutor
+from treadle.text.output_parser import GuardedParser, OutputParser
+from treadle.text.parser_plugins import ParserPlugins
+from treadle.text.special_tokens import SpecialTokenFilter
+
+
+def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
+    class Holding:
+        """Keeps the last character back, as a parser does that waits for a marker."""
+
+        def __init__(self, good: int) -> None:
+            self.good, self.held = good, ""
+
+        def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+            self.good -= 1
+            if self.good < 0:
+                raise ValueError
+            said, self.held = (self.held + text)[:-1], text[-1]
+            return [TextDelta(said)]
+
+        def finish(self) -> list[Delta]:
+            raise ValueError
+
+    for good in range(4):
+        parser = OutputParser(None, GuardedParser("p", partial(Holding, good)))
+        parts = [p for text in ("ab", "cd", "ef") for p in parser.feed(text, ())]
+        parts += parser.finish()
+        assert "".join(p.text for p in parts if isinstance(p, TextPart)) == "abcdef"
+        assert parser.failed == ["p"]
+
+
+SPECIAL = "\ue004"
+
+
+class Marked:
+    """A tokenizer of characters, one of which is the special token ``<|turn|>``."""
+
+    special_ids = frozenset({ord(SPECIAL)})
+
+    def token(self, token: int) -> str:
+        return "<|turn|>" if chr(token) == SPECIAL else chr(token)
+
+
+def test_a_text_may_come_after_its_id() -> None:
+    """A stop string that begins like it holds it back."""
+    mark = ord("\ue004")
+    for pieces in (
+        [("a", [97, mark]), ("<|tu", []), ("rn|>b", [98])],
+        [("a<|", [97, mark]), ("turn|>b", [98])],
+        [("a<|turn|>b", [97, mark, 98])],
+    ):
+        special = SpecialTokenFilter(Marked(), Marked.special_ids)
+        told = "".join(special.feed(text, ids) for text, ids in pieces)
+        assert told + special.finish() == "ab"
+    special = SpecialTokenFilter(Marked(), Marked.special_ids)
+    assert special.feed("<|turn|><|tu", [1, 2, 3]) == "<|turn|><|tu"
+    assert special.feed("x<|tu", [mark]) + special.finish() == "x<|tu"  # it never came
+
+
+class Echo:
+    """Returns all text, and remembers the threads that called it."""
+
+    def __init__(self, threads: list[int]) -> None:
+        self.threads = threads
+
+    def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
+        self.threads.append(threading.get_ident())
+        return [TextDelta(text)]
+
+    def finish(self) -> list[Delta]:
+        return []
+
+
+class InlineEcho(Echo):
+    inline = True
+
+
+class WatchedEcho(Echo):
+    inline = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "inline"),
+    [
+        (Echo, True, [True, True]),
+        (Echo, False, [False, False]),
+        # The class has its say once it is known, which is after the first call.
+        (InlineEcho, False, [False, True]),
+        (WatchedEcho, True, [True, False]),
+    ],
+)
+async def test_where_a_parser_runs(kind: type[Echo], default: bool, inline: list[bool]) -> None:
+    threads: list[int] = []
+    watchdog = WatchdogExecutor(1.0)
+    guarded = GuardedParser("p", partial(kind, threads), inline=default)
+    parser = OutputParser(None, guarded, watchdog=watchdog)
+    parts = [*await parser.parse("a", (), last=False), *await parser.parse("b", (), last=True)]
+    watchdog.close()
+    assert parts == [TextPart("a"), TextPart("b")]
+    assert [thread == threading.get_ident() for thread in threads] == inline
+
+
+def test_treadles_own_parsers_run_inline_and_others_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text('TREADLE = {"tool_parsers": ["mine"]}\n')
+    host = PluginManager(PluginConfig(plugin_file=[str(file)]))
+    for key, inline in (("hermes", True), ("mine", False), ("nobody", False)):
+        plugins = ParserPlugins(host, None, {"tool_parser": key, "reasoning_parser": None})
+        assert plugins._is_inline(TOOL_PARSERS, key) is inline
