@@ -18,7 +18,7 @@ from treadle.api.kinds import ATTENTION, KERNELS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator
-from treadle.layers.kernels import install_kernels
+from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
