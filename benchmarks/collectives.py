@@ -7,7 +7,7 @@
 One JSON line for each operation and size: microseconds of one, the median over replays of a CUDA graph of
 several, on the slowest rank. ``all_reduce`` is of bfloat16, by NCCL, by torch's kernel (up to the size for
 which it is used) and by the plugin's; the next line has the largest size up to which the plugin's (or
-torch's) is faster at every size: what ``treadle.runner.custom_all_reduce.most`` should be on this machine.
+torch's) is faster at every size: what ``max_custom_bytes`` of the plugin should be on this machine.
 ``all_reduce_add_rms_norm`` is that of rows of 4096 with residual and norm, as a model's layer does it, and by NCCL
 and the kernel of the norm; ``all_gather`` that of a vocabulary's logits.
 """
@@ -27,14 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from treadle_communicator_symmetric.communicator import create
 
-from treadle.api.attention import KernelRequest
-from treadle.api.models import Collective, ModelContext
+from treadle.api.communicators import Communicator
+from treadle.api.models import ModelContext
 from treadle.layers import LMHead, RMSNorm
-from treadle.layers.kernels import install_kernels
+from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
-from treadle.runner.collective import TorchCollective
-from treadle.runner.custom_all_reduce import most, one_shot
+from treadle.runner.communicator import TorchCommunicator, choose_communicator
 from treadle.runner.device import describe
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
@@ -73,43 +73,39 @@ def microseconds(run: Callable[[Tensor], Any], x: Tensor) -> float:
     return round(float(slowest), 2)
 
 
-def say(ranks: Collective, **line: Any) -> None:
+def say(ranks: Communicator, **line: Any) -> None:
     if ranks.rank == 0:
-        print(json.dumps({"ranks": ranks.size} | line), flush=True)
+        print(json.dumps({"ranks": ranks.world_size} | line), flush=True)
 
 
-def sums(ranks: Collective, device: torch.device) -> None:
-    request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks.size})
-    offers = {"torch": None, "kernel": PluginManager().kernel("all_reduce", request)}
+def sums(base: Communicator, device: torch.device) -> None:
     made = {
-        name: one_shot(ranks, device, dist.group.WORLD, most(ranks.size), offer)
-        for name, offer in offers.items()
+        name: create(base, device, triton=name == "kernel").custom for name in ("torch", "kernel")
     }
     crossing, ahead = 0, True
     for size in SIZES:
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
         taken = {"nccl": microseconds(dist.all_reduce, x)}
         for name, add in made.items():
-            if add is not None and add.fits(x):
+            if add is not None and add.supports(x):
                 taken[name] = microseconds(add, x)
         ours = taken.get("kernel", taken.get("torch"))
         ahead = ahead and ours is not None and ours < taken["nccl"]
         crossing = size if ahead else crossing
-        say(ranks, op="all_reduce", bytes=size, **taken)
-    say(ranks, device=torch.cuda.get_device_name(), limit_bytes=crossing)
+        say(base, op="all_reduce", bytes=size, **taken)
+    say(base, device=torch.cuda.get_device_name(), limit_bytes=crossing)
 
 
-def layers(ranks: Collective, device: torch.device) -> None:
+def layers(base: Communicator, ranks: Communicator, device: torch.device) -> None:
     """Sums with norms, and logits side by side."""
     kind = torch.bfloat16
     context = ModelContext(None, kind, device, ranks, None, lambda request, spec: NotImplemented)
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.ranks = ranks
-    served = install_kernels(
-        nn.ModuleList([norm, head]), PluginManager(), describe(device), "bfloat16"
-    )
-    say(ranks, served=served)
+    model = nn.ModuleList([norm, head])
+    served = apply_fusions(model, PluginManager(), describe(device), "bfloat16")
+    say(ranks, served=served.backends)
     gather_op = head.gather_op
 
     def by_nccl(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +121,7 @@ def layers(ranks: Collective, device: torch.device) -> None:
         say(ranks, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
     for rows in GATHERED:
         x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
-        taken = {"nccl": microseconds(ranks.all_gather, x)}
+        taken = {"nccl": microseconds(base.all_gather, x)}
         if gather_op is not None:
             taken["kernel"] = microseconds(gather_op, x)
         say(ranks, op="all_gather", rows=rows, width=head.out_features, **taken)
@@ -136,13 +132,11 @@ def work(rank: int, ranks: int, meeting: str) -> None:
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    request = KernelRequest(describe(device), "bfloat16", {"ranks": ranks})
-    offer = PluginManager().kernel("all_reduce", request)
-    group = TorchCollective(rank, ranks, device, FileStore(meeting, ranks), kernel=offer)
+    base = TorchCommunicator(rank, ranks, device, FileStore(meeting, ranks))
     with torch.inference_mode():
-        sums(group, device)
-        layers(group, device)
-    group.close()
+        sums(base, device)
+        layers(base, choose_communicator(PluginManager(), base, device), device)
+    base.close()
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 
 from treadle.api.files import ModelFiles
 from treadle.api.models import ModelSpec
-from treadle.layers import NullCollective
+from treadle.layers import SingleRankCommunicator
 from treadle.loading.build import build_model
 from treadle.loading.config import read_config
 from treadle.loading.formats import treadle_load_format
@@ -61,7 +61,7 @@ def build(files: ModelFiles, device: str, **options: Any) -> tuple[nn.Module, fl
         OnePlugin(),
         torch.device(device),
         torch.bfloat16 if device != "cpu" else torch.float32,  # bfloat16 is packed on a CPU
-        NullCollective(),
+        SingleRankCommunicator(),
         lambda request, spec: ReferenceBackend(request),
         **options,
     )

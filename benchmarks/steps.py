@@ -4,7 +4,7 @@
 
     python benchmarks/steps.py benchmarks/shapes/qwen3-0.6b --workload bs1 dec256 [--anatomy]
 
-The workloads are those of docs/benchmarks.md, put to the engine's loop in this process: no text, no
+The workloads are those of docs/how/benchmarks.md, put to the engine's loop in this process: no text, no
 sockets. ``passes`` times each; the best is printed, the first is a warm-up. ``--anatomy`` (CUDA) looks
 at a window of steps in the middle of a pass instead: milliseconds of a step, how many of them a kernel
 was running, the gaps by length, and the kernels by the time that they ran alone or first. Profiling

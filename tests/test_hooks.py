@@ -53,6 +53,8 @@ TRAITS = t.ModelTraits()
 ATTENTION = t.AttentionRequest(DEVICE, "float32", "float32", 64, 8, 8, 0.125)
 KERNEL = t.KernelRequest(DEVICE, "float32", {"size": 8})
 
+COMMUNICATOR = t.CommunicatorRequest(DEVICE, 2)
+
 Call = Callable[[PluginManager], Any]
 
 SPECIFICATIONS = (First, Every, ServerHooks, CommandHooks)
@@ -142,6 +144,10 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
     "treadle_kernel": (
         lambda h: h.offers(kinds.KERNELS, op="rms_norm", request=KERNEL),
         {"op": "rms_norm", "request": KERNEL},
+    ),
+    "treadle_communicator": (
+        lambda h: h.offers(kinds.COMMUNICATORS, request=COMMUNICATOR),
+        {"request": COMMUNICATOR},
     ),
     "treadle_configure": (configured, {"config": CONFIG}),
     "treadle_unconfigure": (configured, {}),

@@ -29,7 +29,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {
             "treadle.config",
             "treadle.plugins",
-            "treadle.runner.collective",
+            "treadle.runner.communicator",
             "treadle.runner.device",
             "treadle.runner.model_runner",
         }
@@ -177,7 +177,7 @@ def test_public_classes_are_named_for_what_they_are() -> None:
     def check(path: Path) -> Iterator[str]:
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                for ending in ("Base", "Manager", "Util", "Utils", "Helper", "Impl", "Interface"):
+                for ending in ("Base", "Util", "Utils", "Helper", "Impl", "Interface"):
                     if node.name.endswith(ending):
                         yield f"{node.lineno} class {node.name} says how it is made, not what it is"
 

@@ -11,8 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
+import catalogue
+import command_line
+import http_api
 import kind_pages
 import msgspec
+import python_api
 from msgspec.inspect import (
     BoolType,
     DictType,
@@ -98,7 +102,7 @@ def kinds() -> str:
     """One row for each kind of plugin."""
     rows = (
         (
-            f"`treadle.{k.name}`",
+            f"[`treadle.{k.name}`](plugins/{k.name}.md)",
             k.key,
             k.mode,
             f"[`{k.hook}`](#{k.hook})",
@@ -152,15 +156,20 @@ def server() -> str:
     return option_table(ServerConfig)
 
 
-def option_table(struct: type[msgspec.Struct]) -> str:
+def option_table(struct: type[msgspec.Struct], prefix: str = "") -> str:
+    """The fields of a Struct. A flag is ``--`` and the name with dashes, or ``prefix`` and the name."""
     described = type_info(struct)
     if not isinstance(described, StructType):
         raise TypeError(f"{struct} is not a Struct")
     rows = (
-        (f"`{f.name}`", f"`--{f.name.replace('_', '-')}`", kind(f.type), default(f), about(f.type))
+        (f"`{f.name}`", f"`{flag(f.name, prefix)}`", kind(f.type), default(f), about(f.type))
         for f in described.fields
     )
     return table(("Option", "Flag", "Values", "Default", ""), rows)
+
+
+def flag(name: str, prefix: str) -> str:
+    return prefix + name if prefix else f"--{name.replace('_', '-')}"
 
 
 def kind(t: Type) -> str:
@@ -274,10 +283,15 @@ def errors() -> str:
     return f"```text\n{inspect.cleandoc(tree)}\n```\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    block.__name__: block
-    for block in (kinds, hook_reference, uncalled, options, server, sampling, guided, errors)
-} | kind_pages.BLOCKS
+BLOCKS: dict[str, Callable[[], str]] = (
+    {
+        block.__name__: block
+        for block in (kinds, hook_reference, uncalled, options, server, sampling, guided, errors)
+    }
+    | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
+    | catalogue.BLOCKS
+    | kind_pages.BLOCKS
+)
 
 
 def filled(page: str) -> str:

@@ -1,4 +1,4 @@
-"""The generated part of docs/plugins/KIND.md: the hook as it is called, and a whole plugin.
+"""The generated part of docs/ref/plugins/KIND.md: the hook as it is called, and a whole plugin.
 
 The example is the template of ``treadle plugin new``, which the tests install and run as it stands.
 """

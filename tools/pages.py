@@ -18,7 +18,8 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``note`` is the comment before it: ``not run: …`` or ``file: …``."""
+    """A fenced block. ``note`` is the comment before it: ``not run: REASON``, ``file: NAME``,
+    ``output`` (of the block before), ``fails`` (a command), or ``error`` (its message)."""
 
     page: Path
     line: int
@@ -43,8 +44,11 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """What a reader sees: the README, and the documentation without the decisions."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """The README and the documentation, without records (decisions, notebook), files of the root
+    and the pages of the plugin kinds, whose examples are templates that have tests of their own."""
+    records = {"adr", "notebook", "project", "plugins"}
+    written = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(p for p in written if p.parent.name not in records)]
 
 
 def blocks(page: Path) -> list[Block]:

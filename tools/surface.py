@@ -29,6 +29,7 @@ MODULES = (
 CONTRACT = (
     "attention",
     "cache",
+    "communicators",
     "engine",
     "files",
     "structured_output",

@@ -1,9 +1,8 @@
-"""Every option of the engine, described once.
+"""The options of the engine.
 
-The Structs below are the only description of an option: ``LLM(**options)``, ``treadle serve --flag``,
-the TOML file and the documentation are generated from them. Limits sit in ``msgspec.Meta`` and are
-checked by ``from_options``, whoever calls it. This is also the only module that reads ``TREADLE_*``
-environment variables.
+``LLM(**options)``, the flags of ``treadle serve``, the TOML file and the documentation are
+generated from the Structs below. ``from_options`` checks the limits, which are in
+``msgspec.Meta``. Only this module reads ``TREADLE_*`` environment variables.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str | None, Meta(description="Branch, tag or commit of a hub checkpoint.")
     ] = None
     download_dir: Annotated[
-        str | None, Meta(description="Where hub checkpoints are kept (default: the hub's cache).")
+        str | None, Meta(description="Folder for hub checkpoints (default: the hub's cache).")
     ] = None
     tokenizer: Annotated[
         str | None, Meta(description="Checkpoint of the tokenizer (default: the model's).")
     ] = None
     tokenizer_mode: Annotated[str, Meta(description="Tokenizer plugin.")] = "auto"
     renderer: Annotated[
-        str, Meta(description="Chat renderer plugin; auto takes the one made for the model.")
+        str, Meta(description="Chat renderer plugin; auto: the one that matches the model.")
     ] = "auto"
     chat_template: Annotated[
-        str | None, Meta(description="A Jinja file or text in place of the model's chat template.")
+        str | None, Meta(description="Jinja file or text that replaces the model's chat template.")
     ] = None
     tool_parser: Annotated[
         str | None,
@@ -73,17 +72,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = msgspec.field(default_factory=list)
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="Type of weights and activations; auto takes the checkpoint's."),
+        Meta(description="Type of weights and activations; auto: the checkpoint's."),
     ] = "auto"
     max_model_len: Annotated[
         Positive | None,
-        Meta(description="Longest sequence, prompt and output (default: the model's)."),
+        Meta(description="Maximum length of prompt plus output, in tokens (default: the model's)."),
     ] = None
     load_format: Annotated[
         str, Meta(description="auto, safetensors, pt, dummy (random weights), or a plugin's.")
     ] = "auto"
     quantization: Annotated[
-        str, Meta(description="Quantization method; auto takes what the checkpoint says.")
+        str, Meta(description="Quantization method; auto: the checkpoint's.")
     ] = "auto"
     hf_overrides: Annotated[
         dict[str, Any], Meta(description="JSON merged into the checkpoint's config.json.")
@@ -98,7 +97,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dict[str, Any], Meta(description="JSON merged into the default sampling parameters.")
     ] = msgspec.field(default_factory=dict)
     seed: Annotated[
-        int, Meta(description="Seed of requests that name none, and of dummy weights.")
+        int, Meta(description="Seed of requests without a seed, and of dummy weights.")
     ] = 0
 
 
@@ -107,47 +106,45 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     page_size: Annotated[
         Positive | None,
-        Meta(description="Tokens in a page (default: the attention backend's choice)."),
+        Meta(description="Tokens per page (default: the attention backend's choice)."),
     ] = None
     num_pages: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        Meta(description="Pages of the cache (default: what memory_fraction leaves room for)."),
+        Meta(description="Pages of the KV cache (default: as many as memory_fraction allows)."),
     ] = None
     memory_fraction: Annotated[
         float,
-        Meta(gt=0, le=1, description="Share of the device's memory that treadle may fill (CUDA)."),
+        Meta(gt=0, le=1, description="Fraction of the GPU's memory that treadle may use (CUDA)."),
     ] = 0.9
     cpu_cache_gib: Annotated[
-        float, Meta(gt=0, description="Size of the cache on a CPU, in GiB.")
+        float, Meta(gt=0, description="Size of the KV cache on a CPU, in GiB.")
     ] = 1.0
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"],
-        Meta(description="Type of cached keys and values; auto takes the model's."),
+        Meta(description="Type of cached keys and values; auto: the model's."),
     ] = "auto"
     calculate_kv_scales: Annotated[
         bool,
-        Meta(
-            description="Work out the scales of an fp8 cache at start, in place of the checkpoint's."
-        ),
+        Meta(description="Compute the scales of an fp8 cache at start instead of loading them."),
     ] = False
     enable_prefix_caching: Annotated[
-        bool, Meta(description="Reuse the pages of prompts that begin alike.")
+        bool, Meta(description="Reuse the KV cache pages of prompts with the same prefix.")
     ] = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How requests share steps."""
+    """How requests are batched."""
 
-    max_num_seqs: Annotated[Positive, Meta(description="Most sequences in one step.")] = 256
+    max_num_seqs: Annotated[Positive, Meta(description="Maximum sequences in a step.")] = 256
     max_num_batched_tokens: Annotated[
-        Positive, Meta(description="Token budget of one step: decodes first, then prefill chunks.")
+        Positive, Meta(description="Token budget of a step: decodes first, then prefill chunks.")
     ] = 8192
     prefill_chunk: Annotated[
-        Positive | None, Meta(description="Most prompt tokens of one request in a step.")
+        Positive | None, Meta(description="Maximum prompt tokens of one request in a step.")
     ] = None
     scheduling_policy: Annotated[str, Meta(description="fcfs, priority, or a plugin's.")] = "fcfs"
     max_queue: Annotated[
-        Positive, Meta(description="Most waiting requests; more are refused (429).")
+        Positive, Meta(description="Maximum waiting requests; more are rejected (HTTP 429).")
     ] = 1024
 
 
@@ -156,18 +153,18 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N.")] = "auto"
     attention_backend: Annotated[
-        str | None, Meta(description="Attention backend (default: the best bid).")
+        str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None
     executor: Annotated[str, Meta(description="Executor plugin.")] = "inline"
-    tensor_parallel_size: Annotated[Positive, Meta(description="Devices that share one model.")] = 1
-    enforce_eager: Annotated[bool, Meta(description="Never capture CUDA graphs.")] = False
+    tensor_parallel_size: Annotated[Positive, Meta(description="Tensor-parallel ranks.")] = 1
+    enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
     threads: Annotated[
-        Positive | None, Meta(description="CPU threads of one worker (default: torch's choice).")
+        Positive | None, Meta(description="CPU threads per worker (default: torch's choice).")
     ] = None
 
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which plugins are used, and their own options."""
+    """Which plugins are used, and their options."""
 
     plugin: Annotated[
         list[str], Meta(description="Pin the owner of a key: kind:key=distribution. Repeatable.")
@@ -178,11 +175,11 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugin_file: Annotated[
         list[str], Meta(description="Load one local Python file as a plugin. Repeatable.")
     ] = msgspec.field(default_factory=list)
-    plugin_strict: Annotated[bool, Meta(description="Any broken plugin is fatal.")] = False
+    plugin_strict: Annotated[bool, Meta(description="Stop if any plugin fails.")] = False
     locked: Annotated[
         str | None,
         Meta(
-            description="File of `treadle plugin lock`: refuse to start if plugins differ from it."
+            description="File of `treadle plugin lock`; the engine starts only if plugins match it."
         ),
     ] = None
     plugin_options: Annotated[
@@ -190,11 +187,11 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = msgspec.field(default_factory=dict)
     plugin_time_budget: Annotated[
         dict[str, Annotated[float, Meta(gt=0)]],
-        Meta(description='JSON: {"kind": seconds} that one call may take before it is slow.'),
+        Meta(description='JSON: {"kind": seconds} after which a plugin call counts as slow.'),
     ] = msgspec.field(default_factory=dict)
     guided_backends: Annotated[
         list[str],
-        Meta(description="Guided decoding backends to try, in order (default: all). Repeatable."),
+        Meta(description="Structured output backends to try, in order (default: all). Repeatable."),
     ] = msgspec.field(default_factory=list)
     logits_processors: Annotated[
         list[str], Meta(description="Logits processor plugins, in order. Repeatable.")
@@ -205,7 +202,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine, complete. Build it with ``from_options``, which checks every value."""
+    """All options of an engine. Build it with ``from_options``, which checks every value."""
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
     cache: CacheConfig = msgspec.field(default_factory=CacheConfig)
@@ -214,7 +211,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugins: PluginConfig = msgspec.field(default_factory=PluginConfig)
 
 
-# What users of other engines type, and our name for it: for the error message only.
+# Option names of other engines, and treadle's name. Only used in the error message.
 ELSEWHERE = {
     "block_size": "page_size",
     "num_gpu_blocks_override": "num_pages",
@@ -231,15 +228,15 @@ ELSEWHERE = {
 def sections(
     config: type[msgspec.Struct] = EngineConfig,
 ) -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """Yield ``(field, Struct)`` for each part of a config."""
+    """Yield ``(field name, Struct type)`` for each section of a config."""
     yield from get_type_hints(config).items()
 
 
 def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> EngineConfig:
     """Build a config from flat options: ``from_options(model="…", max_num_seqs=8)``.
 
-    An option whose value is ``None`` keeps its default. Raises ``ConfigError`` for an unknown
-    option or a value outside its limits, naming the option, the value and what is allowed.
+    A value of ``None`` selects the default. Raises ``ConfigError`` if an option is unknown or
+    its value is outside its limits.
     """
     given = {k: v for k, v in {**(options or {}), **more}.items() if v is not None}
     parts: dict[str, dict[str, Any]] = {}
@@ -265,7 +262,7 @@ def _unknown(name: str) -> str:
 
 
 def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """msgspec says ``Expected `int` >= 1 - at `$.cache.page_size```; add the value."""
+    """Return msgspec's message (``Expected `int` - at `$.cache.page_size```) with the value."""
     message, _, path = str(error).partition(" - at `$.")
     names = path.rstrip("`").split(".")
     if len(names) < 2:
@@ -275,10 +272,11 @@ def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, An
 
 
 def environment() -> dict[str, Any]:
-    """The plugin switches that come from the environment.
+    """Return the plugin settings of the environment.
 
-    ``TREADLE_DISABLE`` and ``TREADLE_PLUGINS`` are comma-separated lists of distributions or ``kind:key``;
-    ``TREADLE_AUTOLOAD=0`` ignores third parties; ``TREADLE_STRICT=1`` makes a broken plugin fatal.
+    ``TREADLE_DISABLE`` and ``TREADLE_PLUGINS`` are comma-separated distributions or ``kind:key``
+    ids. ``TREADLE_AUTOLOAD=0`` ignores third-party plugins. ``TREADLE_STRICT=1`` makes a plugin
+    failure fatal.
     """
 
     def names(variable: str) -> list[str]:
@@ -293,8 +291,7 @@ def environment() -> dict[str, Any]:
 
 
 def server_environment() -> dict[str, Any]:
-    """Options of the server that come from the environment: ``TREADLE_API_KEY`` and
-    ``TREADLE_ADMIN_API_KEY`` are lists of keys."""
+    """Return the server options of the environment: comma-separated API keys."""
     found: dict[str, Any] = {}
     variables = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
     for option, variable in variables.items():
@@ -305,27 +302,28 @@ def server_environment() -> dict[str, Any]:
 
 
 def debug() -> bool:
-    """Whether the command line shows tracebacks of expected errors: ``TREADLE_DEBUG=1``."""
+    """Return whether the command line shows tracebacks of expected errors (``TREADLE_DEBUG=1``)."""
     return os.environ.get("TREADLE_DEBUG", "0") == "1"
 
 
 def forbid_multicast() -> None:
-    """Keep torch's symmetric memory from making NVLink multicast objects, which nothing here uses
-    and some hosts do not survive. Call it before the first rendezvous.
+    """Keep torch's symmetric memory from creating NVLink multicast objects.
+
+    They are not used, and some machines crash. Call it before the first rendezvous.
     """
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def patient_threads() -> None:
-    """Let OpenMP threads that wait sleep instead of spin, unless ``OMP_WAIT_POLICY`` says otherwise.
+    """Let waiting OpenMP threads sleep instead of spin, unless ``OMP_WAIT_POLICY`` is set.
 
-    Spinning threads make a busy machine ten times slower. Call it before torch is imported.
+    Spinning threads make a busy machine ten times slower. Call this before importing torch.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def option_type(annotation: Any) -> tuple[Any, bool]:
-    """``(bare type, may be None)`` of an annotated option."""
+    """Return an option's type without ``Annotated`` and ``None``, and whether it is optional."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     arms = [a for a in get_args(annotation) if a is not type(None)]

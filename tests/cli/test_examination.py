@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.examination.findings import CODES
 from treadle_cli.doctor.machine import Machine, advice, look
 from treadle_cli.doctor.report import examine
-from treadle_cli.doctor.survey import ATTENTION, KERNELS, Seen
+from treadle_cli.doctor.survey import ATTENTION, Seen
 
 POLICY = """
 from treadle.api import impl
@@ -96,7 +97,9 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
     # What hangs and dies is left out of the process that asks for bids, which therefore answers.
     assert found.seen is not None and found.problems == []
     assert found.seen.device == "cpu"
-    assert set(found.seen.attention) == set(ATTENTION) and set(found.seen.kernels) == set(KERNELS)
+    assert set(found.seen.attention) == set(ATTENTION) and set(found.seen.kernels) == set(
+        KERNEL_OPS
+    )
     assert found.reports == ["good 1.0: all is well"]
 
 

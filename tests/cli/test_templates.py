@@ -68,7 +68,7 @@ def test_a_readme_says_what_it_changes_and_what_to_change(made, kind):
     text = (made[kind] / "README.md").read_text()
     for part in ("What it changes", "Try it", "Change first", "Develop", "Publish"):
         assert len(text.partition(f"## {part}\n\n")[2].partition("\n## ")[0]) > 8, part
-    idle = (ROOT / "docs/plugins.md").read_text().partition("<!-- generated: uncalled -->")[2]
+    idle = (ROOT / "docs/ref/plugins.md").read_text().partition("<!-- generated: uncalled -->")[2]
     uncalled = f"`{installed_kinds()[kind].hook}`" in idle.partition("<!-- end")[0]
     assert ("does not call them" in text) == uncalled
 

@@ -2,13 +2,15 @@
 
 The blocks of a page run in order, in a folder of their own, as a reader would run them: Python
 blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file,
-``<!-- example: output -->`` is what the command before must have printed, ``treadle`` and ``curl``
-commands run in a shell, and ``treadle serve`` keeps running until the page ends.
+``<!-- example: output -->`` is what the block before must have printed, ``<!-- example: fails -->``
+marks commands that must fail and ``<!-- example: error -->`` a part of what they say. ``treadle`` and
+``curl`` commands run in a shell, and ``treadle serve`` keeps running until the page ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shlex
@@ -25,18 +27,22 @@ from pathlib import Path
 import pytest
 from pages import Block, blocks
 
+from treadle.plugins.local import local_entries
+
 RUN = ("treadle", "curl", "echo")
 # Commands about the repository itself; tests/docs/test_pages.py compares them with .ci/run.
 NOT_RUN = (
     "pip",
     "git",
     "cd",
-    "python",
+    "source",
+    "python3",
     "pytest",
     "pre-commit",
     "ruff",
     "mypy",
-    "mkdocs",
+    "zensical",
+    "./test",
     ".ci/run",
 )
 SERVER = "localhost:8000"
@@ -66,27 +72,33 @@ class Reader:
             path.write_text(code)
         elif block.note == "output":
             assert self.printed.strip() == code.strip()
+        elif block.note == "error":
+            assert code.strip() in self.printed
         elif block.language == "python":
+            printed = io.StringIO()
             # Line numbers of a traceback are those of the page.
-            exec(compile("\n" * (block.line - 1) + code, block.page, "exec"), self.namespace)  # noqa: S102
+            with contextlib.redirect_stdout(printed):
+                exec(compile("\n" * (block.line - 1) + code, block.page, "exec"), self.namespace)  # noqa: S102
+            self.printed = printed.getvalue()
         elif block.language == "bash":
-            for command in block.commands:
-                self.run(command.replace(SERVER, f"localhost:{self.port}"))
+            for command in (part for line in block.commands for part in line.split(" && ")):
+                self.run(command.replace(SERVER, f"localhost:{self.port}"), block.note == "fails")
         elif block.language == "json":
             json.loads(code)
         elif block.language == "toml":
             tomllib.loads(code)
 
-    def run(self, command: str) -> None:
+    def run(self, command: str, fails: bool = False) -> None:
         program = next(word for word in shlex.split(command) if "=" not in word)
         if shlex.split(command)[:3] == ["pip", "install", "./" + command.split("/")[-1]]:
             self.install(self.folder / command.split("/")[-1])
             return
-        if program in NOT_RUN:
-            return
-        assert program in RUN, f"the reader does not know how to run {command!r}"
         words = shlex.split(command)
-        if words[:2] == ["treadle", "serve"] and "--explain" not in words:
+        own = program == "python" and (self.folder / words[1]).is_file()
+        if program in NOT_RUN or (program == "python" and not own):
+            return
+        assert own or program in RUN, f"the reader does not know how to run {command!r}"
+        if words[:2] == ["treadle", "serve"] and "--explain" not in words and not fails:
             self.serve(command)
             return
         done = subprocess.run(
@@ -99,8 +111,8 @@ class Reader:
             timeout=PATIENCE,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        self.printed = done.stdout
+        assert bool(done.returncode) == fails, f"{command}\n{done.stdout}\n{done.stderr}"
+        self.printed = done.stderr if fails else done.stdout
 
     def install(self, project: Path) -> None:
         """Install what the page has written, beside the environment of the tests."""
@@ -150,6 +162,10 @@ def test_the_examples_of_the_page_work(page: Path, reader: Reader) -> None:
     for block in blocks(page):
         if not block.skipped:
             reader.follow(block)
+    for block in blocks(page):
+        if block.file is not None and "\nTREADLE = {" in block.code:
+            for entry in local_entries(block.file):
+                reader.run(f"treadle plugin test {entry.id} --plugin-file {block.file}")
 
 
 def test_an_example_that_is_not_run_says_why(page: Path) -> None:

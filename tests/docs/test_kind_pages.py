@@ -1,4 +1,4 @@
-"""docs/plugins: one page for each kind, with what an author must know and a plugin that runs."""
+"""docs/ref/plugins: one page for each kind, with what an author must know and a plugin that runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from repository import ROOT, hooks
 
 from treadle.api.hookspecs import Every, First
 from treadle.plugins import installed_kinds
-from treadle.plugins.matching import FLAGS
 from treadle_cli.hookspecs import CommandHooks
 from treadle_server.hookspecs import ServerHooks
 
-FOLDER = ROOT / "docs/plugins"
+FOLDER = ROOT / "docs/ref/plugins"
 PARTS = ("**It gets.** ", "**It returns.** ", "**Threads.** ", "**When it fails.** ")
 
 
@@ -35,7 +34,7 @@ def test_a_page_says_what_an_author_must_know(kind: str) -> None:
 def pages_of(hook: str) -> list[str]:
     """The pages on which an author looks for a hook."""
     if hook == "treadle_match":
-        return list(FLAGS)
+        return [name for name, kind in installed_kinds().items() if kind.matches]
     if hook in ("treadle_unconfigure", "treadle_report"):
         return ["extensions"]
     return [name for name, kind in installed_kinds().items() if kind.hook == hook]

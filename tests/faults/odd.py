@@ -273,7 +273,7 @@ def treadle_kernel(op: str, options: Any) -> Any:
 
 
 def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
-    """``treadle.layers.kernels`` for a model without norms."""
+    """``treadle.layers.kernel_ops`` for a model without norms."""
     from treadle.layers import ops
 
     kv_heads, size = cache.shape[-2:]

@@ -30,7 +30,17 @@ import typer
 from litestar.config.app import AppConfig
 from typing_extensions import get_protocol_members, is_protocol
 
-from treadle.api import attention, engine, files, models, parsers, stats, structured_output, types
+from treadle.api import (
+    attention,
+    communicators,
+    engine,
+    files,
+    models,
+    parsers,
+    stats,
+    structured_output,
+    types,
+)
 from treadle.api import cache as caches
 from treadle.api import step_types as plan
 from treadle.api.hookspecs import Every, First
@@ -58,6 +68,7 @@ NAMES: dict[str, Any] = {
         for module in (
             attention,
             caches,
+            communicators,
             engine,
             files,
             structured_output,

@@ -55,8 +55,8 @@ def test_what_it_says_itself_passes(odd: Odd, method: str) -> None:
     [
         ("None", "executors:odd .*failed in collect: TypeError: it returned None; a StepResult"),
         ("text", "executors:odd .*failed in collect: TypeError: it returned 'odd'; a StepResult"),
-        ("other step", "the executor was to collect step 1, not 2"),
-        ("no tokens", "the executor has sampled 0 tokens in step 1, which samples 2"),
+        ("other step", "the executor returned step 2; expected step 1"),
+        ("no tokens", "the executor returned 0 tokens for step 1; expected 2"),
     ],
 )
 def test_results_that_are_none_end_the_engine(odd: Odd, how: str, words: str) -> None:

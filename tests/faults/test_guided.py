@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from engines import calls, config, finish, healthy, named
 
 from treadle import LLM
 from treadle.api.sampling_params import GuidedParams
-from treadle.errors import EngineDeadError, EngineError, RequestError
+from treadle.config import PluginConfig
+from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
+from treadle.plugins import PluginManager
+from treadle.structured_output.manager import preferred_order
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -48,12 +52,10 @@ def count(llm: LLM, method: str, outcome: str) -> int:
         pytest.param("fill", "fill", "RequestError", "RequestError: odd"),
         pytest.param("accept", "accept", *RAISE[0], marks=fault("guided", "accept")),
         pytest.param("accept", "accept", *RAISE[1]),
-        pytest.param("complete", "fill", *RAISE[0], marks=fault("guided", "complete")),
-        pytest.param(
-            "complete", "fill", "method", "TypeError: complete is a method; it must be .*"
-        ),
-        pytest.param("finished", "accept", *RAISE[0], marks=fault("guided", "finished")),
-        pytest.param("finished", "accept", "method", "TypeError: finished is a method; .*"),
+        pytest.param("complete", "complete", *RAISE[0], marks=fault("guided", "complete")),
+        pytest.param("complete", "complete", "method", "TypeError: it is a method; it must be .*"),
+        pytest.param("finished", "finished", *RAISE[0], marks=fault("guided", "finished")),
+        pytest.param("finished", "finished", "method", "TypeError: it is a method; .*"),
     ],
 )
 def test_a_matcher_that_fails_ends_its_output_alone(
@@ -76,17 +78,18 @@ def test_a_matcher_that_fails_ends_its_output_alone(
         ("fill", *RAISE[0]),
         ("fill", *RAISE[1]),
         ("complete", *RAISE[0]),
-        ("complete", "method", "TypeError: complete is a method; it must be a property"),
+        ("complete", "method", "TypeError: it is a method; it must be a property"),
     ],
 )
 def test_a_first_mask_that_fails_is_the_grammars_error(
     llm: LLM, expected: list[int], method: str, how: str, cause: str
 ) -> None:
     """Some libraries notice only then that a grammar is wrong."""
-    errors = count(llm, "fill", "error")
-    with pytest.raises(RequestError, match=f"^odd: the grammar failed: {re.escape(cause)}$"):
+    errors = count(llm, method, "error")
+    words = f"^odd: the grammar failed: {named('guided', method, cause)}$"
+    with pytest.raises(RequestError, match=words):
         finish(llm, grammar(method, how, 1), {}, FINE)
-    assert count(llm, "fill", "error") == errors + 1
+    assert count(llm, method, "error") == errors + 1
     healthy(llm, expected)
 
 
@@ -98,10 +101,8 @@ def test_a_matcher_that_takes_back_what_it_allowed_ends_its_output(
     errors = count(llm, "accept", "error")
     bad, fine = finish(llm, grammar("accept", how, 3), FINE)
     assert bad.finish_reason == "error" and len(bad.token_ids) == 2
-    assert re.fullmatch(
-        r"the grammar of guided:odd does not allow token \d+, which its mask allowed",
-        str(bad.error),
-    )
+    cause = r"ValueError: the grammar does not allow token \d+, which its mask allowed"
+    assert re.fullmatch("the grammar failed: " + named("guided", "accept", cause), str(bad.error))
     assert fine.finish_reason == "length"
     assert count(llm, "accept", "error") == errors + 1
     healthy(llm, expected)
@@ -236,6 +237,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
         rows = llm.stats.plugin_seconds
         return next(((n, s) for p, h, n, s in rows if (p, h) == ("guided:odd", method)), (0, 0.0))
 
+    finish(llm, FINE)  # its first mask is tried when it is compiled
     before = {method: seconds(method) for method in ("fill", "accept")}
     finish(llm, FINE, FINE, {})
     for method, (n, taken) in before.items():
@@ -260,3 +262,37 @@ def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
     Guide(Greedy()).fill(masks, 1, ())  # type: ignore[arg-type]
     assert masks[1, 0] == 2 and not masks[1, 1:].any()
     assert (masks[0] == -1).all() and (masks[2] == -1).all()
+
+
+PREFERENCES = """
+from treadle.api import impl
+from treadle.api.matching import Match
+
+TREADLE = {"guided": ["first", "broken", "second"]}
+
+
+@impl
+def treadle_grammar_compiler(name):
+    return object()
+
+
+@impl
+def treadle_match(kind, key, model):
+    if key == "broken":
+        raise RuntimeError("odd")
+    return Match({"first": 20, "second": 10}[key], "because the test says so")
+"""
+
+
+@fault("guided", "treadle_match")
+def test_a_backend_that_cannot_state_its_preference_is_tried_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "preferences.py").write_text(PREFERENCES)
+    files = [str(tmp_path / "preferences.py")]
+    plugins = PluginManager(PluginConfig(plugin_file=files), source=list)
+    assert preferred_order(plugins) == ["first", "second", "broken"]
+    assert "guided:broken" in caplog.text and "RuntimeError: odd" in caplog.text
+    strict = PluginManager(PluginConfig(plugin_file=files, plugin_strict=True), source=list)
+    with pytest.raises(PluginLoadError, match=r"guided:broken .*treadle_match: RuntimeError: odd"):
+        preferred_order(strict)

@@ -35,7 +35,7 @@ SEVENS = [7] * 6
         ("None", "TypeError: 'NoneType' object is not iterable"),
         ("text", "ValueError: could not convert string to float: 'o'"),
         ("False", "TypeError: 'bool' object is not iterable"),
-        ("few", r"ValueError: \(\) is no order; a tuple of finite numbers is"),
+        ("few", r"ValueError: \(\) is not a sort key; a tuple of finite numbers is"),
     ],
 )
 def test_a_request_that_cannot_be_ordered_fails_alone(
@@ -166,7 +166,8 @@ def test_a_processor_that_leaves_no_number_is_named(odd: Odd, expected: list[int
     assert plain.token_ids == expected
     assert (bad.finish_reason, bad.token_ids) == ("error", [7])
     assert (
-        bad.error == "logits_processors:odd left no token to choose (NaN, or everything is masked)"
+        bad.error
+        == "logits_processors:odd left no token to sample: the logits are NaN or all masked"
     )
     assert calls(llm, "logits_processors", "apply") == {"ok": 2, "error": 1}
     healthy(llm, expected)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import EXPERTS, calls, config, hosted, name, named, start
 
+from treadle.config import from_options
 from treadle.errors import CheckpointError, PluginLoadError
 
 fault = pytest.mark.fault
@@ -137,11 +139,11 @@ WRONG = [
     ("load_formats", "tensors", "None", "cannot unpack"),
     ("load_formats", "tensors", "few", "not enough values"),
     ("tokenizers", "special_ids", "None", "'NoneType' object is not iterable"),
-    ("tokenizers", "chat_template", "False", "it returned False; a template, or None, is wanted"),
+    ("tokenizers", "chat_template", "False", "it returned False; a str or None is wanted"),
     ("models", "build", "None", "built a NoneType"),
     ("quantization", "linear", "text", "'str' object has no attribute 'create'"),
-    ("quantization", "kv_dtype", "False", "it returned False; the name of a type, or None,"),
-    ("quantization", "rename", "False", "it returned False; a name, or None, is wanted"),
+    ("quantization", "kv_dtype", "False", "it returned False; a str or None is wanted"),
+    ("quantization", "rename", "False", "it returned False; a str or None is wanted"),
     ("attention", "create", "None", "'NoneType' object has no attribute 'cache_shape'"),
     ("attention", "cache_shape", "None", "it returned None; a tuple of sizes is wanted"),
     ("attention", "cache_shape", "negative", "it returned (-1,); a tuple of sizes is wanted"),
@@ -158,6 +160,41 @@ def test_a_method_that_returns_something_else_ends_the_start(
     with pytest.raises((PluginLoadError, CheckpointError), match=re.escape(words)) as caught:
         start(hosted(made), made)
     assert name(kind) in str(caught.value) or "OddForCausalLM" in str(caught.value)
+
+
+FILLER = """
+from treadle.api import impl
+
+TREADLE = {"load_formats": ["filler"]}
+
+
+class Filler:
+    def tensors(self, wanted):
+        return iter(())
+
+    def fill(self, model):
+        raise RuntimeError("odd")
+
+
+@impl
+def treadle_load_format(format):
+    return Filler()
+"""
+
+
+@pytest.mark.fault("load_formats", "fill")
+def test_a_loader_that_cannot_fill_the_parameters_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "filler.py").write_text(FILLER)
+    made = from_options(
+        model="demo:treadle-demo",
+        load_format="filler",
+        plugin_file=[str(tmp_path / "filler.py")],
+        threads=1,
+        device="cpu",
+    )
+    words = r"^load_formats:filler from filler\.py \w+ failed in fill: RuntimeError: odd \(filler"
+    with pytest.raises(PluginLoadError, match=words):
+        start(hosted(made), made)
 
 
 @pytest.mark.fault("load_formats", "where")

@@ -1,6 +1,6 @@
 """What the engine is asked to do while it is measured.
 
-The five named workloads are those of docs/benchmarks.md, to the last random number: prompts are
+The five named workloads are those of docs/how/benchmarks.md, to the last random number: prompts are
 token ids drawn from ``random.Random(0)``, whose order of draws is part of the definition.
 """
 

@@ -22,7 +22,7 @@ __all__ = ("treadle_command",)
 def throughput(*, options: Options) -> None:
     """Measure tokens per second with all requests at once.
 
-    mixed, bs1, prefill, dec32 and dec256 are the workloads of docs/benchmarks.md; custom takes its
+    mixed, bs1, prefill, dec32 and dec256 are the workloads of docs/how/benchmarks.md; custom takes its
     sizes from flags. The prefix cache is off unless --enable-prefix-caching is given.
     """
     bench = options.struct(BENCH)

@@ -48,6 +48,10 @@ def doctor(
         raise typer.Exit(1)
 
 
+OWN = {"kernel": "treadle's own", "ranks": "torch.distributed"}
+"""What serves without an offer."""
+
+
 def _shown(found: Report) -> Iterator[str]:
     machine, seen = found.machine, found.seen
     yield f"python    {machine.python} on {machine.platform}"
@@ -59,6 +63,7 @@ def _shown(found: Report) -> Iterator[str]:
         yield f"device    {seen.device}{named}; CUDA of torch: {seen.cuda or 'none'}"
         yield from _bids("attention", seen.attention)
         yield from _bids("kernel", seen.kernels)
+        yield from _bids("ranks", {"two ranks": seen.communicators})
     yield from _plugins(found)
     yield from (f"report    {line}" for line in found.reports)
     yield from (f"problem   {line}" for line in found.problems)
@@ -68,9 +73,7 @@ def _shown(found: Report) -> Iterator[str]:
 def _bids(what: str, bids: Mapping[str, Sequence[Bid]]) -> Iterator[str]:
     for name, answers in bids.items():
         best = next((b for b in answers if b.score is not None), None)
-        winner = (
-            f"{best.name} ({best.score})" if best else "treadle's own" if what == "kernel" else "-"
-        )
+        winner = f"{best.name} ({best.score})" if best else OWN.get(what, "-")
         yield f"{what:<10}{name}: {winner}"
         for bid in answers:
             if bid is not best:

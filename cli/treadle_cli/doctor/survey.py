@@ -9,39 +9,27 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treadle.api import kinds
 from treadle.api.attention import AttentionRequest, KernelRequest, MaskKind
 from treadle.api.cache import DeviceInfo
+from treadle.api.communicators import CommunicatorRequest
+from treadle.api.plugin_kind import PluginKind
 from treadle.plugins import PluginManager
 from treadle.plugins.selection import PluginSelection
 
-__all__ = ("ATTENTION", "KERNELS", "Bid", "Seen", "Survey", "main")
+if TYPE_CHECKING:
+    from treadle.layers.kernel_op import KernelOp
+
+__all__ = ("ATTENTION", "Bid", "Seen", "Survey", "main")
 
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 
 ATTENTION = ("plain", "fp8 cache", "sliding window", "soft cap", "head size 256")
 """What is bid for, by the names in the report."""
-
-KERNELS: dict[str, dict[str, int]] = {
-    "rms_norm": {"size": 4096},
-    "fused_add_rms_norm": {"size": 4096},
-    "fused_add_partials_rms_norm": {"size": 4096},
-    "silu_and_mul": {"size": 14336},
-    "rope_and_cache": {"heads": 32, "kv_heads": 8, "head_size": 128},
-    "linear": {"in_features": 4096, "out_features": 4096},
-    "linear_split_k": {"in_features": 14336, "out_features": 4096},
-    "linear_silu_and_mul": {"in_features": 4096, "out_features": 28672},
-    "int4_linear": {"in_features": 4096, "out_features": 4096, "group": 128},
-    "sample": {"vocab_size": 128256},
-    "argmax": {"vocab_size": 128256},
-    "all_reduce": {"ranks": 2},
-    "all_reduce_add_rms_norm": {"ranks": 2, "size": 4096},
-    "all_gather": {"ranks": 2},
-}
-"""Operations and sizes of an 8B model."""
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -70,12 +58,14 @@ class Seen(msgspec.Struct, frozen=True):
     memory: int
     attention: dict[str, list[Bid]]
     kernels: dict[str, list[Bid]]
+    communicators: list[Bid] = []
 
 
 def survey(asked: Survey) -> Seen:
     import torch
 
     from treadle.runner.device import describe, pick_device
+    from treadle.sampling.kernels import KERNEL_OPS
 
     device = pick_device(asked.device)
     info = describe(device)
@@ -87,8 +77,11 @@ def survey(asked: Survey) -> Seen:
         name=info.name,
         capability=".".join(map(str, info.capability or ())),
         memory=info.memory,
-        attention={name: _attention(host, request) for name, request in requests(info)},
-        kernels={op: _kernel(host, op, info) for op in KERNELS},
+        attention={
+            name: _bids(host, kinds.ATTENTION, request=request) for name, request in requests(info)
+        },
+        kernels={op.name: _kernel(host, op, info) for op in KERNEL_OPS.values()},
+        communicators=_bids(host, kinds.COMMUNICATORS, request=CommunicatorRequest(info, 2)),
     )
 
 
@@ -106,17 +99,14 @@ def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
     return zip(ATTENTION, made, strict=True)
 
 
-def _attention(host: PluginManager, request: AttentionRequest) -> list[Bid]:
-    offers, refusals = host.offers(kinds.ATTENTION, request=request)
-    made = [Bid(offer.name, offer.score) for offer in offers]
-    return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
-
-
-def _kernel(host: PluginManager, op: str, device: DeviceInfo) -> list[Bid]:
+def _kernel(host: PluginManager, op: KernelOp, device: DeviceInfo) -> list[Bid]:
     dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
-    offers, refusals = host.offers(
-        kinds.KERNELS, op=op, request=KernelRequest(device, dtype, KERNELS[op])
-    )
+    request = KernelRequest(device, dtype, op.example_sizes)
+    return _bids(host, kinds.KERNELS, op=op.name, request=request)
+
+
+def _bids(host: PluginManager, kind: PluginKind[Any], **arguments: Any) -> list[Bid]:
+    offers, refusals = host.offers(kind, **arguments)
     made = [Bid(offer.name, offer.score) for offer in offers]
     return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
 

@@ -1,4 +1,4 @@
-"""The contract between the core and its plugins: the only module that a plugin must import."""
+"""The interface between the core and its plugins: the only module that a plugin must import."""
 
 from treadle.api import types
 from treadle.api.hookspecs import Plugin, impl

@@ -1,4 +1,4 @@
-"""The contract of attention backends and of replaceable kernels."""
+"""The interface of attention backends and kernel ops."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class MaskKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequest:
-    """What one group of attention layers needs. ``heads`` are counted after sharding.
+    """What an attention group needs of a backend. ``heads`` and ``kv_heads`` are those of a rank.
 
-    ``window`` is the number of tokens that a token sees, itself included. ``page_size`` is in
-    tokens; ``None`` leaves the choice to the backend.
+    ``window`` is the number of tokens that a token attends to, including itself. ``page_size`` is
+    in tokens; ``None`` if the backend may choose.
     """
 
     device: DeviceInfo
@@ -57,7 +57,7 @@ class AttentionRequest:
     latent: bool = False
 
     def contradictions(self) -> list[str]:
-        """What no backend can serve, in words for a ``Refusal``."""
+        """Return why no backend can support the request, as reasons for a ``Refusal``."""
         heads, kv_heads, mask, window = self.heads, self.kv_heads, self.mask, self.window
         checks = (
             (
@@ -76,14 +76,14 @@ class AttentionRequest:
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """One step as attention sees it, for one group of layers that share page tables.
+    """The rows of a step, for the layers of one KV cache group.
 
-    Row ``r`` brings ``query_lens[r]`` new tokens and has ``kv_lens[r]`` tokens in the cache once
-    they are written; its queries are the last ``query_lens[r]`` of those positions. Tokens of all
-    rows are packed: row ``r`` owns ``[query_start[r], query_start[r + 1])``. The first
-    ``num_decodes`` rows have exactly one token each. The host copies are Python lists, valid for
-    the step only; a captured graph replays without them, so a backend that says ``graph_safe``
-    reads only the device tensors and the three ``max_``/``num_`` bounds during ``forward``.
+    Row ``r`` has ``query_lens[r]`` new tokens and, including them, ``kv_lens[r]`` tokens in the
+    cache; its queries are at the last ``query_lens[r]`` positions. Tokens of all rows are packed:
+    row ``r`` has tokens ``[query_start[r], query_start[r + 1])``. The first ``num_decodes`` rows
+    have exactly one token each. The CPU-side lists are valid during the step only. CUDA graphs are
+    replayed without them: a ``graph_safe`` backend reads only the device tensors and the three
+    ``max_``/``num_`` bounds in ``forward``.
     """
 
     page_size: int
@@ -92,7 +92,7 @@ class AttentionBatch:
     max_kv_len: int
     query_start: Tensor  # int32 [rows + 1], device
     kv_lens: Tensor  # int32 [rows], device
-    page_table: Tensor  # int32 [rows, pages], device; rows may be wider than they need
+    page_table: Tensor  # int32 [rows, pages], device; may have more columns than needed
     slot_mapping: Tensor  # int64 [tokens], device: page · page_size + offset of each new token
     query_lens_host: Sequence[int]
     kv_lens_host: Sequence[int]
@@ -100,22 +100,22 @@ class AttentionBatch:
 
 @dataclass(slots=True)
 class Step:
-    """What a model hands to its attention layers: one backend plan for each group of layers."""
+    """Forward context that a model passes to its layers: metadata for each attention group."""
 
     plans: Sequence[Any]
     wanted: Tensor | None = None
-    """int64 ``[rows]``: the tokens whose hidden states are asked for; ``None``: all of them. A model
-    may return these rows only, for no other token needs what follows the last attention."""
+    """int64 ``[rows]``: the tokens with logits; ``None`` if all. A model may return the hidden
+    states of these only, as the layers after the last attention do not need the others."""
 
 
 class AttentionBackend(Protocol):
-    """Writes new keys and values into pages and attends over them."""
+    """Writes keys and values to the paged cache and computes attention."""
 
     def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        """The shape of one layer's cache; its element type is ``spec.dtype``."""
+        """Return the shape of a layer's cache. Its element type is ``spec.dtype``."""
 
     def plan(self, batch: AttentionBatch) -> Any:
-        """Prepare one step; called once per group of layers, before the layers run."""
+        """Return the attention metadata of a step. Called once per group, before the layers."""
 
     def forward(
         self,
@@ -126,42 +126,43 @@ class AttentionBackend(Protocol):
         plan: Any,
         scales: tuple[float, float] = ...,
     ) -> Tensor:
-        """Write ``k`` and ``v`` (unless ``None``: already written), return the attention output.
+        """Write ``k`` and ``v`` to the cache and return the attention output.
 
-        ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` ``[tokens, kv_heads, head_size]``;
-        the result has the shape and dtype of ``q``. ``scales`` (of keys, of values; 1 unless given)
-        is passed for caches in fp8 only, and is the same for every call with that cache: what is
-        stored is ``k / scales[0]`` and ``v / scales[1]``, cut off at the largest number of the
-        type. A backend that cannot do that refuses fp8.
+        ``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` are ``[tokens, kv_heads,
+        head_size]``, or ``None`` if they are in the cache already. The result has the shape and
+        dtype of ``q``. ``scales`` (of keys, of values; default 1) is only passed for fp8 caches
+        and is constant for a cache: store ``k / scales[0]`` and ``v / scales[1]``, saturated. A
+        backend that cannot do this must refuse fp8.
         """
 
 
 @runtime_checkable
 class PagedWriter(Protocol):
-    """An optional ability of a backend: others may write keys and values into its cache.
+    """Optional protocol of a backend: kernels outside it may write keys and values to its cache.
 
     The cache is then ``[2, pages, page_size, kv_heads, head_size]``: keys, then values.
     """
 
     def slots(self, plan: Any) -> Tensor:
-        """int64 ``[tokens]``: page · page_size + offset of each new token of a planned step."""
+        """Return the slot mapping, int64 ``[tokens]``: page · page_size + offset of each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A backend that can serve the request, and how well (0 reference … 100 best known)."""
+    """A backend's offer to serve a request. ``score``: 0 (reference) to 100 (best known)."""
 
     name: str
     score: int
     create: Callable[[], AttentionBackend]
     page_sizes: tuple[int, ...] = (16,)
-    """Page sizes it supports, the preferred one first."""
+    """Supported page sizes, the preferred one first."""
     graph_safe: bool = False
+    """Whether it can be captured in a CUDA graph and replayed with other lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A backend that cannot serve the request, and every reason why."""
+    """A backend's refusal of a request, with all reasons."""
 
     name: str
     reasons: tuple[str, ...]
@@ -169,9 +170,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What one operation of the layers needs; ``shape`` names its sizes.
+    """What a kernel op needs of a kernel. ``shape`` maps names of dimensions to sizes.
 
-    The operations, their shapes and their signatures are those of ``treadle.layers.kernels``.
+    The operations are declared in ``treadle.layers.kernel_ops`` and ``treadle.sampling.kernels``.
     """
 
     device: DeviceInfo
@@ -181,7 +182,7 @@ class KernelRequest:
 
 @dataclass(frozen=True, slots=True)
 class KernelOffer:
-    """An implementation of one operation; ``load`` imports and returns the callable."""
+    """An implementation of a kernel op. ``load`` imports and returns the callable."""
 
     name: str
     score: int

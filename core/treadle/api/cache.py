@@ -1,4 +1,4 @@
-"""What the layers ask of the paged KV cache, and what devices there are."""
+"""Descriptions of devices and of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CacheKind = Literal["full", "sliding", "latent", "state"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device as plugins see it. ``memory`` is its total in bytes."""
+    """A device, for plugins. ``memory`` is its total memory in bytes."""
 
     kind: str
     capability: tuple[int, int] | None = None
@@ -23,7 +23,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class LayerCacheSpec:
-    """What one layer keeps for each token: ``kv_heads × head_size`` keys and as many values."""
+    """A layer's KV cache per token: ``kv_heads × head_size`` keys and as many values."""
 
     layer: str
     kv_heads: int
@@ -35,7 +35,7 @@ class LayerCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The pages of one engine as a KV connector sees them."""
+    """The pages of an engine, for KV connectors."""
 
     page_size: int
     pages: int

@@ -1,4 +1,4 @@
-"""The contract of the engine's collaborators: policies, processors, executors, connectors."""
+"""The interfaces of policies, executors, logits processors and other plugins of the engine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class QueuedRequest(Protocol):
     def id(self) -> str: ...
     @property
     def arrival(self) -> float:
-        """Seconds on the engine's monotonic clock."""
+        """Time of arrival, in seconds of the engine's monotonic clock."""
 
     @property
     def priority(self) -> int:
-        """Lower is served first."""
+        """Requests with lower values are served first."""
 
     @property
     def prompt_len(self) -> int: ...
@@ -47,54 +47,54 @@ class QueuedRequest(Protocol):
 
 
 class SchedulingPolicy(Protocol):
-    """Order of admission and choice of victim. Budget and paging stay in the core."""
+    """Chooses the order of admission and which request to preempt."""
 
     def order(self, request: QueuedRequest) -> tuple[float, ...]:
-        """A sort key, constant while the request waits: the smallest is admitted first."""
+        """Return the sort key of a waiting request. It is constant; the smallest goes first."""
 
     def victim(self, running: Sequence[QueuedRequest]) -> int:
-        """The index of the request to preempt when pages run out; ``running`` is not empty."""
+        """Return the index of the request to preempt. ``running`` is not empty."""
 
 
 class Executor(Protocol):
     """Runs steps on one or more devices. Called from one thread."""
 
     def start(self) -> EngineFacts:
-        """Build the model, load it, allocate pages. Returns what the scheduler must know."""
+        """Build and load the model, and allocate the KV cache."""
 
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue one step and return; results come in the order of launches.
+        """Launch a step without waiting for it. Outputs are in the order of launches.
 
-        A held plan (``StepPlan.held``) is enqueued up to its logits; ``sample`` completes it
-        before the next launch.
+        With deferred sampling (``SchedulerOutput.defer_sampling``), run up to the logits;
+        ``sample_tokens`` completes the step before the next launch.
         """
 
     def sample(self, edits: StepEdits | None) -> None:
-        """Complete the held step that was launched last."""
+        """Complete the newest step, which has deferred sampling."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step that was not collected yet."""
+        """Wait for the oldest step in flight and return its output."""
 
     def check(self) -> None:
-        """Raise ``EngineDeadError`` if a worker is gone. Cheap; called when idle."""
+        """Raise ``EngineDeadError`` if a worker has exited. Cheap; called when idle."""
 
     def stop(self) -> None:
-        """Release everything. Called at most once, also after a failed ``start``."""
+        """Release everything. Called at most once, even if ``start`` has failed."""
 
 
 class LogitsProcessor(Protocol):
-    """Edits logits before sampling, for requests that name it in ``SamplingParams.extra``."""
+    """Edits logits before sampling, for requests that name it in ``SamplingParams.extra_args``."""
 
     def check(self, arguments: Any) -> None:
-        """Refuse a request: raise ``RequestError`` for ``extra[name]`` that cannot work."""
+        """Raise ``RequestError`` if ``arguments`` (``extra_args[name]``) are invalid."""
 
     def apply(
         self, logits: Tensor, arguments: Sequence[Any], tokens: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Return edited float32 ``[rows, vocab]`` logits; may work in place.
+        """Return edited logits, float32 ``[rows, vocab]``. May work in place.
 
-        ``arguments[r]`` is row ``r``'s ``extra[name]``, ``tokens[r]`` its ids so far, the prompt's
-        first. Rows of requests that do not name this processor are not passed.
+        ``arguments[r]`` is ``extra_args[name]`` of row ``r``, ``tokens[r]`` are its prompt and
+        output ids. Only rows of requests that name this processor are passed.
         """
 
 
@@ -102,33 +102,34 @@ class Proposer(Protocol):
     """Drafts tokens for speculative decoding. Not called by this version."""
 
     lookahead: int
-    """Tokens drafted for each row and step, at least 1; constant."""
+    """Number of draft tokens per row and step, at least 1. Constant."""
 
     def propose(self, batch: Sequence[Sequence[int]]) -> Tensor:
-        """Return int64 ``[rows, lookahead]``: what may follow ``batch[r]``, row ``r``'s ids so far,
-        the prompt's first. -1 is no draft; nothing follows it in its row. Equal calls since the
-        proposer was built give equal drafts, and ``batch`` is left as it is."""
+        """Return draft tokens, int64 ``[rows, lookahead]``, padded with -1.
+
+        ``batch[r]`` are the prompt and output ids of row ``r``; it must not be modified. The same
+        sequence of calls to a new proposer must give the same drafts.
+        """
 
     def accepted(self, counts: Sequence[int]) -> None:
-        """Called after each ``propose``: how many drafts of each row the model agreed with."""
+        """Receive the number of accepted drafts of each row. Called after each ``propose``."""
 
 
 class KVConnector(Protocol):
-    """Moves pages in and out of this engine. Not called by this version.
+    """Loads and saves pages of the KV cache. Not called by this version.
 
-    A ``request`` has an ``id``, and ``tokens``, the ids of its prompt. ``pages`` are indices below
-    ``CacheLayout.pages``; ``pages[i]`` is for the ``i``-th ``page_size`` tokens.
+    A ``request`` has an ``id`` and ``tokens``, its prompt ids. ``pages`` are page ids below
+    ``KVCacheLayout.num_pages``; ``pages[i]`` is for the ``i``-th ``page_size`` tokens.
     """
 
     def lookup(self, request: Any) -> int:
-        """How many tokens, from the first one on, ``load`` can bring: whole pages, of this very
-        beginning and of this layout. 0 if there are none."""
+        """Return how many leading tokens ``load`` can provide, in whole pages of this layout."""
 
     def load(self, request: Any, pages: Sequence[int]) -> None:
-        """Fill ``pages``, at most as many as ``lookup`` found, and no other."""
+        """Fill ``pages``, at most as many as were matched, and no others."""
 
     def save(self, request: Any, pages: Sequence[int]) -> None:
-        """Keep what ``pages`` hold: they are used for something else afterwards."""
+        """Save the content of ``pages``, which may be overwritten afterwards."""
 
 
 class StatLogger(Protocol):
@@ -139,7 +140,7 @@ class StatLogger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoRA:
-    """An adapter in the local folder ``path``; ``rank`` is that of its matrices."""
+    """A LoRA adapter in the local folder ``path``. ``rank`` is the rank of its matrices."""
 
     name: str
     path: Path
@@ -150,10 +151,10 @@ class LoRAResolver(Protocol):
     """Finds adapters that were not named at start-up. Not called by this version."""
 
     def resolve(self, name: str, base_model: str) -> LoRA | None:
-        """The adapter called ``name`` for ``base_model``, or ``None`` if there is none now.
+        """Return the adapter ``name`` of ``base_model``, or ``None`` if there is none.
 
-        ``name`` is what a client sent: it may be anything, and must not lead out of the place where
-        adapters are. Raises ``CheckpointError`` for one that is damaged.
+        ``name`` is untrusted client input: it must not select paths outside the adapters' folder.
+        Raises ``CheckpointError`` if the adapter is damaged.
         """
 
 
@@ -161,9 +162,10 @@ class MultimodalProcessor(Protocol):
     """Prepares images, audio or video for one architecture. Not called by this version."""
 
     def process(self, items: Sequence[Any]) -> Sequence[Any]:
-        """What the model takes, one value for each item, in their order. An item gives the same
-        value whenever and beside whatever it comes. Raises ``RequestError`` for a bad item."""
+        """Return the model's input for each item, in order.
+
+        The input must depend only on the item. Raises ``RequestError`` if an item is invalid.
+        """
 
     def placeholder_tokens(self, item: Any) -> int:
-        """Positions of the prompt that the item fills, at least 1: as many as ``process`` makes
-        features of it. Raises ``RequestError`` for a bad item."""
+        """Return an item's prompt positions, at least 1. Raises ``RequestError`` if invalid."""

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from and how its parts are read."""
+"""The interfaces of model sources, weight loaders, tokenizers and chat renderers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = (
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """What the user typed, taken apart: ``scheme:path`` and a revision.
+    """A parsed model name: ``scheme:path`` and a revision.
 
-    ``download_dir`` is where a source that downloads keeps its files (``None``: its own cache).
+    ``download_dir`` is the folder for downloads; ``None`` if the source's own cache is used.
     """
 
     scheme: str
@@ -46,55 +46,55 @@ class ModelFiles:
 
 
 class ModelSource(Protocol):
-    """Brings checkpoints to the local disk."""
+    """Provides checkpoints on the local disk."""
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
-        """Return the local files of ``ref`` whose names match any of the glob ``patterns``."""
+        """Return the local files of ``ref`` with names that match any of the glob ``patterns``."""
 
 
 class WeightLoader(Protocol):
-    """Reads the tensors of one checkpoint."""
+    """Reads the tensors of a checkpoint."""
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``(name, tensor)`` for each wanted tensor, on the CPU, in any order.
+        """Yield ``(name, tensor)`` for each tensor with ``wanted(name)``, on the CPU, in any order.
 
-        A tensor may alias a memory-mapped file: it is read-only and may be sliced before it is
-        copied, so that a rank reads only its shard.
+        A tensor may alias a memory-mapped file. It must not be written to, and slicing it before
+        copying lets a rank read only its shard.
         """
 
 
 @runtime_checkable
 class TensorFiles(Protocol):
-    """An optional ability of a ``WeightLoader``: its errors can name a file."""
+    """Optional protocol of a ``WeightLoader``: report the file of a tensor, for error messages."""
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor which ``tensors`` has yielded."""
+        """Return the file of a tensor that ``tensors`` has yielded."""
 
 
 @runtime_checkable
 class ParameterFiller(Protocol):
-    """An optional ability of a ``WeightLoader`` that reads no tensors: it fills the parameters."""
+    """Optional protocol of a ``WeightLoader`` that reads no tensors, but fills the parameters."""
 
     def fill(self, model: nn.Module) -> None:
-        """Fill every parameter of ``model`` in place, on whatever device it is."""
+        """Fill every parameter of ``model`` in place, on its device."""
 
 
 class TextStream(Protocol):
-    """Turns a growing list of ids into text; one per sequence."""
+    """Decodes the token ids of a sequence one by one."""
 
     def step(self, token: int) -> str:
         """Return the text that ``token`` completes; ``""`` while a character is incomplete."""
 
     def finish(self) -> str:
-        """Return what was held back, with U+FFFD for bytes that never became a character."""
+        """Return the pending text, with U+FFFD for bytes of an incomplete character."""
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Safe to use from several threads."""
+    """Converts text to token ids and back. Thread-safe."""
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id that the tokenizer knows."""
+        """The largest token id plus one."""
 
     @property
     def eos_id(self) -> int | None: ...
@@ -106,19 +106,19 @@ class Tokenizer(Protocol):
     def chat_template(self) -> str | None: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode ``text``; markers of special tokens in it become these tokens.
+        """Encode ``text``. Text of special tokens is encoded as special tokens.
 
-        That is right for a prompt, which is all of one author. Words of several authors are joined
-        and encoded by a renderer, which keeps the users' markers from becoming special.
+        This suits a raw prompt, which has a single author. For messages of several authors, the
+        renderer keeps markers inside messages from becoming special tokens.
         """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token(self, token: int) -> str:
-        """The text of one id on its own, as logprobs show it."""
+        """Return the text of a single token, as shown in logprobs."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one id stands for (grammars need the part of a character it may be)."""
+        """Return the bytes of a token, which may be part of a character. Used by grammars."""
 
     def stream(
         self,
@@ -127,7 +127,7 @@ class Tokenizer(Protocol):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> TextStream:
-        """Start an incremental detokenisation after ``prompt_ids``."""
+        """Return an incremental detokenizer for the tokens after ``prompt_ids``."""
 
 
 class ChatRenderer(Protocol):
@@ -144,5 +144,7 @@ class ChatRenderer(Protocol):
     ) -> str: ...
 
     def encode(self, prompt: str) -> list[int]:
-        """Encode what ``render`` returned, that very object: markers that the template wrote become
-        special tokens, markers inside of messages stay text."""
+        """Encode the very object that ``render`` returned.
+
+        Markers written by the template become special tokens; markers inside messages stay text.
+        """

@@ -13,6 +13,7 @@ from treadle.errors import EngineDeadError, EngineError, PluginLoadError, Reques
 
 __all__ = (
     "ATTENTION",
+    "COMMUNICATORS",
     "CORE_KINDS",
     "EXECUTORS",
     "EXTENSIONS",
@@ -217,6 +218,22 @@ KERNELS = PluginKind(
     mode="bid",
     suite="treadle.testing.kernels:KernelSuite",
 )
+COMMUNICATORS = PluginKind(
+    name="communicators",
+    key="backend",
+    hook="treadle_communicator",
+    builds=t.CommunicatorOffer,
+    specs=Every,
+    mode="bid",
+    optional=(t.SupportsFusedOps,),
+    methods={
+        "Communicator.all_reduce": HOT,
+        "Communicator.all_gather": HOT,
+        "Communicator.all_reduce_min": MethodRules(in_step=True),
+        "FusedOp.run": MethodRules(in_step=True, counted=False, result=any_result),
+    },
+    suite="treadle.testing.communicators:CommunicatorSuite",
+)
 EXECUTORS = PluginKind(
     name="executors",
     key="name",
@@ -384,6 +401,7 @@ CORE_KINDS: Sequence[PluginKind[Any]] = (
     MULTIMODAL,
     ATTENTION,
     KERNELS,
+    COMMUNICATORS,
     EXECUTORS,
     POLICIES,
     PROPOSERS,

@@ -1,4 +1,4 @@
-"""What a plugin may know of a model to say whether it is made for it."""
+"""Model traits and matches: how a plugin decides whether it fits a model."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ __all__ = ("Match", "ModelTraits")
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """The checkpoint as it describes itself. Whatever a checkpoint does not have is empty."""
+    """Traits of a checkpoint. Empty if the checkpoint does not have them."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     """``config.json``, with the option ``hf_overrides`` merged into it."""
     templates: Mapping[str, str] = field(default_factory=dict)
-    """The sources of the chat templates that are in use, by name (``default``, ``tool_use``)."""
+    """Sources of the chat templates in use, by name (``default``, ``tool_use``)."""
     tokens: frozenset[str] = frozenset()
-    """The texts that the tokenizer was given as one token each: the special ones and all others
-    that were added to its vocabulary."""
+    """Texts of the tokenizer's special and other added tokens."""
 
     def writes(self, text: str) -> bool:
-        """Whether a chat template holds ``text``, as it stands in the template's source."""
+        """Return whether the source of a chat template contains ``text``."""
         return any(text in template for template in self.templates.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A plugin is made for a model. Of several matches the highest score wins; equal ones are an
-    error, which asks the user.
+    """A plugin's claim that it fits a model. The highest score is selected; a tie is an error.
 
-    Scores mean the same in every kind: 100 for a sign that no other format has, 50 for one that a
-    more special plugin may claim as well, 10 for what fits any model.
+    Scores in every kind: 100 for a unique sign of a format, 50 for a sign that a more specific
+    plugin may claim as well, 10 for a plugin that fits any model.
     """
 
     score: int
     reason: str
-    """What was found, for ``treadle serve --explain``: "the chat template writes <tool_call>"."""
+    """The sign, for ``treadle serve --explain``: "the chat template writes <tool_call>"."""

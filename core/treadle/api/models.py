@@ -1,9 +1,9 @@
-"""The contract of model architectures and of quantization schemes."""
+"""The interfaces of model architectures and quantization schemes."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from treadle.api.attention import AttentionBackend, AttentionRequest, Step
     from treadle.api.cache import LayerCacheSpec
+    from treadle.api.communicators import Communicator
 
 __all__ = (
     "Capability",
     "CausalModel",
-    "Collective",
     "ExpertsMethod",
     "ExpertsSpec",
     "GatedMethod",
@@ -26,13 +26,12 @@ __all__ = (
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
-    "Shared",
     "TensorNames",
 )
 
 
 class Capability(enum.Flag):
-    """What a model can be asked to do; anything else is refused before it is built."""
+    """What a model supports. Anything else is rejected before the model is built."""
 
     GENERATE = enum.auto()
     EMBED = enum.auto()
@@ -42,63 +41,22 @@ class Capability(enum.Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Memory that the ranks of one host can all write to; see ``Collective.share``."""
-
-    places: Tensor
-    """int64 ``[ranks]``: the address of each rank's memory, a multiple of 16."""
-    counts: Tensor
-    """int32 ``[units]``, this rank's own: zeros at first."""
-    rank: int
-    limit: int
-    owner: object = None
-    """What keeps the memory."""
-
-
-class Collective(Protocol):
-    """The ranks that share one model. With one rank every operation returns its argument."""
-
-    rank: int
-    size: int
-    sum_limit: int
-    """Bytes up to which one kernel makes a sum; 0 where the ranks share no memory."""
-    shared: int
-    """Bytes of this rank's device that ``share`` has taken."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks. May work in place; use the returned tensor."""
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Concatenate the ranks' tensors along ``dim``, in rank order."""
-
-    def smallest(self, values: Sequence[int]) -> list[int]:
-        """The smallest value of any rank, for each position: how ranks agree on sizes."""
-
-    def share(self, limit: int, units: int) -> Shared | None:
-        """Memory that all ranks can write to: three times ``limit`` bytes for each rank, zeros at first,
-        and ``units`` counts.
-
-        ``None`` on all ranks where there is none. Every rank must call it alike.
-        """
-
-
-@dataclass(frozen=True, slots=True)
 class ModelContext:
-    """Everything a model may use while it is being built.
+    """What a model needs to be built.
 
-    Layers of ``treadle.layers`` take it as their first argument, so a model file passes it on and
-    names neither paging, quantization nor parallelism.
+    It is the first argument of the layers of ``treadle.layers``, so that model code need not deal
+    with paging, quantization or parallelism.
     """
 
     hf_config: Any
     dtype: torch.dtype
     device: torch.device
-    ranks: Collective
+    ranks: Communicator
     quantization: QuantizationScheme | None
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
-    """Registers one attention layer and returns the backend that serves it."""
+    """Registers an attention layer and returns its backend."""
     max_model_len: int | None = None
-    """The longest sequence that the engine admits; rotary scalings depend on it."""
+    """Maximum sequence length of the engine. RoPE scalings depend on it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options of the model plugin."""
 
@@ -109,12 +67,12 @@ class CausalModel(Protocol):
     def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` for ``[tokens]`` ids of several sequences.
 
-        ``step`` is handed on to the attention layers. Where ``step.wanted`` names tokens, a model may
-        return the states of those only, ``[len(step.wanted), hidden]``.
+        ``step`` is the forward context, for the attention layers. If it has logits indices, a model
+        may return the states of these tokens only.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return ``[rows, vocab]`` logits (all ranks return all of the vocabulary)."""
+        """Return logits ``[rows, vocab]`` of the whole vocabulary, on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +84,10 @@ class ModelSpec:
     """Returns a ``torch.nn.Module`` that is also a ``CausalModel``, with empty parameters."""
     capabilities: Capability = Capability.GENERATE
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our parameter's module name → the checkpoint's names that are stacked in it, in order."""
+    """Module name of a fused layer → names of its parts in the checkpoint, in order."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoint name prefix → our prefix (``"language_model.model." → "model."``), the first that
-    fits; before that, wherever it stands, what begins with a dot (``".moe." → ".mlp."``)."""
+    """Checkpoint prefix → model prefix (``"language_model.model." → "model."``); the first match
+    applies. Keys that begin with a dot (``".moe." → ".mlp."``) are replaced anywhere, and first."""
     ignored: tuple[str, ...] = ()
     """Glob patterns of checkpoint tensors that the architecture does not use."""
 
@@ -139,10 +97,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """One linear layer after tensor-parallel partitioning.
+    """A linear layer of one rank, after tensor-parallel sharding.
 
-    ``out_features`` has one entry for each checkpoint matrix that is fused into the layer.
-    ``prefix`` is our module path; ``names`` are the paths of those matrices in the checkpoint.
+    ``out_features`` has an entry for each checkpoint matrix fused into the layer. ``prefix`` is the
+    module's path in the model, ``names`` are the paths of the matrices in the checkpoint.
     """
 
     prefix: str
@@ -154,13 +112,13 @@ class LinearSpec:
 
 
 class LinearMethod(Protocol):
-    """How one kind of linear layer stores its weight and multiplies by it."""
+    """Creates, post-processes and applies the weights of a linear layer."""
 
     def create(self, module: nn.Module, spec: LinearSpec) -> None:
-        """Register the parameters that the checkpoint fills, made by ``treadle.layers.weight``."""
+        """Register the parameters to load, created with ``treadle.layers.weight``."""
 
     def finish(self, module: nn.Module) -> None:
-        """Called once when all parameters are filled: repack, convert, free."""
+        """Post-process the loaded parameters: repack, convert, free. Called once."""
 
     def apply(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return ``x @ W.T + bias``; ``x`` is ``[..., in_features]``."""
@@ -168,21 +126,21 @@ class LinearMethod(Protocol):
 
 @runtime_checkable
 class GatedMethod(LinearMethod, Protocol):
-    """A ``LinearMethod`` that takes the activation of a gated feed-forward layer along.
+    """A ``LinearMethod`` that can include the preceding activation of a gated MLP.
 
-    Worth having where the method reads its input an extra time, to quantize it.
+    This helps methods that quantize their input, which they read anyway.
     """
 
     def apply_gated(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
-        """``apply`` to ``silu(first half) · second half`` of ``x`` ``[..., 2 · in_features]``."""
+        """Apply to ``silu(first half) · second half`` of ``x`` (``[..., 2 · in_features]``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """The experts of one layer after tensor-parallel partitioning: gated MLPs of one shape.
+    """The experts of a layer on one rank, after tensor-parallel sharding: gated MLPs.
 
-    ``prefix`` is our module path; ``names`` are the paths of the first expert's gate, up and down
-    matrices in the checkpoint. ``intermediate_size`` is this rank's share.
+    ``prefix`` is the module's path in the model; ``names`` are the paths of the first expert's
+    gate, up and down matrices in the checkpoint. ``intermediate_size`` is that of the shard.
     """
 
     prefix: str
@@ -194,48 +152,52 @@ class ExpertsSpec:
 
 
 class ExpertsMethod(Protocol):
-    """How the experts of one layer store their weights and multiply by them."""
+    """Creates, post-processes and applies the weights of a layer's experts."""
 
     def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
-        """Register stacked parameters, made by ``treadle.layers.weight`` with ``stack``.
+        """Register stacked parameters, created with ``treadle.layers.weight`` and ``stack``.
 
         Their names are ``gate_up_LEAF`` (of ``2 · intermediate_size`` output features) and
         ``down_LEAF``, where ``LEAF`` is the last component of the checkpoint's names.
         """
 
     def finish(self, module: nn.Module) -> None:
-        """Called once when all parameters are filled: repack, convert, free."""
+        """Post-process the loaded parameters: repack, convert, free. Called once."""
 
     def apply(
         self, module: nn.Module, x: Tensor, chosen: Tensor, op: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """``[tokens, k, hidden]``: ``down(op(gate_up(x)))`` of each token's ``k`` experts.
+        """Return ``down(op(gate_up(x)))`` of each token's ``k`` experts, ``[tokens, k, hidden]``.
 
-        ``x`` is ``[tokens, hidden]``, ``chosen`` int64 ``[tokens, k]``; ``op`` halves the last
-        dimension. The result is this rank's part of a sum over the ranks.
+        ``x`` is ``[tokens, hidden]``, ``chosen`` int64 ``[tokens, k]``; ``op``, the activation,
+        halves the last dimension. The result must still be summed over the ranks.
         """
 
 
 class QuantizationScheme(Protocol):
-    """What a checkpoint's ``quantization_config`` means for its layers."""
+    """The meaning of a checkpoint's ``quantization_config`` for its layers."""
 
     name: str
 
     def linear(self, spec: LinearSpec) -> LinearMethod | None:
-        """The method for one layer, or ``None`` where the checkpoint left it unquantized."""
+        """Return the method of a layer, or ``None`` if it is not quantized."""
 
     def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
-        """The method for the experts of one layer, or ``None``: they are left unquantized, or the
-        scheme has no such method. A layer tells these apart by asking ``linear`` for a matrix, and
-        builds linear layers for each expert in the latter case."""
+        """Return the method of a layer's experts.
+
+        ``None`` if they are not quantized, or if the scheme has no such method. In the second case
+        ``linear`` returns a method for each expert's matrices, which become linear layers.
+        """
 
     def kv_dtype(self, layer: str) -> str | None: ...
 
 
 @runtime_checkable
 class TensorNames(Protocol):
-    """An optional ability of a scheme whose checkpoints name tensors in a way of their own."""
+    """Optional protocol of a scheme for checkpoints with unusual tensor names."""
 
     def rename(self, name: str) -> str | None:
-        """The usual name of a checkpoint tensor (``….q_proj.k_scale`` → ``….attn.k_scale``), or
-        ``None`` for one that is not needed. Called before ``ModelSpec.renamed`` and ``fused``."""
+        """Return the usual name of a checkpoint tensor, or ``None`` if it is not needed.
+
+        Example: ``….q_proj.k_scale`` → ``….attn.k_scale``. Applied before ``ModelSpec``'s maps.
+        """

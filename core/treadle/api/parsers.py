@@ -1,4 +1,4 @@
-"""The contract of output parsers: tool calls and reasoning, streamed or not."""
+"""The interface of output parsers, for tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of call ``index``: ``name`` comes once, with the first piece; the ``arguments`` of
-    all pieces concatenate to one JSON object."""
+    """A piece of tool call ``index``.
+
+    Only the first piece has a ``name``. The ``arguments`` of all pieces form a JSON object.
+    """
 
     index: int
     name: str | None
@@ -58,32 +60,31 @@ Delta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class StreamParser(Protocol):
-    """Splits one response. One object per response; any chunking gives the same result."""
+    """Parses one response. The result must not depend on how the output is split into pieces."""
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
-        """Take the next piece of output and return what can be said about it by now."""
+        """Consume the next piece of output and return the deltas that are certain."""
 
     def finish(self) -> list[Delta]:
-        """The output has ended: return what was held back."""
+        """Return the pending text as deltas. Called at the end of the output."""
 
 
 class ToolParser(StreamParser, Protocol):
     def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
-        """The constraint for a ``tool_choice``: ``"required"`` or a named function."""
+        """Return the grammar for a ``tool_choice``: ``"required"`` or a named function."""
 
 
 class ReasoningParser(StreamParser, Protocol):
     @property
     def open(self) -> bool:
-        """Whether the output is inside its reasoning; a grammar waits until it is not."""
+        """Whether the output is inside the reasoning. A grammar applies after it."""
 
 
 @runtime_checkable
 class Tagged(Protocol):
-    """An optional ability of a parser: it names the texts that its format is written with.
+    """Optional protocol of a parser: the tags of its format.
 
-    Where the tokenizer has them as special tokens, they would be left out of the text like all
-    others; those that a parser names are kept for it.
+    If tags are special tokens, they are kept in the text that the parser receives.
     """
 
     @property
@@ -92,23 +93,23 @@ class Tagged(Protocol):
 
 @runtime_checkable
 class Opens(Protocol):
-    """An optional ability of a ``ReasoningParser``, for models that open the reasoning themselves.
+    """Optional protocol of a ``ReasoningParser``, for models that generate the opening tag.
 
-    Where the text is one token, an answer that must match a grammar may begin with it, and the
-    grammar then waits like for reasoning that the prompt has opened.
+    If the tag is one token, structured output may begin with it; the grammar then applies after
+    the reasoning.
     """
 
     @property
     def opener(self) -> str | None:
-        """The text, until the output has begun; ``None`` if it can open nothing."""
+        """The opening tag before any output, or ``None`` if reasoning cannot start."""
 
 
 @runtime_checkable
 class CallIds(Protocol):
-    """An optional ability of a ``ToolParser``, for formats that prescribe how ids of calls look."""
+    """Optional protocol of a ``ToolParser``, for formats that prescribe the form of call ids."""
 
     def call_id(self) -> str:
-        """An id that no other call has."""
+        """Return a new unique id."""
 
 
 class RunsInline(Protocol):

@@ -113,7 +113,7 @@ class PluginKind(Generic[T]):
     @property
     def page(self) -> str:
         """The page of the documentation, in ``docs``."""
-        return f"plugins/{self.name}.md"
+        return f"ref/plugins/{self.name}.md"
 
 
 def unexpected(result: object, expected: str) -> TypeError:

@@ -1,4 +1,4 @@
-"""What crosses between a frontend (text) and an engine core (token ids), in one process or two."""
+"""Messages between a frontend (text) and an engine core (token ids)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ("EngineRequest", "TokenOutput", "refusal")
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     """One sequence to generate. A request with ``n`` outputs becomes ``n`` of these.
 
-    ``id`` is unique in the engine and made by the frontend, never the client's own id. ``leader``
-    is the id of the first of ``n`` siblings, whose prompt pages the others share. ``bad_words``
-    are the params' bad words as token ids. ``arrival`` is in seconds on ``time.monotonic``.
+    ``id`` is unique in the engine and created by the frontend; it is not the client's id.
+    ``prefix_leader`` is the id of the first of ``n`` sequences; the others share its prompt pages.
+    ``bad_words`` are encoded. ``arrival_time`` is in seconds of ``time.monotonic``.
     """
 
     id: str
@@ -29,12 +29,12 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to a sequence.
+    """What a step added to a sequence.
 
-    ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``; ``stop_reason`` is
-    the stop id that ended it (``None`` for the end-of-sequence id). ``prompt_logprobs`` come once,
-    one entry for each prompt token but the first. ``error`` is text that may be shown to a client;
-    it is the client's fault if ``param`` names a parameter (a grammar that does not compile).
+    ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``. ``stop_reason`` is
+    the matched stop token id, ``None`` for the EOS token. ``prompt_logprobs`` are in the first
+    output, without an entry for the first prompt token. ``error`` may be shown to the client.
+    ``param`` is set if a parameter caused it (a grammar that does not compile).
     """
 
     id: str
@@ -49,7 +49,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def refusal(output: TokenOutput) -> RequestError | None:
-    """The error of a sequence that the engine took, and refuses now: its grammar is wrong."""
+    """Return the error of a request whose parameter failed in the engine; else ``None``."""
     if output.param is None:
         return None
-    return RequestError(output.error or "the request was refused", param=output.param)
+    return RequestError(output.error or "the request was rejected", param=output.param)

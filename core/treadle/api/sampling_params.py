@@ -1,4 +1,4 @@
-"""What a request asks of the sampler, and the bounds of each parameter."""
+"""Sampling parameters and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ("BOUNDS", "GuidedParams", "SamplingParams")
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
-# name -> (lowest, highest) allowed value; the same table is printed in the documentation.
+# name -> (lowest, highest) allowed value; the documentation shows the same table.
 BOUNDS: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "max_tokens": (1, 2**31 - 1),
@@ -32,7 +32,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "truncate_prompt_tokens": (1, 2**31 - 1),
     "priority": (-(2**31), 2**31 - 1),
 }
-# Zero itself is outside of these ranges.
+# Zero itself is outside these ranges.
 OPEN_BELOW = frozenset({"top_p", "repetition_penalty"})
 MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
 MAX_STOP_IDS, MAX_BIAS, MAX_BAD_WORDS = 64, 1024, 128
@@ -40,7 +40,7 @@ MAX_SALT_CHARS = 128
 
 
 class GuidedParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the output must match; exactly one of the first five is given."""
+    """The constraint of a structured output. Exactly one of the first five fields is set."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None
@@ -50,16 +50,16 @@ class GuidedParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     whitespace_pattern: str | None = None
     backend: str | None = None
     reasoning: str | None = None
-    """The reasoning parser whose reasoning comes before the output that must match."""
+    """Reasoning parser of the reasoning that precedes the constrained output."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request is sampled; the names and defaults are those of vLLM.
+    """Sampling parameters of a request, with vLLM's names and defaults.
 
-    ``temperature`` 0 is greedy. ``top_k`` -1 or 0 and ``top_p`` 1 are off. ``logprobs`` counts the
-    alternatives beside the sampled token. Penalties follow the OpenAI API (presence, frequency:
-    over generated tokens) and the CTRL paper (repetition: over prompt and generated tokens).
-    Raises ``RequestError``, which names the parameter, for any value outside ``BOUNDS``.
+    ``temperature`` 0 is greedy. ``top_k`` -1 or 0 and ``top_p`` 1 are off. ``logprobs`` is the
+    number of alternatives in addition to the sampled token. Presence and frequency penalties count
+    generated tokens (OpenAI API), the repetition penalty prompt and generated tokens (CTRL paper).
+    Raises ``RequestError`` if a value is outside ``BOUNDS`` or otherwise invalid.
     """
 
     n: int = 1
@@ -90,7 +90,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cache_salt: str | None = None
     guided: GuidedParams | None = None
     extra: dict[str, Any] | None = None
-    """Arguments of logits-processor plugins, by the plugin's name."""
+    """Arguments of logits processors, by name."""
     output_kind: OutputKind = "cumulative"
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def replace(self, **changes: Any) -> SamplingParams:
-        """A copy with some fields changed, checked again."""
+        """Return a copy with changed fields. Raises ``RequestError`` if it is invalid."""
         return msgspec.structs.replace(self, **changes)
 
     def _check_stop(self) -> None:
@@ -138,7 +138,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 check_number(name, token, 0, 2**31 - 1, whole=True)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
-                "allowed_token_ids is empty; nothing could be sampled", param="allowed_token_ids"
+                "allowed_token_ids is empty; no token could be sampled", param="allowed_token_ids"
             )
         for token, bias in (self.logit_bias or {}).items():
             check_number("logit_bias", token, 0, 2**31 - 1, whole=True)
@@ -158,7 +158,7 @@ OPTIONAL = frozenset(
 def check_number(
     name: str, value: Any, low: float, high: float, *, whole: bool | None = None
 ) -> None:
-    """Raise unless ``value`` is a finite number in ``[low, high]`` (an int where ``whole``)."""
+    """Raise ``RequestError`` unless ``value`` is finite, in range and, if ``whole``, an int."""
     whole = name in WHOLE if whole is None else whole
     if value is None and name in OPTIONAL:
         return
@@ -180,10 +180,10 @@ def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: 
 
 
 def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
-    """Raise unless every entry is a text that is not empty (nor only spaces, unless ``blank``)."""
+    """Raise ``RequestError`` for an empty text, or one of only whitespace unless ``blank``."""
     for text in values:
         if not isinstance(text, str) or not (text if blank else text.strip()):
-            raise RequestError(f"{name} holds {text!r}; each entry is a non-empty text", param=name)
+            raise RequestError(f"{name} has {text!r}; entries must be non-empty texts", param=name)
         check_text(name, text, MAX_STOP_CHARS)
 
 

@@ -1,4 +1,4 @@
-"""What an engine says about itself after each step."""
+"""The engine's statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ("EngineStats",)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters only grow; the others are as of now. Seconds are of wall-clock time."""
+    """Statistics after a step: totals since the start, and current values. Times are wall-clock."""
 
     steps: int = 0
     running: int = 0
@@ -25,8 +25,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     integrity_faults: int = 0
     plugin_calls: list[tuple[str, str, str, int]] = []
-    """Calls of plugins: ``kind:key``, hook or method, ``ok``, ``slow`` or ``error``, and how many."""
+    """Plugin calls: ``kind:key``, hook or method, ``ok``/``slow``/``error``, number of calls."""
     plugin_seconds: list[tuple[str, str, int, float]] = []
-    """The same by ``kind:key`` and hook or method: how many, and the seconds that they took."""
+    """Plugin times: ``kind:key``, hook or method, number of calls, total seconds."""
     plugin_states: dict[str, str] = {}
     """``loaded`` or ``broken``, by ``kind:key``."""

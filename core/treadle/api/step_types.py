@@ -1,6 +1,6 @@
-"""What the scheduler tells the executor and what comes back: the only data on a step's path.
+"""Data between scheduler and executor.
 
-All of it is msgspec Structs of ints and lists, so that the same values travel to workers in other
+All types are msgspec Structs of plain values, so that they can be sent to workers in other
 processes.
 """
 
@@ -23,9 +23,9 @@ __all__ = (
 
 
 class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
-    """Layers that share page tables: ``pages`` of ``page_bytes`` each (all layers, keys and values).
+    """Layers that share page tables. ``page_bytes`` is for all layers, keys and values.
 
-    ``window`` is the number of tokens that the layers look back, itself included; ``None`` is all.
+    ``window`` is the number of tokens that a token attends to, including itself; ``None`` if all.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the frontend and the scheduler must know of a started executor."""
+    """Information about a started executor, for frontend and scheduler."""
 
     model: str
     architecture: str
@@ -47,17 +47,17 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     groups: list[CacheGroup]
     depth: int
-    """Steps that may be launched before the oldest is collected, less one: 0 on a CPU."""
+    """Steps that may stay in flight while the next one is scheduled: 1 on CUDA, 0 on a CPU."""
     eos_ids: list[int]
     attention: str = ""
     weights_bytes: int = 0
     report: list[str] = []
     stages: dict[str, float] = {}
-    """Seconds of each stage of the start, in order."""
+    """Seconds of each stage of the start-up, in order."""
 
 
 class SlotStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence enters a slot: everything the sampler keeps for it until it leaves.
+    """A sequence that gets a slot, with the data that workers need while it has the slot.
 
     ``tokens`` are prompt and, after a preemption, output ids. ``bad_words`` are encoded.
     """
@@ -72,7 +72,7 @@ class SlotStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageWrite(msgspec.Struct, frozen=True, array_like=True):
-    """``pages`` go into row ``slot`` of the page table of ``group``, from column ``first`` on."""
+    """Write ``pages`` to row ``slot`` of ``group``'s page table, starting at column ``first``."""
 
     group: int
     slot: int
@@ -81,11 +81,11 @@ class PageWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """One step: row ``r`` computes ``counts[r]`` tokens of ``slots[r]`` after ``starts[r]``.
+    """A step: row ``r`` computes ``num_scheduled_tokens[r]`` tokens of ``slots[r]``.
 
-    Rows ``[0, decodes)`` compute one token each, whose id the device holds (the one sampled last
-    in that slot); ids of the other rows are ``tokens``, packed in row order. ``samples[r]`` tells
-    whether row ``r`` ends in a new token.
+    The row has ``num_computed_tokens[r]`` tokens before the step. The first ``num_decodes`` rows
+    compute one token each, the one last sampled in the slot, which is on the device. ``tokens`` are
+    the ids of the other rows, packed. A token is sampled for row ``r`` if ``needs_sampling[r]``.
     """
 
     id: int
@@ -99,15 +99,15 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     closed: list[int]
     page_writes: list[PageWrite]
     held: bool = False
-    """Some sampled row needs the host (a grammar's mask, a logits processor): ``launch`` stops
-    before sampling, and ``Executor.sample`` completes the step."""
+    """Whether sampling is deferred, because a row needs a bitmask or a logits processor:
+    ``execute_model`` then stops before sampling, and ``sample_tokens`` completes the step."""
 
 
 class StepEdits(msgspec.Struct, frozen=True, array_like=True):
-    """What the host adds to a held step: ``rows`` of the plan and their token bitmasks.
+    """Bitmasks for ``rows`` of a step with deferred sampling.
 
-    ``masks`` holds one line of ``ceil(vocab_size / 32)`` little-endian int32 words for each row;
-    bit ``i % 32`` of word ``i // 32`` is id ``i``, 1 is allowed.
+    ``bitmask`` has ``ceil(vocab_size / 32)`` little-endian int32 words per row. Bit ``i % 32`` of
+    word ``i // 32`` is token id ``i``; 1 is allowed.
     """
 
     rows: list[int]
@@ -115,19 +115,19 @@ class StepEdits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one position: the chosen id first, then the likeliest ids."""
+    """Log probabilities at one position: the sampled token, then the most probable ones."""
 
     ids: list[int]
     logprobs: list[float]
     rank: int
-    """Rank of the first id, from 1."""
+    """Rank of the sampled token, from 1."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """``tokens[i]`` is the id sampled for the i-th row of the plan that samples.
+    """The output of a step: a sampled token for each row with ``needs_sampling``, in order.
 
-    ``logprobs`` and ``prompt_logprobs`` hold entries only for rows (by row index) that asked.
-    ``bad`` lists the sampled rows (by index into ``tokens``) whose logits allowed no token at all.
+    ``logprobs`` and ``prompt_logprobs`` are by row, for rows that requested them.
+    ``invalid_rows`` are indices into ``sampled_token_ids`` of rows with only NaN or masked logits.
     A failed step has ``error`` and no tokens.
     """
 
@@ -138,4 +138,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     bad: list[int] = []
     error: str | None = None
     faults: dict[int, str] = {}
-    """What a logits processor raised for rows in ``bad``, which is then not the logits' fault."""
+    """Errors of logits processors, for rows in ``invalid_rows``."""

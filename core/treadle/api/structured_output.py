@@ -1,4 +1,4 @@
-"""The contract of guided decoding: a grammar is compiled once and masks each step's logits."""
+"""The interface of structured output backends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ("Grammar", "GrammarCompiler", "GrammarSpec", "Matcher")
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the output must be, from its first character to its last.
+    """The constraint that the whole output must match.
 
-    ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may hold
-    ``whitespace_pattern``, a regex for the space between the parts of a JSON text.
+    ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may contain
+    ``whitespace_pattern``, a regex for whitespace in JSON.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]
@@ -26,49 +26,49 @@ class GrammarSpec:
 
 
 class Matcher(Protocol):
-    """The state of one sequence inside a grammar. Used by one thread at a time.
+    """The state of a sequence in a grammar. Used by one thread at a time.
 
-    It knows nothing of how sequences end: ids that end them belong to the model and the request,
-    and the core adds them to the mask whenever the matcher is ``complete``.
+    It excludes stop tokens: the core allows them in the bitmask if the matcher is accepting.
     """
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Write the ids that may come next into ``bitmask[row]``: int32 words, bit ``i % 32`` of
-        word ``i // 32`` is id ``i``, 1 is allowed. Every bit of the row is written."""
+        """Write the allowed next tokens to ``bitmask[row]``, every bit of it.
+
+        The row is int32 words: bit ``i % 32`` of word ``i // 32`` is token id ``i``, 1 is allowed.
+        """
 
     def accept(self, token: int) -> bool:
-        """Advance; ``False`` (and no change) if the token is not allowed."""
+        """Advance by a token. Return ``False``, without a change, if it is not allowed."""
 
     def rollback(self, count: int) -> None:
-        """Undo the last ``count`` tokens that were accepted."""
+        """Undo the last ``count`` accepted tokens."""
 
     @property
     def complete(self) -> bool:
-        """Whether what was accepted is a whole text of the grammar: the sequence may end here."""
+        """Whether the accepted text matches the grammar, so that the sequence may end."""
 
     @property
     def finished(self) -> bool:
-        """Whether it is complete and nothing may follow: the sequence must end here."""
+        """Whether it matches and no token may follow, so that the sequence must end."""
 
 
 class Grammar(Protocol):
-    """Compiled once, shared by every request that uses the same spec. Safe in threads."""
+    """A compiled grammar, shared by all requests with the same spec. Thread-safe."""
 
     def matcher(self) -> Matcher: ...
 
 
 class GrammarCompiler(Protocol):
-    """Compiles for one vocabulary. Safe in threads.
+    """Compiles grammars for a vocabulary. Thread-safe.
 
-    The core asks and compiles first in a process with limits on time and memory, and compiles again
-    in the engine's own only if that went well.
+    The core calls it first in a process with limits on time and memory, and compiles the grammar
+    in the engine process only if this succeeds.
     """
 
     name: str
 
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """Why this backend cannot enforce ``spec``, or ``None``. It names what the library would
-        silently ignore."""
+        """Return which part of ``spec`` the backend cannot enforce, or ``None``."""
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        """Raises whatever the library raises; the text of the exception is shown to the client."""
+        """Compile ``spec``. May raise any exception; its text is shown to the client."""

@@ -1,10 +1,8 @@
-"""Every value and protocol that crosses the boundary between core and plugins.
-
-Importing this module does not import torch.
-"""
+"""All types and protocols of the plugin interface. Importing it does not import torch."""
 
 from treadle.api.attention import *  # noqa: F403
 from treadle.api.cache import *  # noqa: F403
+from treadle.api.communicators import *  # noqa: F403
 from treadle.api.engine import *  # noqa: F403
 from treadle.api.files import *  # noqa: F403
 from treadle.api.matching import *  # noqa: F403

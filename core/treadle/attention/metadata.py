@@ -1,8 +1,7 @@
-"""What the reference backend works out once per step, so that each layer only runs arithmetic.
+"""Attention metadata of the SDPA backend, computed once per step for all layers.
 
-A *unit* is one (row, kv head) pair: ``group = heads / kv_heads`` query heads against the keys of
-one kv head. Everything is gathered unit by unit into ``[units, width, head_size]``, the layout in
-which a batched matrix product needs no further copy.
+A *unit* is a (row, KV head) pair, with the ``heads / kv_heads`` query heads of that KV head. Keys
+and values are gathered as ``[units, width, head_size]``, the layout of a batched matrix product.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ("Decodes", "Plan", "Prompt", "bias", "make_plan", "width")
 
 @dataclass(slots=True)
 class Decodes:
-    """Rows of one new token each whose keys are padded to one width."""
+    """Rows of one new token each, with keys padded to the same width."""
 
     rows: Tensor | slice  # which tokens (= rows) of the step
     count: int
@@ -31,14 +30,14 @@ class Decodes:
 
 @dataclass(slots=True)
 class Prompt:
-    """One row with several new tokens: a prompt, a chunk of one, or drafts to verify."""
+    """A row of several new tokens: a prompt, a chunk of a prompt, or drafts to verify."""
 
     start: int  # first token in the step
     length: int
-    total: int  # tokens in the cache once the new ones are written
+    total: int  # tokens in the cache, including the new ones
     pages: Tensor  # int32 [pages], this row of the page table
     index: Tensor | None = None
-    """int64 [kv_heads * (total - first)], made on first use: a new prompt never needs it."""
+    """int64 [kv_heads * (total - first)], created on first use: a new prompt does not need it."""
 
 
 @dataclass(slots=True)
@@ -50,8 +49,7 @@ class Plan:
 
 
 def width(tokens: int) -> int:
-    """The padded number of keys of a decode row. A function of its own length alone, so that the
-    shapes it is computed in, and with them its rounding, do not depend on the other rows."""
+    """Return the padded number of keys of a row, independent of other rows for equal rounding."""
     if tokens <= 512:
         return max(64, 1 << (tokens - 1).bit_length())
     return (tokens + 255) // 256 * 256
@@ -60,8 +58,10 @@ def width(tokens: int) -> int:
 def bias(
     length: int, cached: int, lo: int, hi: int, window: int | None, device: torch.device
 ) -> Tensor:
-    """float32 ``[length, hi - lo]``: 0 where the query at position ``cached + i`` sees key
-    ``lo + j``, else -inf."""
+    """Return the attention bias, float32 ``[length, hi - lo]``.
+
+    It is 0 if the query at position ``cached + i`` attends to key ``lo + j``, else -inf.
+    """
     offset = cached - lo
     hidden = torch.ones(length, hi - lo, dtype=torch.bool, device=device).triu_(offset + 1)
     if window is not None:
@@ -105,8 +105,8 @@ def _decodes(
     position = torch.arange(size, device=device).unsqueeze(0)
     if window is not None:
         position = position + (last - (window - 1)).clamp_(min=0)
-    # Padding repeats the row's own last token: what other sequences left in a page is never read,
-    # so a NaN in one of them stays there.
+    # Pad with the row's own last token. Stale data of other sequences is never read, so that their
+    # NaN cannot spread.
     padded = position > last
     position = torch.minimum(position, last)
     page = batch.page_table[chosen].gather(1, position // batch.page_size)

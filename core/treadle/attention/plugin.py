@@ -1,4 +1,4 @@
-"""The bid of the built-in attention backend. Light: torch is imported when the backend is made."""
+"""The offer of the SDPA attention backend. Does not import torch before creating the backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MASKS = (MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL)
 
 @impl
 def treadle_attention(request: AttentionRequest, options: Options) -> Offer | Refusal:
-    """Offer torch's own operations: the best on a CPU, the last resort on CUDA."""
+    """Offer torch's own operations: the best choice on a CPU, the last on CUDA."""
     reasons = tuple(_reasons(request))
     if reasons:
         return Refusal("sdpa", reasons)
@@ -31,7 +31,7 @@ def treadle_attention(request: AttentionRequest, options: Options) -> Offer | Re
 
         return SdpaAttention(request)
 
-    # A gather copies whole tokens, so any page size will do; small pages waste least.
+    # A gather copies whole tokens, so any page size works; small pages waste the least.
     sizes = _PAGE_SIZES if request.page_size in (None, *_PAGE_SIZES) else (request.page_size,)
     return Offer("sdpa", _SCORES[request.device.kind], create, page_sizes=sizes)
 

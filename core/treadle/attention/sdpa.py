@@ -1,19 +1,19 @@
-"""Attention over a paged cache with torch's own operations: the reference, and the CPU's fast path.
+"""Paged attention with torch's own operations: the reference, and the fast path on a CPU.
 
-What decides the shape of the code, measured on one core (torch 2.13, 16 query heads, 8 kv heads, 128):
+Measurements behind the design (one core, torch 2.13, 16 query heads, 8 KV heads, head size 128):
 
-* ``scaled_dot_product_attention`` is 5 to 12 times slower with ``enable_gqa`` for one bfloat16
-  query than with the group folded into the query length, and its bfloat16 prefill reaches a third
-  of the rate of plain matrix products.
-* A gather of (token, head) rows straight into ``[unit, token, size]`` costs no more than one of
-  pages, and the products after it need no copy. Fresh tensors of many megabytes cost more in page
-  faults than the gather itself, hence the workspace.
+* For one bfloat16 query, ``scaled_dot_product_attention`` with ``enable_gqa`` is 5 to 12 times
+  slower than with the GQA group folded into the query length. Its bfloat16 prefill reaches a
+  third of the rate of plain matrix products.
+* A gather of (token, head) rows into ``[unit, token, size]`` is as fast as one of pages, and the
+  products after it need no copy. Page faults of new large tensors would cost more than the
+  gather, so the buffers are reused.
 * bfloat16 products round to bfloat16, which is too coarse for scores. See ``_scores``.
 
-What holds for float32 on a CPU: a row is padded to a width that depends on its own length only, is
-computed as units of its own in a batched product, and reads no other row's tokens; a prompt is
-computed by itself. So its result does not depend on the rest of the batch, bit by bit as long as
-the product treats all units alike (oneMKL and oneDNN do with one thread), else up to rounding.
+In float32 on a CPU, a row's result does not depend on the rest of the batch: a decode row has its
+own units, padded by its own length, and a prompt is computed alone. Results are bitwise equal if
+the batched product treats all units the same (oneMKL and oneDNN do with one thread), else equal up
+to rounding.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from treadle.attention.metadata import Decodes, Plan, Prompt, bias, make_plan
 
 __all__ = ("SdpaAttention",)
 
-_UNIT_BYTES = (
-    1 << 20
-)  # of keys gathered at a time: about a core's L2, so that they are read from there
-_SCORE_BYTES = 8 << 20  # of float32 scores at a time
+_UNIT_BYTES = 1 << 20  # keys gathered at a time: about the size of a core's L2 cache
+_SCORE_BYTES = 8 << 20  # float32 scores at a time
 
 
 class SdpaAttention:
-    """Serves one :class:`AttentionRequest`. Not thread-safe: its workspace is reused by each call."""
+    """The SDPA backend of one ``AttentionRequest``. Not thread-safe: calls reuse its buffers."""
 
     def __init__(self, request: AttentionRequest) -> None:
         self.kv_heads = request.kv_heads
@@ -50,8 +48,8 @@ class SdpaAttention:
         self.causal = request.mask is not MaskKind.BIDIRECTIONAL
         self.cpu = request.device.kind == "cpu"
         dtype = storage.DTYPES[request.dtype]
-        # fp16 products are 15 times slower than float32 ones on CPUs without their own
-        # instructions for it, and bfloat16 ones are emulated on CPUs without theirs.
+        # CPUs without fp16 instructions multiply fp16 15 times slower than float32, and CPUs
+        # without bfloat16 instructions emulate them.
         fast = dtype == torch.bfloat16 and self.cpu and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         self.compute = torch.float32 if self.cpu and not fast else dtype
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -78,8 +76,8 @@ class SdpaAttention:
             storage.write(cache, k, v, plan.slots, scales)
         if scales == (1.0, 1.0):
             return self._attend(q, k, v, cache, plan)
-        # Scores are linear in the queries and the result in the values, so that what is read need
-        # not be multiplied. Rounding the queries anew is nothing beside the rounding to fp8.
+        # Scores are linear in the queries, and outputs in the values, so scale those instead of
+        # the cache. Rounding the scaled queries is negligible compared with rounding to fp8.
         return self._attend(q * scales[0], k, v, cache, plan).mul_(scales[1])
 
     def _attend(
@@ -152,8 +150,8 @@ class SdpaAttention:
         tokens = slice(row.start, row.start + row.length)
         q, out = q[tokens], out[tokens]
         cached = row.total - row.length
-        # What a chunked prefill reads back is rounded to the cache's type; reading it back here
-        # too keeps the result independent of how the prompt was cut.
+        # A chunked prefill reads keys rounded to the cache's type. Read the cache here too, so
+        # that the result does not depend on how the prompt is split into chunks.
         if k is not None and v is not None and not cached and cache.dtype == q.dtype:
             keys, values, first = k[tokens].transpose(0, 1), v[tokens].transpose(0, 1), 0
         else:
@@ -211,11 +209,11 @@ class SdpaAttention:
     # -- shared
 
     def _scores(self, q: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        """float32 ``[units, queries, width]``: scaled, capped, masked.
+        """Return scores, float32 ``[units, queries, width]``: scaled, soft-capped, masked.
 
-        In bfloat16 the product comes out rounded to 8 bits. A second product, from which the first
-        is subtracted before it is rounded, gives what the rounding lost; their sum has 16 bits,
-        and two bfloat16 products still take less than half the time of a float32 one.
+        A bfloat16 product is rounded to 8 bits. A second product, minus the first before rounding,
+        gives the rounding error, and their sum has 16 bits. Two bfloat16 products take less than
+        half the time of a float32 product.
         """
         transposed = keys.transpose(1, 2)
         if q.dtype == torch.float32:
@@ -233,7 +231,7 @@ class SdpaAttention:
         return scores if mask is None else scores.add_(mask)
 
     def _load(self, cache: Tensor, row: Prompt, page_size: int) -> tuple[Tensor, Tensor, int]:
-        """Keys and values ``[kv_heads, tokens, size]`` of a row, and the position of the first."""
+        """Return a row's keys and values ``[kv_heads, tokens, size]``, and the first position."""
         first = 0 if self.window is None else max(0, row.total - row.length - self.window + 1)
         if row.index is None:
             position = torch.arange(first, row.total, device=cache.device)
@@ -250,9 +248,9 @@ class SdpaAttention:
         return x.to(self.compute).contiguous()
 
     def _gather(self, half: Tensor, index: Tensor, name: str) -> Tensor:
-        """Rows ``index`` of keys or values, ``[len(index), size]`` in the type of the arithmetic.
+        """Return rows ``index`` of keys or values, ``[len(index), size]``, in the compute dtype.
 
-        The result lives in the workspace until the next gather of the same name.
+        The next gather of the same name overwrites the result.
         """
         source = half.view(-1, self.size)
         if source.dtype == self.compute:
@@ -272,7 +270,7 @@ class SdpaAttention:
         key = (name, dtype)
         found = self._buffers.get(key)
         if found is None or len(found) < rows:
-            # Powers of two: a sequence that grows by a token a step must not allocate each time.
+            # Powers of two, so that a sequence that grows by a token does not allocate each step.
             found = torch.empty(
                 1 << math.ceil(math.log2(rows)), self.size, dtype=dtype, device=self._device()
             )

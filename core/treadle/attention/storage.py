@@ -1,7 +1,7 @@
-"""How keys and values lie in a paged cache: names of element types, and writing new tokens.
+"""Element types of the paged cache, and writing keys and values to it.
 
-A cache is ``[2, pages, page_size, kv_heads, head_size]``: keys, then values. Page 0 belongs to
-nobody; padding points at it.
+A cache is ``[2, pages, page_size, kv_heads, head_size]``: keys, then values. Page 0 is the null
+page, which padding refers to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` as ``dtype``. Saturates for fp8, where a plain cast turns a large value into NaN."""
+    """Return ``x`` as ``dtype``. Saturates for fp8: a plain cast turns large values into NaN."""
     if x.dtype == dtype:
         return x
     if is_fp8(dtype):
@@ -37,15 +37,17 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
 def write(
     cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: tuple[float, float] = (1.0, 1.0)
 ) -> None:
-    """Store ``k`` and ``v`` ``[tokens, kv_heads, head_size]``, divided by ``scales``, at ``slots``
-    (int64, page-major)."""
+    """Store ``k`` and ``v`` (``[tokens, kv_heads, head_size]``), divided by ``scales``.
+
+    ``slots`` is the slot mapping, int64 ``[tokens]``.
+    """
     _, pages, page_size, heads, size = cache.shape
     table = cache.view(2, pages * page_size, heads * size)
     if scales != (1.0, 1.0):
         k, v = k.float() / scales[0], v.float() / scales[1]
     k = narrow(k, cache.dtype).reshape(-1, heads * size)
     v = narrow(v, cache.dtype).reshape(-1, heads * size)
-    if is_fp8(cache.dtype):  # index_copy_ knows no fp8; moving bytes is the same
+    if is_fp8(cache.dtype):  # index_copy_ does not support fp8, so copy bytes
         table, k, v = table.view(torch.uint8), k.view(torch.uint8), v.view(torch.uint8)
     table[0].index_copy_(0, slots, k)
     table[1].index_copy_(0, slots, v)

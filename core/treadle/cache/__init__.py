@@ -1,4 +1,4 @@
-"""The paged KV cache: page pool, prefix digests, page tables."""
+"""The paged KV cache: page pool, page hashes, page tables."""
 
 from treadle.cache.kv_cache_manager import KVCache, PageHolder
 from treadle.cache.page_hash import Digests

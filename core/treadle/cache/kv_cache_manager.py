@@ -1,4 +1,4 @@
-"""The paged KV cache as the scheduler sees it: page tables of sequences, in groups of layers."""
+"""Page tables of sequences, for each KV cache group."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ("KVCache", "PageHolder")
 
 
 class PageHolder(Protocol):
-    """A sequence: one page table for each cache group, and the digests of its full pages."""
+    """A sequence's page table for each KV cache group, and the hashes of its full pages."""
 
     slot: int
     tables: list[list[int]]
     chain: list[bytes]
     root: bytes
     named: int
-    """Leading pages that ``keep`` has named already."""
+    """Number of leading pages that ``cache_full_pages`` has added to the prefix cache."""
 
 
 class KVCache:
-    """Page tables over one pool for each cache group.
+    """Page tables and a page pool for each KV cache group.
 
     Column ``i`` of a table holds tokens ``[i · page_size, (i + 1) · page_size)``. In a group with
-    a window, columns that no coming token looks at hold the null page. All tables of a sequence
-    are equally long.
+    a sliding window, columns before the window of the next token hold the null page. All tables
+    of a sequence have the same length.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class KVCache:
 
     @property
     def available(self) -> int:
-        """Pages that every group could still hand out."""
+        """Pages that can be allocated in every group."""
         return min(pool.available for pool in self.pools)
 
     @property
     def capacity(self) -> int:
-        """Tokens of the longest sequence that fits when it is alone."""
+        """Tokens of the longest sequence that fits if it is the only one."""
         return self.page_size * min(
             pool.capacity if window is None or pool.capacity < self.pages_for(window) + 2 else 2**31
             for pool, window in zip(self.pools, self.windows, strict=True)
@@ -64,17 +64,18 @@ class KVCache:
         return -(-tokens // self.page_size)
 
     def missing(self, holder: PageHolder, tokens: int) -> int:
-        """Pages of each group that ``holder`` lacks to hold ``tokens`` tokens."""
+        """Return how many more pages per group ``holder`` needs for ``tokens`` tokens."""
         return max(0, self.pages_for(tokens) - len(holder.tables[0]))
 
     def room(self, holder: PageHolder) -> int:
-        """Tokens that the tables of ``holder`` could hold, grown as far as the pages go."""
+        """Return how many tokens ``holder`` could hold if it took every available page."""
         return (len(holder.tables[0]) + self.available) * self.page_size
 
     def fits(self, holder: PageHolder, tokens: int, chunk: int, reserve: int) -> bool:
-        """Whether ``tokens`` tokens, written in chunks, fit and leave ``reserve`` pages.
+        """Return whether ``tokens`` tokens fit and leave ``reserve`` pages available.
 
-        A group with a window lets pages go between chunks, so it needs fewer.
+        A group with a sliding window frees pages between chunks of ``chunk`` tokens, so it needs
+        fewer pages.
         """
         missing = self.missing(holder, tokens)
         for pool, window in zip(self.pools, self.windows, strict=True):
@@ -86,9 +87,9 @@ class KVCache:
     # -------------------------------------------------------------------- prefix sharing
 
     def match(self, holder: PageHolder, tokens: Sequence[int]) -> int:
-        """The number of leading full pages of ``tokens`` that the cache holds.
+        """Return how many leading full pages of ``tokens`` are in the prefix cache.
 
-        The last token is never counted: it must be computed for its logits to exist.
+        The page of the last token is excluded: computing that token gives the logits.
         """
         if not self.prefix_caching:
             return 0
@@ -102,15 +103,15 @@ class KVCache:
         return self._seen_in_windows(holder.chain, hit)
 
     def _seen_in_windows(self, chain: Sequence[bytes], hit: int) -> int:
-        """Shorten ``hit`` until the groups with a window hold all that the next token looks at."""
+        """Return ``hit``, shortened until every page in the next token's windows is cached."""
         shortened = True
         while shortened:
             shortened = False
             for pool, window in zip(self.pools, self.windows, strict=True):
                 if window is None:
                     continue
-                # A missing page can only leave the window if the hit ends before it: a shorter
-                # hit looks back further.
+                # Shortening the hit also moves the window back, so a missing page stops mattering
+                # only if the hit ends before that page.
                 first = self._first_needed(window, hit * self.page_size)
                 missing = (i for i in range(first, hit) if pool.find(chain[i]) is None)
                 shorter = next(missing, hit)
@@ -119,7 +120,7 @@ class KVCache:
         return hit
 
     def share_prefix(self, holder: PageHolder, pages: int) -> None:
-        """Start the tables of ``holder`` with ``pages`` pages that ``match`` has found."""
+        """Start the tables of ``holder`` with the ``pages`` pages of its cached prefix."""
         for pool, window, table in zip(self.pools, self.windows, holder.tables, strict=True):
             first = self._first_needed(window, pages * self.page_size)
             for index in range(pages):
@@ -131,7 +132,7 @@ class KVCache:
     def share_tables(self, holder: PageHolder, other: PageHolder, pages: int) -> bool:
         """Start the tables of ``holder`` with the first ``pages`` pages of ``other``.
 
-        ``False``, and nothing is shared, if ``other`` has let go of one that is looked at.
+        Return ``False``, without sharing anything, if ``other`` has freed a page that is needed.
         """
         for window, theirs in zip(self.windows, other.tables, strict=True):
             first = self._first_needed(window, pages * self.page_size)
@@ -145,7 +146,7 @@ class KVCache:
     # ----------------------------------------------------------------- growing, shrinking
 
     def grow(self, holder: PageHolder, tokens: int) -> list[PageWrite]:
-        """Lengthen the tables to hold ``tokens`` tokens; the caller has checked ``available``."""
+        """Extend the tables to ``tokens`` tokens. Raises ``ValueError`` if pages are lacking."""
         count = self.missing(holder, tokens)
         if not count:
             return []
@@ -157,7 +158,7 @@ class KVCache:
         return writes
 
     def written(self, holder: PageHolder) -> list[PageWrite]:
-        """The whole tables of ``holder``, for a slot that it has just entered."""
+        """Return updates with the complete tables of ``holder``, for its new slot."""
         return [
             PageWrite(group, holder.slot, 0, list(table))
             for group, table in enumerate(holder.tables)
@@ -165,7 +166,7 @@ class KVCache:
         ]
 
     def keep(self, holder: PageHolder, tokens: Sequence[int], computed: int) -> None:
-        """Pages that are full after ``computed`` tokens get names; unseen ones are let go."""
+        """Cache the pages that ``computed`` tokens fill; free those that have left the windows."""
         if self.prefix_caching:
             full = computed // self.page_size
             if full > holder.named:
@@ -190,13 +191,13 @@ class KVCache:
             pool.release(gone[::-1])
 
     def _first_needed(self, window: int | None, position: int) -> int:
-        """The first column that a token at ``position`` or later looks at."""
+        """Return the first column that tokens from ``position`` on attend to."""
         if window is None:
             return 0
         return max(0, position - window + 1) // self.page_size
 
     def release(self, holder: PageHolder) -> None:
-        """Give all pages of ``holder`` back."""
+        """Free all pages of ``holder``."""
         for pool, table in zip(self.pools, holder.tables, strict=True):
             pool.release(table)
             table.clear()
@@ -205,7 +206,7 @@ class KVCache:
     # --------------------------------------------------------------------------- checking
 
     def faults(self, holders: Iterable[PageHolder]) -> list[str]:
-        """Every violated invariant, given all sequences that hold pages."""
+        """Return the violated invariants, given all sequences that have pages."""
         everyone = list(holders)
         faults: list[str] = []
         for group, pool in enumerate(self.pools):

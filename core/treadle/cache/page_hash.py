@@ -1,4 +1,4 @@
-"""Names for the content of full pages: a chain of SHA-256 over everything the content depends on."""
+"""Page hashes: a chain of SHA-256 over everything that a full page's content depends on."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ("Digests",)
 
 
 class Digests:
-    """Names pages by (all tokens up to their end, salt, adapter).
+    """Hashes of full pages over all tokens up to the page's end, the cache salt and the adapter.
 
-    Keys and values of a token depend on every token before it, so the digest of a page covers its
-    parent's. The chain starts from a secret of this process: a client cannot compute a digest, and
-    requests with different salts never share a page.
+    Keys and values of a token depend on all tokens before it, so the hash of a page includes its
+    predecessor's hash. The chain starts with a secret of the process: clients cannot compute a
+    hash, and requests with different salts never share a page.
     """
 
     def __init__(self, page_size: int, secret: bytes | None = None) -> None:
@@ -23,7 +23,7 @@ class Digests:
         self._secret = secret or secrets.token_bytes(32)
 
     def root(self, salt: str | None = None, adapter: str | None = None) -> bytes:
-        """The parent of a sequence's first page."""
+        """Return the hash that precedes a sequence's first page."""
         digest = hashlib.sha256(self._secret)
         for part in (salt or "", adapter or ""):
             data = part.encode()
@@ -32,7 +32,7 @@ class Digests:
         return digest.digest()
 
     def extend(self, chain: list[bytes], root: bytes, tokens: Sequence[int], pages: int) -> None:
-        """Extend ``chain`` in place to the digests of the first ``pages`` pages of ``tokens``."""
+        """Extend ``chain`` in place to the hashes of the first ``pages`` pages of ``tokens``."""
         size = self.page_size
         parent = chain[-1] if chain else root
         for index in range(len(chain), pages):

@@ -1,4 +1,4 @@
-"""The pages of one cache group: who holds each, which are free, which may be taken back."""
+"""The pages of one KV cache group: reference counts, free list, prefix cache."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterable, Sequence
 
 __all__ = ("NULL_PAGE", "PagePool")
 
-# Page 0 is never handed out: page tables are padded with it, and padding tokens write to it.
+# Page 0 is never allocated: page tables are padded with it, and padding tokens write to it.
 NULL_PAGE = 0
 
 
 class PagePool:
     """Reference-counted page ids ``1 … pages - 1``.
 
-    A page is in exactly one of three states: held (reference count > 0), free, or evictable: held
-    by nobody, but its content is still named by a digest, so that a later request may share it.
-    Free pages are reused last in, first out; evictable ones least recently used first, and only
-    when no free page is left.
+    A page is in use (reference count > 0), free, or evictable (reference count 0, but still in
+    the prefix cache). Free pages are reused last in, first out. Evictable pages are reused only
+    if no page is free, least recently used first.
     """
 
     def __init__(self, pages: int) -> None:
@@ -30,12 +29,12 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that ``take`` could return now."""
+        """Number of free and evictable pages."""
         return len(self._free) + len(self._evictable)
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Number of pages in use."""
         return self.pages - 1 - self.available
 
     @property
@@ -43,9 +42,9 @@ class PagePool:
         return self.pages - 1
 
     def take(self, count: int) -> list[int]:
-        """Hand out ``count`` pages with one reference each. The caller has checked ``available``."""
+        """Return ``count`` pages with one reference each. Raises ``ValueError`` if too few."""
         if count > self.available:
-            raise ValueError(f"{count} pages were asked for, {self.available} are available")
+            raise ValueError(f"{count} pages requested, {self.available} are available")
         taken = []
         for _ in range(count):
             if self._free:
@@ -58,7 +57,7 @@ class PagePool:
         return taken
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add a reference to pages that are held or evictable (the null page is ignored)."""
+        """Add a reference to pages in use or evictable. The null page is ignored."""
         for page in pages:
             if page == NULL_PAGE:
                 continue
@@ -67,13 +66,15 @@ class PagePool:
             self._refs[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Drop a reference to each page. Pages are given front to back; the back of a sequence
-        is evicted first, because a prefix is worth more than what follows it."""
+        """Remove a reference from each page. ``pages`` are in the order of the sequence.
+
+        The last ones are evicted first, because more requests can share a shorter prefix.
+        """
         for page in reversed(pages):
             if page == NULL_PAGE:
                 continue
             if self._refs[page] <= 0:
-                raise ValueError(f"page {page} is released, but nobody holds it")
+                raise ValueError(f"page {page} is freed, but it is not in use")
             self._refs[page] -= 1
             if self._refs[page] == 0:
                 if page in self._digest:
@@ -82,17 +83,17 @@ class PagePool:
                     self._free.append(page)
 
     def find(self, digest: bytes) -> int | None:
-        """The page whose content ``digest`` names."""
+        """Return the page with the hash ``digest``, or ``None`` if it is not cached."""
         return self._by_digest.get(digest)
 
     def name(self, page: int, digest: bytes) -> None:
-        """Give a held page's content a name; the first page with a name keeps it."""
+        """Add a page in use to the prefix cache, unless the hash or the page is in it already."""
         if digest not in self._by_digest and page not in self._digest:
             self._by_digest[digest] = page
             self._digest[page] = digest
 
     def reset(self) -> None:
-        """Forget all names: evictable pages become free."""
+        """Empty the prefix cache. Evictable pages become free."""
         self._free.extend(self._evictable)
         self._evictable.clear()
         self._by_digest.clear()
@@ -102,14 +103,14 @@ class PagePool:
         del self._by_digest[self._digest.pop(page)]
 
     def faults(self, holders: Iterable[Sequence[int]]) -> list[str]:
-        """What is wrong, given every table that holds pages: O(pages), an empty list if nothing."""
+        """Return the violated invariants, given all page tables. O(pages)."""
         held = [0] * self.pages
         for table in holders:
             for page in table:
                 held[page] += 1
         held[NULL_PAGE] = 0
         faults = [
-            f"page {page} has {refs} references, {held[page]} tables hold it"
+            f"page {page} has {refs} references, but is in {held[page]} tables"
             for page, refs in enumerate(self._refs)
             if refs != held[page]
         ]
@@ -119,9 +120,9 @@ class PagePool:
         idle_set = set(idle)
         for page in range(1, self.pages):
             if (self._refs[page] == 0) != (page in idle_set):
-                faults.append(f"page {page} is neither held nor idle, or both")
+                faults.append(f"page {page} must be either in use, or free or evictable")
         if any(self._by_digest.get(d) != p for p, d in self._digest.items()):
-            faults.append("a page's digest leads to another page")
+            faults.append("a page's hash refers to another page")
         if any(page not in self._digest for page in self._evictable):
-            faults.append("an evictable page has no digest")
+            faults.append("an evictable page has no hash")
         return faults

@@ -1,4 +1,4 @@
-"""The parent's end: starts an engine process, talks to it, notices when it dies."""
+"""The client of an engine process: start it, exchange messages, detect its exit."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ FRAME_TOKENS = 2**20
 
 
 class Listener(Protocol):
-    """Who hears what the engine says. All calls are made in the event loop's thread."""
+    """Receives the engine's events. All methods are called in the event loop's thread."""
 
     def outputs(self, outputs: list[TokenOutput]) -> None: ...
     def refused(self, id: str, error: TreadleError) -> None: ...
 
     def died(self, error: EngineDeadError) -> None:
-        """The engine is gone; called once, and nothing follows."""
+        """Handle the end of the engine. Called once, as the last event."""
 
 
 class EngineClient(asyncio.Protocol):
-    """One engine process and the connection to it. Belongs to one event loop."""
+    """An engine process and the connection to it. Use it from one event loop only."""
 
     def __init__(self, listener: Listener, entry: str = "treadle.engine.process:main") -> None:
-        """``entry`` is what the child runs, ``module:function``."""
+        """``entry`` is the function that the child runs, as ``module:function``."""
         self._listener = listener
         self._entry = entry
         self._child: subprocess.Popen[bytes] | None = None
@@ -81,8 +81,8 @@ class EngineClient(asyncio.Protocol):
     async def start(self, config: EngineConfig) -> EngineFacts:
         """Start the process and wait until the model is loaded.
 
-        Raises what the engine raised (``CheckpointError``, ``ConfigError`` …), ``EngineDeadError``
-        if it died without a word. Cancelled or failed, it leaves no process behind.
+        Raises the engine's error (``CheckpointError``, ``ConfigError``, …), or ``EngineDeadError``
+        if the process ends without reporting one. The process is ended on failure or cancellation.
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
@@ -99,7 +99,7 @@ class EngineClient(asyncio.Protocol):
             raise
 
     async def stop(self, seconds: float = EXIT_SECONDS) -> None:
-        """End the process; kill it if it has not gone after ``seconds``. May be called twice."""
+        """Stop the process; kill it if it still runs after ``seconds``. May be called twice."""
         self._closing = True
         if self._transport is not None and not self._transport.is_closing():
             if self.death is None:
@@ -116,23 +116,22 @@ class EngineClient(asyncio.Protocol):
             await _exited(child, EXIT_SECONDS)
         self._end("it was shut down")
 
-    # -- speaking --------------------------------------------------------------------
+    # -- sending ---------------------------------------------------------------------
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Send requests with everything else of this turn of the event loop."""
+        """Queue requests. All those of one iteration of the event loop are sent together."""
         self.check()
         self._adding += requests
         self._soon()
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Like ``add``; to a dead engine it means nothing."""
+        """Queue aborts for sending. Does nothing if the engine is dead."""
         if ids and self.death is None:
             self._aborting += ids
             self._soon()
 
     async def ping(self, timeout: float) -> EngineStats:
-        """The engine's statistics, between two steps. Raises ``EngineDeadError`` if it is dead or
-        does not answer."""
+        """Return the engine's statistics. Raises ``EngineDeadError`` after ``timeout`` seconds."""
         self.check()
         number = next(self._numbers)
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
@@ -143,13 +142,13 @@ class EngineClient(asyncio.Protocol):
                 return await answer
         except TimeoutError:
             raise EngineDeadError(
-                f"the engine has not answered for {timeout:g} s; it hangs"
+                f"the engine hangs: it has not answered for {timeout:g} s"
             ) from None
         finally:
             self._pings.pop(number, None)
 
     def check(self) -> None:
-        """Raises ``EngineDeadError`` if the engine is gone."""
+        """Raise ``EngineDeadError`` if the engine has stopped or was not started."""
         if self.death is not None:
             raise EngineDeadError(str(self.death)) from self.death.__cause__
         if self._transport is None:
@@ -179,7 +178,7 @@ class EngineClient(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(command))
 
-    # -- hearing ---------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.WriteTransport):
@@ -192,9 +191,9 @@ class EngineClient(asyncio.Protocol):
             for payload in self._frames.feed(data):
                 self._hear(decode_report(payload))
         except Exception as error:
-            # Whoever speaks like that is no engine of ours; what it says later counts no more.
-            log.exception("the engine process cannot be understood")
-            self._end("it sent what cannot be understood", error)
+            # After an invalid message the stream cannot be trusted: ignore the rest of it.
+            log.exception("the engine process sent an invalid message")
+            self._end("it sent an invalid message", error)
             if self._transport is not None:
                 self._transport.close()
             if self._child is not None:
@@ -222,7 +221,6 @@ class EngineClient(asyncio.Protocol):
         if self._said is not None:
             self._end(str(self._said), self._said)
         else:
-            # Pending requests hear of it now; how the process ended is known a moment later.
             self._end(_epitaph(self._child), exc)
 
     def _end(self, why: str, cause: BaseException | None = None) -> None:
@@ -233,7 +231,7 @@ class EngineClient(asyncio.Protocol):
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._said or self.death)
         elif not self._closing:
-            # Clients of a server are not told why; whoever runs it must be.
+            # A server does not report the reason to its clients, so log it for the operator.
             log.error("%s", self.death)
         for answer in self._pings.values():
             if not answer.done():
@@ -242,7 +240,7 @@ class EngineClient(asyncio.Protocol):
 
 
 def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
-    """Requests in lists whose prompts are together no longer than a frame should be."""
+    """Split requests into lists of at most ``FRAME_TOKENS`` prompt tokens, or one request."""
     part: list[EngineRequest] = []
     size = 0
     for request in requests:
@@ -256,7 +254,7 @@ def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
 
 
 def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
-    """How a process ended. A closed socket means that it ends; give it a moment."""
+    """Return how the process ended. Its socket is closed, so wait shortly for its exit."""
     if child is None:
         return "it was never started"
     try:
@@ -267,7 +265,7 @@ def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
 
 
 async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait without a thread: children are few and end within milliseconds."""
+    """Return whether ``child`` exits within ``seconds``. Polls, as this takes milliseconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = 0.002

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time."""
+"""The engine core: requests in, tokens out, one step at a time."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = ("EngineCore",)
 
 log = logging.getLogger(__name__)
 
-# How long a step may wait for a grammar when there is nothing else to do.
+# How long a step may wait for a grammar if no sequence can run.
 IDLE_SECONDS = 0.02
 
 
 class EngineCore:
-    """Scheduler and executor in one loop. Used from one thread, without text.
+    """Scheduler, executor and structured output, driven by ``step``. Use it from one thread.
 
-    On CUDA one step is always in flight while the host commits the one before and plans the next
-    (``facts.depth`` 1); on a CPU each step is collected at once.
+    On CUDA (``num_async_steps`` is 1) one step is in flight while the CPU side processes the
+    previous output and schedules the next step. On a CPU each step ends before ``step`` returns.
     """
 
     def __init__(self, config: EngineConfig, host: PluginManager) -> None:
@@ -73,7 +73,7 @@ class EngineCore:
             policy = host.create_guarded(POLICIES, config.scheduler.scheduling_policy)
             names = config.plugins.stat_loggers
             self._loggers = [host.create_guarded(STAT_LOGGERS, name) for name in names]
-            # These only check requests; those that edit logits live beside the model.
+            # These instances only validate requests. The model runner has its own, to edit logits.
             names = config.plugins.logits_processors
             self._processors = {
                 name: host.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.facts.vocab_size)
@@ -85,7 +85,7 @@ class EngineCore:
         self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
 
     def _stop(self) -> None:
-        """Stop the executor. If that fails, the plugins must be released nevertheless."""
+        """Stop the executor. Only log its errors, since the plugins must be released afterwards."""
         try:
             self._executor.stop()
         except TreadleError as error:
@@ -94,15 +94,14 @@ class EngineCore:
     # ----------------------------------------------------------------------------- requests
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ``RequestError``, ``QueueFullError``, or ``PluginLoadError`` for
-        what is not the client's fault; nothing else changes."""
+        """Queue a request. Raises as ``validate`` does, and ``QueueFullError`` if too many wait."""
         self.validate(request)
         if request.id in self.scheduler.live or request.id in self._compiling:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         waiting = len(self.scheduler.waiting) + len(self._compiling)
         if waiting >= self.config.scheduler.max_queue:
             raise QueueFullError(
-                f"{waiting} requests are waiting, max_queue allows "
+                f"{waiting} requests are waiting; max_queue allows "
                 f"{self.config.scheduler.max_queue}; try again later"
             )
         root = self._cache.digests.root(request.params.cache_salt)
@@ -114,7 +113,7 @@ class EngineCore:
             self._compiling[request.id] = (sequence, self._guided.submit(request))
 
     def _queue(self, sequence: Sequence) -> None:
-        """Hand a sequence to the scheduler; a policy that fails costs this request alone."""
+        """Add a sequence to the scheduler. If the policy fails, only this request fails."""
         try:
             self.scheduler.add(sequence)
         except EngineError as error:
@@ -125,7 +124,7 @@ class EngineCore:
             self.scheduler.outbox.append(failed)
 
     def validate(self, request: EngineRequest) -> None:
-        """Raise ``RequestError`` for what could never be served; the engine is not changed."""
+        """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails."""
         check_request(request, self.facts)
         if request.params.guided is not None:
             self._guided.validate(request.params.guided)
@@ -139,7 +138,7 @@ class EngineCore:
             self._check_extra(name, arguments)
 
     def _check_extra(self, name: str, arguments: Any) -> None:
-        """A processor that fails on its arguments costs the request that brought them."""
+        """Raise ``RequestError`` for bad arguments, ``PluginLoadError`` if the plugin fails."""
         try:
             self._processors[name].check(arguments)
         except PluginLoadError as error:
@@ -151,15 +150,15 @@ class EngineCore:
             raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
 
     def _seed(self, request: EngineRequest) -> int:
-        """A sequence's random numbers depend on this and the position only."""
+        """Return the sampling seed. Random numbers depend only on it and the token's position."""
         base = request.params.seed
         if base is None:
             return self._seeds.getrandbits(63)
-        # Siblings of one request draw independently: spread them by an odd 64-bit constant.
+        # The n outputs of a request need independent draws: space them by an odd 64-bit constant.
         return (base + request.index * 0x9E3779B97F4A7C15) & (2**63 - 1)
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End requests now, wherever they are; unknown ids are ignored."""
+        """End sequences by id. Unknown ids are ignored."""
         for sequence_id in ids:
             self._compiling.pop(sequence_id, None)
             self.scheduler.abort(sequence_id)
@@ -173,7 +172,7 @@ class EngineCore:
     # -------------------------------------------------------------------------------- steps
 
     def step(self) -> list[TokenOutput]:
-        """Launch the next step, collect the oldest; return what sequences gained."""
+        """Launch the next step, get the oldest output, and return the new tokens."""
         began = time.perf_counter()
         outputs = self._compiled() if self._compiling else []
         plan = self.scheduler.plan()
@@ -183,7 +182,8 @@ class EngineCore:
         if plan is not None:
             self._executor.launch(plan)
         if plan is not None and plan.held:
-            # The step before must be known for this one's masks: its device work overlaps.
+            # Bitmasks depend on the previous step's tokens, so get its output first. The forward
+            # pass of this step already runs meanwhile.
             if self.scheduler.in_flight > 1:
                 outputs += self._collect()
             self._executor.sample(self._edits())
@@ -208,12 +208,12 @@ class EngineCore:
         return self.scheduler.commit(result)
 
     def _edits(self) -> StepEdits | None:
-        """The token bitmasks of the step that was launched last."""
+        """Return the bitmasks of the newest step, or ``None`` if no row needs one."""
         rows = self.scheduler.guided_rows()
         return self._guided.masks(rows) if rows else None
 
     def _compiled(self) -> list[TokenOutput]:
-        """Queue the sequences whose grammar is ready; refuse those whose grammar is wrong."""
+        """Queue the sequences with a compiled grammar; return errors of failed compilations."""
         outputs = []
         if not self.scheduler.has_work:
             self._guided.wait(IDLE_SECONDS)
@@ -236,8 +236,7 @@ class EngineCore:
         return outputs
 
     def check(self) -> None:
-        """Called when idle. Raises ``EngineDeadError`` if the executor is lost; counts and logs
-        violated invariants, which are never a reason to stop."""
+        """Raise ``EngineDeadError`` if the executor has failed; count and log broken invariants."""
         self._executor.check()
         faults = self.scheduler.check_integrity()
         self._integrity_faults += len(faults)

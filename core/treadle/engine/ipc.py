@@ -1,7 +1,7 @@
 """Messages between the API process and the engine process.
 
-Each frame holds one of these Structs as msgpack. Any other content is an error: a sender cannot make
-the receiver create an object of its choice.
+Each frame is one of these Structs as msgpack. Any other content is an error, so a sender cannot
+make the receiver create arbitrary objects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = (
     "decode_report",
 )
 
-# To the engine. ``Start`` is the first message and comes once.
+# To the engine. ``StartEngine`` is the first message and is sent once.
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -52,13 +52,13 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End now; what runs is dropped."""
+    """End now; running requests are dropped."""
 
 
 Command = Start | Add | Abort | Ping | Stop
 
 
-# From the engine. ``Ready`` or ``Dead`` is the first message.
+# From the engine. ``Ready`` or ``EngineFailed`` is the first message.
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -66,13 +66,13 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Everything that one step produced."""
+    """The outputs of one step."""
 
     outputs: list[TokenOutput]
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The engine did not take a sequence."""
+    """The engine did not accept a sequence."""
 
     id: str
     failure: Failure
@@ -84,7 +84,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Dead(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The last message: the engine could not start or cannot go on."""
+    """The last message: the engine failed to start or cannot continue."""
 
     failure: Failure
 

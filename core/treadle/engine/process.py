@@ -1,8 +1,8 @@
-"""The engine process: commands in, steps out, nothing of the API in between.
+"""The engine process: receive commands, run steps, send outputs.
 
-It ends when told to, when the socket closes, when its parent is gone, or when the engine fails.
-SIGINT and SIGTERM are left to the parent, which decides what to finish first: a terminal and a
-service manager send them to every process at once.
+It ends on ``StopEngine``, when the socket closes, when its parent exits, or when the engine fails.
+It ignores SIGINT and SIGTERM, which terminals and service managers send to every process at once:
+the parent decides which requests to finish first.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ __all__ = ("Channel", "main", "serve")
 log = logging.getLogger("treadle.engine")
 
 IDLE_SECONDS = 2.0
-# Between two looks at parent and workers, however often an idle engine is asked how it is.
+# Minimum time between two checks of parent and workers, however many pings an idle engine gets.
 CHECK_SECONDS = 1.0
 RECEIVE = 256 * 1024
-# What may wait for a parent that does not read, before steps wait for it too.
+# Bytes that may wait for a parent that does not read, before steps wait for it too.
 MOST_UNSENT = 64 * 2**20
 
 
 class Closed(Exception):
-    """The parent has closed its end."""
+    """The parent has closed the connection or has exited."""
 
 
 class Channel:
-    """The child's end of the socket. Neither reading nor writing holds up a step."""
+    """The child's end of the socket. Reading and writing do not block a step."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -70,15 +70,15 @@ class Channel:
         self._unsent_bytes = 0
 
     def receive(self, timeout: float) -> list[Command]:
-        """The commands that are there; waits up to ``timeout`` for the first bytes.
+        """Return the commands received; wait up to ``timeout`` seconds for the first bytes.
 
-        Raises ``Closed`` at the end of the stream.
+        Raises ``ConnectionClosed`` at the end of the stream.
         """
         if timeout or self._unsent:
             events = self._wait(select.POLLIN | (select.POLLOUT if self._unsent else 0), timeout)
             if events & select.POLLOUT:
                 self._flush()
-            if not events & ~select.POLLOUT:  # POLLHUP is told without being asked for
+            if not events & ~select.POLLOUT:  # POLLHUP is always reported
                 return []
         commands: list[Command] = []
         while True:
@@ -95,17 +95,17 @@ class Channel:
                 return commands
 
     def send(self, *reports: Report) -> None:
-        """Send, or keep for later what the socket has no room for. Raises ``Closed``."""
+        """Send, and keep for later what the socket does not accept. Raises ``ConnectionClosed``."""
         data = b"".join(map(encode_frame, reports))
         self._unsent.append(memoryview(data))
         self._unsent_bytes += len(data)
         self._flush()
-        while self._unsent_bytes > MOST_UNSENT:  # the parent is stuck; a slow step beats no memory
+        while self._unsent_bytes > MOST_UNSENT:  # the parent hangs: bound the memory
             self._wait(select.POLLOUT, IDLE_SECONDS)
             self._flush()
 
     def finish(self, seconds: float = 5.0) -> None:
-        """Send what is left, as far as the parent takes it."""
+        """Send the rest and close the socket. Give up after ``seconds`` without progress."""
         try:
             while self._unsent:
                 if not self._wait(select.POLLOUT, seconds):
@@ -117,8 +117,8 @@ class Channel:
             self._sock.close()
 
     def _wait(self, events: int, seconds: float) -> int:
-        """The events that came in time, 0 if none did."""
-        # Not select(): the child's descriptor has the parent's number, which may be beyond 1023.
+        """Wait up to ``seconds`` and return the ready events, or 0."""
+        # Not select(): the descriptor keeps its number in the parent, which may exceed 1023.
         poll = select.poll()
         poll.register(self._sock, events)
         ready = poll.poll(seconds * 1000)
@@ -141,9 +141,9 @@ class Channel:
 
 
 def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
-    """Run one engine until it ends; the result is the exit status.
+    """Run an engine until it ends and return the exit status.
 
-    The core is made by ``make`` from the configuration in the first message.
+    ``make`` creates the engine core from the configuration in the first message.
     """
     core: EngineCore | None = None
     parent = os.getppid()
@@ -157,7 +157,7 @@ def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
         _loop(channel, core, parent)
     except Closed:
         return 0
-    except BaseException as error:  # whatever it is, the parent must hear of it
+    except BaseException as error:  # the parent needs a report of any failure
         if not isinstance(error, TreadleError):
             log.exception("the engine failed")
         _last_words(channel, Dead(Failure.of(error)))
@@ -209,8 +209,7 @@ def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
 
 
 def _add(channel: Channel, core: EngineCore, request: EngineRequest) -> None:
-    """A request that cannot be taken is its sender's problem alone, unless the engine says that it
-    is its own."""
+    """Add a request. Any error except ``EngineError`` only rejects this request."""
     try:
         core.add(request)
     except EngineError:
@@ -219,12 +218,15 @@ def _add(channel: Channel, core: EngineCore, request: EngineRequest) -> None:
         channel.send(Refused(request.id, Failure.of(error)))
     except Exception:
         log.exception("adding request %s failed", request.id)
-        failure = Failure("EngineError", "the engine could not take this request")
+        failure = Failure("EngineError", "the engine failed to add this request")
         channel.send(Refused(request.id, failure))
 
 
 def _check_parent(parent: int) -> None:
-    """A socket stays open while any heir of the parent holds it; the parent's id does not lie."""
+    """Raise ``ConnectionClosed`` if the parent has exited.
+
+    The socket cannot tell: another child may have inherited the parent's end and keep it open.
+    """
     if os.getppid() != parent:
         raise Closed
 
@@ -234,7 +236,7 @@ def _last_words(channel: Channel, report: Report) -> None:
         channel.send(report)
         channel.finish()
     except Closed:
-        log.warning("the parent has gone without hearing: %s", report)
+        log.warning("the parent has closed the connection; not sent: %s", report)
 
 
 def _make(config: EngineConfig) -> EngineCore:
@@ -245,7 +247,7 @@ def _make(config: EngineConfig) -> EngineCore:
 
 
 def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:
-    """The entry of the child; ``fd`` is its end of a socket pair."""
+    """Run the child process. ``fd`` is its end of a socket pair. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     patient_threads()
@@ -254,5 +256,6 @@ def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:
     status = serve(Channel(sock), make)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Libraries' threads and exit handlers may hang after a failure; everything of ours is closed.
+    # Threads and exit handlers of libraries may hang after a failure, so skip them: the engine
+    # has already been closed.
     os._exit(status)

@@ -14,11 +14,12 @@ import torch
 
 from treadle.api.attention import AttentionRequest, KernelOffer, KernelRequest, Offer, Refusal
 from treadle.api.cache import DeviceInfo
-from treadle.api.kinds import ATTENTION, KERNELS
+from treadle.api.communicators import CommunicatorOffer, CommunicatorRequest
+from treadle.api.kinds import ATTENTION, COMMUNICATORS, KERNELS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
-from treadle.errors import TreadleError
-from treadle.layers import NullCollective
-from treadle.layers.kernels import install_kernels
+from treadle.errors import PluginLoadError
+from treadle.layers import SingleRankCommunicator
+from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
@@ -122,8 +123,8 @@ def _layers(
 ) -> Iterator[Explained]:
     """Who serves the operations of the model's layers and of the sampler."""
     attention, asked, meta = AttentionLayers(config, host, info), Asked(host), torch.device("meta")
-    ranks = NullCollective()
-    ranks.size = config.device.tensor_parallel_size  # the first one's share is asked for
+    ranks = SingleRankCommunicator()
+    ranks.world_size = config.device.tensor_parallel_size  # the first one's share is asked for
     try:
         model, _, _ = empty_model(
             hf_config,
@@ -137,15 +138,18 @@ def _layers(
             max_model_len=max_model_len(hf_config, config.model.max_model_len),
         )
         attention.allocate([2] * len(attention.cache_groups), meta, model)
-        install_kernels(model, asked, info, dtype_name(dtype))
-    except TreadleError:
-        raise
-    except Exception as error:  # a model may want memory while it is built
-        said = f"the model cannot be built on the device meta: {error}"
+        apply_fusions(model, asked, info, dtype_name(dtype))
+    except PluginLoadError as error:
+        if error.plugin is None or not error.plugin.startswith(f"{MODELS.name}:"):
+            raise
+        # a model may want memory while it is built
+        said = f"the model cannot be built on the device meta: {error.__cause__}"
         yield Explained("attention-backend", "unknown", said)
     for op in SAMPLER_OPS:
         shape = {"vocab_size": text_config(hf_config).vocab_size}
-        asked.kernel(op, KernelRequest(info, dtype_name(dtype), shape))
+        asked.kernel(op.name, KernelRequest(info, dtype_name(dtype), shape))
+    if config.device.tensor_parallel_size > 1:
+        yield _communicator(host, info, config.device.tensor_parallel_size)
     for group in attention.plan_groups:
         yield _attention(host, group.request, group.name, config.device.attention_backend)
     yield from asked.rows()
@@ -174,13 +178,21 @@ def _attention(
     return Explained("attention-backend", choice, f"{said} for {heads}{window}", others)
 
 
+def _communicator(host: PluginManager, info: DeviceInfo, world_size: int) -> Explained:
+    request = CommunicatorRequest(info, world_size)
+    offers, refusals = host.offers(COMMUNICATORS, request=request)
+    choice = _bidder(host, "communicators", offers[0].name) if offers else "torch.distributed"
+    reason = f"the best bid ({offers[0].score})" if offers else "nobody offers"
+    return Explained("communicator", choice, reason, _bids(offers[1:], refusals))
+
+
 def _bidder(host: PluginManager, kind: str, name: str) -> str:
     """A backend may bid under another name than its key."""
     return _owned(host, kind, name) if name in host.keys(kind) else name
 
 
 def _bids(
-    offers: Sequence[Offer | KernelOffer], refusals: Sequence[Refusal]
+    offers: Sequence[Offer | KernelOffer | CommunicatorOffer], refusals: Sequence[Refusal]
 ) -> list[tuple[str, str]]:
     made = [(offer.name, f"bids {offer.score}") for offer in offers]
     return made + [(refusal.name, "; ".join(refusal.reasons)) for refusal in refusals]

@@ -1,7 +1,7 @@
 """What model files are made of. Layers know tensor parallelism and quantization; models do not."""
 
 from treadle.layers.attention import Attention
-from treadle.layers.collective import NullCollective, divide, divide_heads
+from treadle.layers.collective import SingleRankCommunicator, divide, divide_heads
 from treadle.layers.decoder import CausalDecoder, Decoder, DecoderLayer, head_size
 from treadle.layers.device import device_info, dtype_name
 from treadle.layers.embedding import Embedding, LMHead
@@ -42,13 +42,13 @@ __all__ = (
     "Locating",
     "Mismatch",
     "MoE",
-    "NullCollective",
     "Part",
     "PlainLinear",
     "QKVLinear",
     "RMSNorm",
     "RotaryEmbedding",
     "SelfAttention",
+    "SingleRankCommunicator",
     "Slot",
     "bind",
     "cache_scale",

@@ -1,241 +1,173 @@
-"""Operations between the ranks of one host, made by one kernel over memory that they share.
+"""Fused operations between ranks, where the communicator has them.
 
-What they are is said in ``treadle.layers.kernels``. Each is used on all ranks or on none, and only after
-all have tried it, against what they do without it.
+Each is used on all ranks or on none, and only after all ranks have compared it with its reference.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from treadle.api.attention import KernelRequest
-from treadle.api.cache import DeviceInfo
-from treadle.api.models import Collective, Shared
+from treadle.api.communicators import Communicator, SupportsFusedOps
 from treadle.layers.embedding import LMHead
+from treadle.layers.kernel_op import KernelOp
+from treadle.layers.kernel_ops import COMMUNICATOR_OPS
 from treadle.layers.norm import RMSNorm
 
-if TYPE_CHECKING:
-    from treadle.layers.kernels import Kernels
-
-__all__ = ("Gather", "SumNorm", "install_between")
+__all__ = ("install_collective_ops",)
 
 log = logging.getLogger(__name__)
 
 Kernel = Callable[..., Any]
-T = TypeVar("T", bound=Kernel)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ALIGNMENT = 16
-"""Rows of whole multiples of it are moved at full speed."""
-SUMMED, GATHERED = 4 << 20, 8 << 20
-"""Bytes that the programs of a sum and of a gather have together: so many fit on an H200 at once."""
-CHUNK = 8192
-"""Bytes that a program of a gather has."""
+ALL_REDUCE_ADD_RMS_NORM, ALL_GATHER = COMMUNICATOR_OPS
+CHECKED_BYTES = 16 << 20
+"""Bytes of the largest arguments that are tried: more than the programs of a kernel have at once."""
 
 
-class Trial(NamedTuple):
-    """Arguments, the results that are right, and how far each may be off."""
+class Outcome(IntEnum):
+    """Of one check; the worst first."""
 
-    given: tuple[Any, ...]
-    wanted: tuple[Tensor, ...]
-    slack: tuple[float, ...]
+    WRONG = 0
+    UNSUPPORTED = 1
+    RIGHT = 2
 
 
-class SumNorm:
-    """``all_reduce_add_rms_norm`` for rows of ``size``, together ``most`` bytes; ``None`` for what does not fit,
-    alike on all ranks."""
+def install_collective_ops(model: nn.Module) -> dict[str, str]:
+    """Give norms that sum over ranks and output heads the fused operations of their communicator.
+
+    Returns the communicator's name by operation. Collective.
+    """
+    installed: dict[str, str] = {}
+    norms: dict[tuple[int, torch.dtype], Kernel | None] = {}
+    for module in model.modules():
+        if isinstance(module, RMSNorm) and module.ranks is not None:
+            weight = module.weight
+            key = len(weight), weight.dtype
+            if key not in norms:  # norms run one after the other: they can share a kernel's memory
+                norms[key] = _create(ALL_REDUCE_ADD_RMS_NORM, module.ranks, *key, weight.device)
+            module.all_reduce_op = norms[key]
+            used, ranks, op = norms[key], module.ranks, ALL_REDUCE_ADD_RMS_NORM
+        elif isinstance(module, LMHead) and module.ranks.world_size > 1:
+            ranks, op = module.ranks, ALL_GATHER
+            device = next(model.parameters()).device
+            module.gather_op = used = _create(op, ranks, module.out_features, module.dtype, device)
+        else:
+            continue
+        if used is not None and isinstance(ranks, SupportsFusedOps):
+            installed[op.name] = ranks.name
+    return installed
+
+
+def _create(
+    op: KernelOp, communicator: Communicator, size: int, dtype: torch.dtype, device: torch.device
+) -> Kernel | None:
+    """Return the communicator's kernel, if all ranks have one that passes all checks.
+
+    The ranks agree after each step that can fail, so that none waits for one that gave up.
+    """
+    if not isinstance(communicator, SupportsFusedOps):
+        return None
+    kernel = reason = None
+    try:
+        fused = communicator.create_fused_op(op.name, size, dtype)
+        kernel = fused.run if fused is not None else None
+    except Exception as error:  # a plugin's
+        reason = f"{type(error).__name__}: {error}"
+    exists = communicator.all_reduce_min([int(kernel is not None)])[0]
+    if kernel is not None and exists:
+        check = _Check(op, communicator, kernel, size, dtype, device)
+        if check.passes():
+            return kernel
+        reason = check.reason
+    if communicator.rank == 0 and (kernel is not None or reason is not None):
+        log.info("%s is not used: %s", op.name, reason or "another rank could not")
+    return None
+
+
+class _Check:
+    """Compares a kernel with the reference of its operation, on all ranks at once.
+
+    ``reason`` is why it failed on this rank; ``None`` if it did not.
+    """
 
     def __init__(
-        self, kernel: Kernel, memory: Shared, size: int, dtype: torch.dtype, most: int
-    ) -> None:
-        self._kernel, self._memory = kernel, memory
-        self._size, self._dtype = size, dtype
-        self._most = most // dtype.itemsize
-
-    def __call__(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
-    ) -> tuple[Tensor, Tensor] | None:
-        fits = (
-            0 < x.numel() <= self._most
-            and x.shape == residual.shape
-            and x.shape[-1] == self._size
-            and x.dtype == residual.dtype == self._dtype
-            and x.is_contiguous()
-            and residual.is_contiguous()
-        )
-        if not fits:
-            return None
-        memory = self._memory
-        y, total = self._kernel(
-            x, residual, weight, eps, offset, memory.places, memory.counts, memory.rank
-        )
-        return y, total
-
-
-class Gather:
-    """``all_gather`` for rows of ``size``; ``None`` for what does not fit, alike on all ranks."""
-
-    def __init__(self, kernel: Kernel, memory: Shared, size: int, dtype: torch.dtype) -> None:
-        self._kernel, self._memory = kernel, memory
-        self._size, self._dtype = size, dtype
-
-    def __call__(self, x: Tensor) -> Tensor | None:
-        fits = (
-            x.dim() == 2
-            and x.numel() > 0
-            and x.shape[1] == self._size
-            and x.dtype == self._dtype
-            and x.stride(1) == 1
-        )
-        if not fits:
-            return None
-        memory = self._memory
-        y: Tensor = self._kernel(x, memory.places, memory.counts, memory.rank, memory.limit)
-        return y
-
-
-def install_between(
-    model: nn.Module, host: Kernels, device: DeviceInfo, dtype: str
-) -> dict[str, str]:
-    """Give norms that sum and output heads their kernels, where ranks share memory.
-
-    Returns which backend serves which operation. Every rank must call it alike, after the kernels that
-    need no other rank.
-    """
-    offers = _Offers(host, device, dtype)
-    norms: dict[tuple[int, torch.dtype], SumNorm | None] = {}
-    for module in model.modules() if device.kind == "cuda" else ():
-        if isinstance(module, RMSNorm) and module.ranks is not None:
-            key = module.weight.shape[0], module.weight.dtype
-            if key not in norms:  # norms run one after the other: they can share their memory
-                norms[key] = offers.sum_norm(module, module.ranks)
-            module.sum_op = norms[key]
-        elif isinstance(module, LMHead):
-            module.gather_op = offers.gather(module)
-    return offers.serving
-
-
-class _Offers:
-    """``serving`` is which backend serves which operation."""
-
-    def __init__(self, host: Kernels, device: DeviceInfo, dtype: str) -> None:
-        self._host, self._device, self._dtype = host, device, dtype
-        self.serving: dict[str, str] = {}
-
-    def sum_norm(self, norm: RMSNorm, ranks: Collective) -> SumNorm | None:
-        """What norms of this size and dtype can use, if all ranks can."""
-        size, dtype = norm.weight.shape[0], norm.weight.dtype
-        row = size * dtype.itemsize
-        most, padded = ranks.sum_limit, (1 << (size - 1).bit_length()) * dtype.itemsize
-        units = min(most, SUMMED) // padded
-        if not units or row % ALIGNMENT or dtype not in DTYPES:
-            return None
-        return self._agreed(
-            "all_reduce_add_rms_norm",
-            ranks,
-            {"size": size},
-            (units * padded, units),
-            lambda kernel, memory: SumNorm(kernel, memory, size, dtype, most),
-            lambda home: _sums(norm, ranks, min(units + 1, most // row), home),
-        )
-
-    def gather(self, head: LMHead) -> Gather | None:
-        """What a head can use, if all ranks can."""
-        ranks, size, dtype = head.ranks, head.out_features, head.dtype
-        row = size * dtype.itemsize
-        shares = ranks.size > 1 and ranks.sum_limit
-        if not shares or row % ALIGNMENT or dtype not in DTYPES:
-            return None
-        return self._agreed(
-            "all_gather",
-            ranks,
-            {},
-            (GATHERED, GATHERED // CHUNK),
-            lambda kernel, memory: Gather(kernel, memory, size, dtype),
-            lambda home: _gathers(ranks, GATHERED // row + 1, size, dtype, home),
-        )
-
-    def _agreed(
         self,
-        op: str,
-        ranks: Collective,
-        shape: dict[str, int],
-        memory: tuple[int, int],
-        make: Callable[[Kernel, Shared], T],
-        trials: Callable[[torch.device], Iterator[Trial]],
-    ) -> T | None:
-        """``make`` of the best kernel and memory of ``(limit, units)``, if all ranks pass all trials.
+        op: KernelOp,
+        communicator: Communicator,
+        kernel: Kernel,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._op, self._communicator, self._kernel = op, communicator, kernel
+        self._size, self._dtype, self._device = size, dtype, device
+        self.reason: str | None = None
 
-        The ranks agree after each step that can fail, so that none waits for one that gave up.
-        """
-        request = KernelRequest(self._device, self._dtype, {"ranks": ranks.size, **shape})
-        offer = self._host.kernel(op, request)
-        reason = kernel = None
+    @torch.inference_mode()
+    def passes(self) -> bool:
+        """Try one row, about as many as the kernel supports, and three."""
+        outcome = self._run(1)
+        if outcome is Outcome.UNSUPPORTED:
+            self.reason = "it does not support a single row"
+        if outcome is not Outcome.RIGHT:
+            return False
+        rows = max(1, CHECKED_BYTES // (self._size * self._dtype.itemsize))
+        while (outcome := self._run(rows)) is Outcome.UNSUPPORTED:
+            rows //= 2
+        return outcome is Outcome.RIGHT and self._run(min(3, rows)) is Outcome.RIGHT
+
+    def _run(self, rows: int) -> Outcome:
+        """Return the worst outcome of any rank."""
+        args = self._args(rows)
+        outcome, results = Outcome.WRONG, None
         try:
-            kernel = offer.load() if offer is not None else None
-        except Exception as error:  # a plugin's
-            reason = f"{type(error).__name__}: {error}"
-        if not ranks.smallest([int(kernel is not None)])[0] or offer is None or kernel is None:
-            if offer is not None:
-                _without(ranks, op, reason)
-            return None
-        found = ranks.share(*memory)
-        if found is None:
-            _without(ranks, op, "there is no memory to share")
-            return None
-        made = make(kernel, found)
-        for trial in trials(found.places.device):
-            try:
-                reason = None if _passes(made, trial) else "its result is wrong"
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-            if not ranks.smallest([int(reason is None)])[0]:
-                _without(ranks, op, reason)
-                return None
-        self.serving[op] = offer.name
-        return made
+            results = self._kernel(*_clones(args))
+            outcome = Outcome.RIGHT if results is not None else Outcome.UNSUPPORTED
+        except Exception as error:
+            self.reason = f"{type(error).__name__}: {error}"
+        outcome = self._agree(outcome)
+        if outcome is not Outcome.RIGHT:
+            return outcome
+        expected = self._op.reference(self._communicator, *_clones(args))
+        if not self._close(results, expected):
+            self.reason, outcome = "its result is wrong", Outcome.WRONG
+        return self._agree(outcome)
+
+    def _args(self, rows: int) -> list[Any]:
+        """Whole numbers that every dtype holds, so that the order of a sum does not matter."""
+        x = self._whole(rows, 251 if self._op is ALL_GATHER else 13) - self._communicator.rank
+        if self._op is ALL_GATHER:
+            return [x]
+        return [x, self._whole(rows, 7), self._whole(1, 3)[0] + 1, 1e-6, 0.0]
+
+    def _whole(self, rows: int, below: int) -> Tensor:
+        numbers = torch.arange(rows * self._size, device=self._device) % below
+        return numbers.to(self._dtype).view(rows, self._size)
+
+    def _agree(self, outcome: Outcome) -> Outcome:
+        return Outcome(self._communicator.all_reduce_min([outcome])[0])
+
+    def _close(self, results: Any, expected: Any) -> bool:
+        pairs = (
+            [(results, expected)]
+            if isinstance(results, Tensor)
+            else zip(results, expected, strict=True)
+        )
+        return all(
+            torch.allclose(y, want, rtol=tolerance, atol=tolerance)
+            for (y, want), tolerance in zip(pairs, self._tolerances(), strict=True)
+        )
+
+    def _tolerances(self) -> list[float]:
+        # The order in which a norm adds squares is free in every dtype.
+        return [0.0 if result.exact else 2e-2 for result in self._op.returns]
 
 
-def _without(ranks: Collective, op: str, reason: str | None) -> None:
-    if ranks.rank == 0:
-        log.info("%s is not used: %s", op, reason or "another rank could not")
-
-
-@torch.inference_mode()
-def _passes(made: Callable[..., Any], trial: Trial) -> bool:
-    found = made(*trial.given)
-    found = (found,) if isinstance(found, Tensor) else found
-    return found is not None and all(
-        torch.allclose(y, want, rtol=slack, atol=slack)
-        for y, want, slack in zip(found, trial.wanted, trial.slack, strict=True)
-    )
-
-
-def _sums(norm: RMSNorm, ranks: Collective, rows: int, device: torch.device) -> Iterator[Trial]:
-    """What the ranks' own sum and the norm's own operation make of several numbers of rows."""
-    size, dtype = norm.weight.shape[0], norm.weight.dtype
-    weight = _numbers(1, size, 3, dtype, device)[0] + 1
-    for count in (1, rows, min(3, rows)):
-        x = _numbers(count, size, 13, dtype, device) - ranks.rank
-        residual = _numbers(count, size, 7, dtype, device)
-        total = ranks.all_reduce(x.clone())
-        wanted = norm.add_op(total, residual.clone(), weight, norm.eps, norm.offset)
-        yield Trial((x, residual, weight, norm.eps, norm.offset), wanted, (2e-2, 0.0))
-
-
-def _gathers(
-    ranks: Collective, rows: int, size: int, dtype: torch.dtype, device: torch.device
-) -> Iterator[Trial]:
-    """What the ranks' own gather makes of several numbers of rows."""
-    for count in (1, rows, min(3, rows)):
-        x = _numbers(count, size, 251, dtype, device) - ranks.rank
-        yield Trial((x,), (ranks.all_gather(x),), (0.0,))
-
-
-def _numbers(rows: int, size: int, below: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Whole numbers that every type holds, so that the order of a sum does not matter."""
-    return (torch.arange(rows * size, device=device) % below).to(dtype).view(rows, size)
+def _clones(args: list[Any]) -> list[Any]:
+    """Operations may overwrite their arguments."""
+    return [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]

@@ -13,12 +13,9 @@ from torch import Tensor, nn
 from treadle.api.attention import Step
 from treadle.api.models import ModelContext
 from treadle.layers.embedding import Embedding, LMHead
-from treadle.layers.linear import Linear
-from treadle.layers.mlp import GatedMLP
 from treadle.layers.norm import RMSNorm
 from treadle.layers.rope import rope_parameters
 from treadle.layers.rotary import Angles, RotaryEmbedding
-from treadle.layers.self_attention import SelfAttention
 
 __all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
 
@@ -41,20 +38,12 @@ def turned_types(config: Any) -> list[str | None]:
     return [None] * config.num_hidden_layers
 
 
-def runs_plainly(module: nn.Module, kind: type[nn.Module], *others: str) -> bool:
-    """Whether it is of a kind whose ``forward`` and ``others`` its class has left alone."""
-    names = ("forward", *others)
-    return isinstance(module, kind) and all(
-        getattr(type(module), name) is getattr(kind, name) for name in names
-    )
-
-
 class DecoderLayer(nn.Module):
     """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
 
     The sum is carried beside the output, so that each addition runs fused with the next norm. With
-    several ranks the output may be this rank's part of a sum, which that norm then makes too (see
-    ``Decoder``). ``offset`` is that of the norms.
+    several ranks the output may be this rank's summand, which that norm then sums too (see
+    ``treadle.layers.fusion``). ``offset`` is that of the norms.
     """
 
     def __init__(
@@ -122,28 +111,6 @@ class Decoder(nn.Module):
         if isinstance(self.layers[-1], DecoderLayer):
             self.layers[-1].last = True
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
-        plain = all(runs_plainly(layer, DecoderLayer, "attended") for layer in self.layers)
-        self.pairs: tuple[tuple[Linear, RMSNorm], ...] = ()
-        """Linear layers whose result goes to one norm, as it is and nowhere else, and that norm."""
-        if plain and type(self).forward is Decoder.forward:
-            self._pair_up()
-
-    def _pair_up(self) -> None:
-        """Find ``pairs``, and leave the sums over the ranks that end a linear layer to its norm."""
-        layers: list[Any] = list(self.layers)
-        norms = [layer.input_layernorm for layer in layers] + [self.norm]
-        found: list[tuple[Linear, RMSNorm]] = []
-        for layer, following in zip(layers, norms[1:], strict=True):
-            if runs_plainly(layer.self_attn, SelfAttention):
-                found.append((layer.self_attn.o_proj, layer.post_attention_layernorm))
-            if runs_plainly(layer.mlp, GatedMLP):
-                found.append((layer.mlp.down_proj, following))
-        found = [p for p in found if runs_plainly(p[0], Linear) and runs_plainly(p[1], RMSNorm)]
-        for linear, norm in found:
-            if linear.reduces:
-                linear.reduces, norm.ranks = False, linear.ranks
-        # After the attention of the last layer, rows are chosen before they reach the norm.
-        self.pairs = tuple(p for p in found if p[1] is not layers[-1].post_attention_layernorm)
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treadle.api.models import Collective, LinearSpec, ModelContext
+from treadle.api.communicators import Communicator
+from treadle.api.models import LinearSpec, ModelContext
 from treadle.layers.linear import Linear
 from treadle.layers.plain import PlainLinear
 from treadle.layers.weight import Part, bind, weight
@@ -18,11 +19,11 @@ __all__ = ("Embedding", "LMHead")
 BLOCK = 64
 
 
-def share(ranks: Collective, vocab_size: int) -> Part:
+def share(ranks: Communicator, vocab_size: int) -> Part:
     """This rank's rows of a vocabulary. One rank holds exactly the vocabulary, without padding."""
-    if ranks.size == 1:
+    if ranks.world_size == 1:
         return Part.whole(vocab_size)
-    each = -(-vocab_size // ranks.size)
+    each = -(-vocab_size // ranks.world_size)
     each = -(-each // BLOCK) * BLOCK
     return Part(full=vocab_size, start=ranks.rank * each, size=each)
 
@@ -39,7 +40,7 @@ class Embedding(nn.Module):
         bind([self.weight], [self.rows], None)
 
     def forward(self, ids: Tensor) -> Tensor:
-        if self.ranks.size == 1:
+        if self.ranks.world_size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.rows.start
         elsewhere = (local < 0) | (local >= self.rows.size)
@@ -83,11 +84,11 @@ class LMHead(Linear):
         super().__init__(ctx, prefix, hidden_size, (rows,), bias=bias, method=method)
         self.vocab_size = vocab_size
         self.gather_op: Callable[[Tensor], Tensor | None] | None = None
-        """A faster ``all_gather`` for what fits; see ``treadle.layers.collective_ops``."""
+        """``all_gather``; returns ``None`` for logits that it does not support."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(self, hidden, self.bias)
-        if self.ranks.size == 1:
+        if self.ranks.world_size == 1:
             return logits
         gathered = self.gather_op(logits) if self.gather_op is not None else None
         if gathered is None:

@@ -48,7 +48,7 @@ class Linear(nn.Module):
         self.inputs = (
             divide(ctx.ranks, in_features, prefix) if split == "row" else Part.whole(in_features)
         )
-        self.reduces = split == "row" and reduce and ctx.ranks.size > 1
+        self.reduces = split == "row" and reduce and ctx.ranks.world_size > 1
         self.dtype = dtype or ctx.dtype
         self.out_features = sum(part.size for part in self.outputs)
         """Output features on this rank."""

@@ -73,16 +73,18 @@ class GatedMLP(nn.Module):
             reduce=reduce,
         )
         self.op = gated_activation(activation)
-        self.joined = self.op is ops.silu_and_mul and isinstance(self.down_proj.method, GatedMethod)
-        """Activation and second projection in one."""
+        self.fuses_down_proj = self.op is ops.silu_and_mul and isinstance(
+            self.down_proj.method, GatedMethod
+        )
+        """Whether ``down_proj`` computes the activation too."""
         self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
-        """Projection and activation in one; see ``treadle.layers.kernels``."""
+        """``linear_silu_and_mul``."""
 
     def forward(self, x: Tensor) -> Tensor:  # [tokens, hidden] -> [tokens, hidden]
         inner = self.gate_up_proj
         if self.fused is not None:
             h = self.fused(x, inner.get_parameter("weight"), inner.bias)
-        elif self.joined:
+        elif self.fuses_down_proj:
             return self.down_proj.gated(inner(x))
         else:
             h = self.op(inner(x))

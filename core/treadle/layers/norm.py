@@ -8,7 +8,8 @@ from typing import overload
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treadle.api.models import Collective, ModelContext
+from treadle.api.communicators import Communicator
+from treadle.api.models import ModelContext
 from treadle.layers import ops
 from treadle.layers.weight import weight
 
@@ -19,8 +20,8 @@ class RMSNorm(nn.Module):
     """RMS normalisation of the last dimension; scaled by ``weight + offset``.
 
     With a residual it returns ``(norm(x + residual), x + residual)`` and may overwrite both
-    arguments. Where ``parts_op`` is set, ``x`` may come in parts, float32 ``[parts, rows, size]``, which
-    are added first.
+    arguments. If ``partials_op`` is set, ``x`` may also be partial sums, float32
+    ``[partials, rows, size]``, which are added first.
     """
 
     def __init__(self, ctx: ModelContext, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -29,12 +30,12 @@ class RMSNorm(nn.Module):
         self.weight = weight([size], ctx.dtype)
         self.op = ops.rms_norm
         self.add_op = ops.fused_add_rms_norm
-        self.ranks: Collective | None = None
-        """Set where ``x`` is this rank's part of a sum, which is then made before the addition."""
-        self.sum_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
-        """Sum and all that follows in one, for what fits; see ``treadle.layers.collective_ops``."""
-        self.parts_op: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """``fused_add_partials_rms_norm`` of ``treadle.layers.kernels``."""
+        self.ranks: Communicator | None = None
+        """Set if ``x`` is this rank's summand: it is summed over the ranks before the addition."""
+        self.all_reduce_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
+        """``all_reduce_add_rms_norm``; returns ``None`` for arguments that it does not support."""
+        self.partials_op: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """``fused_add_partials_rms_norm``."""
 
     @overload
     def forward(self, x: Tensor) -> Tensor: ...
@@ -43,11 +44,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if residual is None:
             return self.op(x, self.weight, self.eps, self.offset)
-        if self.parts_op is not None and x.dim() > residual.dim():
-            return self.parts_op(x, residual, self.weight, self.eps, self.offset)
+        if self.partials_op is not None and x.dim() > residual.dim():
+            return self.partials_op(x, residual, self.weight, self.eps, self.offset)
         if self.ranks is not None:
-            if self.sum_op is not None:
-                done = self.sum_op(x, residual, self.weight, self.eps, self.offset)
+            if self.all_reduce_op is not None:
+                done = self.all_reduce_op(x, residual, self.weight, self.eps, self.offset)
                 if done is not None:
                     return done
             x = self.ranks.all_reduce(x)

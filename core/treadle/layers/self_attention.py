@@ -80,9 +80,8 @@ class SelfAttention(nn.Module):
             window=window,
             softcap=softcap,
         )
-
         self.fused: Callable[..., Tensor] | None = None
-        """Norms, rotary embedding and cache write in one; see ``treadle.layers.kernels``."""
+        """``rope_and_cache``, as ``treadle.layers.fusion.FusedRope`` calls it."""
 
     def locate(self, rest: str) -> Slot | None:
         """The slot of a scale of the cache, under any name that checkpoints give it."""

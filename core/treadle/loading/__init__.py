@@ -1,7 +1,7 @@
-"""Finding checkpoints, reading their configuration, and filling models with their tensors.
+"""Finding checkpoints, reading their configuration, and loading their weights.
 
-The entry-point modules ``sources`` and ``formats`` must stay light, so the names below, some of
-which need torch, are imported when they are used.
+The names below are imported on first use, since some need torch: importing the entry-point modules
+``sources`` and ``formats`` must not import it.
 """
 
 from __future__ import annotations

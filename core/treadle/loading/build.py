@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that can run: the architecture, its layers, its weights."""
+"""Building a model from a checkpoint: architecture, quantization, layers, weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import nn
 
 from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.communicators import Communicator
 from treadle.api.files import ModelFiles, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
 from treadle.api.matching import ModelTraits
 from treadle.api.models import (
-    Collective,
     ExpertsMethod,
     ExpertsSpec,
     LinearMethod,
@@ -46,7 +46,7 @@ def build_model(
     host: PluginManager,
     device: torch.device,
     dtype: torch.dtype,
-    ranks: Collective,
+    ranks: Communicator,
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
     *,
     load_format: str = "auto",
@@ -54,11 +54,11 @@ def build_model(
     max_model_len: int | None = None,
     seed: int = 0,
 ) -> tuple[nn.Module, ModelSpec]:
-    """Build the model of a checkpoint on ``device`` and load this rank's share of its weights.
+    """Build the model of a checkpoint on ``device`` and load this rank's shards of its weights.
 
-    The module is a ``CausalModel`` in evaluation mode. ``seed`` is that of ``dummy`` weights.
-    Raises ``UnsupportedModelError`` when no plugin knows the architecture or the quantization, and
-    ``CheckpointError`` when the weights do not fit.
+    The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights.
+    Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
+    and ``CheckpointError`` if the weights do not fit.
     """
     loader = _loader(host, files, load_format, seed)
     started = perf_counter()
@@ -84,16 +84,16 @@ def empty_model(
     device: torch.device,
     info: DeviceInfo,
     dtype: torch.dtype,
-    ranks: Collective,
+    ranks: Communicator,
     attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
     *,
     quantization: str = AUTO,
     max_model_len: int | None = None,
 ) -> tuple[nn.Module, ModelSpec, QuantizationScheme | None]:
-    """The layers of a model with parameters that nothing has filled.
+    """Build a model with uninitialised parameters; return it with its spec and quantization.
 
-    On the device ``meta`` they take no memory; ``info`` says what device they are made for. Raises
-    ``UnsupportedModelError`` as ``build_model`` does.
+    ``info`` is the device for which kernels are chosen. It may differ from ``device``, which may
+    be ``meta`` to use no memory. Raises ``UnsupportedModelError`` as ``build_model`` does.
     """
     spec = find_model(host, hf_config)
     scheme = find_scheme(host, hf_config, info, quantization)
@@ -118,14 +118,14 @@ def empty_model(
 
 
 def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
-    """The spec of the first architecture that a plugin knows.
+    """Return the spec of the first architecture that a plugin supports.
 
-    Raises ``UnsupportedModelError`` with the plugin manager's words: which are known, what to install.
+    Raises ``UnsupportedModelError`` if there is none; the message says what to install.
     """
     names = list(getattr(hf_config, "architectures", None) or ())
     if not names:
         raise UnsupportedModelError(
-            "the configuration names no architecture; name one with "
+            "the configuration has no architecture; set one with "
             'hf_overrides \'{"architectures": ["…"]}\''
         )
     refusals: list[str] = []
@@ -143,10 +143,11 @@ def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
 def find_scheme(
     host: PluginManager, hf_config: Any, device: DeviceInfo, option: str = AUTO
 ) -> QuantizationScheme | None:
-    """The quantization of a checkpoint; an ``option`` that is not ``auto`` replaces what it says.
+    """Return the quantization scheme of a checkpoint, or ``None`` if it is not quantized.
 
-    Raises ``UnsupportedModelError`` when no plugin knows the method, ``CheckpointError`` when the
-    checkpoint names none and no plugin recognizes it.
+    ``option`` replaces the checkpoint's method unless it is ``auto``. Raises
+    ``UnsupportedModelError`` if no plugin supports the method, and ``CheckpointError`` if the
+    checkpoint does not name its method and no plugin recognizes it.
     """
     checkpoint = quantization_config(hf_config) or {}
     method = find_method(host, hf_config, option).key
@@ -162,8 +163,7 @@ def find_scheme(
 
 
 def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:
-    """Which quantization plugin reads a checkpoint: the one that the option names, else the one
-    that the checkpoint names, else the one that recognizes it. Raises as ``find_scheme`` does."""
+    """Return the method of the option, the checkpoint or a match. Raises ``CheckpointError``."""
     checkpoint = quantization_config(hf_config)
     if option != AUTO:
         return Decision(option, f"--quantization {option}")
@@ -175,8 +175,8 @@ def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Deci
     found = decide(host, QUANTIZATION, model, option)
     if found.key is None:
         raise CheckpointError(
-            f"quantization_config names no quant_method (it has {', '.join(checkpoint)}) and no "
-            "installed plugin recognizes it; name the method with the option quantization"
+            f"quantization_config has no quant_method (only {', '.join(checkpoint)}) and no "
+            "installed plugin recognizes it; set the method with the option quantization"
         )
     return found
 
@@ -186,8 +186,8 @@ def _loader(host: PluginManager, files: ModelFiles, load_format: str, seed: int)
         found = detect_format(files)
         if found is None:
             raise CheckpointError(
-                f"{files.root} holds no weights (looked for *.safetensors, *.bin, *.pt); check the "
-                "folder, name another load_format, or use load_format 'dummy' for random weights"
+                f"{files.root} has no weights (looked for *.safetensors, *.bin, *.pt); check the "
+                "folder, set another load_format, or use load_format 'dummy' for random weights"
             )
         load_format = found
     return host.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
@@ -198,7 +198,7 @@ def _renaming(scheme: object) -> Callable[[str], str | None] | None:
 
 
 class _CheckpointNames:
-    """A scheme that sees the checkpoint's names where the model plugin renames prefixes."""
+    """A wrapper of a scheme that gives it checkpoint names if the model plugin renames prefixes."""
 
     def __init__(self, scheme: QuantizationScheme, renamed: Mapping[str, str]) -> None:
         self._scheme, self._renamed = scheme, renamed

@@ -1,6 +1,6 @@
-"""What a checkpoint says about itself: configuration, dtype, lengths, defaults for sampling.
+"""A checkpoint's configuration: dtype, maximum length, EOS ids, sampling defaults.
 
-Code that lies in a checkpoint is never run: ``auto_map`` is read by nobody here.
+Code in a checkpoint is never run: ``auto_map`` is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = (
 
 log = logging.getLogger(__name__)
 
-# The names under which configurations state their context, the usual one first.
+# Names of the context length in configurations, the most common one first.
 LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -48,14 +48,14 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 def read_config(
     files: ModelFiles, hf_overrides: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], PreTrainedConfig]:
-    """``config.json`` with overrides merged in, as a dict and as a transformers configuration.
+    """Return ``config.json`` with overrides, as a dict and as a transformers configuration.
 
-    The configuration is of transformers' own class where it knows the ``model_type``, and a generic
-    one otherwise. Raises ``CheckpointError`` when it is missing or transformers refuses its values.
+    The configuration's class is generic if transformers does not know the ``model_type``. Raises
+    ``CheckpointError`` if ``config.json`` is missing or transformers rejects its values.
     """
     if not files.config and not hf_overrides:
         raise CheckpointError(
-            f"{files.root} has no config.json; give the folder that holds the checkpoint, or the "
+            f"{files.root} has no config.json; give the folder of the checkpoint, or the "
             "configuration itself with hf_overrides"
         )
     raw = merge(files.config, hf_overrides or {})
@@ -65,17 +65,17 @@ def read_config(
     known = isinstance(kind, str) and kind in CONFIG_MAPPING
     family = CONFIG_MAPPING[str(kind)] if known else PreTrainedConfig
     try:
-        # A copy: some configurations edit what they are given.
+        # A copy, since some configurations edit their argument.
         return raw, family.from_dict(merge(raw, {}))
     except Exception as error:  # each family validates in its own way
         raise CheckpointError(
-            f"the configuration of {files.root} (model_type {kind!r}) is refused by transformers: "
+            f"transformers rejects the configuration of {files.root} (model_type {kind!r}): "
             f"{error}; correct it with hf_overrides"
         ) from error
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy of ``base`` with ``changes``; mappings are merged, anything else is replaced."""
+    """Return a deep copy of ``base`` with ``changes``. Mappings are merged, others replaced."""
     merged = {k: merge(v, {}) if isinstance(v, Mapping) else v for k, v in base.items()}
     for key, value in changes.items():
         inside = merged.get(key)
@@ -87,13 +87,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def text_config(hf_config: Any) -> Any:
-    """The part that describes the language model; the configuration itself for most models."""
+    """Return the language model's part of a configuration; for most models, all of it."""
     getter = getattr(hf_config, "get_text_config", None)
     return getter() if callable(getter) else hf_config
 
 
 def quantization_config(hf_config: Any) -> dict[str, Any] | None:
-    """``quantization_config`` (or the older ``compression_config``) as a dict, if there is one."""
+    """Return ``quantization_config`` or the older ``compression_config``, or ``None``."""
     for holder in (hf_config, text_config(hf_config)):
         for name in ("quantization_config", "compression_config"):
             found = getattr(holder, name, None)
@@ -103,11 +103,11 @@ def quantization_config(hf_config: Any) -> dict[str, Any] | None:
 
 
 def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtype:
-    """The dtype of weights and activations.
+    """Return the dtype of weights and activations.
 
-    ``auto`` takes the checkpoint's, but avoids what a device is bad at: float16 on a CPU and
-    bfloat16 on a GPU before Ampere are exchanged for each other. Raises ``ConfigError`` for an
-    unknown option, or for bfloat16 where the device has none.
+    ``auto`` is the checkpoint's, except that float16 becomes bfloat16 on a CPU, and bfloat16
+    becomes float16 on GPUs before Ampere. Raises ``ConfigError`` if the option is unknown, or is
+    bfloat16 and the device does not support it.
     """
     import torch
 
@@ -118,7 +118,7 @@ def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtyp
             raise ConfigError(f"option dtype is {option!r}; allowed: auto, {', '.join(table)}")
         if option == "bfloat16" and old_gpu:
             raise ConfigError(
-                f"option dtype is 'bfloat16', which {device.name} does not have; use float16"
+                f"option dtype is 'bfloat16', which {device.name} does not support; use float16"
             )
         return table[option]
     found = getattr(text_config(hf_config), "dtype", None) or getattr(hf_config, "dtype", None)
@@ -127,44 +127,42 @@ def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtyp
     if not isinstance(found, torch.dtype) or found not in table.values():
         found = torch.float32 if device.kind == "cpu" else torch.bfloat16
     if found is torch.float16 and device.kind == "cpu":
-        log.info("the checkpoint is float16, which is slow on a CPU: running in bfloat16")
+        log.info("the checkpoint is float16, which is slow on a CPU; using bfloat16")
         found = torch.bfloat16
     elif found is torch.bfloat16 and old_gpu:
         log.info(
-            "the checkpoint is bfloat16, which %s does not have: running in float16", device.name
+            "the checkpoint is bfloat16, which %s does not support; using float16", device.name
         )
         found = torch.float16
     return found
 
 
 def max_model_len(hf_config: Any, wanted: int | None = None) -> int:
-    """The longest sequence of the model, or the shorter one that is wanted.
+    """Return the maximum sequence length: ``wanted``, or the model's context length.
 
-    Linear and yarn scalings lengthen the stated context. Dynamic scaling does so on demand: it
-    leaves the default as it is, because it changes the numerics of short sequences as well.
-    Raises ``ConfigError`` if more is wanted than the model was made for, or if the configuration
-    states no length and none is wanted.
+    Linear and yarn RoPE scaling extend the configured context. Dynamic scaling extends only the
+    limit for ``wanted``, because it changes the results of short sequences as well. Raises
+    ``ConfigError`` if ``wanted`` exceeds the limit, or if neither it nor a context length is set.
     """
     config = text_config(hf_config)
     stated = next((n for key in LENGTHS if (n := getattr(config, key, None))), None)
     if stated is None:
         if wanted is None:
             raise ConfigError(
-                f"the configuration states no context length ({', '.join(LENGTHS)}); "
-                "set max_model_len"
+                f"the configuration has no context length ({', '.join(LENGTHS)}); set max_model_len"
             )
         return wanted
     usual, limit = _lengthened(config, int(stated))
     if wanted is not None and wanted > limit:
         raise ConfigError(
-            f"option max_model_len is {wanted}, but the model was made for {limit} tokens; lower it, "
-            "or state a longer context with hf_overrides '{\"max_position_embeddings\": …}'"
+            f"option max_model_len is {wanted}, but the model supports {limit} tokens; lower it, "
+            "or set a longer context with hf_overrides '{\"max_position_embeddings\": …}'"
         )
     return wanted or usual
 
 
 def _lengthened(config: Any, stated: int) -> tuple[int, int]:
-    """``(default, limit)`` after rotary scaling."""
+    """Return ``(default, limit)`` of the context length after RoPE scaling."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type") or rope.get("type")
     factor = rope.get("factor") or 1.0
@@ -182,12 +180,12 @@ def _lengthened(config: Any, stated: int) -> tuple[int, int]:
 def generation_defaults(
     files: ModelFiles, source: str = "auto", overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Sampling parameters that the checkpoint recommends, with the user's overrides.
+    """Return the checkpoint's default sampling parameters, with the user's overrides.
 
     ``source`` is ``auto`` (the checkpoint's ``generation_config.json``), ``treadle`` (none) or a
-    folder. A checkpoint whose ``do_sample`` is false recommends nothing: its authors meant greedy
-    decoding, which a request states itself. Raises ``CheckpointError`` for a damaged file and
-    ``ConfigError`` for a folder without one.
+    folder. If its ``do_sample`` is false, its sampling values are ignored, since they are meant
+    for sampling that the checkpoint has disabled. Raises ``CheckpointError`` if the file is
+    damaged, and ``ConfigError`` if the folder does not contain it.
     """
     given = _generation_config(files, source)
     defaults = {key: given[key] for key in SAMPLING if given.get(key) is not None}
@@ -206,8 +204,8 @@ def _generation_config(files: ModelFiles, source: str) -> dict[str, Any]:
         if source == "auto":
             return {}
         raise ConfigError(
-            f"option generation_config is {source!r}, which holds no generation_config.json; "
-            "allowed: auto, treadle, or a folder that holds one"
+            f"option generation_config is {source!r}, which has no generation_config.json; "
+            "allowed: auto, treadle, or a folder that contains one"
         )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -219,7 +217,7 @@ def _generation_config(files: ModelFiles, source: str) -> dict[str, Any]:
 
 
 def eos_ids(hf_config: Any, files: ModelFiles | None = None) -> frozenset[int]:
-    """Every id that ends a text, by ``config.json`` and ``generation_config.json`` together."""
+    """Return all EOS token ids of ``config.json`` and ``generation_config.json``."""
     found: set[int] = set()
     stated = [getattr(text_config(hf_config), "eos_token_id", None)]
     stated.append(getattr(hf_config, "eos_token_id", None))

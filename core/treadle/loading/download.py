@@ -1,4 +1,4 @@
-"""Bringing a checkpoint to the local disk, with the files that its format needs and no others."""
+"""Getting the files of a checkpoint that its format needs, and no others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ("fetch",)
 def fetch(
     host: PluginManager, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
 ) -> ModelFiles:
-    """The local files of a checkpoint: configuration, tokenizer and, if wanted, weights.
+    """Return the local files of a checkpoint: configuration, tokenizer and, optionally, weights.
 
-    With ``auto``, safetensors are taken where they exist and PyTorch files where they do not, so
-    that a hub checkpoint with both is not downloaded twice. Raises ``CheckpointError``.
+    ``auto`` uses PyTorch files only if there are no safetensors, so that a hub checkpoint with
+    both is not downloaded twice. Raises ``CheckpointError`` if there are no weights.
     """
     source = host.create_guarded(MODEL_SOURCES, ref.scheme)
     if not weights:
@@ -29,6 +29,6 @@ def fetch(
         if detect_format(files) is not None:
             return files
     raise CheckpointError(
-        f"{ref.path} holds no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
-        "name another load_format, or use load_format 'dummy' for random weights"
+        f"{ref.path} has no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
+        "set another load_format, or use load_format 'dummy' for random weights"
     )

@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 __all__ = ("fill_randomly",)
 
-# Drawing the elements of a large matrix one by one takes a CPU minutes; repeats do not matter.
+# Drawing all elements of a large matrix takes minutes on a CPU; repeating them does no harm.
 PERIOD = 1 << 22
 
 
 def fill_randomly(model: nn.Module, seed: int) -> None:
-    """Fill every parameter from generators seeded by ``seed`` and the parameter's name.
+    """Fill every parameter from a generator seeded with ``seed`` and the parameter's name.
 
-    Matrices are small and centred, vectors are one (scales of norms) or zero (biases), integers
-    any bits: the activations stay finite at any depth. Ranks draw the same numbers, so copies of
-    one parameter agree.
+    Matrices have small values around zero, norm scales are one, biases are zero, integer matrices
+    are random bits, so that activations stay finite at any depth. All ranks draw the same numbers,
+    so that replicated parameters are equal.
     """
     for name, parameter in model.named_parameters():
         generator = torch.Generator(parameter.device)
-        # One 32-bit number: a CPU generator ignores the bits above.
+        # A 32-bit seed, since CPU generators ignore higher bits.
         generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         _fill(name, parameter.data, generator)
 

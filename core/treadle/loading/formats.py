@@ -1,4 +1,4 @@
-"""File formats of weights: ``safetensors``, ``pt`` (PyTorch's own) and ``dummy`` (random)."""
+"""File formats of weights: ``safetensors``, ``pt`` (``torch.save``) and ``dummy`` (random)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def treadle_load_format(
 
 
 def detect_format(files: ModelFiles) -> str | None:
-    """``safetensors`` or ``pt``, by what there is; ``None`` without weights."""
+    """Return ``safetensors`` if there are any, else ``pt``; ``None`` if there are no weights."""
     for name in ("safetensors", "pt"):
         if _weight_files(files, name):
             return name
@@ -66,7 +66,7 @@ def _weight_files(files: ModelFiles, format: str) -> list[str]:
 
 
 class _Shards:
-    """Which file holds which tensor: from an index, or from reading every file."""
+    """The weight files and the file of each tensor, from an index or from reading every file."""
 
     def __init__(self, files: ModelFiles, format: str, whole: str, indexes: Sequence[str]) -> None:
         self.root = files.root
@@ -79,11 +79,11 @@ class _Shards:
         else:
             self.names = _weight_files(files, format)
         if not self.names:
-            raise CheckpointError(f"{files.root} holds no weights in the format {format!r}")
+            raise CheckpointError(f"{files.root} has no weights in the format {format!r}")
         for name in self.names:
             if not (self.root / name).is_file():
                 raise CheckpointError(
-                    f"the shard {name} that {index} names is missing from {self.root}; "
+                    f"the shard {name}, listed in {index}, is missing from {self.root}; "
                     "download the checkpoint again"
                 )
         self.homes: dict[str, str] = {}
@@ -92,23 +92,23 @@ class _Shards:
         return self.root / name
 
     def claim(self, tensor: str, file: str) -> bool:
-        """Note that ``file`` holds ``tensor``; false where the index says it belongs elsewhere."""
+        """Record the file of a tensor. Return ``False`` if the index lists another file."""
         if self.index is not None and self.index.get(tensor, file) != file:
             return False
         if tensor in self.homes:
             raise CheckpointError(
-                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of {self.root}; "
-                "the folder seems to hold two checkpoints"
+                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of "
+                f"{self.root}; the folder seems to contain two checkpoints"
             )
         self.homes[tensor] = file
         return True
 
     def check_complete(self) -> None:
-        """Raises ``CheckpointError`` for tensors that the index names and no shard holds."""
+        """Raise ``CheckpointError`` if tensors of the index are in no file."""
         missing = sorted(set(self.index or ()) - set(self.homes))
         if missing:
             raise CheckpointError(
-                f"{_some(missing)} named by the index of {self.root} and not in the shard "
+                f"{_some(missing)} listed in the index of {self.root}, but not in the shard "
                 f"{(self.index or {})[missing[0]]}; download the checkpoint again"
             )
 
@@ -125,14 +125,14 @@ def _index(path: Path) -> dict[str, str]:
             raise TypeError("weight_map must map names to files")
         for name in set(table.values()):
             if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ValueError(f"weight_map points outside of the checkpoint: {name!r}")
+                raise ValueError(f"weight_map points outside the checkpoint: {name!r}")
         return dict(table)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"the weight index {path} cannot be read: {error!r}") from error
 
 
 class SafetensorsLoader:
-    """Memory-mapped safetensors: a tensor is read when it is copied, and only the part that is."""
+    """A loader of memory-mapped safetensors: only the parts that are copied are read."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._shards = _Shards(
@@ -140,7 +140,7 @@ class SafetensorsLoader:
         )
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Raises ``CheckpointError`` naming a file that is truncated or not safetensors."""
+        """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged."""
         from safetensors import SafetensorError, safe_open
 
         shards = self._shards
@@ -160,18 +160,17 @@ class SafetensorsLoader:
         shards.check_complete()
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor, for error messages."""
         return str(self._shards.path(self._shards.homes.get(name, "")))
 
 
 class TorchLoader:
-    """``torch.save`` files, read with ``weights_only=True``: no code of the checkpoint runs."""
+    """A loader of ``torch.save`` files. ``weights_only=True``: runs no code of the checkpoint."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._shards = _Shards(files, "pt", "pytorch_model.bin", ("pytorch_model.bin.index.json",))
 
     def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Raises ``CheckpointError`` naming a file that is damaged or holds more than tensors."""
+        """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged or unsafe."""
         shards = self._shards
         shards.homes.clear()
         for file in shards.names:
@@ -189,28 +188,27 @@ class TorchLoader:
             )
         except Exception as error:  # pickle raises nearly anything for damaged files
             raise CheckpointError(
-                f"{path} ({path.stat().st_size} bytes) cannot be read as PyTorch weights: {error}; it "
-                "is damaged, or it holds Python objects, which treadle does not load"
+                f"{path} ({path.stat().st_size} bytes) cannot be read as PyTorch weights: {error}; "
+                "it is damaged, or it contains Python objects, which treadle does not load"
             ) from error
         if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
             loaded = loaded["state_dict"]
         if not isinstance(loaded, dict):
-            raise CheckpointError(f"{path} holds a {type(loaded).__name__}, not a table of tensors")
+            raise CheckpointError(f"{path} contains a {type(loaded).__name__}, not tensors")
         return {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
 
     def where(self, name: str) -> str:
-        """The file that holds a tensor, for error messages."""
         return str(self._shards.path(self._shards.homes.get(name, "")))
 
 
 def _zipped(path: Path) -> bool:
-    """Whether the file has the format since torch 1.6, the only one that can be mapped."""
+    """Return whether the file is a zip file (torch 1.6 and later), which can be memory-mapped."""
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 
 
 class DummyLoader:
-    """Reads no file: fills every parameter with random numbers."""
+    """A loader of random weights, which reads no files."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

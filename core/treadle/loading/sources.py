@@ -1,4 +1,4 @@
-"""Where checkpoints come from: a local folder (``file``) or the Hugging Face hub (``hf``)."""
+"""Sources of checkpoints: a local folder (``file``) or the Hugging Face hub (``hf``)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BESIDE = (
     "adapter_model*",
     "rng_state*",
 )
-"""Files beside the weights of a model: a second copy in another layout, or a training's state."""
+"""Files that are not a model's weights: copies in another layout, adapters, training state."""
 
 
 @impl
 def treadle_model_source(scheme: str) -> ModelSource | None:
-    """Open ``file`` (a folder) or ``hf`` (a name on the Hugging Face hub)."""
+    """Return the source ``file`` (a folder) or ``hf`` (the Hugging Face hub)."""
     if scheme == "file":
         return FolderSource()
     if scheme == "hf":
@@ -40,10 +40,10 @@ def treadle_model_source(scheme: str) -> ModelSource | None:
 
 
 def parse_ref(text: str, revision: str | None = None, download_dir: str | None = None) -> ModelRef:
-    """Take apart what the user typed.
+    """Parse the user's model name.
 
-    An existing folder, or what looks like a path, is a ``file``; ``scheme:path`` says its scheme;
-    anything else is a name on the hub. Raises ``CheckpointError`` for an empty text.
+    An existing folder or a text that looks like a path is a ``file``, ``scheme:path`` has its own
+    scheme, and anything else is a name on the hub. Raises ``CheckpointError`` if ``text`` is empty.
     """
     text = text.strip()
     if not text:
@@ -62,10 +62,10 @@ def parse_ref(text: str, revision: str | None = None, download_dir: str | None =
 
 
 def files_in(root: Path, patterns: Sequence[str], origin: str) -> ModelFiles:
-    """The files of a folder that match, with its ``config.json``.
+    """Return the files of a folder that match ``patterns``, with its parsed ``config.json``.
 
-    A folder without ``config.json`` has an empty configuration: a tokenizer may lie alone.
-    Raises ``CheckpointError`` when the configuration cannot be read.
+    The configuration is empty if there is no ``config.json`` (a folder with only a tokenizer).
+    Raises ``CheckpointError`` if the file cannot be read. ``origin`` is for error messages.
     """
     names = sorted(
         path.relative_to(root).as_posix()
@@ -101,25 +101,25 @@ class FolderSource:
     """A folder on the local disk."""
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
-        """Raises ``CheckpointError`` when the folder does not exist."""
+        """Return the folder's files. Raises ``CheckpointError`` if the folder does not exist."""
         root = Path(ref.path).expanduser()
         if not root.is_dir():
             what = "is a file, not a folder" if root.exists() else "does not exist"
             raise CheckpointError(
-                f"the model folder {root} {what}; give the folder that holds config.json, or the "
+                f"the model folder {root} {what}; give the folder with config.json, or the "
                 "name of a checkpoint on the hub (org/name)"
             )
         return files_in(root, patterns, str(root))
 
 
 class HubSource:
-    """The Hugging Face hub. ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` mean what they mean everywhere."""
+    """The Hugging Face hub. ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` have their usual meaning."""
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
-        """Download what is missing, with the hub library's progress bars.
+        """Download missing files, with the hub library's progress bars.
 
-        Raises ``CheckpointError`` when the checkpoint does not exist, is gated, or cannot be
-        reached and is not in the cache.
+        Raises ``CheckpointError`` if the checkpoint does not exist, is gated, or is neither
+        reachable nor in the cache.
         """
         import huggingface_hub
 
@@ -159,7 +159,7 @@ class HubSource:
             return f"the checkpoint {ref.path!r} has no revision {ref.revision!r} on the hub"
         if isinstance(error, errors.RepositoryNotFoundError):
             return (
-                f"there is no folder and no hub checkpoint {name}, or it is private; check the "
+                f"no folder and no hub checkpoint {name} exists, or it is private; check the "
                 "spelling, or set HF_TOKEN to a token that may read it"
             )
         return f"the checkpoint {name} could not be downloaded: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Streaming a checkpoint into a model, with every tensor and every parameter accounted for."""
+"""Loading a checkpoint's tensors into a model; checks that all are used and none is missing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from treadle.api.communicators import Communicator
 from treadle.api.files import ParameterFiller, TensorFiles, WeightLoader
-from treadle.api.models import Collective, ModelSpec
+from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
 from treadle.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
 
 __all__ = ("finish", "load_weights", "our_name", "their_name")
 
-# Derived values that older exports kept in the checkpoint.
+# Derived values that some older checkpoints contain. They are not loaded.
 DERIVED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq", "*.attn.masked_bias")
 
 Rename = Callable[[str], "str | None"]
@@ -25,16 +26,16 @@ def load_weights(
     model: nn.Module,
     spec: ModelSpec,
     loader: WeightLoader,
-    ranks: Collective,
+    ranks: Communicator,
     *,
     rename: Rename | None = None,
 ) -> None:
-    """Fill ``model`` from ``loader`` and finish its layers.
+    """Load the weights of ``model`` from ``loader`` and post-process its layers.
 
-    Every checkpoint tensor is used exactly once, unless ``spec.ignored`` names it, and every
-    parameter is filled exactly once. ``rename`` is the quantization scheme's: it turns a checkpoint
-    name into another one, or into ``None`` for what it does not need. Raises ``CheckpointError``
-    with the names of what is missing, unknown, given twice or of the wrong shape.
+    Every checkpoint tensor is used exactly once, unless ``spec.ignored_weights`` matches it, and
+    every parameter is filled exactly once. ``rename``, of the quantization scheme, maps names of
+    the checkpoint, to ``None`` if a tensor is not needed. Raises ``CheckpointError`` with the names
+    of tensors that are missing, unknown, duplicate or of the wrong shape.
     """
     with torch.no_grad():
         if isinstance(loader, ParameterFiller):
@@ -45,21 +46,21 @@ def load_weights(
 
 
 def finish(model: nn.Module) -> None:
-    """Let every layer that has a ``finish`` method repack what was loaded."""
+    """Call ``finish`` of every layer that has it, to repack the loaded weights."""
     for module in list(model.modules()):
         if isinstance(module, Finishing):
             module.finish()
 
 
 class _Filling:
-    """One load: which slots of which parameters are still empty."""
+    """The state of loading: which parts of which parameters are still empty."""
 
     def __init__(
         self,
         model: nn.Module,
         spec: ModelSpec,
         loader: WeightLoader,
-        ranks: Collective,
+        ranks: Communicator,
         rename: Rename | None,
     ) -> None:
         self.spec, self.loader, self.ranks, self.rename = spec, loader, ranks, rename
@@ -78,7 +79,7 @@ class _Filling:
         }
         self.sizes = {name: len(found) for name, found in self.empty.items()}
         self.from_alias: set[str] = set()
-        self.stacked = {  # last component of a checkpoint name -> (our component, index)
+        self.stacked = {  # last component of a checkpoint name -> (the model's component, index)
             theirs: (ours, index)
             for ours, names in spec.fused.items()
             for index, theirs in enumerate(names)
@@ -94,7 +95,7 @@ class _Filling:
         self.report()
 
     def wanted(self, name: str) -> bool:
-        """Whether a checkpoint tensor is used here; unknown names are remembered for the report."""
+        """Return whether to load a checkpoint tensor. Records unknown names for the report."""
         if any(fnmatchcase(name, pattern) for pattern in (*DERIVED, *self.spec.ignored)):
             return False
         if self.rename is not None and self.rename(name) is None:
@@ -105,7 +106,7 @@ class _Filling:
         return True
 
     def locate(self, name: str) -> Slot | None:
-        """The slot of a checkpoint tensor: renamed, then by itself, fused, or by its module."""
+        """Return the target of a checkpoint tensor, or ``None`` if it is unknown or not needed."""
         renamed = self.rename(name) if self.rename is not None else name
         if renamed is None:
             return None
@@ -124,7 +125,7 @@ class _Filling:
                 yield path[: len(path) - len(theirs)] + ours, index
 
     def by_module(self, name: str) -> Slot | None:
-        """Ask the nearest module above the tensor that has a ``locate`` method (experts)."""
+        """Return the target from the nearest parent module with a ``locate`` method (experts)."""
         path = name
         while "." in path:
             path = path.rpartition(".")[0]
@@ -140,14 +141,14 @@ class _Filling:
         slot = slot._replace(parameter=own)
         taken = {s for s in slots(own, self.parameters[own]) if _within(s, slot)}
         if alias and not taken <= self.empty[own]:
-            return  # tied: the checkpoint holds the shared tensor under both names
+            return  # tied weights: the checkpoint has the shared tensor under both names
         if own in self.from_alias and not alias:
             self.from_alias.discard(own)
             self.empty[own] |= taken
         if not taken or not taken <= self.empty[own]:
             raise CheckpointError(
-                f"{name} in {self.where(name)} fills {own} a second time; the checkpoint names "
-                "one matrix twice, or the model plugin's fused names are wrong"
+                f"{name} in {self.where(name)} fills {own} a second time; the checkpoint has "
+                "a matrix twice, or the model plugin's fused names are wrong"
             )
         again = len(self.empty[own]) < self.sizes[own]
         try:
@@ -179,11 +180,11 @@ class _Filling:
                 f"the checkpoint does not fit {self.spec.architecture}:\n  "
                 + "\n  ".join(lines)
                 + "\ncheck that config.json belongs to these weights, and that the quantization "
-                "and model plugins know this kind of checkpoint"
+                "and model plugins support this kind of checkpoint"
             )
 
     def named(self, name: str, missing: set[Slot]) -> str:
-        """A parameter in the words of the checkpoint, with the parts that are missing."""
+        """Return the checkpoint's names of the missing parts of a parameter."""
         path, _, leaf = name.rpartition(".")
         items = sorted({slot.item for slot in missing if slot.item is not None})
         if items:
@@ -198,7 +199,11 @@ class _Filling:
 
     def mismatch(self, name: str, tensor: Tensor, own: str, error: Mismatch) -> str:
         parameter = self.parameters[own]
-        alone = "" if self.ranks.size == 1 else f" on rank {self.ranks.rank} of {self.ranks.size}"
+        alone = (
+            ""
+            if self.ranks.world_size == 1
+            else f" on rank {self.ranks.rank} of {self.ranks.world_size}"
+        )
         return (
             f"{name} in {self.where(name)} is {_described(tensor)}, which does not fit {own} "
             f"{_described(parameter)}{alone}: {error}; check that config.json belongs to these "
@@ -210,7 +215,7 @@ class _Filling:
 
 
 def our_name(name: str, renamed: Mapping[str, str]) -> str:
-    """A checkpoint's name after ``ModelSpec.renamed``."""
+    """Return the model's name of a checkpoint tensor, by ``ModelSpec.weight_prefix_map``."""
     for theirs, ours in renamed.items():
         if theirs.startswith("."):
             name = name.replace(theirs, ours)
@@ -221,7 +226,7 @@ def our_name(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def their_name(name: str, renamed: Mapping[str, str]) -> str:
-    """What a checkpoint calls our ``name``: the inverse of ``our_name``."""
+    """Return the checkpoint's name of the model's ``name``: the inverse of ``to_model_name``."""
     for theirs, ours in renamed.items():
         if not theirs.startswith(".") and name.startswith(ours):
             name = theirs + name[len(ours) :]

@@ -29,7 +29,6 @@ Call = Callable[..., Any]
 
 _PLAIN = MethodRules()
 _FUNCTION = re.compile(r"Callable\[(?:\[.*\]|\.\.\.), (.+)\]")
-_MISSING = object()
 
 log = logging.getLogger("treadle.plugins")
 
@@ -115,9 +114,12 @@ def _property(name: str) -> property:
 
 
 def _has(built: Any, contract: type) -> bool:
-    """Whether an object has an optional protocol, without running its properties."""
-    names = _protocol_names(contract)
-    return all(inspect.getattr_static(built, n, _MISSING) is not _MISSING for n in names)
+    """Whether an object has an optional protocol. Its properties are not run."""
+    return all(
+        inspect.getattr_static(built, member.name, None) is not None
+        or (not member.is_property and hasattr(built, member.name))
+        for member in _members(contract)
+    )
 
 
 class _Boundary(NamedTuple):

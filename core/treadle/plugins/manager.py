@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from treadle.api.hookspecs import Options
-from treadle.api.kinds import ATTENTION, KERNELS
+from treadle.api.kinds import ATTENTION, COMMUNICATORS, KERNELS
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import (
@@ -235,6 +235,10 @@ class PluginManager:
     def kernel(self, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
         """Return the best offer for one operation behind the boundary; ``None`` if there is none."""
         return offers.best_offer(self, KERNELS, op=op, request=request)
+
+    def communicator(self, request: t.CommunicatorRequest) -> t.CommunicatorOffer | None:
+        """Return the best offer behind the boundary; ``None`` if there is none."""
+        return offers.best_offer(self, COMMUNICATORS, request=request)
 
     def call_all(self, kind: PluginKind[Any], **arguments: Any) -> list[Any]:
         """Call all plugins of an ``always`` kind in name order; return the answers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.api.plugin_kind import PluginKind
-from treadle.api.types import KernelOffer, Offer, Refusal
+from treadle.api.types import CommunicatorOffer, KernelOffer, Offer, Refusal
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 from treadle.plugins.boundary import wrap
 from treadle.plugins.entries import Entry
@@ -120,6 +120,8 @@ def _is_sound(answer: object) -> bool:
         case Offer(name=str(), score=int() | float(), page_sizes=[_, *_] as sizes):
             return all(isinstance(size, int) for size in sizes)
         case KernelOffer(name=str(), score=int() | float()):
+            return True
+        case CommunicatorOffer(name=str(), score=int() | float()):
             return True
         case Refusal(name=str(), reasons=tuple() | list() as reasons):
             return all(isinstance(reason, str) for reason in reasons)

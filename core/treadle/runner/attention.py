@@ -1,4 +1,4 @@
-"""Which attention backend serves which layers, and the tensors of their paged cache."""
+"""Attention backends of a model's layers, and the tensors of the paged cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("AttentionLayers",)
 
 @dataclass(slots=True)
 class PlanGroup:
-    """Layers with one request: they share a backend and its plan of each step."""
+    """Layers with the same request, which share a backend and its metadata."""
 
     request: AttentionRequest
     backend: AttentionBackend
@@ -31,10 +31,10 @@ class PlanGroup:
 
 
 class AttentionLayers:
-    """Collects the attention layers while a model is built, then owns their cache.
+    """The attention layers of a model, registered while it is built, and their paged cache.
 
-    Layers that look equally far back share page tables (a *cache group*); among those, layers of
-    one shape share a backend (a *plan group*).
+    Layers of the same cache kind and window share page tables (a *KV cache group*). Layers with
+    the same request share a backend and its metadata (an *attention group*).
     """
 
     def __init__(self, config: EngineConfig, host: PluginManager, device: DeviceInfo) -> None:
@@ -48,7 +48,7 @@ class AttentionLayers:
         self._device = device
 
     def register(self, request: AttentionRequest, spec: LayerCacheSpec) -> AttentionBackend:
-        """One attention layer is being built: choose its backend (``ModelContext.attention``)."""
+        """Register an attention layer and return its backend. Raises ``ConfigError``."""
         kv_dtype = self._config.cache.kv_cache_dtype
         spec = replace(spec, dtype=spec.dtype if kv_dtype == "auto" else kv_dtype)
         request = replace(
@@ -88,7 +88,7 @@ class AttentionLayers:
         return ", ".join(sorted({group.name for group in self.plan_groups}))
 
     def _layer_bytes(self, spec: LayerCacheSpec, plan_group: int) -> int:
-        """Bytes of one page of one layer."""
+        """Return the bytes of a page of one layer."""
         backend = self.plan_groups[plan_group].backend
         shape = backend.cache_shape(1, self._size, spec)
         return math.prod(shape) * torch_dtype(spec.dtype).itemsize
@@ -100,7 +100,7 @@ class AttentionLayers:
         return self.page_size
 
     def page_bytes(self) -> list[int]:
-        """Bytes of one page of each cache group, over all its layers."""
+        """Return the bytes of a page of each KV cache group, over all its layers."""
         totals = [0] * len(self.cache_groups)
         for spec, plan_group in self.specs:
             group = self.plan_groups[plan_group].cache_group
@@ -119,9 +119,9 @@ class AttentionLayers:
         ]
 
     def allocate(self, pages: list[int], device: torch.device, model: torch.nn.Module) -> None:
-        """Make the cache of every layer and hand it to the model's attention modules.
+        """Allocate the cache of every layer and set it in the model's attention modules.
 
-        The cache starts as zeros: padding reads it, and no arithmetic may meet a stray NaN.
+        The cache is zeroed, since padding rows read it and must not read NaN.
         """
         from treadle.layers import Attention
 
@@ -140,6 +140,6 @@ class AttentionLayers:
                 module.group = groups[module.spec.layer]
 
     def plan(self, batches: list[AttentionBatch], wanted: Tensor | None = None) -> Step:
-        """Let each backend prepare a step; ``batches`` are by cache group."""
+        """Return the forward context of a step. ``batches`` are by KV cache group."""
         plans = [g.backend.plan(batches[g.cache_group]) for g in self.plan_groups]
         return Step(plans, wanted)

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps: one replay in place of hundreds of launches."""
+"""CUDA graphs of decode steps: one replay instead of hundreds of kernel launches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ("DecodeGraphs", "bucket_sizes")
 
 
 def bucket_sizes(most: int) -> list[int]:
-    """Batch sizes that are captured: close together where padding would cost the most."""
+    """Return the batch sizes to capture, denser where padding would cost more."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
     sizes += range(576, most + 64, 64)
     return [*(size for size in sizes if size < most), most]
@@ -29,31 +29,30 @@ def bucket_sizes(most: int) -> list[int]:
 
 @dataclass(slots=True)
 class Captured:
-    """The forward pass of ``rows`` decodes, and what it reads and writes at fixed addresses."""
+    """A captured forward pass of ``rows`` decodes, with its tensors at fixed addresses."""
 
     rows: int
-    inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; each group's slot mapping,
-    # where the page of that token stands in the page table, and its number (int32, left half)
-    starts: Tensor  # int32 [rows + 1]: 0, 1, …; never written, but read by every replay
+    inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; for each group: slot mapping,
+    # flat index of the token's page in the page table, and the page id (int32, first half)
+    starts: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [rows, vocab]
 
 
 @dataclass(slots=True)
 class Sampling:
-    """The sampling that follows a captured forward pass, for one set of features."""
+    """Captured sampling after a captured forward pass, for a set of features."""
 
     graph: torch.cuda.CUDAGraph
-    tokens: Tensor  # int64 [rows], as from ``marked``
+    tokens: Tensor  # int64 [rows], from ``flag_invalid``
 
 
 class DecodeGraphs:
     """Captured decode steps by batch size.
 
-    A step of ``n`` rows replays the smallest captured size that holds it; the rows beyond are of
-    the padding slot, whose page table points to the null page. Sampling is captured apart from the
-    forward pass, the first time that a set of features occurs, because there are many such sets
-    and each costs a few kernels only.
+    A step of ``n`` rows replays the smallest captured size of at least ``n``; the other rows use
+    the padding slot. Sampling is captured separately, when a set of features first occurs: there
+    are many sets, and each has only a few kernels.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class DecodeGraphs:
     def capture(
         self, sizes: Sequence[int], progress: Callable[[Sequence[int]], Sequence[int]]
     ) -> None:
-        """Capture the forward pass at each size; the largest first, so that all share its memory."""
+        """Capture the forward pass of each size, the largest first so that all share its memory."""
         for rows in progress(sorted(sizes, reverse=True)):
             self._captured[rows] = self._capture_forward(rows)
         self._sizes = sorted(self._captured)
@@ -98,7 +97,7 @@ class DecodeGraphs:
         )
         inputs[0] = self._padding
         starts = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
-        # Once outside of the capture: kernels are compiled and libraries make their handles.
+        # Run once before the capture, to compile kernels and create handles of libraries.
         self._forward(inputs, starts)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
@@ -113,8 +112,8 @@ class DecodeGraphs:
         torch.add(positions, 1, out=kv_lens)
         groups = list(zip(self._tables.device, inputs[2:].split(3), strict=True))
         for table, (_, where, pages) in groups:
-            # A page that begins with this step needs no copy of its own: between two graphs, each copy
-            # and each kernel costs the device 10 to 25 us.
+            # Write the page of the new token here: a separate copy between two graphs would cost
+            # 10 to 25 us.
             table.view(-1).index_copy_(0, where, pages.view(torch.int32)[:rows])
         batches = [
             AttentionBatch(
@@ -154,11 +153,11 @@ class DecodeGraphs:
     # ------------------------------------------------------------------------------ replay
 
     def find(self, rows: int) -> Captured | None:
-        """The smallest captured step that holds ``rows`` decodes."""
+        """Return the smallest captured step of at least ``rows`` decodes, or ``None``."""
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
 
     def forward(self, captured: Captured, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Replay the forward pass; logits ``[len(slots), vocab]``, valid until the next replay."""
+        """Replay the forward pass; return logits ``[len(slots), vocab]``, valid until the next."""
         rows = len(slots)
         size = self._page_size
         inputs = np.zeros((2 + 3 * len(self._tables.host), captured.rows), dtype=np.int64)
@@ -176,11 +175,11 @@ class DecodeGraphs:
         return captured.logits[:rows]
 
     def sample(self, captured: Captured, rows: int, features: Features) -> Tensor:
-        """Replay the sampling that follows ``forward``: tokens ``[rows]``, as from ``marked``."""
+        """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``."""
         key = (captured.rows, features)
         if key not in self._sampling:
             self._sampling[key] = self._capture_sampling(captured, features)
-            # The capture ran the sampling once, which is harmless: the replay writes the same.
+            # The warm-up before the capture has sampled already; the replay writes the same tokens.
         sampling = self._sampling[key]
         sampling.graph.replay()
         return sampling.tokens[:rows]

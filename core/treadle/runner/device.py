@@ -19,17 +19,17 @@ DTYPES = {
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type behind an option's name."""
+    """Return the torch dtype of an option value."""
     return DTYPES[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The inverse of ``torch_dtype``."""
+    """Return the option value of a torch dtype: the inverse of ``torch_dtype``."""
     return next(name for name, value in DTYPES.items() if value == dtype)
 
 
 def pick_device(wanted: str, rank: int = 0) -> torch.device:
-    """``auto`` is the first CUDA device that torch can use, else the CPU."""
+    """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -49,7 +49,7 @@ def pick_device(wanted: str, rank: int = 0) -> torch.device:
         device = torch.device("cuda", (device.index or 0) + rank)
         if device.index >= torch.cuda.device_count():
             raise ConfigError(
-                f"device {device} was asked for; there are {torch.cuda.device_count()} CUDA devices"
+                f"device {device} does not exist; CUDA devices: {torch.cuda.device_count()}"
             )
     return device
 

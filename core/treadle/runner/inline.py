@@ -1,4 +1,4 @@
-"""The executor that runs the model in the engine's own process and thread."""
+"""The executor that runs the model in the engine's process and thread."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ log = logging.getLogger("treadle.runner")
 
 
 class InlineExecutor:
-    """One device, no other process.
+    """An executor for one device, without worker processes.
 
-    A step that fails gives a result with an error; the engine goes on with the next one, unless
-    the device itself is lost.
+    If a step fails, its output has an error and the engine continues, unless the device has failed.
     """
 
     def __init__(self, config: EngineConfig, host: PluginManager) -> None:
@@ -70,10 +69,13 @@ class InlineExecutor:
             return StepResult(id=step, tokens=[], error=self._explain(error))
 
     def _explain(self, error: Exception) -> str:
-        """Text for the client; a CUDA error other than a lack of memory ends the device."""
+        """Return an error message for the client. CUDA errors except out of memory are fatal."""
         if lacks_memory(error):
             torch.cuda.empty_cache()
-            return "the device ran out of memory in this step; lower max_num_batched_tokens or memory_fraction"
+            return (
+                "the device ran out of memory in this step; lower max_num_batched_tokens or "
+                "memory_fraction"
+            )
         log.error("a step failed", exc_info=error)
         named = isinstance(error, PluginLoadError)
         text = f"the step failed: {error if named else f'{type(error).__name__}: {error}'}"
@@ -83,7 +85,7 @@ class InlineExecutor:
 
     def check(self) -> None:
         if self._dead is not None:
-            raise EngineDeadError(f"the device is lost: {self._dead}")
+            raise EngineDeadError(f"the device has failed: {self._dead}")
 
     def stop(self) -> None:
         self._runner = None

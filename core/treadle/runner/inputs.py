@@ -1,4 +1,4 @@
-"""From a step plan to device tensors: one packed host-to-device copy a step."""
+"""Device tensors of a step, from the scheduler output, in one packed copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("Packer", "PageTables", "StepInputs", "build_inputs")
 
 
 class Pinned:
-    """A host buffer that the device copies from, and the end of the last copy."""
+    """A pinned buffer, and an event for the end of the last copy from it."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
@@ -24,11 +24,10 @@ class Pinned:
 
 
 class Packer:
-    """Collects small arrays and moves them to the device in one copy.
+    """Copies small arrays to the device in one transfer.
 
-    On CUDA the copy is asynchronous, from pinned memory that takes turns. (On a stream of its own it
-    would be over before the step ahead ends; but then every graph that waited for that stream ran 3 to
-    8 % slower on an H200.)
+    On CUDA the copy is asynchronous, from rotating pinned buffers. It uses the current stream: CUDA
+    graphs that wait for a separate stream run 3 to 8 % slower on an H200.
     """
 
     ALIGN = 16
@@ -39,7 +38,7 @@ class Packer:
         self._turn = 0
 
     def upload(self, *arrays: np.ndarray) -> list[Tensor]:
-        """Device tensors with the shapes and types of ``arrays``."""
+        """Return device tensors with the contents, shapes and types of ``arrays``."""
         if not self._buffers:
             return [torch.from_numpy(array) for array in arrays]
         offsets, size = [], 0
@@ -61,7 +60,7 @@ class Packer:
         ]
 
     def copy_to(self, target: Tensor, array: np.ndarray) -> None:
-        """Overwrite a device tensor, at its address, with an array of its shape and type."""
+        """Copy an array to an existing device tensor of the same shape and type. CUDA only."""
         pinned = self._pinned(array.nbytes)
         host = pinned.bytes[: array.nbytes]
         host.numpy()[:] = array.view(np.uint8).reshape(-1)
@@ -79,9 +78,9 @@ class Packer:
 
 
 class PageTables:
-    """``[slots, columns]`` page tables on host and device, one for each cache group.
+    """Page tables ``[slots, columns]`` on CPU side and device, for each KV cache group.
 
-    The last slot is for padding rows: all its columns stay the null page.
+    The last slot is for padding rows: all its columns are the null page.
     """
 
     def __init__(self, groups: int, slots: int, columns: int, packer: Packer, device: torch.device):
@@ -96,9 +95,10 @@ class PageTables:
         self._cuda = device.type != "cpu"
 
     def write(self, writes: list[PageWrite], current: Mapping[int, int]) -> None:
-        """Change tables; on the device not where a slot's ``current`` column is all that changes.
+        """Apply updates to the tables.
 
-        That one the captured step writes itself.
+        ``current`` maps the slots of a captured step to the column of the new token. If an update
+        consists of that column, it is not copied to the device: the CUDA graph writes it.
         """
         changed: list[list[np.ndarray]] = [[] for _ in self.host]
         for write in writes:
@@ -120,21 +120,21 @@ class PageTables:
 
 @dataclass(slots=True)
 class StepInputs:
-    """Everything a step computes from; ``sample_*`` describe the rows that end in a token."""
+    """The inputs of a step. ``sample_*`` describe the rows that need sampling."""
 
     input_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
     batches: list[AttentionBatch]
     wanted: Tensor | None  # int64 [sampled], index of the row's last token; None: all tokens
     sample_slots: Tensor  # int64 [sampled]
-    sample_positions: Tensor  # int64 [sampled], index of the token that is sampled
+    sample_positions: Tensor  # int64 [sampled], index of the new token in its sequence
     sampled: list[int]  # slots of the sampled rows
 
 
 def build_inputs(
     plan: StepPlan, tables: PageTables, last_tokens: Tensor, page_size: int, packer: Packer
 ) -> StepInputs:
-    """Lay out one step. Decode rows take their ids from ``last_tokens`` on the device."""
+    """Build the inputs of a step. Ids of decode rows are taken from ``last_tokens``."""
     slots = np.asarray(plan.slots, dtype=np.int64)
     starts = np.asarray(plan.starts, dtype=np.int64)
     counts = np.asarray(plan.counts, dtype=np.int64)
@@ -154,7 +154,7 @@ def build_inputs(
     ]
     chosen = np.asarray(plan.samples, dtype=bool)
     ends = query_start[1:][chosen].astype(np.int64) - 1
-    if not len(ends):  # one all the same: a kernel cannot run over none
+    if not len(ends):  # at least one, since kernels need a row
         ends = query_start[1:2].astype(np.int64) - 1
     sampled_slots = slots[chosen]
     sampled_at = kv_lens[chosen].astype(np.int64)

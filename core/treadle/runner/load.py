@@ -1,4 +1,4 @@
-"""From an engine's options to a loaded model with a cache."""
+"""Loading the model and allocating its KV cache, from an engine's options."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, cast
 import torch
 
 from treadle.api.attention import AttentionBatch
+from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
-from treadle.api.models import CausalModel, Collective, ModelSpec
+from treadle.api.models import CausalModel, ModelSpec
 from treadle.api.step_types import EngineFacts
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
-from treadle.layers import NullCollective
-from treadle.layers.kernels import install_kernels
+from treadle.layers import SingleRankCommunicator
+from treadle.layers.fusion import apply_fusions
 from treadle.loading import build_model, fetch, parse_ref, read_config
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
@@ -30,7 +31,7 @@ __all__ = ("Started", "start_model")
 
 @dataclass(slots=True)
 class Started:
-    """A model that is ready to run steps."""
+    """A loaded model with its KV cache."""
 
     model: CausalModel
     spec: ModelSpec
@@ -40,13 +41,13 @@ class Started:
     usage: Usage
     stages: Stages
     guard: PluginGuard
-    """Watches the calls of ``model``."""
+    """Guard for calls of ``model``."""
 
 
-def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | None) -> Started:
-    """Resolve, build and load the model, then size and allocate its KV cache."""
+def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator | None) -> Started:
+    """Build and load the model, then size and allocate its KV cache."""
     stages = Stages()
-    ranks = ranks or NullCollective()
+    ranks = ranks or SingleRankCommunicator()
     device = pick_device(config.device.device, ranks.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -85,7 +86,7 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
     pages = _size_cache(config, model, attention, device, max_len, usage, guard)
-    pages = ranks.smallest(pages)
+    pages = ranks.all_reduce_min(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
     with explained(
@@ -95,8 +96,8 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
     if config.cache.calculate_kv_scales:
         with guard.call_context("forward"):
             calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    kernels = install_kernels(model, host, info, dtype_name(dtype))
-    usage.shared = ranks.shared
+    fusions = apply_fusions(model, host, info, dtype_name(dtype))
+    usage.shared = ranks.memory_bytes
     groups = attention.describe(pages)
     stages.done("cache and kernels")
     facts = EngineFacts(
@@ -116,10 +117,7 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Collective | N
         stages=stages.seconds,
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
-    if kernels:
-        facts.report.append(
-            "kernels      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
-        )
+    facts.report.extend(fusions.lines())
     return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard)
 
 
@@ -132,7 +130,7 @@ def _size_cache(
     usage: Usage,
     guard: PluginGuard,
 ) -> list[int]:
-    """Pages of each group. Measures ``usage.activations``, what a full step takes."""
+    """Return the pages of each group. Sets ``usage.activations``, the memory of a full step."""
     if device.type == "cuda":
         tokens = config.scheduler.max_num_batched_tokens
         with explained(
@@ -158,7 +156,7 @@ def _measure_activations(
     device: torch.device,
     guard: PluginGuard,
 ) -> int:
-    """Peak bytes of a step that fills the token budget, measured on a cache of null pages."""
+    """Measure the peak bytes of a step with the maximum number of tokens, on null pages."""
     tokens = config.scheduler.max_num_batched_tokens
     rows = min(tokens, config.scheduler.max_num_seqs)
     size = attention.page_size or 0
@@ -184,7 +182,7 @@ def _measure_activations(
         hidden = model.forward(zeros, zeros, step)
     with guard.call_context("logits"):
         logits = model.logits(hidden[:rows])
-    # The sampler works on a few float32 copies of the logits.
+    # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
     scratch = [logits.clone() for _ in range(3)]
     torch.cuda.synchronize(device)
@@ -196,7 +194,7 @@ def _measure_activations(
 def _fit_length(
     config: EngineConfig, attention: AttentionLayers, pages: list[int], max_len: int
 ) -> int:
-    """Shorten the context to what the cache holds; refuse if the user asked for more."""
+    """Return ``max_len`` or the length that fits. Raises ``ConfigError`` if the user set more."""
     size = attention.page_size or 0
     full = [
         n - 1
@@ -208,7 +206,7 @@ def _fit_length(
     room = min(full) * size
     if config.model.max_model_len is not None:
         raise ConfigError(
-            f"max_model_len is {max_len} tokens, the KV cache holds {room} "
+            f"max_model_len is {max_len} tokens, but the KV cache holds {room} "
             f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
             "memory_fraction or cpu_cache_gib"
         )

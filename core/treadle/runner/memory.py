@@ -1,4 +1,4 @@
-"""What a started model occupies, how many pages that leaves to the KV cache, and what gives room."""
+"""Memory of a loaded model, the number of KV cache pages that fit, and options that free memory."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ GIB = 1 << 30
 
 @dataclass(slots=True)
 class Usage:
-    """Bytes of one rank's device. ``total`` is 0 unless it is a CUDA device."""
+    """Memory of a rank's device, in bytes. ``total`` is 0 unless it is a CUDA device."""
 
     total: int = 0
     weights: int = 0
     plain: int = 0
-    """Of the weights: matrices in 16 bits that ``quantization`` could store in 8."""
+    """The part of the weights in 16 bits that ``quantization`` could store in 8."""
     activations: int = 0
     cache: int = 0
     shared: int = 0
-    """What ranks send each other goes through."""
+    """Symmetric buffers, for communication between ranks."""
     graphs: int = 0
 
     def room(self, config: EngineConfig, device: torch.device) -> int:
-        """Bytes that the cache may fill, now that the weights are loaded."""
+        """Return the bytes available for the KV cache. Call it after loading the weights."""
         if device.type != "cuda":
             return int(config.cache.cpu_cache_gib * GIB)
         torch.cuda.empty_cache()
@@ -53,21 +53,21 @@ class Usage:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all weights, those included that a linear method has repacked on a CPU."""
+    """Return the bytes of all weights, including those that a linear method has repacked."""
     packed = (m.__dict__.get("prepacked") for m in model.modules())
     weights = (*model.parameters(), *(w for w in packed if w is not None))
     return sum(w.numel() * w.element_size() for w in weights)
 
 
 def plain_bytes(model: nn.Module) -> int:
-    """See ``Usage.plain``."""
+    """Return the bytes of 16-bit weights that could be quantized."""
     linears = (m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead))
     plain = (w for m in linears if isinstance(m.method, PlainLinear) for w in m.parameters())
     return sum(w.numel() * 2 for w in plain if w.element_size() == 2)
 
 
 def held_pages(max_model_len: int, window: int | None, page_size: int) -> int:
-    """Pages that the longest sequence holds at a time."""
+    """Return the maximum number of pages of a sequence in a group with ``window``."""
     longest = -(-max_model_len // page_size)
     return longest if window is None else min(longest, -(-window // page_size) + 2)
 
@@ -81,11 +81,11 @@ def count_pages(
     available: int,
     usage: Usage,
 ) -> list[int]:
-    """Pages of each cache group, the null page included.
+    """Return the pages of each KV cache group, including the null page.
 
-    No group gets more than all slots could fill with the longest sequences. A group with a window
-    needs, for each slot, the window and what one step writes. Raises ``OutOfMemoryError`` with
-    what ``usage`` knows if the ``available`` bytes do not hold the smallest cache.
+    No group gets more pages than ``max_num_seqs`` sequences of maximum length can use: in a group
+    with a sliding window, the window of each sequence and the tokens of a step. Raises
+    ``OutOfMemoryError``, with the figures of ``usage``, if ``available`` bytes are too few.
     """
     if config.cache.num_pages is not None:
         return [config.cache.num_pages] * len(page_bytes)
@@ -107,7 +107,7 @@ def count_pages(
 
 def _too_little(config: EngineConfig, available: int, needed: int, usage: Usage) -> str:
     text = (
-        f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, the smallest needs "
+        f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, but the smallest one needs "
         f"{needed / GIB:.2f} GiB"
     )
     if not usage.total:
@@ -117,16 +117,16 @@ def _too_little(config: EngineConfig, available: int, needed: int, usage: Usage)
     others = allowed - available - usage.weights - usage.activations
     return (
         f"{text}: memory_fraction {fraction} of {usage.total / GIB:.1f} GiB allows "
-        f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations of "
-        f"a step {usage.activations / GIB:.2f} and everything else on the device "
-        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction (0.01 is {usage.total / 100 / GIB:.2f} GiB), "
-        f"use a larger tensor_parallel_size, or free memory with "
+        f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations "
+        f"of a step {usage.activations / GIB:.2f} and everything else on the device "
+        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction "
+        f"(0.01 is {usage.total / 100 / GIB:.2f} GiB), use a larger tensor_parallel_size, or free memory with "
         + ", ".join(f"{option} ({size / GIB:.2f} GiB)" for option, size in savings(config, usage))
     )
 
 
 def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
-    """Options that would free memory, and roughly how many bytes each, the most first."""
+    """Return options that would free memory, with estimated bytes, the largest first."""
     tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     narrow = config.cache.kv_cache_dtype.startswith("fp8")
     found = [
@@ -140,15 +140,15 @@ def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether torch found no room, in a plugin or elsewhere: that is nobody's mistake."""
+    """Return whether torch ran out of memory, in a plugin or elsewhere."""
     root = error.__cause__ if isinstance(error, PluginLoadError) else error
-    # On a host, torch has no type of its own for it.
+    # On a CPU, torch has no special exception type for it.
     return isinstance(root, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(root)
 
 
 @contextmanager
 def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
-    """Turn torch's lack of memory into ``OutOfMemoryError`` with figures and what to do."""
+    """Convert torch's out-of-memory errors to ``OutOfMemoryError`` with figures and ``advice``."""
     try:
         yield
     except (RuntimeError, PluginLoadError) as error:
@@ -159,7 +159,7 @@ def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
             free, total = torch.cuda.mem_get_info(device)
             mine = torch.cuda.memory_allocated(device)
             state = (
-                f": {mine / GIB:.2f} GiB of {total / GIB:.1f} GiB were taken by treadle, "
+                f": treadle uses {mine / GIB:.2f} GiB of {total / GIB:.1f} GiB, "
                 f"{free / GIB:.2f} GiB are free"
             )
         raise OutOfMemoryError(

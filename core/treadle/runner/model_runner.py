@@ -1,4 +1,4 @@
-"""Runs steps of one model on one device."""
+"""The model runner: runs the steps of a model on one device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from treadle.api.attention import Step
+from treadle.api.communicators import Communicator
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS
-from treadle.api.models import Collective
 from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
@@ -39,29 +39,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """The rows of a step that end in a token, with their logits."""
+    """The rows of a step that need sampling, with their logits."""
 
     rows: list[int]
-    """Their indices in the plan."""
+    """Indices in the scheduler output."""
     host_slots: list[int]
     logits: Tensor  # [sampled, vocab]
     slots: Tensor  # int64 [sampled]
-    positions: Tensor  # int64 [sampled], index of the token that is sampled
+    positions: Tensor  # int64 [sampled], index of the new token in its sequence
     raw: Tensor | None = None
-    """The model's own logits, where a logits processor has edited ``logits``."""
+    """The model's logits, if logits processors have edited ``logits``; else ``None``."""
 
 
 class ModelRunner:
-    """One rank's model, page tables and sampler. Used from one thread.
+    """Model, page tables and sampler of a rank. Use it from one thread.
 
-    ``launch`` enqueues a step and returns; ``collect`` waits for the oldest. On CUDA neither waits
-    for the device, but for the step that ``collect`` returns.
+    On CUDA, ``execute_model`` and ``sample_tokens`` do not wait for the device. ``get_output``
+    waits for the oldest step only.
     """
 
     def __init__(
-        self, config: EngineConfig, host: PluginManager, ranks: Collective | None = None
+        self, config: EngineConfig, host: PluginManager, ranks: Communicator | None = None
     ) -> None:
-        """Build and load the model, allocate its pages, capture graphs; see ``Executor.start``."""
+        """Build and load the model, allocate the KV cache, capture CUDA graphs."""
         self._started: Started = start_model(config, host, ranks)
         self.model = self._started.model
         self.device = self._started.device
@@ -134,7 +134,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Enqueue a step; one that is held, only up to its logits."""
+        """Launch a step. With deferred sampling, stop after the logits."""
         pending = PendingStep(plan.id, self.device)
         self._pending.append(pending)
         captured = None
@@ -166,7 +166,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, edits: StepEdits | None) -> None:
-        """Complete the held step that was launched last."""
+        """Complete the newest step, which has deferred sampling."""
         pending = self._pending[-1]
         if self._held is not None:
             self._sample(pending, self._processed(self._held, pending), edits)
@@ -236,10 +236,10 @@ class ModelRunner:
         pending.sampled(rows.rows, rows.host_slots, tokens, output.logprobs)
 
     def _processed(self, rows: SampleRows, pending: PendingStep) -> SampleRows:
-        """The rows after the logits processors that their requests name.
+        """Apply the logits processors that the rows' requests name.
 
-        A processor that raises is asked again row by row, so that only the rows end that it fails
-        on.
+        If a processor fails, it is applied to each row separately, so that only the rows for which
+        it fails end.
         """
         logits = rows.logits
         for name, processor in self._processors.items():
@@ -269,8 +269,7 @@ class ModelRunner:
         which: list[int],
         slots: list[int],
     ) -> None:
-        """Write what ``processor`` makes of the rows ``which``; nothing if it fails, which is a
-        ``PluginLoadError``."""
+        """Apply ``processor`` to rows ``which``. Raises ``PluginLoadError``, changing nothing."""
         index = torch.tensor(which, device=self.device)
         with self._guards[name].call_context("apply", in_step=True):
             edited = processor.apply(
@@ -303,7 +302,7 @@ class ModelRunner:
             self._tables.write(plan.page_writes, current)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor, pending: PendingStep) -> None:
-        """Logprobs of prompt tokens whose predecessors this step computes, for rows that asked."""
+        """Compute logprobs of the prompt tokens after those of this step, where requested."""
         first = 0
         rows = zip(plan.slots, plan.starts, plan.counts, strict=True)
         for row, (slot, start, count) in enumerate(rows):
@@ -317,12 +316,12 @@ class ModelRunner:
             first += count
 
     def forget(self) -> None:
-        """The step that was launched last has failed and will not be collected."""
+        """Drop the newest step, which has failed, so that ``get_output`` does not return it."""
         self._pending.pop()
         self._held = None
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched step."""
+        """Wait for the oldest step in flight and return its output."""
         pending = self._pending.popleft()
         result = pending.result()
         for i in pending.edited.keys() & set(result.bad) - result.faults.keys():
@@ -330,7 +329,7 @@ class ModelRunner:
             for guard in guards:
                 guard.failed("apply")
             ids = ", ".join(guard.entry.id for guard in guards)
-            result.faults[i] = f"{ids} left no token to choose (NaN, or everything is masked)"
+            result.faults[i] = f"{ids} left no token to sample: the logits are NaN or all masked"
         if self._histories:
             for slot, token in zip(pending.slots, result.tokens, strict=True):
                 if slot in self._histories:

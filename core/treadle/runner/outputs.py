@@ -1,4 +1,4 @@
-"""The results of a launched step on their way to the host."""
+"""Outputs of a step in flight, copied to the CPU side asynchronously."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ("PendingStep", "marked")
 
 
 def marked(tokens: Tensor, bad: Tensor) -> Tensor:
-    """``tokens``, negative where ``bad``: one tensor to copy, made by one kernel."""
+    """Return ``tokens`` with negative values where ``bad``, to copy one tensor instead of two."""
     return torch.add(tokens, bad, alpha=-(1 << 40))
 
 
 class PendingStep:
-    """One launched step: its copies to the host are enqueued, ``result`` waits for them.
+    """A launched step. The copies to the CPU side are enqueued; ``result`` waits for them.
 
-    They are in the step's own stream. Another one, that waits for the step to end, was tried: as long as
-    it waits the device takes 0.3 us more from each kernel of a graph to the next.
+    The copies are in the step's stream: while another stream waits for the step, each kernel of a
+    CUDA graph starts 0.3 us later.
     """
 
     def __init__(self, step_id: int, device: torch.device) -> None:
@@ -31,9 +31,9 @@ class PendingStep:
         self._logprobs: Logprobs | None = None
         self._prompts: list[tuple[int, Logprobs]] = []
         self.faults: dict[int, str] = {}
-        """By index into the tokens: rows that a logits processor failed on."""
+        """Errors of logits processors, by index into the tokens."""
         self.edited: dict[int, list[str]] = {}
-        """By index into the tokens: the logits processors that a row has gone through."""
+        """Names of the logits processors that have edited a row, by index into the tokens."""
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
     def sampled(
@@ -43,10 +43,10 @@ class PendingStep:
         tokens: Tensor,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """``tokens[i]``, as from ``marked``, is of row ``rows[i]`` of the plan, in ``slots[i]``."""
+        """Start copying ``tokens`` (see ``flag_invalid``) of ``rows`` of the scheduler output."""
         self._rows = rows
         self.slots = slots
-        # A copy that need not wait goes to pinned memory (torch sees to that).
+        # torch copies to pinned memory if the copy is non-blocking.
         self._tokens = tokens.to("cpu", non_blocking=True)
         self._logprobs = None if logprobs is None else logprobs.cpu()
 
@@ -54,7 +54,7 @@ class PendingStep:
         self._prompts.append((row, logprobs.cpu()))
 
     def record(self) -> None:
-        """Everything of this step is enqueued."""
+        """Record the end of the step, after all its work has been enqueued."""
         if self._event is not None:
             self._event.record()
 

@@ -1,4 +1,4 @@
-"""The hook behind ``treadle.executors: inline``."""
+"""The plugin of the executor ``inline``."""
 
 from __future__ import annotations
 

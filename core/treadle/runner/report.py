@@ -1,4 +1,4 @@
-"""What a start took, of memory and of time: the lines of ``EngineFacts.report``."""
+"""The startup report: memory and time, as lines of ``EngineInfo.report``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ("Stages", "memory_lines", "option_line", "process_seconds", "stage_li
 
 
 class Stages:
-    """Seconds of the stages of a start, in their order."""
+    """Seconds of each stage of the startup, in order."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def done(self, name: str) -> None:
-        """The stage that began with the end of the one before is over."""
+        """Record the end of a stage, which began at the end of the previous one."""
         now = time.perf_counter()
         self.seconds[name] = round(now - self._last, 3)
         self._last = now
 
 
 def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator[str]:
-    """Weights, activations and cache; graphs are captured later and have a line of their own."""
+    """Yield lines for weights, activations and KV cache. CUDA graphs have a separate line."""
     yield f"weights      {usage.weights / GIB:8.3f} GiB"
     if usage.activations:
         yield f"activations  {usage.activations / GIB:8.3f} GiB in a step of {step_tokens} tokens"
@@ -43,11 +43,11 @@ def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator
         f"enough for {longest:.1f} sequences of {length} tokens"
     )
     if usage.shared:
-        yield f"shared       {usage.shared / GIB:8.3f} GiB for what ranks send each other"
+        yield f"shared       {usage.shared / GIB:8.3f} GiB of symmetric buffers between ranks"
 
 
 def option_line(config: EngineConfig, usage: Usage) -> str:
-    """Which option frees how much."""
+    """Return a line with options that free memory, and how much."""
     parts = [f"{size / GIB:.3f} GiB {option}" for option, size in savings(config, usage)]
     if usage.total:
         parts.append(f"memory_fraction: 0.01 is {usage.total / 100 / GIB:.3f} GiB")
@@ -57,7 +57,7 @@ def option_line(config: EngineConfig, usage: Usage) -> str:
 
 
 def stage_line(stages: Stages) -> str:
-    """Where the time went, and how old the process is now that it is ready."""
+    """Return a line with the time of each stage and the age of the process."""
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.seconds.items())
     total = sum(stages.seconds.values())
     age = process_seconds()
@@ -66,10 +66,10 @@ def stage_line(stages: Stages) -> str:
 
 
 def process_seconds() -> float | None:
-    """How long ago this process began, where the system tells it (Linux)."""
+    """Return the age of this process, or ``None`` if unknown (on systems other than Linux)."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        ticks = int(fields[19])  # starttime, the 22nd field; the first two are cut off
+        ticks = int(fields[19])  # starttime, field 22 of the file; the first two are cut off
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, ValueError, IndexError):
         return None

@@ -1,4 +1,4 @@
-"""Scales of an fp8 cache, worked out from what a model caches (``calculate_kv_scales``)."""
+"""Scales of an fp8 KV cache, computed from a model's keys and values (``calculate_kv_scales``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from treadle.api.attention import AttentionBatch
-from treadle.api.models import Collective
+from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
 from treadle.runner.attention import AttentionLayers
@@ -17,8 +17,8 @@ from treadle.runner.attention import AttentionLayers
 __all__ = ("calculate_scales",)
 
 TOKENS = 512
-# The largest number seen is stored as a quarter of what the type holds: text may go beyond what
-# these tokens do, and a floating-point type loses no precision by it.
+# The largest measured value is stored as a quarter of the type's maximum. Real text may have larger
+# values than random tokens, and a floating-point type loses no precision by the margin.
 MARGIN = 4.0
 
 
@@ -26,23 +26,24 @@ MARGIN = 4.0
 def calculate_scales(
     model: nn.Module,
     attention: AttentionLayers,
-    ranks: Collective,
+    ranks: Communicator,
     pages: Sequence[int],
     device: torch.device,
     vocab_size: int,
     max_len: int,
 ) -> None:
-    """Set the scales of every layer whose cache is in fp8, the same on every rank.
+    """Set the scales of all layers with an fp8 cache, the same on every rank. Collective.
 
-    One prompt of random tokens goes through the model, with the cache that was allocated; what it
-    leaves there belongs to no sequence. Call it before kernels are installed, which write keys
-    where nothing sees them, and before graphs are captured, which keep the scales. Raises ``ConfigError`` if no cache is in fp8.
+    Runs a prompt of random tokens through the model, writing to the cache before any sequence uses
+    it. Call this before installing kernels, which may write keys without calling the attention
+    layers, and before capturing CUDA graphs, which contain the scales. Raises ``ConfigError`` if no
+    cache is fp8.
     """
     layers = [m for m in model.modules() if isinstance(m, Attention) and m.narrow]
     if not layers:
         raise ConfigError(
-            "calculate_kv_scales is on, but no cache is in fp8; set kv_cache_dtype to fp8_e4m3 or "
-            "fp8_e5m2, or leave calculate_kv_scales out"
+            "calculate_kv_scales is on, but no cache is fp8; set kv_cache_dtype to fp8_e4m3 or "
+            "fp8_e5m2, or do not set calculate_kv_scales"
         )
     largest = torch.zeros(len(layers), 2, device=device)
 
@@ -63,20 +64,20 @@ def calculate_scales(
     finally:
         for made in hooks:
             made.remove()
-    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.size, len(layers), 2)
+    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.world_size, len(layers), 2)
     for layer, (key, value) in zip(layers, of_ranks.amax(dim=0).tolist(), strict=True):
         limit = torch.finfo(layer.cache.dtype).max
         layer.scales = (_scale(key, limit), _scale(value, limit))
 
 
 def _scale(largest: float, limit: float) -> float:
-    """1 for a layer that caches zeros, or what is no number."""
+    """Return the scale for the largest value; 1 if it is zero or not finite."""
     scale = MARGIN * largest / limit
     return scale if 0.0 < scale < float("inf") else 1.0
 
 
 def _prompt(size: int, pages: Sequence[int], device: torch.device, max_len: int) -> AttentionBatch:
-    """One sequence from page 1 on, as long as every group's pages hold."""
+    """Return a batch of one prompt, of at most ``TOKENS`` tokens, in the pages from 1 on."""
     length = min(TOKENS, max_len, (min(pages) - 1) * size)
     count = -(-length // size)
     slots = torch.arange(size, size + length, device=device)

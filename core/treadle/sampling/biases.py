@@ -1,8 +1,8 @@
-"""Sparse additions to the logits: ``logit_bias``, banned tokens, and ``min_tokens``.
+"""Sparse additions to the logits: ``logit_bias``, ``bad_words`` of one token, ``min_tokens``.
 
-A slot's entries are (token, value, until): the value is added while the position is below
-``until``. A ban is a value of -inf; ``min_tokens`` is a ban of the stop ids that ends at a
-position. So one scatter serves three parameters, and their order among each other is void.
+A slot has entries (token, value, until): the value is added while the position is below
+``until``. A ban adds -inf; ``min_tokens`` bans the stop ids up to a position. One scatter applies
+all entries, in any order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BANNED = float("-inf")
 
 
 class Biases:
-    """Tables ``[capacity, most entries of a slot]``, padded with additions of 0 to token 0."""
+    """Tables ``[capacity, max entries of a slot]``, padded with additions of 0 to token 0."""
 
     remembers = False
 
@@ -41,7 +41,7 @@ class Biases:
         if params.min_tokens:
             end = min(start.prompt_len + params.min_tokens, ALWAYS)
             entries += [(token, BANNED, end) for token in start.stop_ids]
-        # A stop id or a bad word outside of the vocabulary cannot be sampled anyway.
+        # A token id outside the vocabulary cannot be sampled anyway.
         entries = [entry for entry in entries if 0 <= entry[0] < self._vocab_size]
         if not entries:
             return
@@ -70,4 +70,4 @@ class Biases:
         logits.view(-1).scatter_add_(0, places.flatten(), values.flatten())
 
     def accept(self, part: Part, tokens: Tensor) -> None:
-        """Nothing to remember."""
+        """Do nothing: biases do not depend on sampled tokens."""

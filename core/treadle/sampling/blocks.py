@@ -1,8 +1,7 @@
-"""The vocabulary in blocks: what makes a reduction over 150,000 logits cheap to look into again.
+"""The vocabulary in blocks of about 128 tokens, for two-level searches over the logits.
 
-One pass reduces every block of about 128 neighbours; the search for a maximum, for the largest k,
-or for the token at a point of the cumulative distribution then reads the block results and the few
-blocks that matter.
+One pass reduces every block. A search for the maximum, the largest k, or the token at a point of
+the cumulative distribution then reads only the block results and a few blocks.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ PREFERRED = 128
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """``count`` blocks of ``width`` tokens cover ``vocab_size``; the last one may be short."""
+    """``count`` blocks of ``width`` tokens that cover the vocabulary; the last may be shorter."""
 
     vocab_size: int
     width: int
     count: int
-    lanes: Tensor  # int64 [width]: 0, 1, … on the device, so that a captured graph can read it
+    lanes: Tensor  # int64 [width]: 0, 1, …; on the device, so that a CUDA graph can read it
 
     @classmethod
     def of(cls, vocab_size: int, device: torch.device) -> Blocks:
-        # A width that divides the vocabulary spares the two extra launches of a short block.
+        # A width that divides the vocabulary saves the two extra launches for a short block.
         exact = [width for width in range(64, 513) if vocab_size % width == 0]
         width = min(exact, key=lambda width: abs(width - PREFERRED), default=PREFERRED)
         width = min(width, vocab_size)
@@ -42,7 +41,7 @@ class Blocks:
         return self.vocab_size % self.width
 
     def reduce(self, values: Tensor, reduction: Callable[..., Tensor]) -> Tensor:
-        """``[rows, vocab]`` to ``[rows, count]`` by ``Tensor.sum`` or ``Tensor.amax``."""
+        """Reduce ``[rows, vocab]`` to ``[rows, count]`` by ``Tensor.sum`` or ``Tensor.amax``."""
         if not self.tail:
             return reduction(values.view(-1, self.count, self.width), -1)
         body = self.vocab_size - self.tail
@@ -53,25 +52,24 @@ class Blocks:
         return torch.cat(parts, dim=1)
 
     def members(self, chosen: Tensor) -> Tensor:
-        """Token ids of the chosen blocks: int64 ``[rows, n]`` to ``[rows, n * width]``.
+        """Return the token ids ``[rows, n * width]`` of blocks ``chosen`` (int64 ``[rows, n]``).
 
-        Past the end of a short block the ids are ``vocab_size`` and more.
+        Ids past the end of a short block are ``vocab_size`` or larger.
         """
         ids = (chosen * self.width).unsqueeze(-1) + self.lanes
         return ids.flatten(1)
 
     def gather(self, values: Tensor, ids: Tensor, fill: float) -> Tensor:
-        """``values`` (``[rows, vocab]``) at ids from ``members``; ``fill`` past the end."""
+        """Return ``values`` (``[rows, vocab]``) at ids of ``members``; ``fill`` past the end."""
         if not self.tail:
             return values.gather(1, ids)
         found = values.gather(1, ids.clamp(max=self.vocab_size - 1))
         return found.masked_fill_(ids >= self.vocab_size, fill)
 
     def largest(self, values: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """The ``most`` largest values of each row in falling order, and their ids.
+        """Return the ``most`` largest values of each row in descending order, and their ids.
 
-        Exact: every one of them lies in a block that is among the ``most`` with the largest
-        maxima. Were it not, ``most`` maxima would be at least as large.
+        The result is exact: these values are all in the ``most`` blocks with the largest maxima.
         """
         if most * self.width * 2 >= self.vocab_size:
             found, ids = values.topk(min(most, self.vocab_size), dim=-1)

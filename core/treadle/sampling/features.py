@@ -1,4 +1,4 @@
-"""Which stages a step needs: known on the host, from the parameters of its rows alone."""
+"""Which sampling stages a step needs, derived on the CPU side from the rows' parameters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ("Features",)
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The stages of ``Sampler.sample_graphable``. Hashable: a captured graph is kept per value.
+    """The stages of ``Sampler.sample_graphable``. Hashable: the key of captured CUDA graphs.
 
-    A step may run with more features than its rows ask for (``covers``); its tokens are the same.
+    A step may run with more features than its rows need (``covers``), with the same tokens.
     """
 
     greedy: bool = False
     random: bool = False
     top_k: int = 0
-    """0: off. Up to ``HEAD``: length of the list of the largest. Above: a binary search."""
+    """0: off. Up to ``HEAD``: how many largest values to list. Above: use a binary search."""
     top_p: bool = False
     long_top_p: bool = False
-    """Some row has a top-p without a top-k of at most ``HEAD``."""
+    """Whether some row has top-p without a top-k of at most ``HEAD``."""
     min_p: bool = False
 
     @classmethod
@@ -32,7 +32,7 @@ class Features:
         if effective_temperature(params) == 0.0:
             return cls(greedy=True)
         bounded = 0 < params.top_k < vocab_size
-        # Few sizes of list, hence few graphs: 32, 64 and 128.
+        # Only three list sizes, 32, 64 and 128, to capture few graphs.
         size = min(HEAD, max(32, 1 << (params.top_k - 1).bit_length())) if bounded else 0
         if bounded and params.top_k > HEAD:
             size = HEAD + 1
@@ -61,9 +61,9 @@ class Features:
 
     @property
     def searches(self) -> bool:
-        """Whether a filter takes a binary search: many passes over the vocabulary."""
+        """Whether a filter needs a binary search, with many passes over the vocabulary."""
         return self.top_k > HEAD or self.long_top_p
 
     def covers(self, other: Features) -> bool:
-        """Whether a step of ``other`` may run with these features."""
+        """Return whether a step that needs ``other`` may run with these features."""
         return self | other == self

@@ -1,4 +1,4 @@
-"""What the tables behind per-slot edits of the logits have in common."""
+"""The interface of logits edits."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ("Part", "Table")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of a step that a table concerns, three times."""
+    """The rows of a step to which a logits edit applies."""
 
     rows: Tensor  # int64 [n]: rows of the batch
-    owned: Tensor  # int64 [n]: rows of the table, all different
-    slots: list[int]
+    owned: Tensor  # int64 [n]: rows of the edit's tables, all different
+    slots: list[int]  # the slots of these rows
 
 
 class Table(Protocol):
-    """Parameters that few slots have, in rows of tables that grow on demand."""
+    """A logits edit: parameters that few slots have, in rows of tables that grow on demand."""
 
     pool: Pool
     remembers: bool
-    """Whether ``accept`` must be told what was sampled."""
+    """Whether ``record_sampled`` must be called after sampling."""
 
     def pack(self, start: SlotStart, parcel: Parcel) -> None:
-        """Reserve a row and add its data to ``parcel``, if ``start`` asks for this edit."""
+        """Assign a row and add its data to ``parcel``, if the sequence needs this edit."""
 
     def write(self, data: Tensor) -> None:
-        """Fill the reserved rows from the shipped parcel (int32)."""
+        """Fill the assigned rows from the parcel's ``data`` (int32, on the device)."""
 
     def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
         """Edit ``logits[part.rows]`` in place.
@@ -43,4 +43,4 @@ class Table(Protocol):
         """
 
     def accept(self, part: Part, tokens: Tensor) -> None:
-        """Remember ``tokens[part.rows]``; ``tokens`` is int64 ``[batch]``."""
+        """Record ``tokens[part.rows]``; ``tokens`` is int64 ``[batch]``."""

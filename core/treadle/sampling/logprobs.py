@@ -1,4 +1,4 @@
-"""Log probabilities of the model's own distribution: before masks, penalties and temperature."""
+"""Log probabilities of the raw logits, before masks, penalties and temperature."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ __all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Column 0 is the chosen token, the others are the likeliest ``k`` in falling order.
+    """Log probabilities: column 0 is the sampled token, the others are the ``k`` most probable.
 
-    ``rows[i]`` is the batch row of line ``i`` and ``counts[i]`` how many alternatives it asked
-    for; lines are as wide as the largest count. The chosen token comes up again among the
-    alternatives if it is one of them.
+    Line ``i`` is for batch row ``rows[i]``, which requested ``counts[i]`` alternatives; ``k`` is
+    the largest count. The sampled token may be among the alternatives as well.
     """
 
     rows: Sequence[int]
     counts: Sequence[int]
     ids: Tensor  # int64 [n, 1 + k]
     values: Tensor  # float32 [n, 1 + k]
-    ranks: Tensor  # int64 [n], from 1; tokens that tie share the smallest
+    ranks: Tensor  # int64 [n], from 1; equal logits have the same rank
 
     def cpu(self) -> Logprobs:
-        """A copy on the host, complete once the device's queue has reached it."""
+        """Return a copy on the CPU side, valid once the device's stream has reached it."""
         return Logprobs(
             self.rows, self.counts, download(self.ids), download(self.values), download(self.ranks)
         )
 
     def to_host(self) -> list[TokenLogprobs]:
-        """One entry per line, each with as many alternatives as it asked for.
+        """Return one entry per line, with the requested number of alternatives.
 
-        Waits for the device unless the tensors are on the host already.
+        Waits for the device unless the tensors are on the CPU side.
         """
         lines = zip(
             self.counts, self.ids.tolist(), self.values.tolist(), self.ranks.tolist(), strict=True
@@ -55,12 +54,12 @@ class Logprobs:
 def gather_logprobs(
     logits: Tensor, tokens: Tensor, k: int, blocks: Blocks
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, log probabilities and rank of ``tokens`` and of the ``k`` likeliest.
+    """Return ids and log probabilities of ``tokens`` and the top ``k``, and ranks of ``tokens``.
 
     ``logits`` is ``[n, vocab]`` of any float type, ``tokens`` int64 ``[n]``; returns int64 and
     float32 ``[n, 1 + k]`` and int64 ``[n]``.
     """
-    # In pieces: a prompt may have thousands of positions, and their float32 copies would not fit.
+    # In pieces, since float32 copies of the thousands of positions of a prompt could not fit.
     parts = [
         gather_piece(logits[rows].float(), tokens[rows], k, blocks)
         for rows in spans(logits, bounded=True)
@@ -82,16 +81,16 @@ def gather_piece(
         ids = torch.cat((ids, top_ids), dim=1)
     above = torch.empty_like(logits, dtype=mask_dtype(logits.device))
     ranks = torch.gt(logits, chosen, out=above).sum(dim=-1).long().add_(1)
-    # Subtracting from the few that are wanted spares a log_softmax the size of the vocabulary.
+    # Normalizing only the returned values avoids a log_softmax over the vocabulary.
     most = logits.amax(dim=-1, keepdim=True)
     total = (logits - most).exp_().sum(dim=-1, keepdim=True)
     return ids, values - most - total.log_(), ranks
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, k: int) -> Logprobs:
-    """Log probabilities of the tokens that do follow in a prompt.
+    """Return log probabilities of prompt tokens, with ``k`` alternatives.
 
-    ``logits[i]`` (``[n, vocab]``) predicts ``targets[i]`` (int64 ``[n]``). Line ``i`` has row ``i``.
+    ``logits[i]`` (``[n, vocab]``) predicts ``targets[i]`` (int64 ``[n]``). Line ``i`` is row ``i``.
     """
     n, vocab_size = logits.shape
     blocks = Blocks.of(vocab_size, logits.device)

@@ -1,4 +1,4 @@
-"""Sets of allowed tokens: grammar bitmasks of one step, and ``allowed_token_ids`` of a slot."""
+"""Allowed tokens: grammar bitmasks of a step, and ``allowed_token_ids`` of a slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ("Allowed", "apply_bitmask", "bitmask_words")
 
 
 def bitmask_words(vocab_size: int) -> int:
-    """int32 words in a row of a bitmask."""
+    """Return the number of int32 words in a row of a bitmask."""
     return -(-vocab_size // 32)
 
 
@@ -26,7 +26,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
     """
     device = bitmask.device
     bits = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
-    # What to add for each byte: a lookup of eight tokens is faster than shifting every bit.
+    # The values to add for each byte: looking up eight tokens is faster than shifting every bit.
     additions = torch.zeros(256, 8, device=device).masked_fill_(bits & 1 == 0, float("-inf"))
     # Bytes of a little-endian word are in the order of their tokens.
     octets = bitmask.contiguous().view(torch.uint8).flatten().int()
@@ -38,7 +38,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
 
 
 class Allowed:
-    """``bool [capacity, vocab]`` of what is forbidden, for slots that have ``allowed_token_ids``."""
+    """The logits edit of ``allowed_token_ids``: a table bool ``[capacity, vocab]`` of bans."""
 
     remembers = False
 
@@ -64,4 +64,4 @@ class Allowed:
         logits.index_copy_(0, part.rows, masked)
 
     def accept(self, part: Part, tokens: Tensor) -> None:
-        """Nothing to remember."""
+        """Do nothing: the bans do not depend on sampled tokens."""

@@ -1,10 +1,9 @@
-"""Random numbers that depend on a request's seed and a token's position, and on nothing else.
+"""Random numbers that depend only on a sequence's seed and the token's position.
 
-The generator is counter based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014) evaluated at a counter. Only additions, multiplications and shifts
-of 64-bit integers take part, which wrap alike on every device, so a CPU and a GPU draw the same
-numbers. A seed selects both the offset and the stride of its sequence: two seeds walk different
-orbits, not two windows of one.
+The generator is counter-based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014) evaluated at a counter. It only adds, multiplies and shifts 64-bit
+integers, which wrap the same way on every device, so a CPU and a GPU draw the same numbers. The
+seed determines both offset and stride, so that sequences of two seeds do not overlap.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ __all__ = ("BITS", "STREAMS", "keys", "uniforms")
 
 STREAMS = 2
 """Independent numbers per position: one selects a block of the vocabulary, one a token in it."""
-# A product u·T of such a u with an integer T < 2^52 is below T after rounding too: with 53 bits
-# it could round up to T, an index past the end.
+# The product of a 52-bit number in [0, 1) with an integer T < 2^52 stays below T after rounding.
+# With 53 bits it could round up to T, an index past the end.
 BITS = 52
 
 WORD = (1 << 64) - 1
@@ -29,10 +28,10 @@ SHIFTS = (30, 27, 31)
 
 
 def keys(seed: int) -> tuple[int, int, int, int]:
-    """The four signed 64-bit numbers ``uniforms`` needs of ``seed``: two offsets, two strides."""
+    """Return two offsets and two strides (signed 64-bit) of ``seed``, for ``uniforms``."""
     offset = mix((seed + GOLDEN) & WORD)
     stride = mix((offset + GOLDEN) & WORD) | 1
-    # A stride of few bit changes makes neighbouring counters too much alike (section 5 of the paper).
+    # A stride with few bit changes makes successive counters too similar (section 5 of the paper).
     if (stride ^ (stride >> 1)).bit_count() < 24:
         stride ^= 0xAAAAAAAAAAAAAAAA
     # Position p uses the counters 2p and 2p + 1, hence the doubled stride.
@@ -41,7 +40,7 @@ def keys(seed: int) -> tuple[int, int, int, int]:
 
 
 def uniforms(offsets: Tensor, strides: Tensor, positions: Tensor) -> Tensor:
-    """Uniform numbers in ``[0, 1)``, float64 ``[rows, STREAMS]``.
+    """Return uniform numbers in ``[0, 1)``, float64 ``[rows, STREAMS]``.
 
     ``offsets`` and ``strides`` are int64 ``[rows, STREAMS]`` (see ``keys``), ``positions`` int64
     ``[rows]``. Every result is a multiple of ``2**-BITS``.
@@ -59,7 +58,7 @@ def logical_shift(z: Tensor, by: int) -> Tensor:
 
 
 def mix(z: int) -> int:
-    """The output function of SplitMix64 on unsigned 64-bit integers."""
+    """Apply SplitMix64's output function to an unsigned 64-bit integer."""
     z = ((z ^ (z >> SHIFTS[0])) * MULTIPLIERS[0]) & WORD
     z = ((z ^ (z >> SHIFTS[1])) * MULTIPLIERS[1]) & WORD
     return z ^ (z >> SHIFTS[2])

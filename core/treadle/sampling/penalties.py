@@ -1,10 +1,10 @@
-"""Repetition, presence and frequency penalties over counts that live on the device.
+"""Repetition, presence and frequency penalties, with token counts on the device.
 
-Repetition (Keskar et al., "CTRL", 2019, section 4.1) looks at prompt and output: a positive logit
-is divided by the penalty, a negative one multiplied. Presence and frequency (OpenAI's API) look at
-the output only: ``logit - frequency * count - presence * [count > 0]``.
+Repetition (Keskar et al., "CTRL", 2019, section 4.1) applies to tokens of prompt and output: a
+positive logit is divided by the penalty, a negative one multiplied. Presence and frequency
+(OpenAI's API) apply to the output only: ``logit - frequency * count - presence * [count > 0]``.
 
-A step touches the logits of the tokens that a sequence holds, not the whole vocabulary.
+A step edits only the logits of the sequence's tokens, not the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from treadle.sampling.transfer import Parcel
 
 __all__ = ("Penalties",)
 
-# One int32 per token: the lowest bit tells whether the prompt holds it, the rest counts outputs.
+# A count is an int32: bit 0 is set if the token is in the prompt, the other bits count outputs.
 PROMPT, OUTPUT = 1, 2
-MARGIN = 1024  # a sequence grows by one a step; its table should not
+MARGIN = 1024  # extra columns, so that a growing sequence does not enlarge the table each step
 
 
 class Penalties:
-    """Counts ``[capacity, vocab]`` and sequences ``[capacity, longest]``, for slots with a penalty."""
+    """The logits edit of penalties: counts ``[capacity, vocab]``, tokens ``[capacity, len]``."""
 
     remembers = True
 
@@ -34,12 +34,12 @@ class Penalties:
         self.pool = Pool()
         self._vocab_size = vocab_size
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
-        # Filled up with token 0, which is harmless: a token that was not seen is rewritten as it is.
+        # Padding with token 0 is harmless: logits of tokens with count 0 are written unchanged.
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(0, dtype=torch.int64, device=device)
         # repetition, presence, frequency
         self._params = torch.zeros(0, 3, dtype=torch.float32, device=device)
-        # The host's copy of _lengths, by slot: it bounds the width of a step.
+        # The CPU side's copy of _lengths, by slot: it bounds the width of a step.
         self._known: dict[int, int] = {}
         self._pending: list[tuple[int, slice, slice, slice]] = []
 
@@ -54,7 +54,7 @@ class Penalties:
             return
         row = self.pool.take(start.slot)
         numbers = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        # Placeholders of images may lie outside of the vocabulary; the model cannot repeat them.
+        # Image placeholders may be outside the vocabulary; they cannot be sampled.
         prompt = [
             token for token in start.tokens[: start.prompt_len] if 0 <= token < self._vocab_size
         ]
@@ -96,7 +96,7 @@ class Penalties:
         x = torch.where(counts > 0, torch.where(x < 0, x * repetition, x / repetition), x)
         outputs = counts >> 1
         x = x.sub_(outputs * frequency).sub_((outputs > 0) * presence)
-        # A token that occurs twice is written twice with the same value.
+        # A token that occurs twice is written twice, with the same value.
         logits.view(-1)[places] = x.flatten()
 
     def accept(self, part: Part, tokens: Tensor) -> None:

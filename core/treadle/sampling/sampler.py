@@ -1,14 +1,14 @@
-"""From logits to tokens, for a batch of slots that each have their own parameters.
+"""The sampler: from logits to tokens, with the parameters of each slot.
 
-The order is transformers', with vLLM's place for bans and biases:
+The order is that of transformers, with bans and biases where vLLM has them:
 
-1. log probabilities of the raw logits, where asked for;
-2. grammar bitmask, ``allowed_token_ids``, ``bad_words``, ``min_tokens``, ``logit_bias``;
-3. repetition, then frequency and presence penalty;
-4. greedy rows: the likeliest token, the lowest id among equals. Other rows: temperature, then
-   top-k, top-p, min-p, then a draw.
+1. Log probabilities of the raw logits, if requested.
+2. Grammar bitmask, ``allowed_token_ids``, ``bad_words``, ``min_tokens``, ``logit_bias``.
+3. Repetition penalty, then frequency and presence penalties.
+4. Greedy rows: argmax; ties go to the lowest token id. Other rows: temperature, top-k, top-p,
+   min-p, then a random draw.
 
-Nothing here waits for the device. What a step needs is decided on the host, from the slots alone.
+Nothing here waits for the device: the CPU side knows from the slots which stages a step needs.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ __all__ = ("SampleOutput", "Sampler", "check_ids")
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """Tensors on the device."""
+    """The sampled tokens, on the device."""
 
     tokens: Tensor  # int64 [rows]
-    bad: Tensor  # bool [rows]: no usable distribution; the token means nothing, fail the request
+    bad: Tensor  # bool [rows]: no valid distribution, so the token is meaningless
     logprobs: Logprobs | None = None
 
 
 class Sampler:
-    """Samples one token per row; keeps what that takes for every slot.
+    """Sampling state of all slots; samples one token per row. Not thread-safe.
 
-    Not thread-safe. ``open`` a slot before its first ``sample``; a slot that was never opened is
-    greedy, which is what a padding slot needs. Tables of ``slots`` rows never move, so a captured
-    graph may read them; tables of the other parameters grow and belong to eager steps.
+    Call ``add_sequences`` before a slot's first ``sample``. Unused slots are greedy, as padding
+    rows need. The tensors of ``SlotParams`` never move, so a CUDA graph may read them. Tables of
+    logits edits can grow, so only eager steps use them.
     """
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
@@ -63,7 +63,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.blocks = Blocks.of(vocab_size, self.device)
         self._slots = Slots(slots, vocab_size, self.device)
-        # The order in which they edit the logits.
+        # In the order in which they edit the logits.
         self._tables: tuple[Table, ...] = (
             Allowed(vocab_size, self.device),
             BadWords(vocab_size, self.device),
@@ -76,13 +76,12 @@ class Sampler:
         self._selected: Selection | None = None
         self.argmax_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """For steps without filters; see ``treadle.sampling.kernels``."""
+        """Kernel for steps without filters; see ``treadle.sampling.kernels``."""
 
     def open(self, starts: Sequence[SlotStart]) -> None:
-        """Take over the parameters of new slots, in one transfer.
+        """Set the parameters of slots, replacing earlier ones, in one transfer to the device.
 
-        A slot may be opened again without ``close``. Raises ``RequestError`` for a token id outside
-        of the vocabulary; then no slot has changed.
+        Raises ``RequestError``, without changing any slot, if a token id is outside the vocabulary.
         """
         if not starts:
             return
@@ -103,7 +102,7 @@ class Sampler:
             table.write(data)
 
     def close(self, slots: Iterable[int]) -> None:
-        """Forget slots; those that are not open are ignored. Touches no device."""
+        """Remove the parameters of slots. Unused slots are ignored. No device work."""
         for slot in slots:
             self._features[slot] = Features(greedy=True)
             self._logprobs.pop(slot, None)
@@ -112,7 +111,7 @@ class Sampler:
         self._selected = None
 
     def features(self, rows: Sequence[int]) -> Features | None:
-        """What ``sample_graphable`` needs for these slots; ``None`` if they need ``sample``."""
+        """Return the features for ``sample_graphable``, or ``None`` if ``sample`` is needed."""
         selection = self._select(rows)
         if selection.edits or selection.logprobs is not None:
             return None
@@ -129,12 +128,12 @@ class Sampler:
         bitmask_rows: Tensor | None = None,
         raw: Tensor | None = None,
     ) -> SampleOutput:
-        """Sample one token per row and remember it where a parameter looks back.
+        """Sample one token per row and record it for the logits edits that need it.
 
-        ``logits`` is ``[rows, vocab]`` and is not modified; ``slots`` and ``positions`` are int64
-        ``[rows]`` on the device, a position being the index of the new token in its sequence.
-        ``rows`` holds the same slots for the host, each at most once. ``bitmask`` is described in
-        ``apply_bitmask``. ``raw`` are the logits for log probabilities if a plugin has edited
+        ``logits`` is ``[rows, vocab]`` and is not modified. ``slots`` and ``positions`` are int64
+        ``[rows]`` on the device; a position is the index of the new token in its sequence. ``rows``
+        are the same slots on the CPU side, each at most once. ``apply_bitmask`` describes
+        ``bitmask``. ``raw`` are the logits for log probabilities, if a logits processor has edited
         ``logits``.
         """
         selection = self._select(rows)
@@ -154,10 +153,10 @@ class Sampler:
     def sample_graphable(
         self, logits: Tensor, slots: Tensor, positions: Tensor, features: Features
     ) -> tuple[Tensor, Tensor]:
-        """Tokens int64 ``[rows]`` and bad rows bool ``[rows]``, by fixed device operations.
+        """Return tokens int64 ``[rows]`` and invalid rows bool ``[rows]``. Can be captured.
 
-        Nothing but ``features`` and the shape selects the operations, and every table they read
-        stays at its address: a captured graph may be replayed after slots were opened and closed.
+        The device operations depend only on ``features`` and the shape, and the tables that they
+        read never move, so a CUDA graph stays valid when sequences are added or removed.
         """
         groups = [Group(None, features)] if features.filters else []
         return self._choose(logits, slots, positions, features, groups)
@@ -172,9 +171,9 @@ class Sampler:
         bitmask: Tensor | None = None,
         bitmask_rows: Tensor | None = None,
     ) -> Tensor:
-        """The probabilities that ``sample`` draws from: float32 ``[rows, vocab]``.
+        """Return the probabilities that ``sample`` draws from: float32 ``[rows, vocab]``.
 
-        Greedy rows are one-hot. Remembers nothing.
+        Greedy rows are one-hot. Records nothing.
         """
         selection = self._select(rows)
         edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
@@ -195,7 +194,7 @@ class Sampler:
         bitmask: Tensor | None,
         bitmask_rows: Tensor | None,
     ) -> Tensor:
-        """Logits after steps 2 and 3; the same tensor if there is nothing to do."""
+        """Return the logits after stages 2 and 3; ``logits`` itself if there are no edits."""
         if bitmask is None and not selection.edits:
             return logits
         x = self._scratch.take("edited", logits).copy_(logits)
@@ -240,10 +239,10 @@ class Sampler:
         return argmax(logits, self.blocks)
 
     def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
-        """Step 4 up to the draw: a softmax of which filters have set entries to zero."""
+        """Return a softmax with the entries removed by filters set to zero (stage 4)."""
         probs = self._scratch.take("probs", logits)
         for rows in spans(logits):
-            # A float16 divided by a float32 column is a float32, in one pass.
+            # Dividing float16 by a float32 column gives float32 in one pass.
             scaled = self._scratch.take("scaled", logits[rows])
             torch.div(logits[rows], cells.temperature[rows], out=scaled)
             torch.softmax(scaled, dim=-1, out=probs[rows])
@@ -269,7 +268,7 @@ class Sampler:
             )
 
     def _select(self, rows: Sequence[int]) -> Selection:
-        """The selection of ``rows``; consecutive decode steps nearly always repeat the last one."""
+        """Return the metadata of ``rows``, cached: successive decode steps have the same rows."""
         if self._selected is None or self._selected.rows != rows:
             self._selected = Selection.of(
                 rows, self._features, self._tables, self._logprobs, self.device
@@ -278,13 +277,13 @@ class Sampler:
 
 
 def check_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ``RequestError`` if a parameter names a token outside of the vocabulary."""
+    """Raise ``RequestError`` if a parameter contains a token id outside the vocabulary."""
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
     ):
         if ids and max(ids) >= vocab_size:
             raise RequestError(
-                f"{name} has token {max(ids)}; the model's vocabulary ends at {vocab_size - 1}",
+                f"{name} has token {max(ids)}; the highest id of the model is {vocab_size - 1}",
                 param=name,
             )

@@ -1,4 +1,4 @@
-"""Buffers of the size of the logits that a step overwrites."""
+"""Reusable buffers of the size of the logits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEVICE_ELEMENTS = 1 << 26
 
 
 def spans(values: Tensor, *, bounded: bool = False) -> list[slice]:
-    """Rows of ``values`` (``[rows, vocab]``) in pieces that are worth passing over several times.
+    """Split the rows of ``values`` (``[rows, vocab]``) into pieces for several passes.
 
-    A CPU gets as much as its cache holds. A device gets everything in one piece, which a graph
-    needs, or, if ``bounded``, as much as a temporary copy should take.
+    On a CPU a piece fits its cache. On a GPU all rows are one piece, as CUDA graphs need, unless
+    ``bounded``: then a piece has the maximum size of a temporary copy.
     """
     rows, vocab_size = values.shape
     if not (bounded or values.is_cpu):
@@ -25,18 +25,18 @@ def spans(values: Tensor, *, bounded: bool = False) -> list[slice]:
 
 
 class Scratch:
-    """Uninitialised buffers by name; a buffer is lost when its name is taken again.
+    """Uninitialised buffers by name; requesting a name again invalidates its earlier buffer.
 
-    On a CPU they are kept: the allocator gives large blocks back to the system, and faulting their
-    pages in again costs several times the arithmetic. CUDA's caching allocator needs no help, and
-    a captured graph must have buffers of its own.
+    On a CPU the buffers are reused: the allocator returns large blocks to the system, and the page
+    faults of new ones cost several times the arithmetic. On CUDA they are not: its allocator
+    caches, and a CUDA graph must not share buffers with other work.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A contiguous buffer of ``like``'s shape and device."""
+        """Return a contiguous buffer of ``like``'s shape on its device."""
         if not like.is_cpu:
             return torch.empty(like.shape, dtype=dtype, device=like.device)
         size = like.numel() * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Which rows of a step ask for what: decided on the host, uploaded once, reused while rows stay."""
+"""Which rows of a step need which sampling stages; cached while the rows stay the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("Group", "Selection")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that go through the same filters."""
+    """Rows that use the same filters."""
 
     rows: Tensor | None  # int64 [n]; None: all rows
     features: Features
@@ -26,7 +26,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What ``Sampler.sample`` must do for these rows; lists and tensors of the same rows agree."""
+    """What ``Sampler.sample`` does for these rows, as lists and as tensors on the device."""
 
     rows: list[int]
     features: Features
@@ -45,7 +45,7 @@ class Selection:
         logprobs: Mapping[int, int],
         device: torch.device,
     ) -> Selection:
-        """``features`` is by slot, as is ``logprobs``: how many alternatives, for those that ask."""
+        """Create the metadata. ``features`` and ``logprobs`` (alternatives) are by slot."""
         asked = [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
         chosen = [(table, concerned(table.pool, rows)) for table in tables]
         chosen = [(table, batch) for table, batch in chosen if batch]
@@ -88,9 +88,9 @@ def union(kinds: set[Features]) -> Features:
 def split(
     rows: Sequence[int], features: Sequence[Features], kinds: set[Features]
 ) -> list[tuple[list[int] | None, Features]]:
-    """Groups of rows that filter: those that take a search apart from those that do not.
+    """Group the rows that need filters. A group of ``None`` is all rows.
 
-    One row with a search would otherwise cost a search of the whole batch.
+    Otherwise one row with a binary search would cause a search for the whole batch.
     """
     groups: list[tuple[list[int] | None, Features]] = []
     searching = {kind for kind in kinds if kind.searches}
@@ -99,7 +99,7 @@ def split(
         if not members:
             continue
         batch = [row for row, slot in enumerate(rows) if features[slot] in members]
-        # Copying rows out and back costs about as much as filtering twice as many.
+        # Copying rows out and back costs about as much as filtering twice as many rows.
         most = not searching and 2 * len(batch) > len(rows)
         everywhere = most or len(batch) == len(rows)
         groups.append((None if everywhere else batch, union(members)))
@@ -107,7 +107,7 @@ def split(
 
 
 def upload_lists(lists: Sequence[list[int]], device: torch.device) -> list[Tensor]:
-    """Each list as int64 ``[n]`` on the device, in one transfer."""
+    """Return each list as int64 ``[n]`` on the device, in one transfer."""
     flat = [value for values in lists for value in values]
     data = torch.empty(0, dtype=torch.int64, device=device)
     if flat:

@@ -1,4 +1,4 @@
-"""The numbers that every slot has: one row of a device table that never moves."""
+"""Sampling parameters that every slot has, in a device table that never moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treadle.sampling.transfer import Parcel
 __all__ = ("GREEDY_BELOW", "Cells", "Slots", "effective_temperature")
 
 GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy: a quotient by it may overflow float32."""
+"""A temperature below this is greedy, since dividing by it may overflow float32."""
 
 # offsets 2×i64, strides 2×i64, top_p f64, temperature f32, min_p f32, top_k i32, greedy i32
 LAYOUT = struct.Struct("=4qd2f2i")
@@ -24,24 +24,24 @@ WIDTH = LAYOUT.size // 4
 
 
 def effective_temperature(params: SamplingParams) -> float:
-    """The temperature, or 0 if the request is greedy."""
+    """Return the temperature, or 0 if the request is greedy."""
     return 0.0 if params.temperature < GREEDY_BELOW else params.temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The numbers of the rows of one step; every tensor is a view of one gather."""
+    """Parameters of the rows of a step. The tensors are views of one gathered tensor."""
 
     offsets: Tensor  # int64 [rows, 2]
     strides: Tensor  # int64 [rows, 2]
     top_p: Tensor  # float64 [rows, 1]
     temperature: Tensor  # float32 [rows, 1]; 1 in greedy rows
     min_p: Tensor  # float32 [rows, 1]
-    top_k: Tensor  # int32 [rows, 1]; the vocabulary's size where it is off
+    top_k: Tensor  # int32 [rows, 1]; the vocabulary size if it is off
     greedy: Tensor  # int32 [rows]; 1 or 0
 
     def at(self, rows: Tensor) -> Cells:
-        """The parameters of filters for some rows (int64 ``[n]``); the rest is that of all rows."""
+        """Return a copy with the filter parameters of ``rows`` (int64 ``[n]``) only."""
         top_k, top_p, min_p = (
             t.index_select(0, rows) for t in (self.top_k, self.top_p, self.min_p)
         )
@@ -49,7 +49,7 @@ class Cells:
 
 
 class Slots:
-    """int32 ``[slots, WIDTH]``, read by views of other types. Slots start as greedy."""
+    """A table int32 ``[slots, WIDTH]``, viewed as other types. Slots are greedy at first."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
@@ -71,14 +71,14 @@ class Slots:
         self._pending.append((where, parcel.add(struct.unpack(f"={WIDTH}i", self._pack(start)))))
 
     def write(self, data: Tensor) -> None:
-        """Copy the rows that ``pack`` put into the parcel ``data``."""
+        """Fill the rows that ``pack`` added, from the parcel's ``data`` on the device."""
         slots = torch.cat([data[where] for where, _ in self._pending]).long()
         rows = torch.stack([data[row] for _, row in self._pending])
         self._table.index_copy_(0, slots, rows)
         self._pending = []
 
     def cells(self, slots: Tensor) -> Cells:
-        """The rows of ``slots`` (int64 ``[rows]``)."""
+        """Return the parameters of ``slots`` (int64 ``[rows]``)."""
         rows = self._table.index_select(0, slots)
         longs, floats = rows.view(torch.int64), rows.view(torch.float32)
         return Cells(

@@ -1,4 +1,4 @@
-"""Compact rows for what only some slots need, so that no table is ``[slots, vocab]`` by default."""
+"""Table rows for the few slots that need them, instead of a table ``[slots, vocab]``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ FIRST_ROWS = 4
 
 
 class Pool:
-    """Hands out row numbers to slots; tables of the owner grow with ``capacity``.
+    """Assignment of table rows to slots. The owner's tables need ``capacity`` rows.
 
-    The smallest free row is taken first, so that the tables stay as short as the load allows.
+    The smallest free row is assigned first, so that the tables stay short.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Pool:
         return len(self._rows)
 
     def take(self, slot: int) -> int:
-        """The row of ``slot``, newly assigned if it has none."""
+        """Return the row of ``slot``; assign one if it has none."""
         if slot in self._rows:
             return self._rows[slot]
         if not self._free:
@@ -51,7 +51,7 @@ class Pool:
 
 
 def grown(table: Tensor, *shape: int, fill: float = 0) -> Tensor:
-    """``table`` if it is at least ``shape``, else a larger copy padded with ``fill``."""
+    """Return ``table`` if it is at least ``shape``, else a larger copy padded with ``fill``."""
     wanted = [max(old, new) for old, new in zip(table.shape, shape, strict=True)]
     if list(table.shape) == wanted:
         return table

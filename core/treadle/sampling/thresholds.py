@@ -1,15 +1,15 @@
 """top-k, top-p and min-p as thresholds on the probabilities of a row, found without sorting.
 
-Each filter keeps the tokens whose probability is at least some value of the row. Their meaning is
-that of transformers' warpers applied in this order:
+Each filter keeps the tokens with a probability of at least a threshold. The meaning is that of
+transformers' warpers in this order:
 
-* top-k keeps ``p`` if it is at least the k-th largest. Tokens that tie with the k-th stay.
-* top-p keeps ``p`` if the tokens that are strictly likelier hold less than ``top_p`` of the mass
-  that top-k left. Tokens of equal probability stay or go together; a sort would part them
-  arbitrarily.
+* top-k keeps ``p`` if it is at least the k-th largest; ties with the k-th are kept.
+* top-p keeps ``p`` if the strictly larger probabilities sum to less than ``top_p`` of the
+  probability that top-k kept. Tokens of equal probability are treated the same; a sort would
+  separate them arbitrarily.
 * min-p keeps ``p`` if it is at least ``min_p`` times the largest.
 
-"Equal" means equal as float32 probabilities. The likeliest token always stays.
+"Equal" means equal as float32. The most probable token is always kept.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = (
 )
 
 HEAD = 128
-"""A top-k up to this reads a list of the largest; above it, a binary search counts."""
-# Bit patterns of positive floats are ordered like the floats; those of [0, 1] lie below 2^30.
+"""Up to this top-k, list the largest probabilities; above it, use a binary search."""
+# Bit patterns of positive floats are ordered like the floats; those of [0, 1] are below 2^30.
 PROBABILITY_BITS = 30
-# A CPU sorts this many faster than it partitions them once more.
+# A CPU sorts this many values faster than it partitions them once more.
 SORTED = 1024
 
 
@@ -48,13 +48,13 @@ def apply_filters(
     top_p: tuple[Tensor, bool] | None,
     min_p: Tensor | None,
 ) -> None:
-    """Set ``probs`` of the tokens that a filter removes to 0, in place. The rest stays as it is.
+    """Set ``probs`` of removed tokens to 0 in place; the others are unchanged.
 
-    ``probs`` is float32 ``[rows, vocab]``, a softmax; ``mask`` is a buffer of its shape and of
-    ``mask_dtype``. Parameters are ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]`` with an upper
-    bound of those below ``vocab``, ``top_p`` float64 in ``(0, 1]`` with whether every row below 1
-    has a top-k of at most ``HEAD``, ``min_p`` float32. A row whose parameters are ``vocab``, 1 and
-    0 comes out unchanged to the bit, whatever the other rows ask for.
+    ``probs`` is float32 ``[rows, vocab]``, a softmax; ``mask`` is a buffer of the same shape and
+    ``mask_dtype``. Parameters are ``[rows, 1]``: ``top_k`` int64 in ``[1, vocab]``, with an upper
+    bound of the values below ``vocab``; ``top_p`` float64 in ``(0, 1]``, with whether every row
+    below 1 has a top-k of at most ``HEAD``; ``min_p`` float32. A row with parameters ``vocab``, 1
+    and 0 is bitwise unchanged.
     """
     largest = None
     if top_k is not None:
@@ -85,26 +85,26 @@ def apply_filters(
 
 
 def mask_dtype(device: torch.device) -> torch.dtype:
-    """A CPU vectorises comparisons into float32 only; elsewhere the smallest type is the fastest."""
+    """Return float32 on a CPU, which vectorises no other comparisons; else bool, the smallest."""
     return torch.float32 if device.type == "cpu" else torch.bool
 
 
 def keep(probs: Tensor, mask: Tensor, threshold: Tensor) -> None:
-    """Zero what is below ``threshold`` (float32 ``[rows, 1]``), in place; a NaN stays a NaN."""
+    """Zero values below ``threshold`` (float32 ``[rows, 1]``) in place; NaN stays NaN."""
     probs.mul_(torch.ge(probs, threshold, out=mask))
 
 
 def mass(probs: Tensor, mask: Tensor) -> Tensor:
-    # Sums in float64 agree to 1e-15 in any order, so the paths to a nucleus keep the same tokens.
+    # float64 sums agree to 1e-15 in any order, so all top-p algorithms keep the same tokens.
     return (probs * mask).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
 def search(probs: Tensor, mask: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest threshold at which ``enough(probs >= threshold)`` still holds: ``[rows, 1]``.
+    """Return the largest threshold with ``enough(probs >= threshold)``: float32 ``[rows, 1]``.
 
-    ``enough`` maps a mask ``[rows, vocab]`` to bool ``[rows, 1]``, falls from true to false as the
-    threshold rises, and holds at 0. Bits of the threshold are decided from the highest down, so
-    the result is exact; the number of passes is fixed, and nothing is read back to the host.
+    ``enough`` maps a mask ``[rows, vocab]`` to bool ``[rows, 1]``. It must be true at threshold 0
+    and, once false, stay false for larger thresholds. The search sets the threshold's bits from
+    the highest down: it is exact, has a fixed number of passes, and does not wait for the device.
     """
     bits = torch.zeros(probs.shape[0], 1, dtype=torch.int32, device=probs.device)
     for bit in range(PROBABILITY_BITS - 1, -1, -1):
@@ -114,22 +114,23 @@ def search(probs: Tensor, mask: Tensor, enough: Callable[[Tensor], Tensor]) -> T
 
 
 def nucleus_of_sorted(values: Tensor, budget: Tensor) -> Tensor:
-    """The smallest value before whose equals less than ``budget`` is held: float32 ``[rows, 1]``.
+    """Return the top-p threshold, float32 ``[rows, 1]``.
 
-    ``values`` are the largest probabilities in falling order (``[rows, n]``), and reach the end of
-    the nucleus; ``budget`` is float64 ``[rows, 1]``.
+    It is the smallest probability whose strictly larger probabilities sum to less than ``budget``
+    (float64 ``[rows, 1]``). ``values`` (``[rows, n]``) are the largest probabilities in descending
+    order, including the threshold.
     """
     listed = values.double()
-    # Mass before an entry; for the first of several equal ones, the mass strictly above it.
+    # The sum before an entry; for the first of equal entries, the sum of the strictly larger ones.
     before = listed.cumsum(dim=-1).sub_(listed)
     inside = (before < budget).sum(dim=-1, keepdim=True)
     return values.gather(1, inside.sub_(1).clamp_(min=0))
 
 
 def nucleus_selected(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
-    """``nucleus_of_sorted`` of all probabilities, for a CPU, which may look at values.
+    """Return ``top_p_threshold_sorted`` of all probabilities. For CPUs: control flow reads values.
 
-    The 128 largest nearly always suffice; if not, the row is partitioned like in quickselect.
+    The 128 largest are nearly always enough; otherwise the row is partitioned as in quickselect.
     """
     largest = blocks.largest(probs, min(HEAD, probs.shape[1]))[0]
     found = nucleus_of_sorted(largest, budget)
@@ -140,7 +141,7 @@ def nucleus_selected(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
 
 
 def select(values: Tensor, budget: float) -> Tensor:
-    """The nucleus' smallest value among ``values`` (``[n]``, unsorted)."""
+    """Return the top-p threshold of unsorted ``values`` (``[n]``)."""
     pivot = values[0]
     while len(values) > SORTED:
         pivot = values[:: max(1, len(values) // 64)].median()
@@ -155,7 +156,7 @@ def select(values: Tensor, budget: float) -> Tensor:
             return pivot
         values, budget = below, budget - held
     if not len(values):
-        return pivot  # the budget is all there is, up to rounding
+        return pivot  # the budget is the whole sum, up to rounding
     values = values.sort(descending=True).values
     return nucleus_of_sorted(values.unsqueeze(0), torch.tensor([[budget]], dtype=torch.float64))[
         0, 0

@@ -1,7 +1,4 @@
-"""Copies between host and device that do not make the host wait.
-
-Everything that new slots bring along travels in one of them.
-"""
+"""Copies between CPU side and device that do not block the CPU side."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ __all__ = ("Parcel", "download", "upload")
 
 
 class Parcel:
-    """Lists of int32 packed back to back; ``add`` says where a list will be found on the device."""
+    """Lists of int32 in one buffer, for one transfer. ``add`` returns the position of a list."""
 
     def __init__(self) -> None:
         self._data = array("i")
@@ -26,25 +23,25 @@ class Parcel:
         return slice(start, len(self._data))
 
     def add_floats(self, values: Iterable[float]) -> slice:
-        """Floats as float32 bits; view the slice as float32."""
+        """Add floats as float32 bits; view the slice as float32."""
         return self.add(array("i", array("f", values).tobytes()))
 
     def ship(self, device: torch.device) -> Tensor:
-        """int32 ``[length]`` on ``device``; the copy is ordered with the stream's work."""
+        """Return the data, int32 ``[length]``, on ``device``. The copy is ordered in the stream."""
         return upload(torch.frombuffer(self._data, dtype=torch.int32).clone(), device)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """A copy on ``device`` that does not make the host wait for the device."""
+    """Return a copy on ``device``, without waiting for the device."""
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 def download(values: Tensor) -> Tensor:
-    """A copy on the host that is complete once the device's queue has reached it."""
+    """Return a copy on the CPU side, valid once the device's stream has reached it."""
     if values.device.type != "cuda":
         return values.cpu()
-    # Only into pinned memory does a copy run beside the host.
+    # Only copies to pinned memory are asynchronous.
     pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return pinned.copy_(values, non_blocking=True)

@@ -1,8 +1,7 @@
-"""Bad words of several tokens: the last token is banned when the ones before it were just said.
+"""Bad words of several tokens: ban the last token if the tokens before it were just generated.
 
-Words of one token are permanent bans (see ``biases``). The last tokens of a slot are kept on the
-device, so that the host need not know what was sampled. As in transformers, the start of a word
-may lie in the prompt.
+``biases`` bans words of one token. The newest tokens of a slot are stored on the device, so that
+the CPU side need not wait for them. As in transformers, a word may begin in the prompt.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ ANY, NOTHING = -1, -2
 
 
 class BadWords:
-    """Prefixes and last tokens of the words of each slot, and the tokens said most recently."""
+    """The logits edit of ``bad_words``: prefixes, last tokens, and each slot's newest tokens."""
 
     remembers = True
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.pool = Pool()
         self._vocab_size = vocab_size
-        # [capacity, words, length], right-aligned and filled up with ANY; no word: NOTHING
+        # [capacity, words, length], right-aligned and padded with ANY; unused rows: NOTHING
         self._prefixes = torch.zeros(0, 0, 0, dtype=torch.int32, device=device)
         self._lasts = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self._recent = torch.zeros(0, 0, dtype=torch.int32, device=device)  # newest at the right
@@ -79,8 +78,8 @@ class BadWords:
 
     def _grow(self, capacity: int, words: int, length: int) -> None:
         self._lasts = grown(self._lasts, capacity, words)
-        # Right-aligned tables grow to the left: flip, pad at the end, flip back. A wider prefix
-        # ignores what the wider memory does not know yet.
+        # Right-aligned tables grow to the left: flip, pad at the end, flip back. ANY ignores the
+        # added tokens in existing prefixes; NOTHING never matches in unused rows.
         prefixes = grown(self._prefixes.flip(2), *self._lasts.shape, length, fill=ANY)
         prefixes[:, self._prefixes.shape[1] :] = NOTHING
         self._prefixes = prefixes.flip(2)

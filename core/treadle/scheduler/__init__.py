@@ -1,1 +1,1 @@
-"""Which tokens of which sequences the next step computes."""
+"""Continuous batching: choose the tokens of each step."""

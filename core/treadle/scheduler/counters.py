@@ -1,4 +1,4 @@
-"""What the scheduler counts."""
+"""The scheduler's counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ("Counters",)
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the engine started; they only grow."""
+    """Totals since the engine started. ``finished`` counts sequences by finish reason."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The two policies that ship with the core: first come first served, and priority."""
+"""The core's scheduling policies: first come first served, and priority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("FirstCome", "Priority", "treadle_policy")
 
 
 class FirstCome:
-    """Admit in order of arrival; preempt whoever came last."""
+    """Policy ``fcfs``: admit in order of arrival, preempt the sequence that arrived last."""
 
     def order(self, request: QueuedRequest) -> tuple[float, ...]:
         return (request.arrival,)
@@ -21,7 +21,7 @@ class FirstCome:
 
 
 class Priority(FirstCome):
-    """Admit the lowest ``priority`` first, then by arrival; preempt the highest."""
+    """Policy ``priority``: admit the lowest ``priority`` first, then by arrival."""
 
     def order(self, request: QueuedRequest) -> tuple[float, ...]:
         return (request.priority, request.arrival)

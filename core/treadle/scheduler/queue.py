@@ -1,4 +1,4 @@
-"""Sequences that wait for a slot, in the policy's order."""
+"""The queue of sequences that wait for a slot, in the policy's order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ("WaitingQueue",)
 
 
 class WaitingQueue:
-    """A priority queue. A sequence that has finished meanwhile (aborted) is dropped when met."""
+    """A priority queue. Aborted sequences are removed lazily, when they reach the front."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, ...], int, Sequence]] = []
@@ -22,7 +22,7 @@ class WaitingQueue:
         return self._size
 
     def push(self, sequence: Sequence) -> None:
-        """Enter by ``sequence.order``; equals keep the order in which they entered."""
+        """Insert by ``sequence.sort_key``. Sequences with equal keys keep their insertion order."""
         heapq.heappush(self._heap, (sequence.order, next(self._ticket), sequence))
         self._size += 1
 
@@ -32,12 +32,12 @@ class WaitingQueue:
         return self._heap[0][2] if self._heap else None
 
     def pop(self) -> Sequence:
-        """Remove what ``peek`` has just returned."""
+        """Remove and return the first sequence. Call ``peek`` first: it drops finished ones."""
         self._size -= 1
         return heapq.heappop(self._heap)[2]
 
     def forget(self, sequence: Sequence) -> None:
-        """A waiting sequence has finished; its entry is dropped when it surfaces."""
+        """Stop counting a waiting sequence that has finished. ``peek`` drops its entry later."""
         if not sequence.finished:
             raise ValueError(f"{sequence!r} has not finished")
         self._size -= 1

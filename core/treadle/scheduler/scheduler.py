@@ -1,4 +1,4 @@
-"""Continuous batching: which tokens of which sequences the next step computes."""
+"""Continuous batching: choose which tokens of which sequences the next step computes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from treadle.structured_output import Guide
 
 __all__ = ("Scheduler",)
 
-# Share of the pages that admission leaves free, so that running sequences can grow for a while
+# Fraction of the pages that admission leaves free, so that running sequences can grow for a while
 # before one of them must be preempted.
 WATERMARK = 0.01
 
 
 class Scheduler:
-    """Owns every live sequence, the slots and the page tables. Not thread-safe.
+    """The owner of all live sequences, slots and page tables. Not thread-safe.
 
-    ``plan`` may be called again before the steps that it planned are collected: it needs lengths
-    and pages only, never the values of tokens in flight. ``commit`` takes the results in the order
-    of the plans. Pages of a sequence that ends while a later step with it is in flight are reused
-    at once: the device runs steps in order, so that step is done with them before the next writes.
+    ``schedule`` may run while earlier steps are in flight: it needs lengths and pages, not the
+    values of sampled tokens. ``update_from_output`` takes the outputs in the order of the steps.
+    Pages of a finished sequence are reused at once, even if a step in flight still reads them:
+    the device runs steps in order, so that step ends before a later one writes to the pages.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Scheduler:
         self.live: dict[str, Sequence] = {}
         self.counters = Counters()
         self.outbox: list[TokenOutput] = []
-        """Outputs that arose while planning; whoever calls ``plan`` delivers and clears them."""
+        """Outputs of ``schedule`` itself (errors). Its caller delivers and clears them."""
         self._slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._closed: list[int] = []
         self._in_flight: deque[PlannedStep] = deque()
@@ -64,7 +64,7 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def abort(self, sequence_id: str) -> bool:
-        """End a sequence now; ``False`` if there is no such sequence (any more)."""
+        """End a sequence. Return ``False`` if no live sequence has this id."""
         sequence = self.live.get(sequence_id)
         if sequence is None:
             return False
@@ -99,11 +99,11 @@ class Scheduler:
     # ----------------------------------------------------------------------------- planning
 
     def plan(self) -> StepPlan | None:
-        """The next step, or ``None`` if nothing can be computed before a step is collected."""
+        """Return the next step, or ``None`` if nothing can run before a step in flight ends."""
         step = PlannedStep(self._next_id)
         self._fill(step)
         while not len(step) and self.running and not self._in_flight:
-            # Everybody holds pages and nobody can take another step: make room.
+            # All pages are in use and no sequence can run: free the pages of one.
             if len(self.running) == 1:
                 self.outbox.append(self._error(self.running[0], NO_ROOM))
             else:
@@ -144,7 +144,7 @@ class Scheduler:
         return len(ready)
 
     def _plan_chunk(self, step: PlannedStep, sequence: Sequence, budget: int) -> int:
-        """Add as many known tokens of a running sequence as budget and pages allow."""
+        """Schedule known tokens within ``budget`` and the available pages; return their number."""
         most = min(budget, self.config.prefill_chunk or budget)
         count = min(len(sequence.tokens), self.cache.room(sequence)) - sequence.computed
         count = min(count, most)
@@ -172,12 +172,12 @@ class Scheduler:
             self.waiting.push(sequence)
 
     def _follows(self, sequence: Sequence) -> bool:
-        """Whether a sibling waits for its leader's prompt, whose pages it will share."""
+        """Return whether the prefix leader's prompt, which ``sequence`` shares, is incomplete."""
         leader = self.live.get(sequence.leader) if sequence.leader else None
         return leader is not None and leader.computed < leader.prompt_len
 
     def _share_and_check(self, sequence: Sequence) -> bool:
-        """Start the page tables with what is cached; undo it if the rest does not fit now."""
+        """Start the page tables with cached pages; undo it if the other tokens do not fit now."""
         cache = self.cache
         leader = self.live.get(sequence.leader) if sequence.leader else None
         most = (sequence.prompt_len - 1) // cache.page_size
@@ -204,7 +204,7 @@ class Scheduler:
         return True
 
     def _preempt(self) -> None:
-        """Take all pages from one running sequence; it is computed again when it is readmitted."""
+        """Free the pages of the policy's victim, which is recomputed when it is admitted again."""
         victim = self.running[self.policy.victim(self.running)]
         self._leave_slot(victim)
         self.cache.release(victim)
@@ -218,19 +218,21 @@ class Scheduler:
     # --------------------------------------------------------------------------- collecting
 
     def commit(self, result: StepResult) -> list[TokenOutput]:
-        """Take the results of the oldest planned step; return what its sequences gained.
+        """Apply the model runner output of the oldest step in flight; return the new outputs.
 
-        Raises ``EngineDeadError`` for the results of another step: the executor has lost count.
+        Raises ``EngineDeadError`` if it is of another step or has a wrong number of tokens.
         """
         step = self._in_flight.popleft()
         if step.id != result.id:
-            raise EngineDeadError(f"the executor was to collect step {step.id}, not {result.id}")
+            raise EngineDeadError(
+                f"the executor returned step {result.id}; expected step {step.id}"
+            )
         if result.error is not None:
             return self._fail(step, result.error)
         if len(result.tokens) != sum(step.samples):
             raise EngineDeadError(
-                f"the executor has sampled {len(result.tokens)} tokens in step {step.id}, which "
-                f"samples {sum(step.samples)}"
+                f"the executor returned {len(result.tokens)} tokens for step {step.id}; "
+                f"expected {sum(step.samples)}"
             )
         outputs = []
         sampled = iter(result.tokens)
@@ -256,7 +258,7 @@ class Scheduler:
                     )
                     continue
                 sequence.tokens.append(token)
-            if current and (end % size == 0 or step.counts[row] > 1):  # it may have filled a page
+            if current and (end % size == 0 or step.counts[row] > 1):  # a page may be full now
                 self.cache.keep(sequence, sequence.tokens, end)
             if row in result.prompt_logprobs and current and sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs.extend(result.prompt_logprobs[row])
@@ -286,7 +288,7 @@ class Scheduler:
         return output
 
     def guided_rows(self) -> list[tuple[int, Guide, frozenset[int]]]:
-        """Return row, grammar state and stop ids of each constrained row of the latest step."""
+        """Return row, grammar state and stop ids of each constrained row of the newest step."""
         step = self._in_flight[-1]
         return [
             (row, s.guide, s.stop_ids)
@@ -309,27 +311,27 @@ class Scheduler:
         return TokenOutput(id=sequence.id, tokens=[], finish_reason="error", error=message)
 
     def _fail(self, step: PlannedStep, message: str) -> list[TokenOutput]:
-        """End every sequence of a step that could not be computed."""
+        """End every sequence of a failed step with the error ``message``."""
         return [self._error(s, message) for s in step.sequences if not s.finished]
 
     # ------------------------------------------------------------------------------ checking
 
     def check_integrity(self) -> list[str]:
-        """Every violated invariant of pages, slots and queue: O(pages)."""
+        """Return the violated invariants of pages, slots and queue. O(pages)."""
         faults = self.cache.faults(self.live.values())
         slots = [s.slot for s in self.running]
         if sorted(slots + self._slots) != list(range(self.config.max_num_seqs)):
-            faults.append("a slot is lost or taken twice")
+            faults.append("a slot is lost or in use twice")
         for sequence in self.live.values():
             if not sequence.running and any(sequence.tables):
-                faults.append(f"{sequence!r} waits, but holds pages")
+                faults.append(f"{sequence!r} is waiting, but has pages")
             if (
                 sequence.running
                 and sequence.computed > len(sequence.tables[0]) * self.cache.page_size
             ):
                 faults.append(f"{sequence!r} has fewer pages than tokens")
         if len(self.live) != len(self.running) + len(self.waiting):
-            faults.append("a live sequence neither runs nor waits")
+            faults.append("a live sequence is neither running nor waiting")
         return faults
 
 
@@ -337,8 +339,8 @@ def _guide_error(sequence: Sequence) -> str | None:
     return None if sequence.guide is None else sequence.guide.error
 
 
-NO_ROOM = "the KV cache has too few pages for this sequence alone; raise num_pages"
+NO_ROOM = "the KV cache is too small for this sequence, even alone; raise num_pages"
 NO_TOKEN = (
-    "the model's logits for this sequence allow no token (NaN, or everything is masked); "
+    "no token can be sampled for this sequence: its logits are NaN or all masked; "
     "check allowed_token_ids, bad_words and logit_bias, or the checkpoint"
 )

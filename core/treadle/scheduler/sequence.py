@@ -1,4 +1,4 @@
-"""The state of one sequence while the engine generates it."""
+"""The scheduler's state of a sequence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ("Sequence",)
 
 
 class Sequence:
-    """One sequence's state in the scheduler, from admission to queue until it is finished.
+    """State of a sequence from its arrival in the queue until it is finished.
 
-    ``tokens`` are the ids that the host knows, prompt first. ``computed`` counts the tokens whose
-    keys and values are in the cache once every launched step has run, ``pending`` the tokens that
-    launched steps will sample and that are not in ``tokens`` yet. ``held`` tells that the host must see each of its
-    tokens before the next is sampled.
+    ``tokens`` are the ids known on the CPU side: prompt, then output. ``num_computed_tokens``
+    and ``num_pending_tokens`` include the steps in flight: tokens with keys and values in the
+    cache, and sampled tokens that are not in ``tokens`` yet. ``slot`` is -1 while it waits.
+    ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Sequence:
 
     @property
     def total(self) -> int:
-        """Tokens of the sequence once every launched step has run."""
+        """Number of tokens, including those that the steps in flight will sample."""
         return len(self.tokens) + self.pending
 
     @property

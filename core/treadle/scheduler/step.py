@@ -1,4 +1,4 @@
-"""A step while it is being planned, and what the scheduler remembers of it until it is collected."""
+"""A step while it is being scheduled and in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _computed = attrgetter("computed")
 
 
 class PlannedStep:
-    """Rows of one step in the order of ``StepPlan``: decodes first, then prefill chunks."""
+    """Rows of a step in the order of ``SchedulerOutput``: decodes first, then prefill chunks."""
 
     def __init__(self, step_id: int) -> None:
         self.id = step_id
@@ -33,10 +33,10 @@ class PlannedStep:
         return len(self.sequences)
 
     def decode(self, sequences: list[Sequence]) -> None:
-        """Add rows of one token each, whose ids the device holds. Called once, before chunks.
+        """Add a row of one token per sequence; the token id is on the device.
 
-        Longest first: attention starts its programs in the order of rows, and a long one that
-        starts last would run alone while the rest of the device waits.
+        Called at most once, before ``chunk``. The longest sequences come first: attention starts
+        its programs in the order of rows, and a long one that starts last would run alone.
         """
         self.sequences = sorted(sequences, key=_computed, reverse=True)
         self._decodes = len(sequences)
@@ -51,7 +51,7 @@ class PlannedStep:
         self.ends = [s.computed for s in self.sequences]
 
     def chunk(self, sequence: Sequence, count: int) -> None:
-        """Add the next ``count`` known tokens of a sequence; the last known one is sampled from."""
+        """Add the next ``count`` known tokens of a sequence; sample after the last one."""
         start = sequence.computed
         end = start + count
         samples = end == len(sequence.tokens)
@@ -69,7 +69,7 @@ class PlannedStep:
             sequence.last_on_device = True
 
     def open(self, sequence: Sequence, tables: list[PageWrite]) -> None:
-        """A sequence enters its slot with the pages that it shares."""
+        """Announce a sequence in a new slot. ``tables`` are the pages that it starts with."""
         self._opened.append(
             SlotStart(
                 slot=sequence.slot,

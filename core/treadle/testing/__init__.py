@@ -16,6 +16,7 @@ SUITES = (
     "adapters",
     "architectures",
     "attention",
+    "communicators",
     "connectors",
     "executors",
     "extensions",

@@ -22,7 +22,7 @@ from treadle.testing.plugin import Subject
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treadle.api.models import Collective
+    from treadle.api.communicators import Communicator
     from treadle.testing.models import TinyModel
 
 __all__ = ("ModelSuite",)
@@ -49,7 +49,7 @@ class ModelSuite(Subject):
             pytest.skip("the configuration has parts; override checkpoint and make them tiny")
         return make_checkpoint(folder, self.key, **changes)
 
-    def model(self, folder: Path, ranks: Collective | None = None, **options: Any) -> TinyModel:
+    def model(self, folder: Path, ranks: Communicator | None = None, **options: Any) -> TinyModel:
         from treadle.testing.models import TinyModel
 
         return TinyModel(folder, self.host(), ranks=ranks, **options)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from treadle.api.models import Collective, ModelContext, ModelSpec, QuantizationScheme, TensorNames
-from treadle.layers import Linear, NullCollective
+from treadle.api.communicators import Communicator
+from treadle.api.models import ModelContext, ModelSpec, QuantizationScheme, TensorNames
+from treadle.layers import Linear, SingleRankCommunicator
 from treadle.loading.weights import load_weights
 from treadle.testing.packing import Format
 
@@ -72,11 +73,11 @@ def fill(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     *,
-    ranks: Collective | None = None,
+    ranks: Communicator | None = None,
     device: str = "cpu",
 ) -> Linear:
     """The layer of one rank, with the tensors of ``pack``. Raises what loading raises."""
-    ranks = ranks or NullCollective()
+    ranks = ranks or SingleRankCommunicator()
     ctx: Any = ModelContext(None, dtype, torch.device(device), ranks, scheme, _no_attention)
     with torch.device(device):
         built = Linear(

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from treadle.api.attention import Step
-from treadle.api.models import Collective, ExpertsSpec, LinearSpec
-from treadle.layers import Attention, NullCollective
+from treadle.api.communicators import Communicator
+from treadle.api.models import ExpertsSpec, LinearSpec
+from treadle.layers import Attention, SingleRankCommunicator
+from treadle.layers.fusion_patterns import defer_all_reduce
 from treadle.loading.build import build_model
 from treadle.loading.config import max_model_len, read_config
 from treadle.loading.sources import files_in
@@ -34,7 +36,7 @@ class TinyModel:
         folder: str | Path,
         host: PluginManager,
         *,
-        ranks: Collective | None = None,
+        ranks: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
         longest: int | None = None,
         load_format: str = "auto",
@@ -49,12 +51,13 @@ class TinyModel:
             host,
             torch.device("cpu"),
             dtype,
-            ranks or NullCollective(),
+            ranks or SingleRankCommunicator(),
             lambda request, spec: ReferenceBackend(request),
             load_format=load_format,
             quantization=quantization,
             max_model_len=max_model_len(self.config, longest),
         )
+        defer_all_reduce(self.model)  # as a start does; kernels are not offered
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
 
     def logits(

@@ -113,7 +113,7 @@ class PluginSuite(Subject):
         if (
             kind.owner != "treadle-core"
             or kind.mode == "always"
-            or kind.hook == "treadle_attention"
+            or kind.hook in ("treadle_attention", "treadle_communicator")
         ):
             pytest.skip("its hook is not asked by key")
         if self.entry.key == "*":

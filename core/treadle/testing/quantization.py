@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from treadle.api.models import Collective, QuantizationScheme
+    from treadle.api.communicators import Communicator
+    from treadle.api.models import QuantizationScheme
     from treadle.layers import Linear
     from treadle.testing.linears import Layer
     from treadle.testing.packing import Format
@@ -97,7 +98,7 @@ class QuantizationSuite(Subject):
         layer: Layer,
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
-        ranks: Collective | None = None,
+        ranks: Communicator | None = None,
     ) -> Linear:
         from treadle.testing.linears import fill
 
@@ -221,8 +222,8 @@ class QuantizationSuite(Subject):
 
     def _half(
         self, format: Format, layer: Layer, tensors: Mapping[str, Tensor], x: Tensor
-    ) -> Callable[[Collective], Tensor]:
-        def work(ranks: Collective) -> Tensor:
+    ) -> Callable[[Communicator], Tensor]:
+        def work(ranks: Communicator) -> Tensor:
             built = self.load(format, layer, tensors, x.dtype, ranks)
             own = x.chunk(2, dim=1)[ranks.rank].contiguous() if layer.split == "row" else x
             y: Tensor = built(own)
@@ -318,7 +319,7 @@ class QuantizationSuite(Subject):
             alone = TinyModel(packed, host).logits(ids)
             assert (alone - want).abs().max() < 1e-3, title
 
-            def work(ranks: Collective, folder: Path = packed) -> Tensor:
+            def work(ranks: Communicator, folder: Path = packed) -> Tensor:
                 return TinyModel(folder, host, ranks=ranks).logits(ids)
 
             for logits in on_ranks(2, work):

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from treadle.api.models import Collective, Shared
+from treadle.api.communicators import Communicator
 
 __all__ = ("on_ranks",)
 
@@ -36,11 +36,10 @@ class _Meeting:
 
 
 class _Rank:
-    sum_limit = 0
-    shared = 0
+    memory_bytes = 0
 
-    def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
-        self.meeting, self.rank, self.size = meeting, rank, size
+    def __init__(self, meeting: _Meeting, rank: int, world_size: int) -> None:
+        self.meeting, self.rank, self.world_size = meeting, rank, world_size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self.meeting.exchange(self.rank, x)).sum(dim=0)
@@ -48,15 +47,12 @@ class _Rank:
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return torch.cat(self.meeting.exchange(self.rank, x), dim=dim)
 
-    def smallest(self, values: Sequence[int]) -> list[int]:
+    def all_reduce_min(self, values: Sequence[int]) -> list[int]:
         brought = self.meeting.exchange(self.rank, torch.tensor(list(values)))
         return [int(v) for v in torch.stack(brought).amin(dim=0)]
 
-    def share(self, limit: int, units: int) -> Shared | None:
-        return None
 
-
-def on_ranks(size: int, work: Callable[[Collective], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
     """Run ``work`` once for each rank, at the same time, and return what each rank returned.
 
     The first exception of any rank is raised here, and frees the ranks that wait for it.

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from treadle.api.attention import KernelRequest
 from treadle.api.step_types import EngineFacts, StepResult
 from treadle.errors import EngineError, TreadleError
 from treadle.plugins import PluginManager
-from treadle.runner.collective import START_TIMEOUT, TorchCollective
-from treadle.runner.device import describe, pick_device
+from treadle.runner.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
+from treadle.runner.device import pick_device
 from treadle.runner.model_runner import ModelRunner
 from treadle_worker_kit.messages import (
     Collect,
@@ -48,10 +47,9 @@ class Worker:
             torch.cuda.set_device(device)
         elif config.device.threads is None:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.local_world_size))
-        request = KernelRequest(describe(device), "bfloat16", {"ranks": start.world_size})
-        kernel = host.kernel("all_reduce", request)
-        self._ranks = TorchCollective(start.rank, start.world_size, device, store, kernel=kernel)
-        self._runner = ModelRunner(config, host, self._ranks)
+        self._base = TorchCommunicator(start.rank, start.world_size, device, store)
+        communicator = choose_communicator(host, self._base, device)
+        self._runner = ModelRunner(config, host, communicator)
 
     @property
     def facts(self) -> EngineFacts:
@@ -71,7 +69,7 @@ class Worker:
             case Collect():
                 return self._runner.collect()
             case Stop():
-                self._ranks.close()
+                self._base.close()
             case StartWorker():
                 raise EngineError("a worker got StartWorker twice; it starts once")
         return None

@@ -98,7 +98,7 @@ SPECIMENS = (
         plugin="kernels:parts",
         source=PARTS,
         mutants=[
-            Mutant("test_a_linear_layer_in_parts_adds_up", {old: new})
+            Mutant("test_it_computes_what_the_reference_does", {old: new})
             for old, new in (
                 ("bias is not None or len(x)", "len(x)"),
                 ("return torch.stack(", "return 1.1 * torch.stack("),
@@ -106,7 +106,7 @@ SPECIMENS = (
             )
         ]
         + [
-            Mutant("test_parts_are_added_before_the_norm", {old: new})
+            Mutant("test_it_computes_what_the_reference_does", {old: new})
             for old, new in (
                 ("parts.sum(0)", "parts.mean(0)"),
                 ("eps, offset)\n\n    return add", "eps, offset + 1)\n\n    return add"),
@@ -118,7 +118,7 @@ SPECIMENS = (
         plugin="kernels:rotary",
         source=ROTARY,
         mutants=[
-            Mutant("test_queries_are_turned_and_keys_and_values_stored", edits)
+            Mutant("test_it_computes_what_the_reference_does", edits)
             for edits in (
                 {"kept = slots >= 0": "kept = slots < 99"},
                 {"norms[1]": "norms[0]"},
@@ -145,7 +145,9 @@ SPECIMENS = (
                     'if op != "rms_norm"': 'if op in ("fused_add_rms_norm", "silu_and_mul", "linear", "linear_silu_and_mul", "argmax", "rope_and_cache", "rope_and_cache_fp8", "sample", "int4_linear", "linear_split_k", "fused_add_partials_rms_norm")'
                 },
             ),
-            Mutant("test_it_computes_what_the_layers_do", {"weight, eps)": "weight, eps) * 1.01"}),
+            Mutant(
+                "test_it_computes_what_the_reference_does", {"weight, eps)": "weight, eps) * 1.01"}
+            ),
             Mutant(
                 "test_rows_may_lie_apart", {"F.rms_norm(x,": "F.rms_norm(x.view(-1).view(x.shape),"}
             ),

@@ -112,7 +112,7 @@ SPECIMENS = (
             Mutant(
                 "test_ranks_agree_with_one_device",
                 {
-                    "kv_heads=config.num_key_value_heads": "kv_heads=config.num_key_value_heads // ctx.ranks.size"
+                    "kv_heads=config.num_key_value_heads": "kv_heads=config.num_key_value_heads // ctx.ranks.world_size"
                 },
             ),
             Mutant(
@@ -131,7 +131,7 @@ SPECIMENS = (
             Mutant(
                 "test_two_models_share_nothing",
                 {
-                    "made = Mine(ctx, layer)": "kind = ctx.ranks.rank, ctx.ranks.size, ctx.dtype\n"
+                    "made = Mine(ctx, layer)": "kind = ctx.ranks.rank, ctx.ranks.world_size, ctx.dtype\n"
                     "    made = BUILT.setdefault(kind, Mine(ctx, layer))"
                 },
             ),

@@ -12,7 +12,7 @@ def test_hands_out_every_page_but_the_null_page() -> None:
     pages = pool.take(4)
     assert sorted(pages) == [1, 2, 3, 4]
     assert pool.available == 0 and pool.used == 4
-    with pytest.raises(ValueError, match="1 pages were asked for, 0 are available"):
+    with pytest.raises(ValueError, match="1 pages requested, 0 are available"):
         pool.take(1)
 
 
@@ -55,7 +55,7 @@ def test_a_page_is_free_only_when_nobody_holds_it() -> None:
     assert pool.used == 1
     pool.release([page])
     assert pool.used == 0
-    with pytest.raises(ValueError, match=f"page {page} is released, but nobody holds it"):
+    with pytest.raises(ValueError, match=f"page {page} is freed, but it is not in use"):
         pool.release([page])
 
 
@@ -76,7 +76,7 @@ def test_faults_are_found() -> None:
     table = pool.take(2)
     assert pool.faults([table]) == []
     assert pool.faults([]) == [
-        f"page {p} has 1 references, 0 tables hold it" for p in sorted(table)
+        f"page {p} has 1 references, but is in 0 tables" for p in sorted(table)
     ]
     pool._free.append(table[0])
-    assert any("both" in fault for fault in pool.faults([table]))
+    assert any("must be either in use" in fault for fault in pool.faults([table]))

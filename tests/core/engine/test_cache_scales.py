@@ -157,5 +157,5 @@ def test_errors(tmp_path: Path) -> None:
         start(folder)
     with pytest.raises(CheckpointError, match="without a tensor"):
         start(checkpoint(tmp_path / "half", "{}.k_scale", scales=(2.0,)))
-    with pytest.raises(ConfigError, match="no cache is in fp8"):
+    with pytest.raises(ConfigError, match="no cache is fp8"):
         start(checkpoint(tmp_path / "wide"), kv_cache_dtype="auto", calculate_kv_scales=True)

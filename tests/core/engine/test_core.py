@@ -179,7 +179,7 @@ def test_a_full_queue_and_a_used_id(engine: Any, checkpoint: Any) -> None:
     with pytest.raises(RequestError, match="'a' is in use"):
         driven.add("a", PROMPT)
     driven.add("b", PROMPT)
-    with pytest.raises(QueueFullError, match="2 requests are waiting, max_queue allows 2"):
+    with pytest.raises(QueueFullError, match="2 requests are waiting; max_queue allows 2"):
         driven.add("c", PROMPT)
     driven.run()
     driven.add("c", PROMPT)
@@ -199,7 +199,7 @@ def test_abort_at_any_moment(engine: Any, checkpoint: Any) -> None:
 
 def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"max_model_len is 200 tokens, the KV cache holds 48 \(3 pages"
+        ConfigError, match=r"max_model_len is 200 tokens, but the KV cache holds 48 \(3 pages"
     ):
         engine(checkpoint(), num_pages=4, max_model_len=200)
     assert engine(checkpoint(), num_pages=4).core.facts.max_model_len == 48

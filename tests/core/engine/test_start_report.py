@@ -43,7 +43,7 @@ def test_the_lines_of_a_card() -> None:
 def test_a_rank_has_a_line_for_what_it_shares() -> None:
     full = CacheGroup("full", None, 1001, 28, GIB // 100)
     lines = list(memory_lines(facts(full), Usage(weights=GIB, shared=96 << 20), 1))
-    assert lines[-1] == "shared          0.094 GiB for what ranks send each other"
+    assert lines[-1] == "shared          0.094 GiB of symmetric buffers between ranks"
 
 
 def test_the_group_with_the_least_room_decides() -> None:

@@ -78,6 +78,9 @@ def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
 def test_attention_is_that_of_one_rank(tmp_path: Path) -> None:
     rows = explained(configured(tmp_path, "LlamaForCausalLM"), tensor_parallel_size=2)
     assert "for 2 heads of 16, 1 of keys" in rows["attention-backend"].reason
+    communicator = rows["communicator"]
+    assert communicator.choice == "torch.distributed" and communicator.reason == "nobody offers"
+    assert dict(communicator.others)["symmetric"] == "needs CUDA devices, this is cpu"
 
 
 def test_quantization_is_the_checkpoints_or_the_users(tmp_path: Path) -> None:

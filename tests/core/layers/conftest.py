@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from treadle.api.models import ModelContext
-from treadle.layers import NullCollective
+from treadle.layers import SingleRankCommunicator
 from treadle.testing.attention_reference import ReferenceBackend
 
 
@@ -30,7 +30,7 @@ def context() -> Callable[..., ModelContext]:
             hf_config=SimpleNamespace(**config),
             dtype=dtype,
             device=torch.device("cpu"),
-            ranks=ranks or NullCollective(),
+            ranks=ranks or SingleRankCommunicator(),
             quantization=quantization,
             attention=lambda request, spec: ReferenceBackend(request),
             max_model_len=max_model_len,

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treadle.api.models import Collective, ExpertsSpec, LinearSpec, ModelContext, ModelSpec
+from treadle.api.communicators import Communicator
+from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Experts, MoE, NullCollective, Slot, ops
+from treadle.layers import Experts, MoE, SingleRankCommunicator, Slot, ops
 from treadle.layers.experts import LinearExperts, PlainExperts, dense, gathered, grouped
 from treadle.layers.plain import PlainLinear
 from treadle.loading.weights import load_weights, our_name, their_name
@@ -128,10 +129,14 @@ def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> Non
     alone = moe(context())(X)
     assert alone.abs().max() > 0.1
 
-    def run(ranks: Collective) -> Tensor:
+    def run(ranks: Communicator) -> Tensor:
         layer: Any = moe(context(ranks=ranks))
-        assert layer.experts.gate_up_weight.shape == (EXPERTS, 2 * INNER // ranks.size, HIDDEN)
-        assert layer.experts.down_weight.shape == (EXPERTS, HIDDEN, INNER // ranks.size)
+        assert layer.experts.gate_up_weight.shape == (
+            EXPERTS,
+            2 * INNER // ranks.world_size,
+            HIDDEN,
+        )
+        assert layer.experts.down_weight.shape == (EXPERTS, HIDDEN, INNER // ranks.world_size)
         result: Tensor = layer(X)
         return result
 
@@ -141,8 +146,8 @@ def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> Non
 
 
 def test_sizes_that_cannot_be_shared_are_refused(context: Context) -> None:
-    class Five(NullCollective):
-        size = 5
+    class Five(SingleRankCommunicator):
+        world_size = 5
 
     with pytest.raises(ConfigError, match=r"mlp\.experts has 24 features"):
         moe(context(ranks=Five()))

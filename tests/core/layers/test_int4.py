@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec, ModelContext
-from treadle.layers import Linear, NullCollective
+from treadle.layers import Linear, SingleRankCommunicator
+from treadle.layers.fusion import apply_fusions
 from treadle.layers.int4 import CHUNK, PackedInt4, pack_codes
 from treadle.layers.int4 import packing as packing_module
-from treadle.layers.kernels import install_kernels
 
 
 def made(
@@ -122,7 +122,7 @@ def test_layers_take_the_kernel_that_is_offered() -> None:
         hf_config=None,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
-        ranks=NullCollective(),
+        ranks=SingleRankCommunicator(),
         quantization=None,
         attention=lambda request, spec: pytest.fail("there is no attention here"),
     )
@@ -130,8 +130,8 @@ def test_layers_take_the_kernel_that_is_offered() -> None:
     for layer in layers[:2]:
         layer.finish()
     cuda = DeviceInfo("cuda", (9, 0))
-    served = install_kernels(nn.ModuleList(layers), Offers(), cuda, "bfloat16")
-    assert served == {"int4_linear": "mine"}
+    served = apply_fusions(nn.ModuleList(layers), Offers(), cuda, "bfloat16")
+    assert served.backends == {"int4_linear": "mine"}
     shape = {"in_features": 128, "out_features": 48, "group": 64}
     assert asked == [("int4_linear", shape)] and loaded == ["int4_linear"], "one for all of a shape"
     for layer in layers[:2]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.attention import Step
-from treadle.api.models import Collective, ModelContext
+from treadle.api.communicators import Communicator
+from treadle.api.models import ModelContext
 from treadle.errors import ConfigError
 from treadle.layers import (
     Angles,
@@ -30,6 +31,7 @@ from treadle.layers import (
     Slot,
     divide_heads,
 )
+from treadle.layers.fusion_patterns import defer_all_reduce
 from treadle.layers.weight import layout_of, place
 from treadle.testing.attention_reference import reference_step
 from treadle.testing.ranks import on_ranks
@@ -55,7 +57,7 @@ def fill(module: nn.Module, scale: float = 0.3) -> None:
 def agree(context: Context, make: Callable[[ModelContext], nn.Module], *inputs: Any) -> None:
     """Build, fill and run on 1, 2 and 4 ranks; compare with one rank."""
 
-    def run(ranks: Collective) -> Tensor:
+    def run(ranks: Communicator) -> Tensor:
         module = make(context(ranks=ranks))
         fill(module)
         result: Tensor = module(*inputs)
@@ -85,13 +87,13 @@ def test_row_and_replicated(context: Context, bias: bool) -> None:
 
 
 def test_merged_columns_keep_their_order(context: Context) -> None:
-    def run(ranks: Collective) -> tuple[Tensor, Tensor]:
+    def run(ranks: Communicator) -> tuple[Tensor, Tensor]:
         layer = Linear(
             context(ranks=ranks), "gate_up", 32, (16, 8), split="column", names=("g", "u")
         )
         fill(layer)
         y = layer(X)
-        own = 16 // ranks.size
+        own = 16 // ranks.world_size
         return ranks.all_gather(y[:, :own]), ranks.all_gather(y[:, own:])
 
     gate, up = on_ranks(1, run)[0]
@@ -102,10 +104,10 @@ def test_merged_columns_keep_their_order(context: Context) -> None:
 
 
 def test_a_row_layer_may_leave_the_sum_to_its_caller(context: Context) -> None:
-    def run(ranks: Collective) -> Tensor:
+    def run(ranks: Communicator) -> Tensor:
         layer = Linear(context(ranks=ranks), "down", 32, 8, split="row", reduce=False, bias=True)
         fill(layer)
-        own = 32 // ranks.size
+        own = 32 // ranks.world_size
         x = X[:, ranks.rank * own :][:, :own]
         result: Tensor = layer(x)
         return result
@@ -212,7 +214,9 @@ def decoder(
             )  # fmt: skip
         return kind(ctx, attn, mlp)
 
-    return CausalDecoder(ctx, layer)
+    model = CausalDecoder(ctx, layer)
+    defer_all_reduce(model)
+    return model
 
 
 class Run(nn.Module):
@@ -296,7 +300,7 @@ def test_a_tied_head_has_no_weight_of_its_own(context: Context) -> None:
 def test_ranks_that_share_a_key_head_hold_the_same_one() -> None:
     class Rank:
         def __init__(self, rank: int, size: int) -> None:
-            self.rank, self.size = rank, size
+            self.rank, self.world_size = rank, size
 
     starts = [divide_heads(Rank(r, 8), 16, 2, 4)[1] for r in range(8)]  # type: ignore[arg-type]
     assert [p.start for p in starts] == [0, 0, 0, 0, 4, 4, 4, 4]

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from treadle.api import impl
 from treadle.api.cache import DeviceInfo
 from treadle.api.files import ModelFiles
-from treadle.api.matching import ModelTraits
+from treadle.api.matching import Match, ModelTraits
 from treadle.api.models import LinearSpec, ModelContext, ModelSpec
-from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
-from treadle.layers import Linear, NullCollective
+from treadle.config import PluginConfig
+from treadle.errors import CheckpointError, UnsupportedModelError
+from treadle.layers import Linear, SingleRankCommunicator
 from treadle.loading import build_model
 from treadle.loading.build import find_model, find_scheme
 from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
 from treadle.plugins import PluginManager
-from treadle.plugins.matching import Candidate
+from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
@@ -34,72 +38,79 @@ def host() -> PluginManager:
     return PluginManager()
 
 
-class FakeHost:
-    """A host whose plugins are given as dictionaries."""
+def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> PluginManager:
+    """A plugin manager with the core's plugins, and these models and quantization schemes."""
+    plugin: Any = ModuleType(f"plugin_{uuid4().hex}")
+    sys.modules[plugin.__name__] = plugin
 
-    def __init__(self, models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> None:
-        self.tables = {"models": dict(models), "quantization": dict(schemes)}
+    @impl
+    def treadle_model(architecture: str) -> ModelSpec | None:
+        return models.get(architecture)
 
-    def _found(self, kind: str, key: str) -> Any:
-        if key not in self.tables[kind]:
-            known = ", ".join(self.tables[kind])
-            raise PluginNotFoundError(
-                f"no plugin provides {kind}:{key} (known: {known}); pip install its-{key.lower()}"
-            )
-        return self.tables[kind][key]
+    @impl
+    def treadle_quantization(method: str, checkpoint: Mapping[str, Any]) -> Any:
+        return schemes[method](checkpoint)
 
-    def model(self, architecture: str, hf_config: Any) -> ModelSpec:
-        return self._found("models", architecture)
-
-    def quantization(self, method: str, checkpoint: Mapping[str, Any], device: DeviceInfo) -> Any:
-        return self._found("quantization", method)(checkpoint)
-
-    def matches(self, kind: str, model: ModelTraits) -> list[Candidate]:
+    @impl
+    def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
         marks = {"awq": "w_bit"}
-        config = model.config["quantization_config"]
-        return [
-            Candidate(key, 50 * (marks.get(key) in config), "its key is there")
-            for key in sorted(self.tables[kind])
-        ]
+        found = marks.get(key) in model.config["quantization_config"]
+        return Match(50, "its key is there") if found else None
 
-    def load_format(self, format: str, files: ModelFiles) -> Any:
-        return treadle_load_format(format, files, {})
+    plugin.treadle_model, plugin.treadle_quantization = treadle_model, treadle_quantization
+    plugin.treadle_match = treadle_match
 
-    def options(self, kind: str, key: str) -> Mapping[str, Any]:
-        return {"key": key}
+    def source() -> Iterator[Entry]:
+        yield from (e for e in scan() if e.dist == "treadle-core")
+        for kind, keys in (("models", models), ("quantization", schemes)):
+            yield from (Entry(kind, key, plugin.__name__, "test-plugin", "1") for key in keys)
+
+    options = {f"models:{key}": {"key": key} for key in models}
+    return PluginManager(PluginConfig(plugin_options=options), source=source)
 
 
 def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -> None:
-    host = FakeHost({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
-    config = SimpleNamespace(architectures=["Gemma"])
+    host = managing({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
+    config = SimpleNamespace(architectures=["GemmaForCausalLM"])
     with pytest.raises(UnsupportedModelError) as caught:
         find_model(host, config)
-    assert "needs a plugin for Gemma: no plugin provides models:Gemma" in str(caught.value)
+    assert "needs a plugin for GemmaForCausalLM: no plugin provides models:GemmaFor" in str(
+        caught.value
+    )
     assert "known: Known" in str(caught.value)
-    assert "pip install its-gemma" in str(caught.value)
+    assert "pip install './plugins/models/gemma'" in str(caught.value)
 
 
 def test_the_first_known_architecture_is_taken() -> None:
     spec = ModelSpec("B", lambda ctx: None)  # type: ignore[arg-type,return-value]
-    assert find_model(FakeHost({"B": spec}), SimpleNamespace(architectures=["A", "B"])) is spec
+    assert (
+        find_model(managing({"B": spec}), SimpleNamespace(architectures=["A", "B"])).architecture
+        == "B"
+    )
 
 
 def test_a_configuration_without_architecture() -> None:
     with pytest.raises(UnsupportedModelError, match="hf_overrides"):
-        find_model(FakeHost(), SimpleNamespace())
+        find_model(managing(), SimpleNamespace())
 
 
 def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
-    host = FakeHost(schemes={"awq": dict, "fp8": lambda c: "fp8"})
+    host = managing(schemes={"awq": Scheme, "fp8": Scheme})
     config = SimpleNamespace(quantization_config={"quant_method": "awq", "bits": 4})
-    assert find_scheme(host, config, CPU) == {"quant_method": "awq", "bits": 4}
-    assert find_scheme(host, config, CPU, "fp8") == "fp8"
+
+    def checkpoint(config: Any, option: str = "auto") -> Any:
+        scheme: Any = find_scheme(host, config, CPU, option)
+        return scheme.plugin, scheme.checkpoint
+
+    given = {"quant_method": "awq", "bits": 4}
+    assert checkpoint(config) == ("quantization:awq", given)
+    assert checkpoint(config, "fp8") == ("quantization:fp8", given)
     assert find_scheme(host, SimpleNamespace(), CPU) is None
-    with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*its-gptq"):
+    with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*gptq"):
         find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
     unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
-    assert find_scheme(host, unnamed, CPU) == {"w_bit": 4}
-    with pytest.raises(CheckpointError, match="names no quant_method"):
+    assert checkpoint(unnamed) == ("quantization:awq", {"w_bit": 4})
+    with pytest.raises(CheckpointError, match="has no quant_method"):
         find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)
 
 
@@ -115,6 +126,7 @@ class Scheme:
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self.specs: list[LinearSpec] = []
+        self.checkpoint = checkpoint
 
     def linear(self, spec: LinearSpec) -> None:
         self.specs.append(spec)
@@ -130,7 +142,7 @@ def build(host: Any, config: Any, files: ModelFiles | None = None, **options: An
         host,
         torch.device("cpu"),
         torch.float32,
-        NullCollective(),
+        SingleRankCommunicator(),
         lambda request, spec: ReferenceBackend(request),
         **options,
     )
@@ -139,10 +151,10 @@ def build(host: Any, config: Any, files: ModelFiles | None = None, **options: An
 def test_a_scheme_sees_names_of_the_checkpoint_where_the_model_renames() -> None:
     scheme = Scheme({})
     spec = ModelSpec("M", One, renamed={"language_model.model.": "model."})  # type: ignore[arg-type]
-    host = FakeHost({"M": spec}, {"q": lambda checkpoint: scheme})
+    host = managing({"M": spec}, {"q": lambda checkpoint: scheme})
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
     model, found = build(host, config, load_format="dummy", max_model_len=9)
-    assert found is spec
+    assert found.renamed == spec.renamed
     assert scheme.specs[0].prefix == "model.up"
     assert scheme.specs[0].names == ("language_model.model.up",)
     assert model.ctx.max_model_len == 9
@@ -160,7 +172,7 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
             super().__init__()
             self.model = One(ctx)
 
-    host = FakeHost({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
+    host = managing({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
     torch.save({"odd.up": torch.ones(2, 4), "dropped": torch.ones(1)}, tmp_path / "model.pt")
     files = ModelFiles(tmp_path, ("model.pt",), {})
@@ -169,14 +181,14 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
 
 
 def test_what_a_plugin_builds_must_be_a_module() -> None:
-    host = FakeHost({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
+    host = managing({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
     with pytest.raises(UnsupportedModelError, match="built a int"):
         build(host, SimpleNamespace(architectures=["M"]), load_format="dummy")
 
 
 def test_no_weights_at_all() -> None:
-    host = FakeHost({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match="nowhere holds no weights"):
+    host = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="nowhere has no weights"):
         build(host, SimpleNamespace(architectures=["M"]))
 
 
@@ -194,14 +206,15 @@ def test_formats_are_detected() -> None:
 
 def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
     files = ModelFiles(tmp_path, (), {})
-    assert treadle_load_format("gguf", files, {}) is None
-    assert isinstance(treadle_load_format("dummy", files, {"seed": 3}), DummyLoader)
+    assert treadle_load_format("gguf", files, 0, {}) is None
+    dummies = [treadle_load_format("dummy", files, 5, o) for o in ({}, {"seed": 3})]
+    assert [d.seed for d in dummies if isinstance(d, DummyLoader)] == [5, 3]
     (tmp_path / "x.pt").write_bytes(b"")
     assert isinstance(
-        treadle_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), {}), TorchLoader
+        treadle_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), 0, {}), TorchLoader
     )
     with pytest.raises(CheckpointError, match="no weights in the format 'safetensors'"):
-        treadle_load_format("safetensors", files, {})
+        treadle_load_format("safetensors", files, 0, {})
 
 
 # ------------------------------------------------------------------------- dummy weights
@@ -225,7 +238,7 @@ def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
 
 def test_dummy_seeds(tmp_path: Path) -> None:
     def drawn(seed: int) -> Tensor:
-        host = FakeHost({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+        host = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
         config = SimpleNamespace(architectures=["M"])
         model, _ = build(host, config, load_format="dummy", seed=seed)
         weight: Tensor = model.up.weight

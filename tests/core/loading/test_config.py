@@ -81,7 +81,7 @@ def test_a_missing_configuration_is_refused() -> None:
 
 
 def test_values_that_transformers_refuses_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"'llama'.*refused.*hidden_size"):
+    with pytest.raises(CheckpointError, match=r"rejects .*'llama'.*hidden_size"):
         read_config(files({"model_type": "llama", "hidden_size": "wide"}))
 
 
@@ -108,7 +108,7 @@ def test_dtype(option: str, stated: str | None, device: DeviceInfo, expected: to
 def test_dtype_refusals() -> None:
     with pytest.raises(ConfigError, match="'int3'; allowed: auto, float32"):
         resolve_dtype("int3", LlamaConfig(), CPU)
-    with pytest.raises(ConfigError, match="T4 does not have; use float16"):
+    with pytest.raises(ConfigError, match="T4 does not support; use float16"):
         resolve_dtype("bfloat16", LlamaConfig(), TURING)
 
 
@@ -133,13 +133,13 @@ def test_longest_sequence(config: Any, usual: int, limit: int) -> None:
     assert max_model_len(config) == usual
     assert max_model_len(config, limit) == limit
     assert max_model_len(config, 5) == 5
-    with pytest.raises(ConfigError, match=f"is {limit + 1}, but the model was made for {limit}"):
+    with pytest.raises(ConfigError, match=f"is {limit + 1}, but the model supports {limit}"):
         max_model_len(config, limit + 1)
 
 
 def test_a_configuration_without_a_length() -> None:
     assert max_model_len(SimpleNamespace(), 12) == 12
-    with pytest.raises(ConfigError, match="states no context length"):
+    with pytest.raises(ConfigError, match="has no context length"):
         max_model_len(SimpleNamespace())
 
 
@@ -179,7 +179,7 @@ def test_broken_generation_configurations(tmp_path: Path) -> None:
     for text in ("{", "[]"):
         with pytest.raises(CheckpointError, match=r"generation_config\.json"):
             generation_defaults(write(tmp_path, text))
-    with pytest.raises(ConfigError, match="which holds no generation_config"):
+    with pytest.raises(ConfigError, match="which has no generation_config"):
         generation_defaults(files({}), "/no/where")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from treadle.api.files import ModelFiles, ModelRef
+from treadle.api.kinds import MODEL_SOURCES
 from treadle.errors import CheckpointError
 from treadle.loading import fetch, parse_ref
 from treadle.loading.sources import FolderSource, HubSource, treadle_model_source
@@ -168,7 +169,8 @@ class Recorder:
     def __init__(self, *names: str) -> None:
         self.names, self.asked = names, []
 
-    def model_source(self, scheme: str) -> Recorder:
+    def create_guarded(self, kind: Any, scheme: str) -> Recorder:
+        assert (kind, scheme) == (MODEL_SOURCES, "hf")
         return self
 
     def resolve(self, ref: ModelRef, *, patterns: Any) -> ModelFiles:
@@ -199,5 +201,5 @@ def test_without_weights_nothing_large_is_downloaded() -> None:
 
 
 def test_a_checkpoint_without_weights_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="org/name holds no weights"):
+    with pytest.raises(CheckpointError, match="org/name has no weights"):
         fetch(Recorder("config.json"), REF)

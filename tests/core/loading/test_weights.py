@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
-from treadle.layers import Linear, NullCollective, Part, PlainLinear, Slot, bind, weight
+from treadle.layers import Linear, Part, PlainLinear, SingleRankCommunicator, Slot, bind, weight
 from treadle.loading import load_weights
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
@@ -148,7 +148,7 @@ class Given:
 
 
 def refill(model: TinyModel, tensors: dict[str, Tensor]) -> None:
-    load_weights(model.model, model.spec, Given(tensors), NullCollective())
+    load_weights(model.model, model.spec, Given(tensors), SingleRankCommunicator())
 
 
 def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: PluginManager) -> None:
@@ -232,7 +232,7 @@ def test_objects_in_a_torch_file_are_not_loaded(
     (folder / ONE).unlink()
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
-    refuse(folder, host, "holds Python objects, which treadle does not load")
+    refuse(folder, host, "contains Python objects, which treadle does not load")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_missing_shard(tmp_path: Path, host: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     lost = index["model.norm.weight"]
     (folder / lost).unlink()
-    refuse(folder, host, rf"the shard {lost} that {ONE}\.index\.json names is missing")
+    refuse(folder, host, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
 
 
 def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager) -> None:
@@ -249,7 +249,7 @@ def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager)
     tensors = load_file(shard)
     tensors.pop("model.norm.weight")
     save_file(tensors, shard)
-    refuse(folder, host, r"model\.norm\.weight is named by the index .* not in the shard")
+    refuse(folder, host, r"model\.norm\.weight is listed in the index .* not in the shard")
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ SPEC = ModelSpec("Test", Block, fused={"block": ("one", "two")})  # type: ignore
 def filled(module: nn.Module, tensors: dict[str, Tensor], **options: Any) -> nn.Module:
     root = nn.Module()
     root.block = module
-    load_weights(root, SPEC, Given(tensors), NullCollective(), **options)
+    load_weights(root, SPEC, Given(tensors), SingleRankCommunicator(), **options)
     return module
 
 
@@ -440,7 +440,7 @@ def test_prefixes_are_renamed_and_patterns_ignored() -> None:
     root.block = Block()
     tensors = {f"language_model.{name}": t for name, t in QUANTIZED.items()}
     tensors["vision.patch"] = torch.ones(1)
-    load_weights(root, spec, Given(tensors), NullCollective())
+    load_weights(root, spec, Given(tensors), SingleRankCommunicator())
     assert root.block.scales.tolist() == [1.0, 2.0]
 
 

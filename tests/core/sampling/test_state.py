@@ -214,7 +214,7 @@ def test_ids_outside_of_the_vocabulary_are_refused(
     run = bench(VOCAB)
     name = next(iter(params))
     with pytest.raises(
-        RequestError, match=f"{name} has token .*; the model's vocabulary ends at 39"
+        RequestError, match=f"{name} has token .*; the highest id of the model is 39"
     ) as caught:
         run.open(start(0, temperature=0.0), start(1, **params))
     assert caught.value.param == name

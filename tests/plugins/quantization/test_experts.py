@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.api.models import Collective
+from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Experts
 from treadle.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
@@ -68,7 +68,7 @@ def test_logits_are_those_of_the_dequantized_model(
     assert methods(model) == [LinearExperts] * 2
     assert (model.logits(IDS) - want).abs().max() < 1e-3
 
-    def work(ranks: Collective) -> Tensor:
+    def work(ranks: Communicator) -> Tensor:
         return TinyModel(packed, host, ranks=ranks).logits(IDS)
 
     for logits in on_ranks(2, work):

@@ -12,8 +12,8 @@ import torch
 from treadle.api.cache import DeviceInfo
 from treadle.api.kinds import QUANTIZATION
 from treadle.layers import Linear, dtype_name
+from treadle.layers.fusion import apply_fusions
 from treadle.layers.int4 import PackedInt4
-from treadle.layers.kernels import install_kernels
 from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
@@ -34,8 +34,8 @@ class OnCuda(QuantizationSuite):
     def load(self, *given: Any, **named: Any) -> Linear:
         built = super().load(*given, **named)
         packed = dict(built.named_children()).get("int4")
-        served = install_kernels(built, PluginManager(), self.device, dtype_name(built.dtype))
-        assert isinstance(packed, PackedInt4) == ("int4_linear" in served)
+        served = apply_fusions(built, PluginManager(), self.device, dtype_name(built.dtype))
+        assert isinstance(packed, PackedInt4) == ("int4_linear" in served.backends)
         return built
 
     # These compare on the CPU, where the same classes run in the plugins' own tests.

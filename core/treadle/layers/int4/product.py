@@ -19,7 +19,7 @@ Operation = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
 
 def int4_linear(x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-    """The operation of ``treadle.layers.kernels``, by torch's own: the weight is unpacked each time."""
+    """The operation of ``treadle.layers.kernel_ops``, by torch's own: the weight is unpacked each time."""
     return F.linear(x, unpack(codes, steps, inputs, group, x.dtype))
 
 

@@ -101,9 +101,9 @@ class GPT2LMHeadModel(nn.Module):
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
         config = ctx.hf_config
-        if ctx.ranks.size > 1:
+        if ctx.ranks.world_size > 1:
             raise ConfigError(
-                f"tensor_parallel_size is {ctx.ranks.size}, but treadle-gpt2 runs on one device"
+                f"tensor_parallel_size is {ctx.ranks.world_size}, but treadle-gpt2 runs on one device"
             )
         if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh"):
             raise ConfigError(

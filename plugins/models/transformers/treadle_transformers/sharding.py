@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelContext
 from treadle.errors import UnsupportedModelError
-from treadle.layers import Embedding, Experts, Linear, LMHead, NullCollective, Part, divide_heads
+from treadle.layers import (
+    Embedding,
+    Experts,
+    Linear,
+    LMHead,
+    Part,
+    SingleRankCommunicator,
+    divide_heads,
+)
 from treadle.layers.mlp import ACTIVATIONS
 from treadle_transformers.attention import Call
 from treadle_transformers.names import expert_names
@@ -37,7 +45,7 @@ class Plan:
     """
 
     def __init__(self, ctx: ModelContext, architecture: str, home: str) -> None:
-        self.architecture, self.size = architecture, ctx.ranks.size
+        self.architecture, self.size = architecture, ctx.ranks.world_size
         self.rules: list[tuple[re.Pattern[str], str]] = []
         if self.size == 1:
             return
@@ -185,7 +193,7 @@ def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: Plan) -
             activation=act,
             names=expert_names(type(model), config),
         )
-    if ctx.ranks.size > 1:
+    if ctx.ranks.world_size > 1:
         raise plan.refused(f"its experts ({path}) are not plain gated MLPs")
     if ctx.quantization is not None:
         raise refusal(plan.architecture, f"its experts ({path}) cannot be quantized")
@@ -196,9 +204,9 @@ def _context(ctx: ModelContext, model: nn.Module, path: str, plan: Plan) -> Mode
     """Attention is divided where its projections are, and their outputs are not gathered."""
     inside = model.get_submodule(path).named_children()
     styles = {plan.style(f"{path}.{name}") for name, _ in inside}
-    if ctx.ranks.size == 1 or styles & {"colwise", "packed_colwise"}:
+    if ctx.ranks.world_size == 1 or styles & {"colwise", "packed_colwise"}:
         return ctx
-    return replace(ctx, ranks=NullCollective())
+    return replace(ctx, ranks=SingleRankCommunicator())
 
 
 def stays_float32(model: Any, path: str) -> bool:

@@ -154,14 +154,14 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from treadle_kernels_triton import activation, gather, join, linear, norm, reduce, rotary, sample
+    from treadle_kernels_triton import activation, join, linear, norm, rotary, sample
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
         signature = {n: "constexpr" if n in constants else types.get(n, "*bf16") for n in names}
         values = {(names.index(n),): value for n, value in constants.items()}
         options = {"num_warps": warps, "launch_pdl": True}
-        aligned = [n for n in names if signature[n][0] == "*" or n in ("room", "numel", "n", "x_stride")]
+        aligned = [n for n in names if signature[n][0] == "*" or n == "x_stride"]
         aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned if n not in constants}
         source = ASTSource(kernel, signature, values, aligned)
         made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -170,10 +170,6 @@ BUILDS = """
         wait = code.index("griddepcontrol.wait")
         assert code.index("griddepcontrol.launch_dependents") < wait
         assert "st.global" not in code[:wait], "something is written before the results are awaited"
-        if "places" in names:
-            assert code.count("ld.volatile.global.v4") > 1, "nobody looks again"
-            assert ("atom.global.sys.acq_rel" in code) == constants["TURNS"], "no order of turns"
-            assert "global.b16" not in code, "too little moves at once"
         return code[:wait].count("ld.global")
 
     numbers = dict.fromkeys(("width", "depth", "x_stride", "stride", "t_stride"), "i32")
@@ -202,16 +198,6 @@ BUILDS = """
     sizes = dict.fromkeys(("size", "features", "biased"), "i32")
     chosen = dict(PARTS=4, BLOCK=1024, EARLY=True)
     assert build(join.join_kernel, 4, chosen, parts="*fp32", **sizes) > 0
-    counted = dict(places="*i64", counts="*i32", numel="i32", room="i32")
-    for kind, turns in ("*bf16", False), ("*fp32", True):
-        chosen = dict(rank=1, RANKS=4, BLOCK=2048, TURNS=turns, EARLY=True)
-        assert build(reduce.all_reduce_kernel, 4, chosen, x=kind, out=kind, **counted) == 0
-        rows = dict(x=kind, residual=kind, weight=kind, out=kind, eps="fp32", offset="fp32", rows="i32")
-        chosen |= dict(SIZE=2048)
-        assert build(reduce.sum_norm_kernel, 4, chosen, **rows, **counted) > 0, "no weight read early"
-        chosen = dict(rank=0, RANKS=2, BLOCK=4096, TURNS=turns, EARLY=True)
-        rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
-        assert build(gather.gather_kernel, 4, chosen, **rows, **counted) == 0
     assert build(activation.silu_and_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
 PROLOGUE = """
@@ -229,125 +215,6 @@ PROLOGUE = """
 def test_kernels_equal_the_layers_own(name: str, in_process: Callable[..., None]) -> None:
     pytest.importorskip("triton")
     in_process(PROLOGUE, CHECKS[name], interpret=True)
-
-
-SHARING = """
-    import multiprocessing
-    import torch
-    import torch.multiprocessing
-    from treadle_kernels_triton.gather import all_gather
-    from treadle_kernels_triton.norm import fused_add_rms_norm
-    from treadle_kernels_triton.reduce import all_reduce, all_reduce_add_rms_norm
-
-    def shared(limit, units):
-        memory = [3 * RANKS * limit] * RANKS
-        return [torch.zeros(size, dtype=torch.uint8).share_memory_() for size in memory], units
-
-    def mine(memory):
-        places, units = memory
-        return torch.tensor([p.data_ptr() for p in places]), torch.zeros(units, dtype=torch.int32)
-
-    def drawn(seed, *shape):
-        seeds = [torch.Generator().manual_seed(100 * seed + r) for r in range(RANKS)]
-        parts = [torch.randn(*shape, generator=seed) for seed in seeds]
-        for part in parts:  # zeros must arrive, too
-            part[part > 1] = 0.0
-            part[part < -1] = -0.0
-        parts[seed % RANKS].zero_()
-        return parts
-
-    def counted(*memories):
-        for _, counts in memories:
-            if not 0 <= int(counts.min()) <= int(counts.max()) <= 2:
-                yield "a count that overflows some day"
-
-    def start(rank, memories, results):
-        try:
-            results.put(list(work(rank, memories)))
-        except BaseException as error:
-            results.put([repr(error)])
-            raise
-"""
-TOGETHER = """
-    if __name__ == "__main__":
-        fork = multiprocessing.get_context("fork")
-        memories, results = MEMORIES(), fork.Queue()
-        workers = [fork.Process(target=start, args=(r, memories, results)) for r in range(RANKS)]
-        for worker in workers:
-            worker.start()
-        found = [results.get(timeout=90) for _ in workers]
-        assert found == [[]] * RANKS, found
-        for worker in workers:
-            worker.join()
-"""
-RANKED = {
-    "all_reduce": """
-        RANKS, LIMIT = 3, 4 * 4096
-        MEMORIES = lambda: shared(LIMIT, LIMIT // 4096)
-
-        def work(rank, memory):
-            memory = mine(memory)
-            for turn in range(5):
-                for dtype, size in (
-                    (torch.float32, 8), (torch.float16, 6144), (torch.float32, 4096),
-                    (torch.float16, 20000), (torch.float32, 9000),
-                ):
-                    parts = [part.to(dtype) for part in drawn(turn, size)]
-                    got = all_reduce(parts[rank], *memory, rank, early=False)
-                    if not torch.equal(got, sum(part.float() for part in parts).to(dtype)):
-                        yield turn, size
-            yield from counted(memory)
-    """,
-    "all_reduce_add_rms_norm": """
-        RANKS, ROWS = 3, 5
-        KINDS = (torch.float32, 200), (torch.float16, 1000), (torch.float32, 64)
-        SUMS = shared(1 << 15, 8)
-        MEMORIES = lambda: [shared(ROWS * 1024 * kind.itemsize, ROWS) for kind, size in KINDS]
-
-        def work(rank, memories):
-            memories, summing = [mine(memory) for memory in memories], mine(SUMS)
-            for turn, rows in enumerate((1, 5, 3, 12, 1, 6)):
-                for (kind, size), memory in zip(KINDS, memories):
-                    x = [part.to(kind) for part in drawn(turn, rows, size)]
-                    same = drawn(50 + turn, rows, size)
-                    weight, offset = same[1][0].to(kind), turn % 2 * 1.0
-                    before, residual = same[0].to(kind), same[0].to(kind).clone()
-                    total = all_reduce(x[rank], *summing, rank, early=False)
-                    want, after = fused_add_rms_norm(total, before, weight, 1e-5, offset)
-                    got = all_reduce_add_rms_norm(
-                        x[rank], residual, weight, 1e-5, offset, *memory, rank, early=False
-                    )
-                    if not torch.equal(got[0], want) or not torch.equal(got[1], after):
-                        yield turn, rows, size
-                    if got[1] is not residual:
-                        yield "the residual is not replaced"
-            yield from counted(*memories)
-    """,
-    "all_gather": """
-        RANKS, ROWS, PROGRAMS = 3, 6, 4
-        KINDS = (torch.float32, 72), (torch.float16, 5008), (torch.float32, 2048), (torch.float32, 2050)
-        MEMORIES = lambda: [shared(PROGRAMS * 4096, PROGRAMS) for _ in KINDS]
-
-        def work(rank, memories):
-            memories = [mine(memory) for memory in memories]
-            for turn, rows in enumerate((1, 6, 2, 2, 5, 1, 6)):
-                for (kind, n), memory in zip(KINDS, memories):
-                    parts = [part.to(kind)[:, :n] for part in drawn(turn, rows, n + turn % 3)]
-                    limit = PROGRAMS * 4096
-                    got = all_gather(parts[rank], *memory, rank, limit, early=False)
-                    if not torch.equal(got, torch.cat(parts, 1)):
-                        yield turn, rows, n
-            yield from counted(*memories)
-    """,
-}
-
-
-@pytest.mark.parametrize("name", RANKED)
-def test_ranks_have_what_they_send_each_other(name: str, in_process: Callable[..., None]) -> None:
-    """Three processes over memory that they share, in Triton's interpreter; ``work`` yields what is
-    wrong."""
-    pytest.importorskip("triton")
-    in_process(SHARING, RANKED[name], TOGETHER, interpret=True)
 
 
 def test_kernels_compile_for_hopper_and_wait_before_they_write(
@@ -372,9 +239,6 @@ def test_kernels_compile_for_hopper_and_wait_before_they_write(
         "linear_silu_and_mul",
         "sample",
         "argmax",
-        "all_reduce",
-        "all_reduce_add_rms_norm",
-        "all_gather",
     ],
 )
 def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
@@ -432,8 +296,8 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     import torch
 
     from treadle.api.models import ModelContext
-    from treadle.layers import NullCollective, ops
-    from treadle.layers.kernels import install_kernels
+    from treadle.layers import SingleRankCommunicator, ops
+    from treadle.layers.fusion import apply_fusions
     from treadle.layers.mlp import GatedMLP
     from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
@@ -454,7 +318,7 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
         hf_config=None,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        ranks=NullCollective(),
+        ranks=SingleRankCommunicator(),
         quantization=None,
         attention=lambda request, spec: pytest.fail("there is no attention here"),
     )
@@ -463,7 +327,8 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
         torch.nn.init.normal_(parameter)
     x = torch.randn(3, 8)
     want = mlp(x) * 2
-    assert install_kernels(mlp, Offers(), CUDA, "float32") == {"linear_silu_and_mul": "mine"}
+    served = apply_fusions(mlp, Offers(), CUDA, "float32").backends
+    assert served == {"linear_silu_and_mul": "mine"}
     assert torch.allclose(mlp(x), want)
     assert ("linear_silu_and_mul", {"in_features": 8, "out_features": 24}) in asked
     sampler = Sampler(2, 320)

@@ -20,7 +20,7 @@ __all__ = ("treadle_attention",)
 SCORE = 45
 """Below the Triton kernels (80): on an H200 it is faster for prompts, but slower for decode steps of one
 row or of hundreds, and with an fp8 cache the other way round. Above xformers (40), which copies the
-keys of prompts. Figures: docs/attention.md."""
+keys of prompts. Figures: docs/how/attention.md."""
 
 EAGER_SCORE = 20
 """Where decode steps cannot be captured in CUDA graphs: above plain torch (10) only."""

@@ -27,9 +27,6 @@ HOMES = {
     "int4_linear": "int4.product",
     "sample": "sample",
     "argmax": "sample",
-    "all_reduce": "reduce",
-    "all_reduce_add_rms_norm": "reduce",
-    "all_gather": "gather",
 }
 LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 

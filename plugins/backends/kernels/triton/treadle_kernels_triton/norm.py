@@ -112,6 +112,6 @@ def fused_add_partials_rms_norm(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The operation of ``treadle.layers.kernels``; overwrites ``residual``, which must be contiguous."""
+    """The operation of ``treadle.layers.kernel_ops``; overwrites ``residual``, which must be contiguous."""
     y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=len(parts))
     return y, residual

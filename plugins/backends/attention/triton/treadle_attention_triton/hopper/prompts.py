@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import AttentionBatch, AttentionRequest, MaskKind
-from treadle.layers.self_check import passes
+from treadle.layers.self_check import self_check
 from treadle_triton_kit.tma import tensor_descriptor
 
 __all__ = ("PAGE", "TILE", "Prompts", "Work", "find_prompts", "serves")
@@ -98,7 +98,7 @@ def find_prompts(request: AttentionRequest, processors: int) -> Prompts | None:
     prompts = Prompts(request, processors)
     warning = "no kernel of Hopper's for prompts here (%s): Triton's serves them"
     trial = partial(_right, prompts, getattr(torch, request.dtype))
-    return prompts if passes(trial, log, warning) else None
+    return prompts if self_check(trial, log, warning) else None
 
 
 def _right(prompts: Prompts, dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.layers.self_check import passes
+from treadle.layers.self_check import self_check
 from treadle_kernels_triton.join import join
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
@@ -218,7 +218,7 @@ def _works(dtype: str) -> bool:
 
 def _passes(dtype: torch.dtype, division: Division) -> bool:
     warning = "no products of decode batches on Hopper here (%s): torch's linear serves"
-    return passes(lambda: _right(dtype, division), log, warning)
+    return self_check(lambda: _right(dtype, division), log, warning)
 
 
 def _right(dtype: torch.dtype, division: Division) -> bool:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.layers.self_check import passes
+from treadle.layers.self_check import self_check
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
@@ -122,7 +122,9 @@ def find_gated(dtype: str) -> Gated | None:
         return None
     kind = getattr(torch, dtype)
     warning = "no gated product of Hopper's here (%s): torch's linear serves"
-    if not passes(lambda: all(_right(Gated(kind, 2), v) for v in (TURNS, DEFERRED)), log, warning):
+    if not self_check(
+        lambda: all(_right(Gated(kind, 2), v) for v in (TURNS, DEFERRED)), log, warning
+    ):
         return None
     return Gated(kind, torch.cuda.get_device_properties("cuda").multi_processor_count)
 

@@ -35,7 +35,7 @@ class Int4Linear:
         self.tickets = Tickets(TICKETS)
 
     def __call__(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-        """``[..., inputs]`` to ``[..., out]``; see ``treadle.layers.kernels``."""
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle.layers.kernel_ops``."""
         if x.dtype != self.dtype:
             return int4_linear(x, codes, steps, inputs, group)
         y = self._product(x.reshape(-1, inputs), codes, steps, group)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treadle.layers.int4 import CHUNK, pack_codes, pack_steps
-from treadle.layers.self_check import passes
+from treadle.layers.self_check import self_check
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.tiles import WIDES, choose
 
@@ -42,7 +42,7 @@ def works(path: str, dtype: torch.dtype, group: int = 2 * CHUNK) -> bool:
         device = torch.device("cuda", torch.cuda.current_device())
         return tried(path, dtype, group, device)
 
-    return passes(trial, log, FAILED[path.partition(" ")[0]])
+    return self_check(trial, log, FAILED[path.partition(" ")[0]])
 
 
 def tried(path: str, dtype: torch.dtype, group: int, device: torch.device) -> bool:

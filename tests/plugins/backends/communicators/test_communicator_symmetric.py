@@ -1,0 +1,381 @@
+"""Sums and gathers over symmetric memory: what is supported, and that nothing breaks without it; on several
+cards, their results."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from treadle_communicator_symmetric import all_reduce as all_reduce_module
+from treadle_communicator_symmetric import communicator as module
+from treadle_communicator_symmetric import treadle_communicator
+from treadle_communicator_symmetric.all_reduce import (
+    BLOCK_BYTES,
+    CustomAllReduce,
+    max_custom_bytes,
+)
+from treadle_communicator_symmetric.communicator import SymmetricCommunicator, create
+from treadle_communicator_symmetric.fused import AllGatherLogits, AllReduceRMSNorm, norm_memory
+from treadle_communicator_symmetric.memory import SymmetricBuffer, allocate_symmetric
+
+from treadle.api.communicators import Communicator, CommunicatorRequest
+from treadle.api.models import ModelContext
+from treadle.api.types import CommunicatorOffer, DeviceInfo, Refusal
+from treadle.layers import LMHead, RMSNorm
+from treadle.layers.fusion import apply_fusions
+from treadle.plugins import PluginManager
+from treadle.runner.communicator import TorchCommunicator, choose_communicator
+from treadle.runner.device import describe
+from treadle.testing.ranks import on_ranks
+
+CPU = torch.device("cpu")
+
+
+def test_it_is_for_several_cuda_devices() -> None:
+    def bid(kind: str, world_size: int) -> object:
+        return treadle_communicator(CommunicatorRequest(DeviceInfo(kind), world_size))
+
+    assert isinstance(bid("cuda", 2), CommunicatorOffer)
+    for refusal, reason in ((bid("cpu", 2), "this is cpu"), (bid("cuda", 1), "only one rank")):
+        assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
+
+
+def test_what_a_sum_supports() -> None:
+    limit = 1 << 18
+    custom = CustomAllReduce(torch.clone, limit, "none")
+    full = torch.empty(4, limit // 8, dtype=torch.bfloat16)
+    for right in (full, full[1:3], full.float()[:2]):
+        assert custom.supports(right)
+    for wrong in (
+        torch.empty(limit // 2 + 8, dtype=torch.bfloat16),  # too large
+        full.half(),  # no such kernel
+        full[:, :8],  # not contiguous
+        full.view(-1)[:7],  # not a multiple of 16 bytes
+        full.view(-1)[1:9],  # not aligned
+        full[:0],
+    ):
+        assert not custom.supports(wrong), wrong.shape
+
+
+def buffer(num_programs: int = 1) -> SymmetricBuffer:
+    return SymmetricBuffer(torch.zeros(2), torch.zeros(num_programs), 0, 8 << 20)
+
+
+def test_what_fused_operations_support() -> None:
+    def kernel(*args: Any) -> Any:
+        return args[:2] if len(args) > 5 else args[0]
+
+    rest = (None, 1e-5, 0.0)
+    norm: Any = AllReduceRMSNorm(kernel, buffer(), 32, torch.float32, 6 * 32 * 4 + 5)
+    x = torch.ones(6, 32)
+    assert norm.run(x, x.clone(), *rest) is not None
+    for pair in (
+        (torch.ones(7, 32), torch.ones(7, 32)),  # too large
+        (x[::2], x[::2].clone()),  # not contiguous
+        (x[::2].clone(), x[::2]),
+        (x.half(), x.half()),
+        (x, x[:2]),
+        (x[:0], x[:0]),
+        (x[:, :16].clone(), x[:, :16].clone()),  # not of this size
+    ):
+        assert norm.run(*pair, *rest) is None
+    wide = torch.ones(4, 64)
+    gather = AllGatherLogits(kernel, buffer(), 64, torch.float32)
+    assert gather.run(wide) is not None and gather.run(torch.ones(4, 80)[:, :64]) is not None
+    for logits in wide.half(), wide[:0], wide[0], wide[:, :32], wide.t().contiguous().t():
+        assert gather.run(logits) is None
+
+
+def test_a_norms_programs_have_a_row_each() -> None:
+    assert norm_memory(32, torch.float32, 6 * 32 * 4 + 5) == (6 * 32 * 4, 6)
+    assert norm_memory(4096, torch.bfloat16, 1 << 40) == (4 << 20, 512)
+    assert norm_memory(5120, torch.bfloat16, 1 << 40) == (4 << 20, 256), "the power of two"
+    assert norm_memory(4096, torch.bfloat16, 4096) is None, "no row fits"
+    assert norm_memory(4095, torch.bfloat16, 1 << 40) is None, "not aligned"
+    assert norm_memory(4096, torch.float64, 1 << 40) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a torch without CUDA")
+def test_a_set_up_that_fails_leaves_nccl(caplog: pytest.LogCaptureFixture) -> None:
+    """On all ranks, with a reason in the log."""
+
+    def run(base: Communicator) -> bool:
+        offers: Any = SimpleNamespace(
+            communicator=lambda request: CommunicatorOffer("symmetric", 80, create)
+        )
+        return choose_communicator(offers, base, CPU) is base
+
+    with caplog.at_level(logging.INFO, "treadle.runner"):
+        assert on_ranks(2, run) == [True, True]
+    assert len(caplog.records) == 2
+    assert all("communicator symmetric is not used" in r.getMessage() for r in caplog.records)
+
+
+def reasons(run: Callable[[Communicator], object]) -> list[str]:
+    """Why each of two ranks could not create it."""
+
+    def caught(base: Communicator) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            run(base)
+        return str(caught.value)
+
+    return on_ranks(2, caught)
+
+
+def test_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank fails to set up: the others must not sum alone."""
+
+    def set_up(self: SymmetricCommunicator, max_bytes: int) -> None:
+        if self.rank == 1:
+            raise RuntimeError("no peer access")
+
+    monkeypatch.setattr(module, "_obstacle", lambda: None)
+    monkeypatch.setattr(module, "_kernels", lambda device: {})
+    monkeypatch.setattr(module.dist, "group", SimpleNamespace(WORLD=None))
+    monkeypatch.setattr(SymmetricCommunicator, "set_up", set_up)
+    assert reasons(lambda base: create(base, CPU)) == [
+        "another rank cannot share its memory",
+        "RuntimeError: no peer access",
+    ]
+
+
+def test_ranks_of_several_hosts_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = iter(("one", "two"))
+    monkeypatch.setattr(module, "_obstacle", lambda: None)
+    monkeypatch.setattr(module, "_kernels", lambda device: {})
+    monkeypatch.setattr(module.socket, "gethostname", lambda: next(names))
+    assert all("several hosts" in reason for reason in reasons(lambda base: create(base, CPU)))
+
+
+def test_memory_is_allocated_on_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank has no memory left, or cannot reach the others: none may wait for it."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    failing: list[str] = []
+    sizes: list[int] = []
+
+    def fail(name: str) -> None:
+        if name in failing:
+            failing.remove(name)  # one rank, whichever comes first
+            raise RuntimeError(name)
+
+    def empty(size: int, **options: Any) -> torch.Tensor:
+        fail("empty")
+        sizes.append(size)
+        return torch.ones(size, **options)
+
+    def rendezvous(buffer: torch.Tensor, group: str) -> Any:
+        fail("rendezvous")
+        return SimpleNamespace(buffer_ptrs=[16, 32], rank=0)
+
+    def allocate(base: Communicator) -> SymmetricBuffer | None:
+        return allocate_symmetric(base, CPU, SimpleNamespace(group_name="all"), 64, 3)
+
+    monkeypatch.setattr(symmetric, "empty", empty)
+    monkeypatch.setattr(symmetric, "rendezvous", rendezvous)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    for fault in "empty", "rendezvous":
+        failing.append(fault)
+        assert on_ranks(2, allocate) == [None] * 2
+        assert not failing
+    for allocated in on_ranks(2, allocate):
+        assert allocated is not None and allocated.max_bytes == 64
+        assert allocated.buffer_ptrs.tolist() == [16, 32]
+        assert allocated.buffer_indices.tolist() == [0] * 3
+        assert allocated.buffer_indices.dtype == torch.int32
+        memory, _ = allocated.keepalive  # type: ignore[misc]
+        assert not memory.any()
+    assert set(sizes) == {3 * 2 * 64}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_kernel_sums_any_size_between_two(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_obstacle", lambda: None)
+    monkeypatch.setattr(module.dist, "group", SimpleNamespace(WORLD=None))
+    monkeypatch.setattr(module, "max_custom_bytes", lambda world_size: 4 * BLOCK_BYTES)
+    seen: list[int] = []
+
+    def kernels(device: torch.device) -> dict[str, Callable[..., Any]]:
+        def kernel(x: Tensor, buffer_ptrs: Tensor, buffer_indices: Tensor, rank: int) -> Tensor:
+            assert len(buffer_indices) == 4, "a program has a block"
+            seen.append(x.nbytes)
+            return bases[rank].all_reduce(x)
+
+        return {"all_reduce": kernel}
+
+    def allocate(
+        base: Communicator, device: torch.device, group: Any, max_bytes: int, programs: int
+    ) -> SymmetricBuffer:
+        return SymmetricBuffer(torch.zeros(size), torch.zeros(programs), base.rank, max_bytes)
+
+    bases: dict[int, Communicator] = {}
+    monkeypatch.setattr(module, "_kernels", kernels)
+    monkeypatch.setattr(module, "allocate_symmetric", allocate)
+
+    def run(base: Communicator) -> SymmetricCommunicator:
+        bases[base.rank] = base
+        return create(base, CPU)
+
+    with caplog.at_level(logging.INFO, "treadle.communicator_symmetric"):
+        found = on_ranks(size, run)
+    assert (max(seen) > 4 * BLOCK_BYTES) == (size == 2), "what is used has been tried"
+    for communicator in found:
+        custom = communicator.custom
+        large = torch.empty(64, BLOCK_BYTES)
+        assert custom is not None and custom.supports(large[:1])
+        assert custom.supports(large) == (size == 2)
+        assert communicator.memory_bytes == 3 * size * 4 * BLOCK_BYTES
+    beyond = "" if size == 2 else " up to 16 KiB, NCCL beyond"
+    assert [r.getMessage() for r in caplog.records] == [f"all-reduce: a Triton kernel{beyond}"]
+
+
+def test_a_wrong_sum_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = CustomAllReduce(lambda x: x, 1 << 20, "none")
+
+    def run(base: Communicator) -> object:
+        return all_reduce_module.checked(wrong, base, CPU, 4 * BLOCK_BYTES)
+
+    assert all("over 2 ranks is wrong" in reason for reason in reasons(run))
+
+
+def test_the_limit_falls_with_the_cube_of_the_ranks() -> None:
+    assert [max_custom_bytes(n) for n in (2, 4, 8)] == [4 << 20, 512 << 10, 64 << 10]
+    assert all(max_custom_bytes(n) % BLOCK_BYTES == 0 and max_custom_bytes(n) for n in range(2, 17))
+
+
+# ------------------------------------------------------------------------------- several cards
+
+
+def work(rank: int, size: int, meeting: str, results: Any, triton: bool) -> None:
+    """One rank: sums of several sizes and types, then a captured one with other numbers."""
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    base = TorchCommunicator(rank, size, device, FileStore(meeting, size))
+    ranks = create(base, device, triton=triton)
+    wrong: list[str] = []
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        for rows in (1, 3, 32, 4096):
+            # Whole numbers, so that the order of the sum does not matter.
+            parts = [
+                torch.randint(-16, 17, (rows, 1024), generator=torch.Generator().manual_seed(r))
+                for r in range(size)
+            ]
+            got = ranks.all_reduce(parts[rank].to(device, dtype))
+            if not torch.equal(got.cpu(), sum(parts[1:], parts[0]).to(dtype)):
+                wrong.append(f"{dtype} {rows}")
+    total = size * (size - 1) // 2
+    x = torch.zeros(8, 1024, dtype=torch.bfloat16, device=device)
+    for _ in range(2):
+        ranks.all_reduce(x.clone())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(2):
+            y = ranks.all_reduce(y.clone())
+    for step in range(20):
+        x.fill_((step % 5) + rank)
+        graph.replay()
+        if not bool((y == size * (size * (step % 5) + total)).all()):
+            wrong.append(f"replay {step}")
+    for count in (2040, 8, 262144, 4096, 8, 1 << 20) * 40:  # chunks take turns of their own
+        x = torch.full((count,), rank + 1.0, dtype=torch.bfloat16, device=device)
+        y = ranks.all_reduce(x)
+        if not bool((y == total + size).all()):
+            wrong.append(f"{count} in a row of sums")
+    if triton:
+        wrong += fused(ranks, device)
+    results.put((rank, ranks.custom.name if ranks.custom else None, wrong))
+    torch.cuda.synchronize()
+    base.close()
+
+
+def fused(ranks: SymmetricCommunicator, device: torch.device) -> list[str]:
+    """What norms that sum and a gather get wrong, called and captured, some turns of several sizes."""
+    kind = torch.bfloat16
+    context = ModelContext(
+        hf_config=None,
+        dtype=kind,
+        device=device,
+        ranks=ranks,
+        quantization=None,
+        attention=lambda request, spec: pytest.fail("there is no attention here"),
+    )
+    with device:
+        norm, head = RMSNorm(context, 4096, 1e-6), LMHead(context, "head", 64, 151936)
+    norm.ranks = ranks
+    norm.weight.data.uniform_(0.5, 2)
+    model = torch.nn.ModuleList([norm, head])
+    served = apply_fusions(model, PluginManager(), describe(device), "bfloat16").backends
+    limit = ranks.custom.max_bytes if ranks.custom else 0
+    sum_op, gather_op = norm.all_reduce_op, head.gather_op
+    if sum_op is None or gather_op is None:
+        return [f"only {served} are served"]
+
+    def summed(x: Tensor) -> list[Tensor]:
+        y, total = norm(x.clone(), x.clone())
+        return list(norm(y, total))
+
+    def gathered(x: Tensor) -> list[Tensor]:
+        return [
+            head.gather_op(part) if head.gather_op else ranks.all_gather(part) for part in (x, -x)
+        ]
+
+    torch.manual_seed(ranks.rank)
+    wrong = []
+    for run, width in (summed, 4096), (gathered, head.out_features):
+        for rows in (1, 3, 226, 1500, 3):
+            if run is summed and rows * width * kind.itemsize > limit:
+                continue
+            x = torch.randn(rows, width, dtype=kind, device=device).relu_()  # zeros count, too
+            run(x)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = run(x)
+            for turn in range(5):
+                x.normal_().relu_()
+                norm.all_reduce_op = head.gather_op = None
+                wanted = run(x)
+                norm.all_reduce_op, head.gather_op = sum_op, gather_op
+                graph.replay()
+                slack = 2**-7 * (run is summed)  # the order of a norm's sum is free
+                for how, found in ("captured", captured), ("called", run(x)):
+                    if not all(
+                        torch.allclose(y, want, slack, slack)
+                        for y, want in zip(found, wanted, strict=True)
+                    ):
+                        wrong.append(f"{run.__name__} of {rows}, {how}, turn {turn}")
+    return wrong
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("triton", [False, True])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_cards_sum_alike_in_and_out_of_graphs(tmp_path: Path, size: int, triton: bool) -> None:
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [
+        spawn.Process(target=work, args=(rank, size, str(tmp_path / "meeting"), results, triton))
+        for rank in range(size)
+    ]
+    for worker in workers:
+        worker.start()
+    found = sorted(results.get(timeout=180) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+    name = "a Triton kernel" if triton else "torch's kernel"
+    assert found == [(rank, name, []) for rank in range(size)]

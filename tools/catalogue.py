@@ -1,0 +1,208 @@
+"""Tables of what is in the repository, for the reference pages: shipped plugins and their options,
+models, quantization, metrics, extras, and the names of vLLM's options."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client.core import Metric
+from repository import ROOT, Member, members
+
+from treadle.api.stats import EngineStats
+from treadle.config import EngineConfig, sections
+from treadle_server.config import ServerConfig
+from treadle_server.metrics import Metrics
+
+__all__ = ("BLOCKS", "options_of", "vllm_names")
+
+RUNS = ROOT / "docs/data/runs"
+VLLM = ROOT / "docs/data/vllm_flags.toml"
+STATES = {"later": "not yet", "never": "not needed"}
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    from documents import table
+
+    return table(head, rows)
+
+
+def installed() -> str:
+    """One row for each distribution, with its folder and what it provides."""
+    rows = (
+        (
+            f"`{m.name}`",
+            f"`{m.path}`",
+            ", ".join(f"`{e.id}`" for e in m.entry_points),
+            str(m.pyproject["project"]["description"]),
+        )
+        for m in members()
+    )
+    return _table(("Distribution", "Folder", "Provides", ""), rows)
+
+
+def plugin_options() -> str:
+    """Every option of a shipped plugin, below the plugin's id."""
+    from documents import option_table
+
+    parts = []
+    for member in members():
+        for name, struct in sorted(options_of(member).items()):
+            prefix = f"--plugin.{name.replace(':', '.')}."
+            parts.append(f"### {name}\n\n{option_table(struct, prefix)}")
+    return "\n".join(parts)
+
+
+def options_of(member: Member) -> dict[str, Any]:
+    """``TREADLE_OPTIONS`` of the modules that its entry points name."""
+    found: dict[str, Any] = {}
+    for name in sorted({e.module for e in member.entry_points}):
+        file = ROOT / member.path / (name.replace(".", "/") + ".py")
+        package = ROOT / member.path / name.replace(".", "/") / "__init__.py"
+        source = next((f for f in (file, package) if f.is_file()), None)
+        if source is not None and "TREADLE_OPTIONS" in source.read_text():
+            found |= getattr(importlib.import_module(name), "TREADLE_OPTIONS", {})
+    return found
+
+
+def extras() -> str:
+    """The optional dependencies of the members."""
+    rows = [
+        (f"`./{m.path}[{name}]`", ", ".join(f"`{r}`" for r in needs))
+        for m in members()
+        for name, needs in sorted(m.pyproject["project"].get("optional-dependencies", {}).items())
+    ]
+    return _table(("Install", "Brings"), rows)
+
+
+# ------------------------------------------------------------- models and quantization
+
+
+def models() -> str:
+    """Architectures that plugins declare, whether tests compare them, and what has run."""
+    return _declared("models", "Architecture", "tests/plugins/models")
+
+
+def quantization() -> str:
+    """Quantization methods that plugins declare, whether tests compare them, and what has run."""
+    return _declared("quantization", "`quant_method`", "tests/plugins/quantization")
+
+
+def _declared(kind: str, title: str, folder: str) -> str:
+    tests = "\n".join(p.read_text() for p in sorted((ROOT / folder).glob("test_*.py")))
+    ran = _runs(kind)
+    rows = []
+    for member in members():
+        for entry in member.entry_points:
+            if entry.kind != kind:
+                continue
+            tested = entry.key == "*" or f'"{entry.key}"' in tests
+            rows.append(
+                (
+                    "any other" if entry.key == "*" else f"`{entry.key}`",
+                    f"`{member.name}`",
+                    "yes" if tested else "",
+                    "<br>".join(ran.get(entry.key, [])),
+                )
+            )
+    return _table((title, "Provided by", "Compared in tests", "Ran on"), rows)
+
+
+def _runs(kind: str) -> dict[str, list[str]]:
+    """What ran, by key of the kind: model, device, versions and month."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(RUNS.glob("*.json")):
+        data = json.loads(file.read_text())
+        for run in data["runs"]:
+            if key := run.get(kind):
+                where = f"{run['model']} on {run.get('devices', 1)} × {data['device']}"
+                line = f"{where}, torch {data['torch']}, {data['date']}"
+                if line not in found.setdefault(key, []):
+                    found[key].append(line)
+    return found
+
+
+def benchmark_runs() -> str:
+    """The figures of ``docs/data/runs`` as one table."""
+    names = ("mixed", "bs1", "prefill", "dec32", "dec256")
+    rows = []
+    for file in sorted(RUNS.glob("*.json")):
+        data = json.loads(file.read_text())
+        for run in data["runs"]:
+            best = run.get("best", [])
+            cells = [
+                f"**{run['tokens_per_second'][n]:,}**"
+                if n in best
+                else f"{run['tokens_per_second'][n]:,}"
+                if n in run["tokens_per_second"]
+                else "–"
+                for n in names
+            ]
+            rows.append((run["engine"], run["model"], *cells, run.get("startup", "–")))
+    return _table(("Engine", "Model shape", *names, "start-up"), rows)
+
+
+# ------------------------------------------------------------------------------ metrics
+
+
+def metrics() -> str:
+    """Every metric that ``/metrics`` can have, from the collector itself."""
+    collector = Metrics("model")
+    collector.exposition(EngineStats())
+    rows = [(_name(f), f.type, _labels(f), f.documentation) for f in collector.collect()]
+    return _table(("Metric", "Type", "Labels", ""), rows)
+
+
+def _name(family: Metric) -> str:
+    return f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
+
+
+def _labels(family: Metric) -> str:
+    return ", ".join(f"`{label}`" for label in getattr(family, "_labelnames", ()))
+
+
+# ------------------------------------------------------------------------ names of vLLM
+
+
+def vllm_names() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield ``(section, entry)`` of docs/data/vllm_flags.toml."""
+    for section, entries in tomllib.loads(VLLM.read_text()).items():
+        for entry in entries:
+            yield section, entry
+
+
+def vllm_flags() -> str:
+    """What each option of vLLM is here. Raises ``ValueError`` for one that we do not have."""
+    ours = {f for _, part in sections(EngineConfig) for f in part.__struct_fields__}
+    ours |= set(ServerConfig.__struct_fields__)
+    parts: dict[str, list[tuple[str, str, str]]] = {}
+    for section, entry in vllm_names():
+        name = entry.get("ours")
+        if name is not None and name not in ours:
+            raise ValueError(f"docs/data/vllm_flags.toml: there is no option {name}")
+        here = "the same" if name == entry["vllm"] else f"`{name}`"
+        if name is None:
+            here = STATES[entry["state"]]
+        parts.setdefault(section, []).append((f"`{entry['vllm']}`", here, entry.get("note", "")))
+    return "\n".join(
+        f"### {section.capitalize()}\n\n" + _table(("vLLM", "Here", ""), rows)
+        for section, rows in parts.items()
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    block.__name__: block
+    for block in (
+        installed,
+        plugin_options,
+        extras,
+        models,
+        quantization,
+        benchmark_runs,
+        metrics,
+        vllm_flags,
+    )
+}

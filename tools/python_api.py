@@ -1,0 +1,99 @@
+"""The public names of ``treadle``, for docs/ref/python.md, from signatures and docstrings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+import treadle
+
+__all__ = ("markdown", "reference")
+
+FIRST = ("LLM", "AsyncLLM", "SamplingParams", "GuidedParams", "RequestOutput", "CompletionOutput")
+ELSEWHERE = {
+    "SamplingParams": "Its fields are in [Sampling parameters](sampling.md).",
+    "GuidedParams": "Its fields are in [Structured output](structured-output.md#fields).",
+    "StructuredOutputsParams": "Its fields are in [Structured output](structured-output.md#fields).",
+    "EngineConfig": "Its sections and their fields are in [Options](options.md).",
+    "TreadleError": "All errors are in [Errors](errors.md).",
+}
+
+
+def reference() -> str:
+    """Every class that ``import treadle`` offers: what it is, its fields, its methods."""
+    names = [n for n in treadle.__all__ if inspect.isclass(getattr(treadle, n))]
+    ordered = sorted(names, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
+    return "\n".join(line for name in ordered for line in _class(name, getattr(treadle, name)))
+
+
+def _class(name: str, kind: type) -> Iterator[str]:
+    yield f"## {name}\n\n{markdown(kind.__doc__ or '')}\n"
+    if name in ELSEWHERE:
+        yield f"{ELSEWHERE[name]}\n"
+    elif rows := list(_fields(kind)):
+        yield "| Field | Type | |\n| --- | --- | --- |\n" + "".join(rows)
+    own = [(n, m) for n, m in vars(kind).items() if n == "__init__" or not n.startswith("_")]
+    for member, value in own:
+        given: Any = value.fget if isinstance(value, property) else value
+        call = inspect.unwrap(given)
+        if not inspect.isfunction(call) or not (call.__doc__ or "").strip():
+            continue
+        title = name if member == "__init__" else f"{name}.{member}"
+        shown = title if isinstance(value, property) else _signature(title, call)
+        heading = f"{name}()" if member == "__init__" else title
+        yield f"### {heading}\n\n```text\n{shown}\n```\n\n{markdown(call.__doc__ or '')}\n"
+
+
+def _fields(kind: type) -> Iterator[str]:
+    if not (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
+        return
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for here, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
+            text = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                text = " ".join(markdown(str(after.value.value)).split())
+            type_ = ast.unparse(here.annotation).replace("|", "\\|")
+            yield f"| `{here.target.id}` | `{type_}` | {text} |\n"
+
+
+def _signature(title: str, call: Any) -> str:
+    """One line, or one for each argument if that is too long."""
+    signature = inspect.signature(call)
+    arguments: list[str] = []
+    for parameter in list(signature.parameters.values())[1:]:  # without self
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in "".join(arguments):
+            arguments.append("*")
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
+        text = f"{stars}{parameter.name}: {parameter.annotation}"
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        arguments.append(text + default)
+    arrow = "" if call.__name__ == "__init__" else f" -> {signature.return_annotation}"
+    title = f"await {title}" if inspect.iscoroutinefunction(call) else title
+    line = f"{title}({', '.join(arguments)}){arrow}"
+    if len(line) <= 96:
+        return line
+    return f"{title}(\n" + "".join(f"    {a},\n" for a in arguments) + f"){arrow}"
+
+
+def markdown(doc: str) -> str:
+    """A docstring as Markdown: literal blocks are fenced, double backticks become single ones."""
+    text = re.sub(r"``([^`]+)``", r"`\1`", inspect.cleandoc(doc))
+    text = re.sub(
+        r"^(.*)::\n\n((?:[ ]{4}.*\n?|\n)+)",
+        lambda m: (
+            f"{m[1].rstrip()}{':' if m[1].strip() else ''}\n\n```py\n"
+            f"{textwrap.dedent(m[2]).strip()}\n```\n\n"
+        ),
+        text,
+        flags=re.MULTILINE,
+    )
+    return text.strip()
