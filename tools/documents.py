@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import catalogue
 import command_line
 import http_api
+import kernel_pages
 import kind_pages
 import msgspec
 import python_api
@@ -291,6 +292,7 @@ BLOCKS: dict[str, Callable[[], str]] = (
     | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
     | catalogue.BLOCKS
     | kind_pages.BLOCKS
+    | kernel_pages.BLOCKS
 )
 
 
