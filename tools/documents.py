@@ -111,6 +111,7 @@ def kinds() -> str:
             f"{k.budget:g} s",
         )
         for k in installed_kinds().values()
+        if not k.provisional
     )
     return table(("Entry-point group", "Key", "Mode", "Hook", "Called by", "Budget"), rows)
 
@@ -127,7 +128,8 @@ def _hooks() -> Iterator[str]:
         yield f"`{hook.name}({', '.join(hook.arguments)})`\n"
         yield f"{one_line(hook.doc)}\n"
         if kind := groups.get(hook.name):
-            yield f"Group `treadle.{kind.name}`, key: {kind.key}, mode *{kind.mode}*.\n"
+            note = " Provisional: nothing calls it yet." if kind.provisional else ""
+            yield f"Group `{kind.group}`, key: {kind.key}, mode *{kind.mode}*.{note}\n"
         yield f"```text\n{hook.signature}\n```\n"
 
 

@@ -58,10 +58,10 @@ OutputPart = TextPart | ReasoningPart | ToolCall
 class CompletionOutput(msgspec.Struct, kw_only=True):
     """One of the ``n`` outputs of a request.
 
-    ``finish_reason`` is ``stop``, ``length``, ``tool_calls``, ``abort`` or ``error``; ``None`` while
-    it runs. ``stop_reason`` is the stop string or stop id that ended it, ``None`` for the
-    end-of-sequence id. ``text`` is what the model wrote; ``content``, ``reasoning`` and
-    ``tool_calls`` are what the parsers of a chat found in it.
+    ``finish_reason`` is ``stop``, ``length``, ``tool_calls``, ``abort`` or ``error``; ``None`` if not
+    finished. ``stop_reason`` is the matched stop string or stop token id; ``None`` if the EOS token or
+    something else ended the output. ``text`` is all that the model wrote; ``content``,
+    ``reasoning`` and ``tool_calls`` are what the parsers of a chat found in it.
     """
 
     index: int

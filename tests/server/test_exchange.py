@@ -93,7 +93,7 @@ def test_new_code_is_used_by_the_new_host_and_by_nobody_else(acme, site):
     assert fresh.choose("tool_parsers", "mine").version == "2.0"
     assert fresh.choose("tool_parsers", "mine").state == "loaded"
     assert fresh.load("quantization", "x") is host.load("quantization", "x")
-    assert fresh.tally is host.call_stats
+    assert fresh.call_stats is host.call_stats
     acme.says("newest of all")
     with reloaded(fresh, "tool_parsers:mine") as (third, _):
         assert said(third) == "newest of all"

@@ -47,7 +47,7 @@ def opened(folder: Path, score: int = 100, *, isolated: bool = False, **options:
 def made(folder: Path, *arguments: Any, **options: Any) -> Any:
     """What the plugin has made, without the guard around it."""
     found: Any = opened(folder, *arguments, **options).renderer
-    return found._renderer
+    return found._object
 
 
 OURS = {"hf_overrides": {"model_type": "mine"}}
