@@ -51,8 +51,7 @@ def plugin_options() -> str:
     parts = []
     for member in members():
         for name, struct in sorted(options_of(member).items()):
-            prefix = f"--plugin.{name.replace(':', '.')}."
-            parts.append(f"### {name}\n\n{option_table(struct, prefix)}")
+            parts.append(f"### {name}\n\n{option_table(struct)}")
     return "\n".join(parts)
 
 

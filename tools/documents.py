@@ -111,6 +111,7 @@ def kinds() -> str:
             f"{k.budget:g} s",
         )
         for k in installed_kinds().values()
+        if not k.provisional
     )
     return table(("Entry-point group", "Key", "Mode", "Hook", "Called by", "Budget"), rows)
 
@@ -127,7 +128,8 @@ def _hooks() -> Iterator[str]:
         yield f"`{hook.name}({', '.join(hook.arguments)})`\n"
         yield f"{one_line(hook.doc)}\n"
         if kind := groups.get(hook.name):
-            yield f"Group `treadle.{kind.name}`, key: {kind.key}, mode *{kind.mode}*.\n"
+            note = " Provisional: nothing calls it yet." if kind.provisional else ""
+            yield f"Group `{kind.group}`, key: {kind.key}, mode *{kind.mode}*.{note}\n"
         yield f"```text\n{hook.signature}\n```\n"
 
 
@@ -157,20 +159,13 @@ def server() -> str:
     return option_table(ServerConfig)
 
 
-def option_table(struct: type[msgspec.Struct], prefix: str = "") -> str:
-    """The fields of a Struct. A flag is ``--`` and the name with dashes, or ``prefix`` and the name."""
+def option_table(struct: type[msgspec.Struct]) -> str:
+    """The fields of a Struct whose descriptions are in ``Meta``."""
     described = type_info(struct)
     if not isinstance(described, StructType):
         raise TypeError(f"{struct} is not a Struct")
-    rows = (
-        (f"`{f.name}`", f"`{flag(f.name, prefix)}`", kind(f.type), default(f), about(f.type))
-        for f in described.fields
-    )
-    return table(("Option", "Flag", "Values", "Default", ""), rows)
-
-
-def flag(name: str, prefix: str) -> str:
-    return prefix + name if prefix else f"--{name.replace('_', '-')}"
+    rows = ((f"`{f.name}`", kind(f.type), default(f), about(f.type)) for f in described.fields)
+    return table(("Option", "Values", "Default", ""), rows)
 
 
 def kind(t: Type) -> str:

@@ -33,7 +33,13 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        return self.note.removeprefix("file: ") if self.note.startswith("file: ") else None
+        name = self.note.removeprefix("file: ").partition(", ")[0]
+        return name if self.note.startswith("file: ") else None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the file is a plugin that must fail the suite of its kind."""
+        return self.note.endswith(", which fails its suite")
 
     @property
     def commands(self) -> list[str]:

@@ -53,8 +53,8 @@ def test_what_it_says_itself_passes(odd: Odd, method: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("None", "executors:odd .*failed in collect: TypeError: it returned None; a StepResult"),
-        ("text", "executors:odd .*failed in collect: TypeError: it returned 'odd'; a StepResult"),
+        ("None", "executors:odd .*failed in collect: TypeError: it returned None; StepResult"),
+        ("text", "executors:odd .*failed in collect: TypeError: it returned 'odd'; StepResult"),
         ("other step", "the executor returned step 2; expected step 1"),
         ("no tokens", "the executor returned 0 tokens for step 1; expected 2"),
     ],

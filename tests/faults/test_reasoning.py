@@ -69,10 +69,10 @@ GUIDED = {"guided": GuidedParams(regex="[a-z]+", reasoning="faulty"), "ignore_eo
         ("open", "raise", "failed in open: KeyError: 'odd'"),
         ("open", "panic", "failed in open: Panic: odd"),
         ("opener", "raise", "failed in opener: KeyError: 'odd'"),
-        ("opener", "number", "failed in opener: TypeError: it is 5; a text, or None, is wanted"),
+        ("opener", "number", "failed in opener: TypeError: it returned 5; a str or None is wanted"),
         ("feed", "raise", "failed in feed: KeyError: 'odd'"),
         ("feed", "panic", "failed in feed: Panic: odd"),
-        ("open later", "raise", "failed in feed: KeyError: 'odd'"),
+        ("open later", "raise", "failed in open: KeyError: 'odd'"),
     ],
 )
 def test_where_a_grammar_waits_the_request_pays(

@@ -78,7 +78,7 @@ def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
     """It gets a tuple: to sort or empty the scheduler's own list would be easy, and ruin it."""
     llm = odd("policies", "never", **CROWD)
     seen = []
-    policy = llm._core.scheduler.policy._policy
+    policy = llm._core.scheduler.policy
 
     def victim(running: Any) -> int:
         seen.append(running)

@@ -77,6 +77,8 @@ def new(
     project = render(kind, name, folder)
     print(f"{project} is written; its README.md says what to do. To begin:")
     print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
+    if installed_kinds()[kind].provisional:
+        print(f"The kind {kind} is provisional: treadle does not call it yet, and it may change.")
     for entry in PluginManager().entries:
         if (entry.kind, entry.key) == (kind, name):
             print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")

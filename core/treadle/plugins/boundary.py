@@ -165,12 +165,20 @@ class _Boundary(NamedTuple):
         if not callable(built):
             raise unexpected(built, f"a function for {self.label}")
 
-        def result(value: Any, *_: Any) -> Any:
+        guard, label = self.guard, self.label
+
+        def function(*arguments: Any) -> Any:
+            try:
+                value = built(*arguments)
+            except NOT_CAUGHT:
+                raise
+            except BaseException as error:
+                guard.fail(label, error)
             if value is None:
-                raise unexpected(value, "a result")
+                guard.fail_result(label, value, "a result")
             return value
 
-        return self._uncounted(built, self.label, result, MethodRules(in_step=True))
+        return function
 
     def _call(self, member: _Member, built: Any, is_property: bool) -> Call:
         """Return the guarded method, or the getter of the guarded property."""
@@ -239,18 +247,29 @@ class _Boundary(NamedTuple):
         return method
 
     def _uncounted(self, call: Call, name: str, result: Call | None, rules: MethodRules) -> Call:
+        """Return a method for positional arguments that costs as little as possible."""
         guard = self.guard
+        if result is None:
 
-        def method(*arguments: Any, **named: Any) -> Any:
+            def method(*arguments: Any) -> Any:
+                try:
+                    return call(*arguments)
+                except NOT_CAUGHT:
+                    raise
+                except BaseException as error:
+                    return _failed(guard, name, rules, error, arguments, None)
+
+            return method
+
+        def checked(*arguments: Any) -> Any:
             try:
-                value = call(*arguments, **named)
-                return value if result is None else result(value, *arguments)
+                return result(call(*arguments), *arguments)
             except NOT_CAUGHT:
                 raise
             except BaseException as error:
                 return _failed(guard, name, rules, error, arguments, None)
 
-        return method
+        return checked
 
     def _breaking(self, call: Call, name: str, result: Call | None) -> Call:
         """Return ``None`` instead of a failure, and call no more after repeated ones."""

@@ -205,7 +205,7 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Free the pages of the policy's victim, which is recomputed when it is admitted again."""
-        victim = self.running[self.policy.victim(self.running)]
+        victim = self.running[self.policy.victim(tuple(self.running))]
         self._leave_slot(victim)
         self.cache.release(victim)
         victim.computed = 0

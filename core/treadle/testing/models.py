@@ -11,7 +11,9 @@ from torch import Tensor
 
 from treadle.api.attention import Step
 from treadle.api.communicators import Communicator
+from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
+from treadle.api.plugin_kind import PluginKind
 from treadle.layers import Attention, SingleRankCommunicator
 from treadle.layers.fusion_patterns import defer_all_reduce
 from treadle.loading.build import build_model
@@ -119,8 +121,8 @@ class TinyModel:
 
 
 class Asked:
-    """A plugin host whose only quantization leaves every layer as it is, and notes which ``names``
-    of matrices it was asked for."""
+    """A plugin manager of which the quantization leaves every layer as it is, and notes the ``names``
+    of the matrices that it is called for."""
 
     def __init__(self, host: PluginManager) -> None:
         self._host = host
@@ -130,8 +132,10 @@ class Asked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
 
-    def quantization(self, *asked: object) -> Asked:
-        return self
+    def create_guarded(self, kind: PluginKind[Any], key: str, **arguments: Any) -> Any:
+        if kind is QUANTIZATION:
+            return self
+        return self._host.create_guarded(kind, key, **arguments)
 
     def linear(self, spec: LinearSpec) -> None:
         self.names.update(spec.names)

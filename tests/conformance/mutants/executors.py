@@ -9,6 +9,7 @@ SOURCE = """
 import threading
 
 from treadle.api import impl
+from treadle.api.kinds import EXECUTORS
 from treadle.api.types import StepResult
 from treadle.errors import TreadleError
 
@@ -46,7 +47,9 @@ class Mine:
 
 @impl
 def treadle_executor(name, config, host):
-    return Mine(host.executor("inline", config)) if name == "mine" else None
+    if name != "mine":
+        return None
+    return Mine(host.create(EXECUTORS, "inline", config=config, host=host))
 """
 
 SPECIMENS = (

@@ -261,7 +261,7 @@ async def test_wrong_requests_raise_and_nobody_else_notices(served: AsyncLLM) ->
     ):
         with pytest.raises(kind):
             await collect(served.generate(prompt, SamplingParams(n=2)))
-    with pytest.raises(EngineError, match="could not take") as caught:
+    with pytest.raises(EngineError, match="failed to add this request") as caught:
         await collect(served.generate([BREAK]))
     assert "secret" not in str(caught.value), "the bug is in the log, not in the answer"
     assert (await other)[-1].finished

@@ -1,0 +1,128 @@
+"""What pages quote from elsewhere is there: messages of the code, figures, names of options."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+import pytest
+import yaml
+from catalogue import vllm_names
+from http_api import document
+from repository import ROOT, members, shipped
+
+from treadle.config import EngineConfig, from_options, sections
+from treadle.errors import ConfigError
+from treadle_server.config import ServerConfig
+
+GAP = "…"
+HEADINGS = re.findall(
+    r"^### (.+)$",
+    (ROOT / "docs/do/troubleshoot.md").read_text().partition("\n## Memory")[2],
+    re.MULTILINE,
+)
+
+
+def texts() -> list[str]:
+    """The texts in the code of all members, with ``…`` for what is filled in."""
+    found = []
+    for member in members():
+        for path in shipped(member):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (p.value if isinstance(p, ast.Constant) else GAP for p in node.values)
+                    found.append("".join(str(part) for part in parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def messages() -> str:
+    return "\n".join(texts())
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_a_message_of_the_troubleshooting_page_is_one_of_the_code(
+    heading: str, messages: str
+) -> None:
+    words = re.sub(r" \(\d{3}\)$", "", heading)
+    pieces = [re.escape(piece.strip()) for piece in words.split(GAP) if piece.strip()]
+    assert re.search(r"[^\n]*?".join(pieces), messages), words
+
+
+def test_the_figures_of_the_readme_were_measured() -> None:
+    runs = json.loads((ROOT / "docs/data/runs/h200.json").read_text())
+    measured = {n for run in runs["runs"] for n in run["tokens_per_second"].values()}
+    measured |= {n for numbers in runs["other_cards"].values() for n in numbers}
+    claimed = re.findall(r"\d+,\d{3}", (ROOT / "README.md").read_text())
+    assert claimed and {int(n.replace(",", "")) for n in claimed} <= measured
+
+
+def test_each_run_says_how_it_was_made() -> None:
+    for file in sorted((ROOT / "docs/data/runs").glob("*.json")):
+        data = json.loads(file.read_text())
+        assert all(data[key] for key in ("device", "date", "torch", "weights"))
+        assert all("command" in run for run in data["runs"] if run["engine"].startswith("treadle"))
+
+
+def test_a_name_of_another_engine_is_answered_with_ours() -> None:
+    ours = {field for _, part in sections(EngineConfig) for field in part.__struct_fields__}
+    ours |= set(ServerConfig.__struct_fields__)
+    known = [entry for _, entry in vllm_names()]
+    assert len({entry["vllm"] for entry in known}) == len(known)
+    for entry in known:
+        assert entry.get("ours") in ours or entry["state"] in ("later", "never"), entry
+        try:
+            from_options({entry["vllm"]: None} | {entry["vllm"]: "1"})
+        except ConfigError as error:
+            if named := re.search(r"its name here is '(\w+)'", str(error)):
+                assert named[1] == entry.get("ours"), f"the page says otherwise: {error}"
+
+
+def test_every_field_of_the_http_api_is_described() -> None:
+    silent = [
+        f"{name}.{field}"
+        for name, schema in document()["components"]["schemas"].items()
+        for field, about in schema.get("properties", {}).items()
+        if not about.get("description")
+    ]
+    assert silent == []
+
+
+def test_the_manifest_waits_longer_than_the_server() -> None:
+    """What docs/do/kubernetes.md promises of it."""
+    text = (ROOT / "examples/deploy/kubernetes.yaml").read_text()
+    (deployment,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    arguments = container["args"]
+    drain = float(arguments[arguments.index("--drain-timeout") + 1])
+    assert pod["terminationGracePeriodSeconds"] > drain + 3
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    mounts = {m["name"] for m in container["volumeMounts"]}
+    assert mounts == {v["name"] for v in pod["volumes"]}
+
+
+def test_the_unit_and_the_proxy_wait_longer_than_the_server() -> None:
+    server = ServerConfig()
+    unit = (ROOT / "examples/deploy/treadle.service").read_text()
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > server.drain_timeout + 3
+    proxy = (ROOT / "examples/deploy/nginx.conf").read_text()
+    assert int(re.findall(r"proxy_read_timeout (\d+)s", proxy)[0]) > server.request_timeout
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    listed = set(
+        re.findall(r"^\| `(\w+)`", (ROOT / "docs/ref/metrics.md").read_text(), re.MULTILINE)
+    )
+    listed |= {f"{name}_bucket" for name in listed}
+    board = json.loads((ROOT / "examples/grafana.json").read_text())
+    queries = [t["expr"] for panel in board["panels"] for t in panel["targets"]]
+    used = {name for query in queries for name in re.findall(r"treadle_\w+", query)}
+    assert used and used <= listed
+    watched = (ROOT / "docs/do/monitor.md").read_text()
+    assert set(re.findall(r"treadle_\w+", watched)) <= listed
