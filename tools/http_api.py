@@ -38,6 +38,8 @@ def document() -> Document:
         for name, field in schema.get("properties", {}).items():
             if not field.get("description") and (meaning := special.get(name, known.get(name))):
                 field["description"] = meaning
+    # litestar keeps the paths of a handler in a set, whose order differs from process to process.
+    found["paths"] = dict(sorted(found["paths"].items()))
     return found
 
 
