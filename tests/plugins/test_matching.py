@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from treadle.api.kinds import QUANTIZATION, REASONING, RENDERERS, TOOL_PARSERS
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
 from treadle.plugins import PluginManager
@@ -99,9 +100,9 @@ MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
 def test_the_parsers_of_a_model(name: str) -> None:
     model, tools, thoughts = MODELS[name]
     host = PluginManager()
-    assert decide(host, "tool_parsers", model, AUTO).key == tools
-    assert decide(host, "reasoning", model, AUTO).key == thoughts
-    assert decide(host, "renderers", model, AUTO).key == "jinja"
+    assert decide(host, TOOL_PARSERS, model, AUTO).key == tools
+    assert decide(host, REASONING, model, AUTO).key == thoughts
+    assert decide(host, RENDERERS, model, AUTO).key == "jinja"
 
 
 def test_the_demo_model_as_it_is_opened() -> None:
@@ -110,8 +111,8 @@ def test_the_demo_model_as_it_is_opened() -> None:
     model = open_checkpoint(config, host).traits
     assert model.config["architectures"] == ["LlamaForCausalLM"]
     assert "<|im_start|>" in model.tokens
-    assert decide(host, "tool_parsers", model, AUTO).key == "hermes"
-    assert decide(host, "reasoning", model, AUTO).key == "qwen3"
+    assert decide(host, TOOL_PARSERS, model, AUTO).key == "hermes"
+    assert decide(host, REASONING, model, AUTO).key == "qwen3"
 
 
 def test_a_template_of_the_users_own_decides() -> None:
@@ -119,7 +120,7 @@ def test_a_template_of_the_users_own_decides() -> None:
     host = PluginManager(plugin_config(config))
     model = open_checkpoint(config, host).traits
     assert model.templates == {"default": MISTRAL}
-    assert decide(host, "tool_parsers", model, AUTO).key == "mistral"
+    assert decide(host, TOOL_PARSERS, model, AUTO).key == "mistral"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_template_of_the_users_own_decides() -> None:
 )
 def test_a_quantization_that_is_not_named(checkpoint: dict[str, Any], method: str | None) -> None:
     model = ModelTraits(config={"quantization_config": checkpoint})
-    assert decide(PluginManager(), "quantization", model, AUTO).key == method
+    assert decide(PluginManager(), QUANTIZATION, model, AUTO).key == method
 
 
 class TestHermes(Matching):

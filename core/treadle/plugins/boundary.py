@@ -247,13 +247,13 @@ class _Boundary(NamedTuple):
         return method
 
     def _uncounted(self, call: Call, name: str, result: Call | None, rules: MethodRules) -> Call:
-        """Return a method for positional arguments that costs as little as possible."""
+        """Return a method that costs as little as possible."""
         guard = self.guard
         if result is None:
 
-            def method(*arguments: Any) -> Any:
+            def method(*arguments: Any, **named: Any) -> Any:
                 try:
-                    return call(*arguments)
+                    return call(*arguments, **named)
                 except NOT_CAUGHT:
                     raise
                 except BaseException as error:
@@ -261,9 +261,9 @@ class _Boundary(NamedTuple):
 
             return method
 
-        def checked(*arguments: Any) -> Any:
+        def checked(*arguments: Any, **named: Any) -> Any:
             try:
-                return result(call(*arguments), *arguments)
+                return result(call(*arguments, **named), *arguments)
             except NOT_CAUGHT:
                 raise
             except BaseException as error:

@@ -37,7 +37,15 @@ def test_it_answers_in_a_schema(llm: LLM, backend: str) -> None:
     params += [
         SamplingParams(max_tokens=200, temperature=2.0, seed=i, guided=guided) for i in range(8)
     ]
-    outputs = [o.outputs[0] for o in llm.chat([ASK] * len(params), params, use_tqdm=False)]
+    outputs = [
+        o.outputs[0]
+        for o in llm.chat(
+            [ASK] * len(params),
+            params,
+            use_tqdm=False,
+            chat_template_kwargs={"enable_thinking": False},
+        )
+    ]
     stopped = [o for o in outputs if o.finish_reason == "stop"]
     assert outputs[0] in stopped and len(stopped) >= 4
     for output in stopped:
@@ -50,6 +58,8 @@ def test_it_chooses(llm: LLM, backend: str) -> None:
     params = [
         SamplingParams(max_tokens=30, temperature=2.0, seed=i, guided=guided) for i in range(8)
     ]
-    for output in llm.chat([ASK] * len(params), params, use_tqdm=False):
+    for output in llm.chat(
+        [ASK] * len(params), params, use_tqdm=False, chat_template_kwargs={"enable_thinking": False}
+    ):
         assert output.outputs[0].text in guided.choice  # type: ignore[operator]
         assert output.outputs[0].finish_reason == "stop"
