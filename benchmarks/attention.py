@@ -28,13 +28,18 @@ import torch
 from torch.nn import functional as F
 from treadle_attention_triton.backend import create
 
-from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Offer
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionOffer,
+    AttentionRequest,
+    CommonAttentionMetadata,
+)
+from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.attention.sdpa import SdpaAttention
-from treadle.testing.attention import Case
+from treadle.testing.attention import AttentionCase
 
 BIDS = {
-    name: import_module(module).treadle_attention
+    name: import_module(module).treadle_attention_backend
     for name, module in {
         "triton": "treadle_attention_triton",
         "flashinfer": "treadle_attention_flashinfer",
@@ -82,7 +87,7 @@ def parity() -> None:
             text, verdict = f"  {dtype:9} {name:12}", "ok"
             for key, bid in BIDS.items():
                 offer = bid(asked, {})
-                if not isinstance(offer, Offer):
+                if not isinstance(offer, AttentionOffer):
                     text += f" {key} refuses "
                     continue
                 worst = max(error(offer.create(), asked, *step) for step in steps.values())
@@ -96,13 +101,15 @@ def error(
     backend: AttentionBackend, asked: AttentionRequest, query_lens: list[int], kv_lens: list[int]
 ) -> float:
     seed = int(torch.randint(1 << 30, ()))
-    case = Case(asked, query_lens, kv_lens, 64, device="cuda", seed=seed)
+    case = AttentionCase(asked, query_lens, kv_lens, 64, device="cuda", seed=seed)
     cache = case.cache(backend)
     if asked.kv_dtype == asked.dtype:
         cache[cache == 7.0] = float("nan")  # whatever nobody wrote
     poison = torch.full((1 << 26,), float("nan"), device="cuda")  # freed: outputs land on it
     del poison
-    got = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)).double()
+    got = backend.forward(
+        case.q, case.k, case.v, cache, backend.build_metadata(case.batch)
+    ).double()
     want = case.expected().double()
     off = float((got - want).norm() / want.norm())
     return off if off == off else float("inf")
@@ -113,7 +120,7 @@ def error(
 
 def batch(
     query_lens: Sequence[int], kv_lens: Sequence[int], page_size: int
-) -> tuple[AttentionBatch, int]:
+) -> tuple[CommonAttentionMetadata, int]:
     """Rows over shuffled pages."""
     needed = [-(-n // page_size) for n in kv_lens]
     order = torch.randperm(sum(needed)) + 1
@@ -125,17 +132,17 @@ def batch(
         slots.append(own[at // page_size] * page_size + at % page_size)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     decodes = sum(1 for n in query_lens if n == 1)
-    made = AttentionBatch(
+    made = CommonAttentionMetadata(
         page_size=page_size,
         num_decodes=decodes,
         max_query_len=max(query_lens),
-        max_kv_len=max(kv_lens),
-        query_start=starts.int().cuda(),
-        kv_lens=torch.tensor(kv_lens, dtype=torch.int32).cuda(),
+        max_seq_len=max(kv_lens),
+        query_start_loc=starts.int().cuda(),
+        seq_lens=torch.tensor(kv_lens, dtype=torch.int32).cuda(),
         page_table=table.int().cuda(),
         slot_mapping=torch.cat(slots).cuda(),
-        query_lens_host=list(query_lens),
-        kv_lens_host=list(kv_lens),
+        query_lens_cpu=list(query_lens),
+        seq_lens_cpu=list(kv_lens),
     )
     return made, sum(needed) + 1
 
@@ -152,8 +159,8 @@ class Load:
     ) -> None:
         self.asked = asked
         self.batch, pages = batch(query_lens, kv_lens, page_size)
-        spec = LayerCacheSpec("layer", asked.kv_heads, asked.head_size, asked.kv_dtype)
-        shape = SdpaAttention(asked).cache_shape(pages, page_size, spec)
+        spec = KVCacheSpec("layer", asked.num_kv_heads, asked.head_size, asked.kv_dtype)
+        shape = SdpaAttention(asked).kv_cache_shape(pages, page_size, spec)
         dtype = {"fp8_e4m3": torch.float8_e4m3fn}.get(asked.kv_dtype) or getattr(
             torch, asked.kv_dtype
         )
@@ -162,14 +169,14 @@ class Load:
             one.clone() for _ in range(max(1, min(64, COLD // (one.numel() * one.itemsize))))
         ]
         tokens = sum(query_lens)
-        width = (asked.heads + 2 * asked.kv_heads) * asked.head_size
+        width = (asked.num_heads + 2 * asked.num_kv_heads) * asked.head_size
         qkv = torch.randn(tokens, width, device="cuda").to(getattr(torch, asked.dtype))
-        kv = asked.kv_heads * asked.head_size
-        parts = qkv.split([asked.heads * asked.head_size, kv, kv], 1)
+        kv = asked.num_kv_heads * asked.head_size
+        parts = qkv.split([asked.num_heads * asked.head_size, kv, kv], 1)
         self.q, self.k, self.v = (x.unflatten(1, (-1, asked.head_size)) for x in parts)
-        self.bytes = sum(kv_lens) * asked.kv_heads * asked.head_size * 2 * one.itemsize
+        self.bytes = sum(kv_lens) * asked.num_kv_heads * asked.head_size * 2 * one.itemsize
         seen = sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(query_lens, kv_lens, strict=True))
-        self.flops = 4 * seen * asked.heads * asked.head_size
+        self.flops = 4 * seen * asked.num_heads * asked.head_size
 
     def layer(
         self,
@@ -180,7 +187,7 @@ class Load:
         graph: bool = True,
     ) -> float:
         """Seconds per layer."""
-        plan = plan or backend.plan(self.batch)
+        plan = plan or backend.build_metadata(self.batch)
         new = (self.k, self.v) if write else (None, None)
 
         def layers() -> None:
@@ -319,7 +326,7 @@ def compare(names: Sequence[str]) -> None:
         for kv_dtype in ("bfloat16", "fp8_e4m3"):
             asked = request(shape, kv_dtype=kv_dtype)
             bids = {name: BIDS[name](asked, {}) for name in names}
-            offers = {name: bid for name, bid in bids.items() if isinstance(bid, Offer)}
+            offers = {name: bid for name, bid in bids.items() if isinstance(bid, AttentionOffer)}
             backends = {name: offer.create() for name, offer in offers.items()}
             for step, (query_lens, kv_lens) in COMPARED.items():
                 load = Load(asked, query_lens, kv_lens)
@@ -339,7 +346,7 @@ def compare(names: Sequence[str]) -> None:
 
 def host(load: Load, backend: AttentionBackend) -> float:
     """Seconds of Python per layer and step, measured while the device keeps up."""
-    plan = backend.plan(load.batch)
+    plan = backend.build_metadata(load.batch)
     new = (load.k, load.v, load.caches[0], plan)
     torch.cuda.synchronize()
     begin = time.perf_counter()

@@ -73,9 +73,9 @@ def microseconds(run: Callable[[Tensor], Any], x: Tensor) -> float:
     return round(float(slowest), 2)
 
 
-def say(ranks: Communicator, **line: Any) -> None:
-    if ranks.rank == 0:
-        print(json.dumps({"ranks": ranks.world_size} | line), flush=True)
+def say(tp_group: Communicator, **line: Any) -> None:
+    if tp_group.rank == 0:
+        print(json.dumps({"ranks": tp_group.world_size} | line), flush=True)
 
 
 def sums(base: Communicator, device: torch.device) -> None:
@@ -96,16 +96,16 @@ def sums(base: Communicator, device: torch.device) -> None:
     say(base, device=torch.cuda.get_device_name(), limit_bytes=crossing)
 
 
-def layers(base: Communicator, ranks: Communicator, device: torch.device) -> None:
+def layers(base: Communicator, tp_group: Communicator, device: torch.device) -> None:
     """Sums with norms, and logits side by side."""
     kind = torch.bfloat16
-    context = ModelContext(None, kind, device, ranks, None, lambda request, spec: NotImplemented)
+    context = ModelContext(None, kind, device, tp_group, None, lambda request, spec: NotImplemented)
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
-    norm.ranks = ranks
+    norm.tp_group = tp_group
     model = nn.ModuleList([norm, head])
     served = apply_fusions(model, PluginManager(), describe(device), "bfloat16")
-    say(ranks, served=served.backends)
+    say(tp_group, served=served.backends)
     gather_op = head.gather_op
 
     def by_nccl(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,13 +118,13 @@ def layers(base: Communicator, ranks: Communicator, device: torch.device) -> Non
     for rows in ROWS:
         x = torch.zeros(rows, WIDTH, dtype=kind, device=device)
         taken = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
-        say(ranks, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
+        say(tp_group, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
     for rows in GATHERED:
         x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
         taken = {"nccl": microseconds(base.all_gather, x)}
         if gather_op is not None:
             taken["kernel"] = microseconds(gather_op, x)
-        say(ranks, op="all_gather", rows=rows, width=head.out_features, **taken)
+        say(tp_group, op="all_gather", rows=rows, width=head.out_features, **taken)
 
 
 def work(rank: int, ranks: int, meeting: str) -> None:

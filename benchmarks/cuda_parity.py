@@ -39,10 +39,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SHAPE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "chunks": {"prefill_chunk": 7},
+    "chunks": {"chunked_prefill_size": 7},
     "preempted": {"page_size": 16, "num_pages": 24},
 }
-SHARED = {"executor": "processes", "tensor_parallel_size": 2}
+SHARED = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 NEW = 48
 
 
@@ -76,13 +76,13 @@ def run(
     core: EngineCore, requests: dict[str, tuple[list[int], SamplingParams]]
 ) -> dict[str, list[int]]:
     for name, (prompt, params) in requests.items():
-        core.add(EngineRequest(name, prompt, params, time.monotonic()))
+        core.add_request(EngineRequest(name, prompt, params, time.monotonic()))
     tokens: dict[str, list[int]] = {name: [] for name in requests}
     while core.has_work:
         for output in core.step():
             if output.error is not None:
                 raise RuntimeError(output.error)
-            tokens[output.id] += output.tokens
+            tokens[output.id] += output.token_ids
     faults = core.scheduler.check_integrity()
     if faults:
         raise RuntimeError("; ".join(faults))
@@ -92,12 +92,12 @@ def run(
 def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tuple[int, int]:
     """Sequences that equal, and preemptions."""
     config = from_options(
-        model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, **options
+        model=str(folder), device="cuda", dtype="float32", gpu_memory_utilization=0.1, **options
     )
     core = EngineCore(config, PluginManager(config.plugins))
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
     tokens = run(core, {f"r{i}": (p, params) for i, p in enumerate(prompts())})
-    preemptions = core.stats.preemptions
+    preemptions = core.stats.num_preemptions
     core.close()
     return sum(tokens[f"r{i}"] == want[i] for i in range(len(want))), preemptions
 
@@ -105,7 +105,7 @@ def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tupl
 def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float, int]:
     """Statistic and degrees of freedom of first tokens against the engine's own logprobs."""
     config = from_options(
-        model=str(folder), device="cuda", dtype="float32", memory_fraction=0.1, seed=1
+        model=str(folder), device="cuda", dtype="float32", gpu_memory_utilization=0.1, seed=1
     )
     core = EngineCore(config, PluginManager(config.plugins))
     prompt = prompts()[4]

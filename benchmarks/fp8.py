@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from quantized import seconds
 from torch import Tensor
-from treadle_fp8.kernels import multiply, round_blocks, round_rows
+from treadle_fp8.kernels import multiply, quantize_per_block, quantize_per_row
 from treadle_fp8.tiles import BLOCK, choose
 
 SHAPES = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))  # out, in: of Qwen3-8B
@@ -40,8 +40,8 @@ def row(rows: int, width: int, depth: int) -> str:
     by_row = torch.rand(width, device="cuda")
     by_block = torch.rand(width // BLOCK, depth // BLOCK, device="cuda")
     for rounds, scale, scale_b in (
-        (lambda n: round_rows(x, None, None, n, early=True), by_row, by_row[None, :]),
-        (lambda n: round_blocks(x, n, early=True), by_block, by_block.t()),
+        (lambda n: quantize_per_row(x, None, None, n, early=True), by_row, by_row[None, :]),
+        (lambda n: quantize_per_block(x, n, early=True), by_block, by_block.t()),
     ):
         few, own = rounds(room)
         text += timed(
@@ -66,7 +66,9 @@ def row(rows: int, width: int, depth: int) -> str:
 
 def rounding(rows: int, size: int, gated: bool) -> str:
     x = torch.randn(rows, size * (1 + gated), device="cuda", dtype=torch.bfloat16)
-    return timed(lambda x: round_rows(x, None, None, rows, gated=gated, early=True)[0], [x] * 8)
+    return timed(
+        lambda x: quantize_per_row(x, None, None, rows, gated=gated, early=True)[0], [x] * 8
+    )
 
 
 def main() -> None:

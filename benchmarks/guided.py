@@ -32,17 +32,17 @@ from typing import Any
 import torch
 
 from treadle.api.files import ModelFiles
-from treadle.api.kinds import GUIDED
+from treadle.api.kinds import STRUCTURED_OUTPUT
 from treadle.api.requests import EngineRequest
-from treadle.api.sampling_params import GuidedParams, SamplingParams
-from treadle.api.structured_output import Grammar, GrammarSpec
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
+from treadle.api.structured_output import CompiledGrammar, GrammarSpec
 from treadle.api.types import Tokenizer
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 from treadle.processes.isolated import limit_cpu, limit_memory
 from treadle.structured_output.checker import CPU_SECONDS, MEMORY
-from treadle.testing.guided_vocabulary import SmallTokenizer
+from treadle.testing.grammar_vocabulary import SmallTokenizer
 from treadle.text.tokenizer import AutoTokenizer
 
 TEXT = {"type": "string"}
@@ -115,18 +115,18 @@ def demo() -> Tokenizer:
 # ------------------------------------------------------------------------ a backend on its own
 
 
-def backends(host: PluginManager, names: list[str], vocab: int | None, seconds: float) -> None:
+def backends(plugins: PluginManager, names: list[str], vocab: int | None, seconds: float) -> None:
     tokenizer: Tokenizer = Synthetic(vocab) if vocab else demo()
     size = vocab or tokenizer.vocab_size
     print(f"{size} ids")
     for name in names:
         before, began = memory(), time.process_time()
-        compiler = host.create(GUIDED, name, tokenizer=tokenizer, vocab_size=size)
+        compiler = plugins.create(STRUCTURED_OUTPUT, name, tokenizer=tokenizer, vocab_size=size)
         ready = time.process_time() - began
         print(f"\n{name}: ready after {ready:.2f} s, {memory() - before} MiB")
         print(f"{'':20}{'compile, ms':>12}{'fill, us':>10}{'p99':>8}{'accept':>8}{'rows/s':>10}")
         for title, spec in GRAMMARS.items():
-            why = compiler.refuses(spec)
+            why = compiler.unsupported_reason(spec)
             if why is not None:
                 print(f"{title:20}{why}")
                 continue
@@ -154,7 +154,7 @@ def within_limits(work: Callable[[], Any]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def walks(grammar: Grammar, vocab: int, seconds: float) -> tuple[list[float], list[float]]:
+def walks(grammar: CompiledGrammar, vocab: int, seconds: float) -> tuple[list[float], list[float]]:
     """Seconds of each fill and of each accept along 20 random texts, or as many as there is time."""
     fills: list[float] = []
     accepts: list[float] = []
@@ -163,14 +163,14 @@ def walks(grammar: Grammar, vocab: int, seconds: float) -> tuple[list[float], li
     for seed in range(20):
         matcher, rng = grammar.matcher(), random.Random(seed)
         for _ in range(120):
-            fills.append(timed(matcher.fill, mask, 0))
+            fills.append(timed(matcher.fill_bitmask, mask, 0))
             bits = mask[0].numpy().view("uint8")
             allowed = [i * 8 + b for i in bits.nonzero()[0] for b in range(8) if bits[i] >> b & 1]
             if not allowed:
                 break
             token = int(rng.choice(allowed))
-            accepts.append(timed(matcher.accept, token))
-            if matcher.finished:
+            accepts.append(timed(matcher.accept_token, token))
+            if matcher.is_terminated:
                 break
         if time.monotonic() - began > seconds:
             break
@@ -195,17 +195,23 @@ class Engine:
     """The demo model, put to work without text or sockets."""
 
     def __init__(self) -> None:
-        config = from_options(model="demo:treadle-demo", device="cpu", threads=1, num_pages=1024)
+        config = from_options(
+            model="demo:treadle-demo", device="cpu", cpu_threads=1, num_pages=1024
+        )
         self.core = EngineCore(config, PluginManager(config.plugins))
         self._count = 0
 
-    def add(self, guided: GuidedParams | None, tokens: int) -> None:
+    def add(self, guided: StructuredOutputsParams | None, tokens: int) -> None:
         self._count += 1
         params = SamplingParams(
-            temperature=1.0, seed=self._count, max_tokens=tokens, ignore_eos=True, guided=guided
+            temperature=1.0,
+            seed=self._count,
+            max_tokens=tokens,
+            ignore_eos=True,
+            structured_outputs=guided,
         )
         prompt = [(self._count * 7 + i) % 4000 + 10 for i in range(16)]
-        self.core.add(EngineRequest(str(self._count), prompt, params, time.monotonic()))
+        self.core.add_request(EngineRequest(str(self._count), prompt, params, time.monotonic()))
 
     def step(self) -> None:
         for output in self.core.step():
@@ -216,18 +222,18 @@ class Engine:
         while self.core.has_work:
             self.step()
 
-    def first_token(self, guided: GuidedParams | None) -> float:
+    def first_token(self, guided: StructuredOutputsParams | None) -> float:
         """Milliseconds from a request to its only token."""
         self.add(guided, 1)
         return timed(self.run) * 1e3
 
-    def step_time(self, rows: int, guided: GuidedParams | None) -> float:
+    def step_time(self, rows: int, guided: StructuredOutputsParams | None) -> float:
         """Milliseconds of CPU time of a step with ``rows`` sequences that decode."""
         best = float("inf")
         for _ in range(PASSES):
             for _ in range(rows):
                 self.add(guided, STEPS + 8)
-            while self.core.stats.waiting or self.core.stats.running < rows:
+            while self.core.stats.num_waiting or self.core.stats.num_running < rows:
                 self.step()
             began = time.process_time()
             for _ in range(STEPS):
@@ -245,15 +251,16 @@ def engines(names: list[str]) -> None:
         engine = Engine()
         try:
             engine.first_token(None)
-            first = engine.first_token(GuidedParams(regex="[a-z]{8}", backend=name))
+            first = engine.first_token(StructuredOutputsParams(regex="[a-z]{8}", backend=name))
             several = [
-                GuidedParams(json={**schema, "title": str(i)}, backend=name) for i in range(PASSES)
+                StructuredOutputsParams(json={**schema, "title": str(i)}, backend=name)
+                for i in range(PASSES)
             ]
             free = min(engine.first_token(None) for _ in several)
             new = min(engine.first_token(guided) for guided in several)
             known = min(engine.first_token(guided) for guided in several)
             print(f"{name:20}{free:10.1f}{first:10.1f}{new:10.1f}{known:10.1f}")
-            string = GuidedParams(regex=STRING, backend=name)
+            string = StructuredOutputsParams(regex=STRING, backend=name)
             engine.first_token(string)
             for rows in BATCHES:
                 steps.append(
@@ -279,9 +286,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    host = PluginManager()
-    names = options.backend or list(host.keys("guided"))
-    backends(host, names, options.vocab, options.seconds)
+    plugins = PluginManager()
+    names = options.backend or list(plugins.keys("structured_output"))
+    backends(plugins, names, options.vocab, options.seconds)
     if options.vocab is None:
         engines(names)
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from treadle_kernels_triton import linear as kernels
 from treadle_kernels_triton.activation import silu_and_mul
-from treadle_kernels_triton.hopper.gated import DEFERRED, TURNS, Gated, find_gated
+from treadle_kernels_triton.hopper.gated import DEFERRED, TURNS, GatedLinear, create_gated_linear
 from treadle_kernels_triton.norm import fused_add_partials_rms_norm, fused_add_rms_norm, rms_norm
 from treadle_kernels_triton.rotary import rope_and_cache
 from treadle_kernels_triton.sample import argmax, sample
@@ -33,7 +33,7 @@ from treadle_kernels_triton.tiles import Tile
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.api.types import KernelRequest
 from treadle.layers import ops
 from treadle.sampling.sampler import Sampler
@@ -123,9 +123,9 @@ def product_and_norm(
     add_and_norm(product(x, w, None), residual, gain)
 
 
-def gated_product(dtype: str) -> Gated | None:
+def gated_product(dtype: str) -> GatedLinear | None:
     """As ``load`` of the plugin's linears does it."""
-    return find_gated(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
+    return create_gated_linear(dtype) if torch.cuda.get_device_capability()[0] == 9 else None
 
 
 # --------------------------------------------------------------------------------- parity
@@ -210,7 +210,9 @@ def parity() -> int:
 def opened(rows: int) -> tuple[Sampler, Tensor]:
     sampler = Sampler(rows, VOCAB, "cuda")
     params = SamplingParams(temperature=0.6)
-    sampler.open([SlotStart(s, params, 1, [1], 7919 * s, [0], []) for s in range(rows)])
+    sampler.add_sequences(
+        [NewSequenceData(s, params, 1, [1], 7919 * s, [0], []) for s in range(rows)]
+    )
     return sampler, torch.arange(rows, device="cuda")
 
 

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from treadle_gptq.kernel import gptq_gemm, gptq_unpack
-from treadle_kernels_triton import treadle_kernel
+from treadle_kernels_triton import treadle_kernel_op
 from treadle_kernels_triton.int4 import hopper, kernel
-from treadle_kernels_triton.int4.product import processors
-from treadle_kernels_triton.int4.tiles import MOST, WIDES, Tile, Wide, choose, choose_wide
+from treadle_kernels_triton.int4.product import num_sms
+from treadle_kernels_triton.int4.tiles import MOST, WIDES, HopperTile, Tile, choose, choose_wide
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -93,17 +93,17 @@ def operation(depth: int, columns: int) -> Callable[..., Tensor]:
     """What an engine gives to layers of that shape."""
     shape = {"in_features": depth, "out_features": columns, "group": GROUP}
     device = DeviceInfo("cuda", torch.cuda.get_device_capability())
-    offer = treadle_kernel("int4_linear", KernelRequest(device, "bfloat16", shape))
+    offer = treadle_kernel_op("int4_linear", KernelRequest(device, "bfloat16", shape))
     if not isinstance(offer, KernelOffer):
         raise SystemExit(f"no kernel for int4_linear here: {offer}")
     return offer.load()
 
 
-def with_tile(x: Tensor, own: PackedInt4, tile: Tile | Wide, tickets: Tensor) -> Run:
+def with_tile(x: Tensor, own: PackedInt4, tile: Tile | HopperTile, tickets: Tensor) -> Run:
     given = (x, own.codes, own.scales, GROUP)
-    if isinstance(tile, Wide):
-        return partial(hopper.multiply, *given, tile, tickets, processors(x.device))
-    return partial(kernel.multiply, *given, tile, tickets, processors(x.device))
+    if isinstance(tile, HopperTile):
+        return partial(hopper.multiply, *given, tile, tickets, num_sms(x.device))
+    return partial(kernel.multiply, *given, tile, tickets, num_sms(x.device))
 
 
 def row(rows: int, depth: int, columns: int) -> dict[str, float]:
@@ -140,17 +140,17 @@ def row(rows: int, depth: int, columns: int) -> dict[str, float]:
 def sweep() -> None:
     """The best tiles of a list."""
     tickets = torch.zeros(4096, dtype=torch.int32, device="cuda")
-    own_tiles: tuple[Tile | Wide, ...] = TILES
+    own_tiles: tuple[Tile | HopperTile, ...] = TILES
     if hopper.serves(torch.cuda.get_device_capability(), 128, GROUP):
         own_tiles += WIDES
     for depth, columns in SHAPES:
         weights = [packed(depth, columns) for _ in range(max(2, COLD // (depth * columns // 2)))]
         for rows in ROWS:
             x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-            found: list[tuple[float, Tile | Wide]] = []
+            found: list[tuple[float, Tile | HopperTile]] = []
             for tile in own_tiles:
                 fits = rows <= tile.rows < 2 * max(rows, 8) or tile.rows == 64 <= rows <= 256
-                if fits or (isinstance(tile, Wide) and rows >= tile.rows):
+                if fits or (isinstance(tile, HopperTile) and rows >= tile.rows):
                     runs = [with_tile(x, weight, tile, tickets) for weight in weights]
                     found.append((microseconds({"": runs})[""], tile))
             found.sort(key=lambda each: each[0])

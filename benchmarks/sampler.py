@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.masks import bitmask_words
 from treadle.sampling.sampler import Sampler
@@ -112,7 +112,9 @@ def opened(rows: int, vocab: int, device: torch.device, params: dict[str, Any]) 
     sampler = Sampler(rows + 1, vocab, device)
     tokens = torch.randint(0, vocab, (rows, PROMPT)).tolist()
     settings = SamplingParams(**params)
-    sampler.open([SlotStart(s, settings, PROMPT, tokens[s], s, [0, 1], words) for s in range(rows)])
+    sampler.add_sequences(
+        [NewSequenceData(s, settings, PROMPT, tokens[s], s, [0, 1], words) for s in range(rows)]
+    )
     return sampler
 
 
@@ -194,7 +196,7 @@ def table(
     mask = torch.full((len(rows), bitmask_words(vocab)), -1, dtype=torch.int32, device=device)
     line("bitmask", bind(sampler, logits, slots, positions, rows, {"bitmask": mask}))
     line("prompt_logprobs 5", lambda: prompt_logprobs(logits, slots, 5))
-    sampler.open([SlotStart(0, SamplingParams(top_p=0.95), 1, [0], 0, [], [])])
+    sampler.add_sequences([NewSequenceData(0, SamplingParams(top_p=0.95), 1, [0], 0, [], [])])
     line("one row of top_p 0.95", bind(sampler, logits, slots, positions, rows, {}))
 
 

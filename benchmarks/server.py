@@ -26,7 +26,7 @@ from typing import Any
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
@@ -72,9 +72,9 @@ class Instant:
     traits, output_limit = ModelTraits(), None
 
     def __init__(self, pause: float) -> None:
-        self.config: EngineConfig = from_options(model="instant", tool_parser="hermes")
-        self.host = PluginManager()
-        self.facts = EngineFacts(
+        self.config: EngineConfig = from_options(model="instant", tool_call_parser="hermes")
+        self.plugins = PluginManager()
+        self.info = EngineInfo(
             model="instant",
             architecture="Instant",
             dtype="none",
@@ -82,9 +82,9 @@ class Instant:
             vocab_size=1000,
             max_model_len=100_000,
             page_size=16,
-            groups=[],
-            depth=0,
-            eos_ids=[0],
+            kv_cache_groups=[],
+            num_async_steps=0,
+            eos_token_ids=[0],
         )
         self._pause = pause
         self._step = asyncio.Event()

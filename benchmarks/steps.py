@@ -27,7 +27,7 @@ from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 from treadle_cli.bench.config import BenchConfig
-from treadle_cli.bench.workloads import Workload, fitted, workload
+from treadle_cli.bench.workloads import Workload, clip_to_vocab, workload
 
 NAMES = ("bs1", "dec32", "dec256", "prefill", "mixed")
 LENGTHS = (1, 2, 5, 20, 100)  # microseconds of gaps
@@ -48,7 +48,7 @@ def start(options: argparse.Namespace) -> EngineCore:
 def add(core: EngineCore, found: Workload, label: str) -> None:
     for i, (prompt, count) in enumerate(zip(found.prompts, found.outputs, strict=True)):
         params = SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True)
-        core.add(EngineRequest(f"{found.name}-{label}-{i}", prompt, params, float(i)))
+        core.add_request(EngineRequest(f"{found.name}-{label}-{i}", prompt, params, float(i)))
 
 
 def steps(core: EngineCore, most: int | None = None) -> int:
@@ -130,15 +130,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", help="a model folder; its config.json is enough")
     parser.add_argument("--workload", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--num-iters", type=int, default=2)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", type=json.loads, default={}, help="further options, as JSON")
     parser.add_argument("--anatomy", action="store_true")
     options = parser.parse_args()
     core = start(options)
-    print("\n".join(core.facts.report))
+    print("\n".join(core.info.report))
     for name in options.workload:
-        found = fitted(workload(name, BenchConfig()), core.facts.vocab_size)
+        found = clip_to_vocab(workload(name, BenchConfig()), core.info.vocab_size)
         if options.anatomy:
             anatomy(core, found)
         else:

@@ -79,7 +79,12 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    for variable in ("TREADLE_DISABLE", "TREADLE_PLUGINS", "TREADLE_AUTOLOAD", "TREADLE_STRICT"):
+    for variable in (
+        "TREADLE_DISABLED_PLUGINS",
+        "TREADLE_PLUGINS",
+        "TREADLE_PLUGIN_AUTOLOAD",
+        "TREADLE_PLUGIN_STRICT",
+    ):
         monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "site"
     folder.mkdir()

@@ -13,23 +13,23 @@ from repository import hooks
 
 from treadle.api import kinds
 from treadle.api import types as t
-from treadle.api.hookspecs import Every, First
+from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.api.kinds import (
     EXECUTORS,
-    GUIDED,
     KV_CONNECTORS,
     LOAD_FORMATS,
     LOGITS_PROCESSORS,
     LORA_RESOLVERS,
     MODEL_SOURCES,
     MODELS,
-    MULTIMODAL,
-    POLICIES,
+    MULTIMODAL_PROCESSORS,
     PROPOSERS,
     QUANTIZATION,
-    REASONING,
+    REASONING_PARSERS,
     RENDERERS,
+    SCHEDULING_POLICIES,
     STAT_LOGGERS,
+    STRUCTURED_OUTPUT,
     TOKENIZERS,
     TOOL_PARSERS,
 )
@@ -41,12 +41,12 @@ from treadle_server.app import create_app
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
 from treadle_server.hookspecs import ServerHooks
-from treadle_server.testing.engine import Parrot
+from treadle_server.testing.engine import FakeEngine
 
 CONFIG = EngineConfig()
 FILES = t.ModelFiles(Path("nowhere"), (), {})
 TOKENIZER: Any = object()
-LAYOUT = t.CacheLayout(16, 8, ())
+LAYOUT = t.KVCacheLayout(16, 8, ())
 DEVICE = t.DeviceInfo("cpu")
 TRAITS = t.ModelTraits()
 
@@ -57,22 +57,22 @@ COMMUNICATOR = t.CommunicatorRequest(DEVICE, 2)
 
 Call = Callable[[PluginManager], Any]
 
-SPECIFICATIONS = (First, Every, ServerHooks, CommandHooks)
+SPECIFICATIONS = (FirstResultHooks, AllResultsHooks, ServerHooks, CommandHooks)
 
 
-def configured(host: PluginManager) -> None:
-    host.configure(CONFIG)
-    host.unconfigure()
+def configured(plugins: PluginManager) -> None:
+    plugins.configure(CONFIG)
+    plugins.unconfigure()
 
 
-def served(host: PluginManager) -> None:
+def served(plugins: PluginManager) -> None:
     """As a server builds its application."""
-    create_app(ServerContext(Parrot(host, "parrot"), ServerConfig()))
+    create_app(ServerContext(FakeEngine(plugins, "parrot"), ServerConfig()))
 
 
-def run(host: PluginManager) -> Any:
+def run(plugins: PluginManager) -> Any:
     """As the command ``treadle`` asks for a subcommand."""
-    return host.create(COMMANDS, "key")
+    return plugins.create(COMMANDS, "key")
 
 
 # hook -> the call of the host that leads to it, and the arguments that must arrive
@@ -98,15 +98,15 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         lambda h: h.create(QUANTIZATION, "key", checkpoint={"bits": 4}, device=DEVICE),
         {"method": "key", "checkpoint": {"bits": 4}, "device": DEVICE},
     ),
-    "treadle_multimodal": (
-        lambda h: h.create(MULTIMODAL, "key", files=FILES),
+    "treadle_multimodal_processor": (
+        lambda h: h.create(MULTIMODAL_PROCESSORS, "key", files=FILES),
         {"architecture": "key", "files": FILES},
     ),
     "treadle_executor": (
         lambda h: h.create(EXECUTORS, "key", config=CONFIG, host=h),
         {"name": "key", "config": CONFIG},
     ),
-    "treadle_policy": (lambda h: h.create(POLICIES, "key"), {"name": "key"}),
+    "treadle_scheduling_policy": (lambda h: h.create(SCHEDULING_POLICIES, "key"), {"name": "key"}),
     "treadle_proposer": (
         lambda h: h.create(PROPOSERS, "key", config=CONFIG),
         {"name": "key", "config": CONFIG},
@@ -126,7 +126,7 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         {"kind": "tool_parsers", "key": "key", "model": TRAITS},
     ),
     "treadle_grammar_compiler": (
-        lambda h: h.create(GUIDED, "key", tokenizer=TOKENIZER, vocab_size=99),
+        lambda h: h.create(STRUCTURED_OUTPUT, "key", tokenizer=TOKENIZER, vocab_size=99),
         {"name": "key", "tokenizer": TOKENIZER, "vocab_size": 99},
     ),
     "treadle_tool_parser": (
@@ -134,15 +134,15 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         {"name": "key", "tokenizer": TOKENIZER, "tools": []},
     ),
     "treadle_reasoning_parser": (
-        lambda h: h.create(REASONING, "key", tokenizer=TOKENIZER, prompt="<think>"),
+        lambda h: h.create(REASONING_PARSERS, "key", tokenizer=TOKENIZER, prompt="<think>"),
         {"name": "key", "tokenizer": TOKENIZER, "prompt": "<think>"},
     ),
-    "treadle_attention": (
-        lambda h: h.offers(kinds.ATTENTION, request=ATTENTION),
+    "treadle_attention_backend": (
+        lambda h: h.offers(kinds.ATTENTION_BACKENDS, request=ATTENTION),
         {"request": ATTENTION},
     ),
-    "treadle_kernel": (
-        lambda h: h.offers(kinds.KERNELS, op="rms_norm", request=KERNEL),
+    "treadle_kernel_op": (
+        lambda h: h.offers(kinds.KERNEL_OPS, op="rms_norm", request=KERNEL),
         {"op": "rms_norm", "request": KERNEL},
     ),
     "treadle_communicator": (
@@ -185,7 +185,7 @@ def host(tmp_path: Path) -> PluginManager:
     for hook in CALLS:
         names = arguments(hook)
         pairs = ", ".join(f"{name}={name}" for name in names)
-        answer = repr(hook) if hasattr(First, hook) and hook != "treadle_match" else None
+        answer = repr(hook) if hasattr(FirstResultHooks, hook) and hook != "treadle_match" else None
         text += IMPLEMENTATION.format(
             hook=hook, arguments=", ".join(names), pairs=pairs, answer=answer
         )
@@ -196,15 +196,15 @@ def host(tmp_path: Path) -> PluginManager:
 
 
 @pytest.mark.parametrize("hook", CALLS)
-def test_a_hook_receives_every_argument(hook: str, host: PluginManager) -> None:
+def test_a_hook_receives_every_argument(hook: str, plugins: PluginManager) -> None:
     call, expected = CALLS[hook]
-    plugin: Any = host.load("extensions", "key")
+    plugin: Any = plugins.load("extensions", "key")
     if hook == "treadle_command":
         with pytest.raises(PluginLoadError, match="returned None"):
-            call(host)
+            call(plugins)
     else:
-        answer = call(host)
-        assert not hasattr(First, hook) or hook == "treadle_match" or answer == hook
+        answer = call(plugins)
+        assert not hasattr(FirstResultHooks, hook) or hook == "treadle_match" or answer == hook
     received = plugin.RECEIVED[hook]
     assert set(received) == set(arguments(hook))
     assert {name: received[name] for name in expected} == expected
@@ -212,9 +212,11 @@ def test_a_hook_receives_every_argument(hook: str, host: PluginManager) -> None:
         "tool_parsers"
     ]
     assert received.get("options", {"colour": kinds[0]}) == {"colour": kinds[0]}
-    assert received.get("host", host) is host
+    assert received.get("host", plugins) is plugins
     assert isinstance(received.get("app", AppConfig()), AppConfig)
-    assert received.get("engine", Parrot) is Parrot or isinstance(received["engine"], Parrot)
+    assert received.get("engine", FakeEngine) is FakeEngine or isinstance(
+        received["engine"], FakeEngine
+    )
 
 
 def test_all_hooks_are_called_here() -> None:

@@ -34,7 +34,7 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "treadle.runner.model_runner",
         }
     ),
-    "treadle_executor_processes": frozenset({"treadle.config", "treadle.processes.spawn"}),
+    "treadle_executor_mp": frozenset({"treadle.config", "treadle.processes.spawn"}),
     "treadle_executor_ray": frozenset({"treadle.config"}),
     # What is installed is asked of metadata, and a context length is computed as the engine does.
     "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
@@ -365,9 +365,14 @@ def sources_of_tests() -> str:
 
 
 def test_the_hooks_read_from_the_source_are_those_of_pluggy() -> None:
-    from treadle.api.hookspecs import Every, First
+    from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 
-    real = {name for spec in (First, Every) for name in vars(spec) if name.startswith("treadle_")}
+    real = {
+        name
+        for spec in (FirstResultHooks, AllResultsHooks)
+        for name in vars(spec)
+        if name.startswith("treadle_")
+    }
     assert {hook.name for hook in hooks() if hook.owner == "treadle-core"} == real
 
 

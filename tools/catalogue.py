@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from repository import ROOT, Member, members
 
 from treadle.api.stats import EngineStats
-from treadle.config import EngineConfig, sections
+from treadle.config import EngineConfig, config_sections
 from treadle_server.config import ServerConfig
 from treadle_server.metrics import Metrics
 
@@ -175,7 +175,7 @@ def vllm_names() -> Iterator[tuple[str, dict[str, str]]]:
 
 def vllm_flags() -> str:
     """What each option of vLLM is here. Raises ``ValueError`` for one that we do not have."""
-    ours = {f for _, part in sections(EngineConfig) for f in part.__struct_fields__}
+    ours = {f for _, part in config_sections(EngineConfig) for f in part.__struct_fields__}
     ours |= set(ServerConfig.__struct_fields__)
     parts: dict[str, list[tuple[str, str, str]]] = {}
     for section, entry in vllm_names():

@@ -10,7 +10,7 @@ import typer
 from repository import members
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.config import EngineConfig, sections
+from treadle.config import EngineConfig, config_sections
 from treadle_cli.lazy import HELP
 from treadle_cli.main import app
 from treadle_server.config import ServerConfig
@@ -19,7 +19,7 @@ __all__ = ("reference",)
 
 ELSEWHERE: dict[str, set[str]] = {
     "[options of the engine](options.md)": {
-        field for _, part in sections(EngineConfig) for field in part.__struct_fields__
+        field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__
     },
     "[options of the server](options.md#server)": set(ServerConfig.__struct_fields__),
     "[sampling parameters](sampling.md)": set(SamplingParams.__struct_fields__),

@@ -37,7 +37,7 @@ from repository import hooks
 
 import treadle.errors
 from treadle.api import sampling_params as params
-from treadle.config import EngineConfig, sections
+from treadle.config import EngineConfig, config_sections
 from treadle.plugins import installed_kinds
 from treadle_server.config import ServerConfig
 
@@ -72,8 +72,8 @@ SAMPLING = {
     "truncate_prompt_tokens": "Keep this many tokens of the prompt, the last ones.",
     "priority": "Lower is served first, under the policy `priority`.",
     "cache_salt": "Prompts share cached pages only with prompts of the same salt.",
-    "guided": "What the output must match: see below.",
-    "extra": "Arguments of logits-processor plugins, by the plugin's name.",
+    "structured_outputs": "What the output must match: see below.",
+    "extra_args": "Arguments of logits-processor plugins, by the plugin's name.",
     "output_kind": "What a streamed output holds: all so far, only what is new, or nothing until the end.",
 }
 
@@ -84,7 +84,7 @@ GUIDED = {
     "choice": "One of these texts.",
     "grammar": "A grammar in the dialect of the backend.",
     "whitespace_pattern": "Regular expression of the blanks allowed in JSON.",
-    "backend": "The `guided` plugin to use; default: the first of the option `guided_backends` that can.",
+    "backend": "The `guided` plugin to use; default: the first of the option `structured_output_backends` that can.",
     "reasoning": "The reasoning parser whose reasoning comes before the output that must match.",
 }
 
@@ -149,7 +149,7 @@ def one_line(doc: str) -> str:
 def options() -> str:
     """Every option of the engine, by section."""
     parts = []
-    for name, struct in sections(EngineConfig):
+    for name, struct in config_sections(EngineConfig):
         parts.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{option_table(struct)}")
     return "\n".join(parts)
 
@@ -227,7 +227,7 @@ def sampling() -> str:
 
 def guided() -> str:
     """The fields of ``GuidedParams``."""
-    return parameters(params.GuidedParams, GUIDED)
+    return parameters(params.StructuredOutputsParams, GUIDED)
 
 
 def parameters(struct: type[msgspec.Struct], meaning: dict[str, str]) -> str:

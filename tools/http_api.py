@@ -17,7 +17,7 @@ from treadle.plugins import PluginManager
 from treadle_server.app import build
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
-from treadle_server.testing.engine import Parrot
+from treadle_server.testing.engine import FakeEngine
 
 __all__ = ("TARGET", "document", "reference", "text")
 
@@ -29,8 +29,8 @@ Document = dict[str, Any]
 
 def document() -> Document:
     """The OpenAPI document, with a description for each field that has one anywhere."""
-    host = PluginManager()
-    served = build(ServerContext(Parrot(host, "model"), ServerConfig()), host)
+    plugins = PluginManager()
+    served = build(ServerContext(FakeEngine(plugins, "model"), ServerConfig()), plugins)
     found: Document = served.app.openapi_schema.to_schema()
     known = descriptions()
     for owner, schema in found["components"]["schemas"].items():

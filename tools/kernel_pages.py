@@ -1,4 +1,4 @@
-"""The generated lists of operations in docs/ref/plugins/kernels.md and communicators.md."""
+"""The generated lists of operations in docs/ref/plugins/kernel_ops.md and communicators.md."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from repository import ROOT, hooks
 
-from treadle.api.sampling_params import GuidedParams, SamplingParams
-from treadle.config import EngineConfig, sections
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
+from treadle.config import EngineConfig, config_sections
 from treadle.plugins import installed_kinds
 from treadle.testing.catalog import SUITES
 
@@ -60,10 +60,12 @@ def surface() -> dict[str, dict[str, list[str]]]:
                 if hook.name not in {kind.hook for kind in PROVISIONAL}
             ],
         },
-        "options": {name: list(kind.__struct_fields__) for name, kind in sections(EngineConfig)},
+        "options": {
+            name: list(kind.__struct_fields__) for name, kind in config_sections(EngineConfig)
+        },
         "sampling": {
             "params": list(SamplingParams.__struct_fields__),
-            "guided": list(GuidedParams.__struct_fields__),
+            "structured_outputs": list(StructuredOutputsParams.__struct_fields__),
         },
     }
 

@@ -25,7 +25,7 @@ def source(id: str, config: PluginConfig) -> str:
     lines += ["from treadle.testing.plugin import PluginSuite"]
     lines += [f"from {module} import {suite}"] if suite else []
     files = [str(Path(name).resolve()) for name in config.plugin_file]
-    chosen = f"plugin={config.plugin!r}, no_plugin={config.no_plugin!r}, plugin_file={files!r}"
+    chosen = f"pin_plugin={config.pin_plugin!r}, disable_plugin={config.disable_plugin!r}, plugin_file={files!r}"
     parts = f"PluginSuite, {suite}" if suite else "PluginSuite"
     return "\n".join(
         [
@@ -34,11 +34,11 @@ def source(id: str, config: PluginConfig) -> str:
             "",
             f"class TestPlugin({parts}):",
             f"    plugin = {id!r}",
-            *([f"    key = {key!r}"] if kind == "attention" else []),
+            *([f"    key = {key!r}"] if kind == "attention_backends" else []),
             "",
             "    def host(self):",
             f"        return PluginManager(PluginConfig({chosen}))",
-            *(["", "    def bid(self, request):", *BID] if kind == "attention" else []),
+            *(["", "    def bid(self, request):", *BID] if kind == "attention_backends" else []),
             "",
         ]
     )

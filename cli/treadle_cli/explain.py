@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from treadle.config import EngineConfig
-    from treadle.entrypoints.explain import Explained
+    from treadle.entrypoints.explain import ConfigChoice
 
 __all__ = ("Flag", "print_choices", "print_engine")
 
@@ -29,20 +29,20 @@ def print_engine(config: EngineConfig) -> None:
     from treadle.plugins import PluginManager
     from treadle.text.assets import open_checkpoint, plugin_config
 
-    host = PluginManager(plugin_config(config))
-    print_choices(explain(config, host, open_checkpoint(config, host)))
+    plugins = PluginManager(plugin_config(config))
+    print_choices(explain(config, plugins, open_checkpoint(config, plugins)))
 
 
-def print_choices(rows: Iterable[Explained]) -> None:
+def print_choices(rows: Iterable[ConfigChoice]) -> None:
     """As wide as the terminal is."""
     for line in explained(rows, shutil.get_terminal_size().columns):
         sys.stdout.write(f"{line}\n")
 
 
-def explained(rows: Iterable[Explained], width: int) -> Iterator[str]:
+def explained(rows: Iterable[ConfigChoice], width: int) -> Iterator[str]:
     """What was chosen and why, then the others; those with one reason share a line."""
     for row in rows:
-        yield from _wrapped(row.what, f"{row.choice}: {row.reason}", width)
+        yield from _wrapped(row.name, f"{row.choice}: {row.reason}", width)
         reasons: dict[str, list[str]] = {}
         for name, why in row.others:
             reasons.setdefault(why, []).append(name)

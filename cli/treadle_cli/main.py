@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 import treadle
-from treadle.config import debug
+from treadle.config import debug_enabled
 from treadle.errors import ConfigError, RequestError, TreadleError
 from treadle_cli.lazy import Commands
-from treadle_cli.rewrite import plugin_flags
+from treadle_cli.rewrite import rewrite_flags
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
@@ -49,20 +49,20 @@ def root(
     """An LLM inference engine assembled from plugins."""
 
 
-def main(arguments: Sequence[str] | None = None, host: PluginManager | None = None) -> NoReturn:
-    """Run the command line and exit. ``host`` has the subcommands, by default all installed ones.
+def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None = None) -> NoReturn:
+    """Run the command line and exit. ``plugins`` has the subcommands, by default all installed ones.
 
     The exit code is 0, 2 for a wrong option or value, 1 for every other error of treadle, and 130
     after Ctrl-C. ``TREADLE_DEBUG=1`` shows the traceback of an error of treadle.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands: Any = typer.main.get_command(app)
-    if host is not None:
-        commands.host = host
+    if plugins is not None:
+        commands.host = plugins
     try:
-        commands(args=plugin_flags(given), prog_name="treadle")
+        commands(args=rewrite_flags(given), prog_name="treadle")
     except TreadleError as error:
-        if debug():
+        if debug_enabled():
             raise
         print(f"treadle: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, (ConfigError, RequestError)) else 1)

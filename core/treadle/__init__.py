@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.api.sampling_params import GuidedParams, SamplingParams
+    from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
     from treadle.config import EngineConfig
     from treadle.entrypoints.async_llm import AsyncLLM
     from treadle.entrypoints.llm import LLM
@@ -25,11 +25,11 @@ __all__ = (
     "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
-    "GuidedParams",
     "Logprob",
     "ReasoningPart",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPart",
     "ToolCall",
     "TreadleError",
@@ -43,7 +43,7 @@ _HOMES = {
     "AsyncLLM": "treadle.entrypoints.async_llm",
     "CompletionOutput": "treadle.outputs",
     "EngineConfig": "treadle.config",
-    "GuidedParams": "treadle.api.sampling_params",
+    "StructuredOutputsParams": "treadle.api.sampling_params",
     "Logprob": "treadle.outputs",
     "ReasoningPart": "treadle.outputs",
     "RequestOutput": "treadle.outputs",

@@ -7,6 +7,7 @@ generated from the Structs below. ``from_options`` checks the limits, which are 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,6 +17,8 @@ from msgspec import Meta
 
 from treadle.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 __all__ = (
     "CacheConfig",
     "DeviceConfig",
@@ -23,13 +26,13 @@ __all__ = (
     "ModelConfig",
     "PluginConfig",
     "SchedulerConfig",
-    "debug",
+    "config_sections",
+    "debug_enabled",
     "environment",
     "forbid_multicast",
     "from_options",
-    "patient_threads",
-    "sections",
     "server_environment",
+    "set_passive_omp_wait",
 )
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -57,7 +60,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chat_template: Annotated[
         str | None, Meta(description="Jinja file or text that replaces the model's chat template.")
     ] = None
-    tool_parser: Annotated[
+    tool_call_parser: Annotated[
         str | None,
         Meta(
             description="Tool-call parser plugin; auto takes the one made for the model, or none."
@@ -110,15 +113,21 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
     num_pages: Annotated[
         Annotated[int, Meta(ge=2)] | None,
-        Meta(description="Pages of the KV cache (default: as many as memory_fraction allows)."),
+        Meta(
+            description="Pages of the KV cache (default: as many as gpu_memory_utilization allows)."
+        ),
     ] = None
-    memory_fraction: Annotated[
+    gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, le=1, description="Fraction of the GPU's memory that treadle may use (CUDA)."),
     ] = 0.9
-    cpu_cache_gib: Annotated[
-        float, Meta(gt=0, description="Size of the KV cache on a CPU, in GiB.")
-    ] = 1.0
+    kv_cache_memory_bytes: Annotated[
+        Positive | None,
+        Meta(
+            description="Size of the KV cache in bytes (default: 1 GiB on a CPU; on CUDA, what "
+            "gpu_memory_utilization leaves)."
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"],
         Meta(description="Type of cached keys and values; auto: the model's."),
@@ -139,11 +148,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_num_batched_tokens: Annotated[
         Positive, Meta(description="Token budget of a step: decodes first, then prefill chunks.")
     ] = 8192
-    prefill_chunk: Annotated[
+    chunked_prefill_size: Annotated[
         Positive | None, Meta(description="Maximum prompt tokens of one request in a step.")
     ] = None
     scheduling_policy: Annotated[str, Meta(description="fcfs, priority, or a plugin's.")] = "fcfs"
-    max_queue: Annotated[
+    max_num_queued_reqs: Annotated[
         Positive, Meta(description="Maximum waiting requests; more are rejected (HTTP 429).")
     ] = 1024
 
@@ -155,10 +164,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: Annotated[
         str | None, Meta(description="Attention backend (default: the offer with the best score).")
     ] = None
-    executor: Annotated[str, Meta(description="Executor plugin.")] = "inline"
+    distributed_executor_backend: Annotated[str, Meta(description="Executor plugin.")] = "uni"
     tensor_parallel_size: Annotated[Positive, Meta(description="Tensor-parallel ranks.")] = 1
     enforce_eager: Annotated[bool, Meta(description="Do not capture CUDA graphs.")] = False
-    threads: Annotated[
+    cpu_threads: Annotated[
         Positive | None, Meta(description="CPU threads per worker (default: torch's choice).")
     ] = None
 
@@ -166,17 +175,17 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which plugins are used, and their options."""
 
-    plugin: Annotated[
+    pin_plugin: Annotated[
         list[str], Meta(description="Pin the owner of a key: kind:key=distribution. Repeatable.")
     ] = msgspec.field(default_factory=list)
-    no_plugin: Annotated[
+    disable_plugin: Annotated[
         list[str], Meta(description="Disable a distribution or a kind:key. Repeatable.")
     ] = msgspec.field(default_factory=list)
     plugin_file: Annotated[
         list[str], Meta(description="Load one local Python file as a plugin. Repeatable.")
     ] = msgspec.field(default_factory=list)
     plugin_strict: Annotated[bool, Meta(description="Stop if any plugin fails.")] = False
-    locked: Annotated[
+    plugin_lock_file: Annotated[
         str | None,
         Meta(
             description="File of `treadle plugin lock`; the engine starts only if plugins match it."
@@ -189,7 +198,7 @@ class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         dict[str, Annotated[float, Meta(gt=0)]],
         Meta(description='JSON: {"kind": seconds} after which a plugin call counts as slow.'),
     ] = msgspec.field(default_factory=dict)
-    guided_backends: Annotated[
+    structured_output_backends: Annotated[
         list[str],
         Meta(description="Structured output backends to try, in order (default: all). Repeatable."),
     ] = msgspec.field(default_factory=list)
@@ -211,21 +220,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     plugins: PluginConfig = msgspec.field(default_factory=PluginConfig)
 
 
-# Option names of other engines, and treadle's name. Only used in the error message.
-ELSEWHERE = {
+OPTION_ALIASES = {
     "block_size": "page_size",
     "num_gpu_blocks_override": "num_pages",
-    "gpu_memory_utilization": "memory_fraction",
-    "kv_cache_memory_bytes": "num_pages",
-    "max_seq_len_to_capture": "enforce_eager",
-    "distributed_executor_backend": "executor",
-    "disable_log_stats": "stat_loggers",
-    "mem_fraction_static": "memory_fraction",
+    "mem_fraction_static": "gpu_memory_utilization",
+    "max_queued_requests": "max_num_queued_reqs",
     "context_length": "max_model_len",
 }
+"""Names of other engines that are accepted, with a warning that gives treadle's name."""
+
+IGNORED_OPTIONS = {"enable_auto_tool_choice": "tool calls are parsed whenever a parser was found"}
+"""Names of other engines that are accepted without effect, and why."""
+
+RELATED_OPTIONS = {
+    "executor": "distributed_executor_backend",
+    "guided_decoding_backend": "structured_output_backends",
+    "max_seq_len_to_capture": "enforce_eager",
+    "disable_log_stats": "stat_loggers",
+}
+"""Names of other engines for something similar. An error message suggests treadle's option."""
 
 
-def sections(
+def config_sections(
     config: type[msgspec.Struct] = EngineConfig,
 ) -> Iterator[tuple[str, type[msgspec.Struct]]]:
     """Yield ``(field name, Struct type)`` for each section of a config."""
@@ -238,9 +254,9 @@ def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> En
     A value of ``None`` selects the default. Raises ``ConfigError`` if an option is unknown or
     its value is outside its limits.
     """
-    given = {k: v for k, v in {**(options or {}), **more}.items() if v is not None}
+    given = resolve_aliases({k: v for k, v in {**(options or {}), **more}.items() if v is not None})
     parts: dict[str, dict[str, Any]] = {}
-    for part, kind in sections():
+    for part, kind in config_sections():
         parts[part] = {f: given.pop(f) for f in kind.__struct_fields__ if f in given}
     if given:
         raise ConfigError(_unknown(next(iter(given))))
@@ -250,12 +266,31 @@ def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> En
         raise ConfigError(_located(error, parts)) from error
 
 
+def resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options under treadle's names. Log each alias and each option without effect.
+
+    Raises ``ConfigError`` if an option is given under both names.
+    """
+    resolved: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in IGNORED_OPTIONS:
+            log.warning("option %s has no effect: %s", name, IGNORED_OPTIONS[name])
+            continue
+        real = OPTION_ALIASES.get(name, name)
+        if real != name:
+            if real in options:
+                raise ConfigError(f"{name} is another name of {real}; give only {real}")
+            log.warning("option %s is accepted; its name in treadle is %s", name, real)
+        resolved[real] = value
+    return resolved
+
+
 def _unknown(name: str) -> str:
-    if name in ELSEWHERE:
-        return f"treadle has no option {name!r}; its name here is {ELSEWHERE[name]!r}"
+    if name in RELATED_OPTIONS:
+        return f"treadle has no option {name!r}; see {RELATED_OPTIONS[name]!r}"
     import difflib
 
-    known = [f for _, kind in sections() for f in kind.__struct_fields__]
+    known = [f for _, kind in config_sections() for f in kind.__struct_fields__]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
     return f"treadle has no option {name!r}; {hint}"
@@ -274,8 +309,8 @@ def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, An
 def environment() -> dict[str, Any]:
     """Return the plugin settings of the environment.
 
-    ``TREADLE_DISABLE`` and ``TREADLE_PLUGINS`` are comma-separated distributions or ``kind:key``
-    ids. ``TREADLE_AUTOLOAD=0`` ignores third-party plugins. ``TREADLE_STRICT=1`` makes a plugin
+    ``TREADLE_DISABLED_PLUGINS`` and ``TREADLE_PLUGINS`` are comma-separated distributions or ``kind:key``
+    ids. ``TREADLE_PLUGIN_AUTOLOAD=0`` ignores third-party plugins. ``TREADLE_PLUGIN_STRICT=1`` makes a plugin
     failure fatal.
     """
 
@@ -283,10 +318,10 @@ def environment() -> dict[str, Any]:
         return [n.strip() for n in os.environ.get(variable, "").split(",") if n.strip()]
 
     return {
-        "disable": names("TREADLE_DISABLE"),
+        "disable": names("TREADLE_DISABLED_PLUGINS"),
         "allow": names("TREADLE_PLUGINS"),
-        "autoload": os.environ.get("TREADLE_AUTOLOAD", "1") != "0",
-        "strict": os.environ.get("TREADLE_STRICT", "0") == "1",
+        "autoload": os.environ.get("TREADLE_PLUGIN_AUTOLOAD", "1") != "0",
+        "strict": os.environ.get("TREADLE_PLUGIN_STRICT", "0") == "1",
     }
 
 
@@ -301,7 +336,7 @@ def server_environment() -> dict[str, Any]:
     return found
 
 
-def debug() -> bool:
+def debug_enabled() -> bool:
     """Return whether the command line shows tracebacks of expected errors (``TREADLE_DEBUG=1``)."""
     return os.environ.get("TREADLE_DEBUG", "0") == "1"
 
@@ -314,7 +349,7 @@ def forbid_multicast() -> None:
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
-def patient_threads() -> None:
+def set_passive_omp_wait() -> None:
     """Let waiting OpenMP threads sleep instead of spin, unless ``OMP_WAIT_POLICY`` is set.
 
     Spinning threads make a busy machine ten times slower. Call this before importing torch.

@@ -77,7 +77,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     parts: list[OutputPart] | None = None
     """The text as parsers have split it, in order; ``None`` if no parser read it."""
     parser_errors: list[str] = []
-    """The parsers that failed on this output, as ``tool_parser=name``; in a delta, since the last.
+    """The parsers that failed on this output, as ``tool_call_parser=name``; in a delta, since the last.
     What they had not delivered is text."""
 
     @property
@@ -106,9 +106,9 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 class RequestMetrics(msgspec.Struct, kw_only=True):
     """Times of a request, in seconds of a monotonic clock."""
 
-    arrival: float = 0.0
-    first_token: float | None = None
-    last_token: float | None = None
+    arrival_time: float = 0.0
+    first_token_time: float | None = None
+    last_token_time: float | None = None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

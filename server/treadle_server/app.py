@@ -11,39 +11,39 @@ from litestar.exceptions import HTTPException
 from treadle.plugins import PluginManager
 from treadle_server.active_requests import ClientDisconnected
 from treadle_server.context import ServerContext
-from treadle_server.edge import Edge
+from treadle_server.edge import GatewayMiddleware
 from treadle_server.errors import APIError
 from treadle_server.hookspecs import SERVER
 from treadle_server.openapi import openapi_config
-from treadle_server.owners import Owners
+from treadle_server.owners import PluginFaults
 from treadle_server.routes import chat, completions, health, metrics, models
 from treadle_server.routes.answers import handle_disconnect, handle_error, handle_http_error
-from treadle_server.served import Served
+from treadle_server.served import AppInstance
 
-__all__ = ("build", "create_app", "unedited")
+__all__ = ("base_app_config", "build", "create_app")
 
 
-def create_app(context: ServerContext) -> Edge:
+def create_app(context: ServerContext) -> GatewayMiddleware:
     """Build the ASGI application of one server."""
-    context.served = build(context, context.engine.host)
-    return Edge(context)
+    context.served = build(context, context.engine.plugins)
+    return GatewayMiddleware(context)
 
 
-def build(context: ServerContext, host: PluginManager) -> Served:
-    """The routes, after the plugins of ``treadle.server`` in ``host`` have edited them.
+def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
+    """The routes, after the plugins of ``treadle.server`` in ``plugins`` have edited them.
 
     Called again for each host: when a plugin is reloaded, there is another one.
     """
-    config = unedited(context)
+    config = base_app_config(context)
     try:
-        host.call_all(SERVER, app=config, engine=context.engine)
+        plugins.call_all(SERVER, app=config, engine=context.engine)
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
-        raise Owners(host).spoilt(error) from error
-    return Served(app, Owners(host))
+        raise PluginFaults(plugins).build_error(error) from error
+    return AppInstance(app, PluginFaults(plugins))
 
 
-def unedited(context: ServerContext) -> AppConfig:
+def base_app_config(context: ServerContext) -> AppConfig:
     """The application as plugins find it."""
     return AppConfig(
         route_handlers=[
@@ -67,10 +67,10 @@ def unedited(context: ServerContext) -> AppConfig:
 
 
 def cors(context: ServerContext) -> CORSConfig | None:
-    if not context.config.cors_origin:
+    if not context.config.allowed_origins:
         return None
     return CORSConfig(
-        allow_origins=context.config.cors_origin,
+        allow_origins=context.config.allowed_origins,
         allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
         allow_methods=["GET", "POST"],
         expose_headers=["x-request-id", "x-ignored-fields"],

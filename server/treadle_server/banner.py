@@ -15,17 +15,17 @@ def banner(context: ServerContext, url: str) -> str:
 
 
 def lines(context: ServerContext, url: str) -> Iterator[tuple[str, str]]:
-    facts, config = context.engine.facts, context.config
+    info, config = context.engine.info, context.config
     yield f"treadle {treadle.__version__}", ", ".join(context.names)
-    backend = f", attention {facts.attention}" if facts.attention else ""
-    yield "model", f"{facts.architecture}, {facts.dtype} on {facts.device}{backend}"
-    pages = sum(group.pages for group in facts.groups)
-    room = f"; cache of {pages} pages, {facts.page_size} tokens each" if pages else ""
-    yield "context", f"{facts.max_model_len} tokens{room}"
-    for option, key in context.chats.plugins.keys.items():
+    backend = f", attention {info.attention}" if info.attention else ""
+    yield "model", f"{info.architecture}, {info.dtype} on {info.device}{backend}"
+    pages = sum(group.num_pages for group in info.kv_cache_groups)
+    room = f"; cache of {pages} pages, {info.page_size} tokens each" if pages else ""
+    yield "context", f"{info.max_model_len} tokens{room}"
+    for option, key in context.chat_processor.parser_plugins.keys.items():
         if key is not None:
             yield option.partition("_")[0], key
     yield "access", "API key" if config.api_key else "no API key"
-    for line in facts.report:
+    for line in info.report:
         yield "", line
     yield "listening", url

@@ -47,14 +47,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     insecure: Annotated[
         bool, Meta(description="Allow an address that is not loopback without a key.")
     ] = False
-    allowed_host: Annotated[
+    allowed_hosts: Annotated[
         list[str],
         Meta(description="Host names, beside loopback ones, that a loopback server answers to."),
     ] = msgspec.field(default_factory=list)
     root_path: Annotated[
         str, Meta(description="Path prefix that a proxy in front adds (/llm); stripped if present.")
     ] = ""
-    cors_origin: Annotated[
+    allowed_origins: Annotated[
         list[str], Meta(description="Web origins that may call the server; * is all. Repeatable.")
     ] = msgspec.field(default_factory=list)
     ssl_keyfile: Annotated[str | None, Meta(description="Private key: serve HTTPS.")] = None
@@ -86,8 +86,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     write_timeout: Annotated[
         Seconds, Meta(description="A client that reads nothing for so long is disconnected.")
     ] = 60.0
-    keep_alive: Annotated[Seconds, Meta(description="Idle time before a connection closes.")] = 5.0
-    stream_keep_alive: Annotated[
+    timeout_keep_alive: Annotated[
+        Seconds, Meta(description="Idle time before a connection closes.")
+    ] = 5.0
+    sse_keep_alive_interval: Annotated[
         float,
         Meta(ge=0, description="A stream silent for so long gets a comment line; 0 sends none."),
     ] = 15.0

@@ -16,7 +16,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
 from treadle.text.chat import ChatProcessor
-from treadle.text.input_processor import Processor
+from treadle.text.input_processor import InputProcessor
 from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
 from treadle_server.active_requests import ActiveRequests
 from treadle_server.config import ServerConfig
@@ -29,7 +29,7 @@ from treadle_server.wire.common import SamplingFields
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
-    from treadle_server.served import Served
+    from treadle_server.served import AppInstance
 
 __all__ = ("LARGE", "ServerContext")
 
@@ -41,12 +41,12 @@ LARGE = 4096
 class ServerContext:
     """One server around one started engine.
 
-    ``draining`` is set when it is going to stop, ``dead`` when the engine has stopped, ``hangs``
-    while the engine does not answer; ``stats`` is what it returned last. ``chats`` prepares chats
+    ``draining`` is set when it is going to stop, ``is_dead`` when the engine has stopped, ``is_hung``
+    while the engine does not answer; ``stats`` is what it returned last. ``chat_processor`` prepares chats
     with the parsers that are used.
     """
 
-    served: Served
+    served: AppInstance
     """The application that answers, set by ``create_app``."""
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
@@ -57,13 +57,13 @@ class ServerContext:
         self.started = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
         self.active_requests = ActiveRequests(config.request_timeout)
-        self.metrics = Metrics(self.model, engine.host.call_stats)
+        self.metrics = Metrics(self.model, engine.plugins.call_stats)
         self.draining = False
-        self.dead: EngineDeadError | None = None
-        self.hangs: EngineDeadError | None = None
+        self.is_dead: EngineDeadError | None = None
+        self.is_hung: EngineDeadError | None = None
         self.stats: EngineStats | None = None
-        self.watchdogs = PluginWatchdogs(engine.host.call_stats)
-        self.chats = self._chat_processor()
+        self.watchdogs = PluginWatchdogs(engine.plugins.call_stats)
+        self.chat_processor = self._chat_processor()
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
@@ -73,10 +73,12 @@ class ServerContext:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.watchdogs.close()
 
-    def exchange(self, host: PluginManager, served: Served | None) -> None:
+    def exchange(self, plugins: PluginManager, served: AppInstance | None) -> None:
         """Use other plugins from now on, and another application if there is one."""
-        self.engine.host = host
-        self.chats = ChatProcessor(self.chats.processor, self.chats.plugins.with_host(host))
+        self.engine.plugins = plugins
+        self.chat_processor = ChatProcessor(
+            self.chat_processor.processor, self.chat_processor.parser_plugins.with_host(plugins)
+        )
         self.fingerprint = system_fingerprint(self.engine)
         self.watchdogs.parsers.discard_stuck()
         if served is not None:
@@ -85,15 +87,15 @@ class ServerContext:
 
     def check_alive(self) -> None:
         """Raise ``EngineDeadError`` or ``APIError`` unless the engine is well. Asks nobody."""
-        if self.dead is not None:
-            raise self.dead
+        if self.is_dead is not None:
+            raise self.is_dead
         if not self.engine.alive:
             raise EngineDeadError("the engine has stopped")
-        if self.hangs is not None:
+        if self.is_hung is not None:
             raise APIError(
                 503,
                 f"the engine has not answered for {self.config.hang_timeout:g} s",
-                code="engine_hangs",
+                code="engine_unresponsive",
             )
 
     def check_model(self, name: str | None) -> None:
@@ -110,7 +112,7 @@ class ServerContext:
     def to_params(self, request: SamplingFields, **changes: Any) -> SamplingParams:
         """Return the sampling parameters of a request, with no more output tokens than the
         checkpoint's ``max_new_tokens``, unless it sets ``ignore_eos``. Raises ``RequestError``."""
-        params = to_params(request, self.defaults, self.engine.facts.max_model_len, **changes)
+        params = to_params(request, self.defaults, self.engine.info.max_model_len, **changes)
         limit, requested = self.engine.output_limit, params.max_tokens
         if limit is None or requested is None or requested <= limit or params.ignore_eos:
             return params
@@ -135,14 +137,14 @@ class ServerContext:
         except CheckpointError:
             tokenizer = None
         plugins = ParserPlugins.choose(
-            engine.host,
+            engine.plugins,
             tokenizer,
             engine.traits,
             engine.config.model,
             watchdogs=self.watchdogs,
             on_failure=self.metrics.parser_failed,
         )
-        return ChatProcessor(Processor(engine.facts, tokenizer, engine.renderer), plugins)
+        return ChatProcessor(InputProcessor(engine.info, tokenizer, engine.renderer), plugins)
 
 
 def system_fingerprint(engine: Engine) -> str:
@@ -150,7 +152,7 @@ def system_fingerprint(engine: Engine) -> str:
     config = engine.config
     model = msgspec.structs.replace(config.model, served_model_name=[])
     about = (model, config.cache, config.device, config.plugins, engine.traits.config)
-    return fingerprint(engine.host, *about)
+    return fingerprint(engine.plugins, *about)
 
 
 def knows_developer(engine: Engine) -> bool:

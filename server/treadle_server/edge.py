@@ -22,16 +22,18 @@ from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
 from treadle_server.keys import Keys
 
-__all__ = ("Edge",)
+__all__ = ("GatewayMiddleware",)
 
-OPEN = frozenset({"/health", "/ping", "/ready"})
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready"})
 """Paths that need no key and are answered while the server drains."""
-STOPPED = APIError(503, "the server was stopped before this request was complete", code="shutdown")
-LABEL = re.compile(rb"[\x21-\x7e]{1,128}")
+STOPPED = APIError(
+    503, "the server was stopped before this request was complete", code="server_stopped"
+)
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 Headers = dict[bytes, bytes]
 
 
-class Edge:
+class GatewayMiddleware:
     """An ASGI application around the one that ``context`` serves, which may change."""
 
     def __init__(self, context: ServerContext) -> None:
@@ -39,9 +41,9 @@ class Edge:
         self._context = context
         # Who may administer may also do everything else.
         self._keys = Keys([*config.api_key, *config.admin_api_key] if config.api_key else ())
-        self._hosts = LOOPBACK | {config.host.lower()} | {h.lower() for h in config.allowed_host}
+        self._hosts = LOOPBACK | {config.host.lower()} | {h.lower() for h in config.allowed_hosts}
         self._check_host = config.loopback and config.uds is None
-        self._origins = frozenset(config.cors_origin)
+        self._origins = frozenset(config.allowed_origins)
         self._root = config.root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +53,7 @@ class Edge:
         if self._root and (path == self._root or path.startswith(self._root + "/")):
             path = scope["path"] = path[len(self._root) :] or "/"
         label = headers.get(b"x-request-id", b"")
-        if not LABEL.fullmatch(label):
+        if not REQUEST_ID.fullmatch(label):
             label = secrets.token_hex(16).encode()
         refusal = self._refusal(scope, headers, path)
         if kind == "websocket":
@@ -76,7 +78,7 @@ class Edge:
                 ended |= not message.get("more_body", False)
             await send(message)
 
-        async def heard() -> Any:
+        async def _log_request() -> Any:
             nonlocal ended
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -89,11 +91,11 @@ class Edge:
             if refusal is not None:
                 await refuse(labelled, refusal)
             else:
-                await served(scope, heard, labelled)
+                await served(scope, _log_request, labelled)
                 if not ended:
                     raise RuntimeError("its answer has no end")
         except BaseException as error:  # what plugins have put around the handlers may raise it
-            failure = STOPPED if is_cancelled() else served.owners.answer(error, scope)
+            failure = STOPPED if is_cancelled() else served.owners.error_for_client(error, scope)
             if not status:
                 await refuse(labelled, failure)
             # Half an answer is cut off: the server closes a connection whose answer has no end.
@@ -104,10 +106,10 @@ class Edge:
             metrics.answered(method, route, status, time.monotonic() - began)
 
     def _refusal(self, scope: Scope, headers: Headers, path: str) -> APIError | None:
-        refusal = self._stranger(headers)
-        if refusal is not None or path in OPEN:
+        refusal = self._origin_error(headers)
+        if refusal is not None or path in PUBLIC_PATHS:
             return refusal
-        if not self._preflight(scope, headers) and not self._knows(headers):
+        if not self._preflight(scope, headers) and not self._is_authorized(headers):
             return APIError(
                 401,
                 "no valid API key; send it as Authorization: Bearer KEY",
@@ -123,7 +125,7 @@ class Edge:
             )
         return None
 
-    def _stranger(self, headers: Headers) -> APIError | None:
+    def _origin_error(self, headers: Headers) -> APIError | None:
         """Web pages must not reach a server of this machine by a name of theirs."""
         if not self._check_host:
             return None
@@ -131,14 +133,14 @@ class Edge:
         if name_of(host) not in self._hosts:
             return APIError(
                 403,
-                f"the host name {host[:64]!r} is not one of this server; start it with --allowed-host",
+                f"the host name {host[:64]!r} is not one of this server; start it with --allowed-hosts",
                 code="unknown_host",
             )
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and not self._origins & {origin, "*"} and urlsplit(origin).netloc.lower() != host:
             return APIError(
                 403,
-                f"the web origin {origin[:64]!r} may not use this server; start it with --cors-origin",
+                f"the web origin {origin[:64]!r} may not use this server; start it with --allowed-origins",
                 code="unknown_origin",
             )
         return None
@@ -149,7 +151,7 @@ class Edge:
         asks = b"origin" in headers and b"access-control-request-method" in headers
         return bool(self._origins) and method == "OPTIONS" and asks
 
-    def _knows(self, headers: Headers) -> bool:
+    def _is_authorized(self, headers: Headers) -> bool:
         """Whether one of the keys was sent. Takes equally long for every wrong one."""
         return not self._keys or self._keys.sent_in(headers)
 

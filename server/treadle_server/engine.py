@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from treadle.api.matching import ModelTraits
     from treadle.api.sampling_params import SamplingParams
     from treadle.api.stats import EngineStats
-    from treadle.api.step_types import EngineFacts
+    from treadle.api.step_types import EngineInfo
     from treadle.config import EngineConfig
     from treadle.outputs import RequestOutput
     from treadle.plugins import PluginManager
@@ -26,7 +26,7 @@ class Engine(Protocol):
     @property
     def config(self) -> EngineConfig: ...
     @property
-    def facts(self) -> EngineFacts: ...
+    def info(self) -> EngineInfo: ...
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none."""
@@ -45,7 +45,7 @@ class Engine(Protocol):
     def alive(self) -> bool:
         """Whether the engine runs, as far as is known without asking it."""
 
-    host: PluginManager
+    plugins: PluginManager
     """Another one takes its place when a plugin is reloaded."""
 
     def generate(

@@ -25,11 +25,11 @@ from treadle.plugins.local import home
 from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle.testing.examination.checks import check
 
-__all__ = ("RELOADABLE", "Reloaded", "anew", "reloaded")
+__all__ = ("RELOADABLE", "Reloaded", "fresh_import", "reloaded")
 
 R = TypeVar("R", bound=PluginManager)
 
-RELOADABLE = frozenset({"tool_parsers", "reasoning", "server"})
+RELOADABLE = frozenset({"tool_parsers", "reasoning_parsers", "server"})
 """Kinds whose plugins live in the process of the server, and are asked anew by each request."""
 
 OURS = frozenset({"treadle", "treadle_server", "treadle_cli"})
@@ -48,13 +48,13 @@ class Reloaded(msgspec.Struct, frozen=True):
 
 @contextmanager
 def reloaded(
-    host: R,
+    plugins: R,
     id: str,
     *,
     in_use: Collection[str] = (),
     seconds: float = 30.0,
 ) -> Iterator[tuple[R, Reloaded]]:
-    """Another host like ``host``, with the code that the owner of ``id`` has on disk now.
+    """Another host like ``plugins``, with the code that the owner of ``id`` has on disk now.
 
     The block tries it; if it raises, the old modules are put back. ``in_use`` are the ids that
     other processes have loaded; the first import may take ``seconds``. Not for two threads at once.
@@ -63,12 +63,12 @@ def reloaded(
     exchanged), ``PluginConflictError`` (contested, or not as locked), ``ConfigError`` (a local file
     cannot be read) and ``PluginLoadError`` (the new code is broken, in the words of the doctor).
     """
-    entry = _named(host, id)
-    old = [e for e in host.entries if _together(e, entry)]
+    entry = _named(plugins, id)
+    old = [e for e in plugins.entries if _together(e, entry)]
     importlib.invalidate_caches()  # something may have been installed since
-    new = [e for e in host.declared() if _together(e, entry)]
+    new = [e for e in plugins.declared() if _together(e, entry)]
     _refuse(entry, old, new, in_use)
-    fresh = host.with_replaced(old, new)
+    fresh = plugins.with_replaced(old, new)
     used = {e.id for e in old if e.state in ("loaded", "broken")} | {id}
     wanted = [e for e in new if e.id in used and e.kind in RELOADABLE]
     if id not in {e.id for e in wanted}:
@@ -76,7 +76,7 @@ def reloaded(
             f"{id} is not declared by {entry.dist} any more; {entry.owner} stays in use"
         )
     _examine(fresh, entry, wanted, seconds)
-    with anew({home(e) for e in (*old, *new)}):
+    with fresh_import({home(e) for e in (*old, *new)}):
         for each in wanted:
             fresh.load(each.kind, each.key)
         owner = wanted[0]
@@ -85,7 +85,7 @@ def reloaded(
 
 
 @contextmanager
-def anew(packages: Collection[str]) -> Iterator[None]:
+def fresh_import(packages: Collection[str]) -> Iterator[None]:
     """Inside the block ``packages`` and what is in them are imported from their files. The modules
     that were there before come back if the block raises."""
     before = _taken(packages)
@@ -112,11 +112,11 @@ def _taken(packages: Collection[str]) -> dict[str, ModuleType]:
     return found
 
 
-def _named(host: PluginManager, id: str) -> Entry:
+def _named(plugins: PluginManager, id: str) -> Entry:
     kind, _, key = id.partition(":")
-    if kind in host.kinds and not any(e.id == id for e in host.entries):
-        raise PluginNotFoundError(resolution.missing(host.entries, kind, key))
-    return host.choose(kind, key)
+    if kind in plugins.kinds and not any(e.id == id for e in plugins.entries):
+        raise PluginNotFoundError(resolution.missing(plugins.entries, kind, key))
+    return plugins.choose(kind, key)
 
 
 def _together(one: Entry, other: Entry) -> bool:

@@ -34,7 +34,7 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     id: str
-    created: int
+    created_time: int
     request: SamplingFields
     prompts: list[Prompt]
     params: SamplingParams

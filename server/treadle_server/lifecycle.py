@@ -35,7 +35,7 @@ TICK = 0.25
 """Seconds between two looks at the engine and the connections."""
 HEARTBEAT = 1.0
 """Seconds between two questions to an engine that answers."""
-FAREWELL = 3.0
+STOP_GRACE_SECONDS = 3.0
 """Seconds that stopped requests get to tell their clients why."""
 
 
@@ -43,7 +43,7 @@ class Signals:
     """SIGTERM and SIGINT as two events: the first, and any further one."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.forced = asyncio.Event()
         self.last = 0
 
@@ -59,10 +59,10 @@ class Signals:
             for number in both:
                 loop.remove_signal_handler(number)
 
-    async def outrun(self, work: Coroutine[Any, Any, Any]) -> bool:
+    async def run_until_signal(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Do ``work``; ``False``, and it is cancelled, if a signal comes first. Raises its error."""
         task = asyncio.create_task(work)
-        asked = asyncio.create_task(self.asked.wait())
+        asked = asyncio.create_task(self.requested.wait())
         try:
             await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -76,10 +76,10 @@ class Signals:
 
     def take(self, number: int) -> None:
         self.last = number
-        (self.forced if self.asked.is_set() else self.asked).set()
+        (self.forced if self.requested.is_set() else self.requested).set()
 
 
-class Listener(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Uvicorn without its signal handling: the lifecycle decides when to exit."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -111,7 +111,7 @@ class Lifecycle:
         self._signals = signals
         config = context.config
         self.app = create_app(context)
-        self._listener = Listener(
+        self._listener = HttpServer(
             uvicorn.Config(
                 self.app,
                 http=bounded(config),
@@ -123,8 +123,8 @@ class Lifecycle:
                 proxy_headers=False,
                 server_header=False,
                 backlog=config.backlog,
-                timeout_keep_alive=int(max(1, config.keep_alive)),
-                timeout_graceful_shutdown=int(FAREWELL),
+                timeout_keep_alive=int(max(1, config.timeout_keep_alive)),
+                timeout_graceful_shutdown=int(STOP_GRACE_SECONDS),
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
                 ssl_ca_certs=config.ssl_ca_certs,
@@ -146,13 +146,13 @@ class Lifecycle:
         ``PluginLoadError`` if what a plugin does at the start fails.
         """
         try:
-            if await self._signals.outrun(self._context.served.start()):
+            if await self._signals.run_until_signal(self._context.served.start()):
                 await self._serve(announce)
         finally:
             await self._context.served.stop()
             self._context.close()
-        if self._context.dead is not None:
-            raise self._context.dead
+        if self._context.is_dead is not None:
+            raise self._context.is_dead
 
     async def _serve(self, announce: str) -> None:
         serving = asyncio.create_task(self._listener.serve(sockets=[self._bound]))
@@ -169,13 +169,13 @@ class Lifecycle:
             await self._stop(serving)
 
     async def _watch(self, serving: asyncio.Task[None]) -> None:
-        while not (serving.done() or self._signals.asked.is_set() or self._context.dead):
-            await self._tick(self._signals.asked)
+        while not (serving.done() or self._signals.requested.is_set() or self._context.is_dead):
+            await self._tick(self._signals.requested)
 
     async def _drain(self) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
-        patience = FAREWELL if context.dead else context.config.drain_timeout
+        patience = STOP_GRACE_SECONDS if context.is_dead else context.config.drain_timeout
         deadline = loop.time() + patience
         if context.metrics.active:
             log.info(
@@ -185,14 +185,14 @@ class Lifecycle:
             if self._signals.forced.is_set():
                 return
             await self._tick(self._signals.forced, min(TICK, 0.05))
-            if context.dead:
-                deadline = min(deadline, loop.time() + FAREWELL)
+            if context.is_dead:
+                deadline = min(deadline, loop.time() + STOP_GRACE_SECONDS)
 
     async def _stop(self, serving: asyncio.Task[None]) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
         context.active_requests.stop_all(STOPPED)
-        deadline = loop.time() + FAREWELL
+        deadline = loop.time() + STOP_GRACE_SECONDS
         while context.metrics.active and loop.time() < deadline:
             await asyncio.sleep(0.01)
         if self._signals.forced.is_set():
@@ -209,22 +209,22 @@ class Lifecycle:
             async with asyncio.timeout(pause):
                 await wake.wait()
         sweep(self._listener.server_state.connections, asyncio.get_running_loop().time())
-        if self._context.dead is None and not self._context.engine.alive:
-            self._context.dead = EngineDeadError("the engine has stopped")
+        if self._context.is_dead is None and not self._context.engine.alive:
+            self._context.is_dead = EngineDeadError("the engine has stopped")
             log.error("the engine has died")
 
     async def _monitor(self) -> None:
         """Ask the engine again and again. A long step is no illness, a very long one is."""
         context, patience = self._context, self._context.config.hang_timeout
-        while context.dead is None:
+        while context.is_dead is None:
             try:
                 context.stats = await context.engine.stats(patience)
-                context.hangs = None
+                context.is_hung = None
             except EngineDeadError as error:
                 if context.engine.alive:
                     log.error("the engine hangs: %s", error)
-                    context.hangs = error
+                    context.is_hung = error
                 else:
                     log.error("the engine has died: %s", error)
-                    context.dead = error
+                    context.is_dead = error
             await asyncio.sleep(HEARTBEAT)

@@ -31,7 +31,7 @@ def likeliest(position: PositionLogprobs, count: int) -> list[tuple[int, Logprob
 def text_of(token: int, entry: Logprob | None, tokenizer: Tokenizer) -> str:
     if entry is not None and entry.decoded_token is not None:
         return entry.decoded_token
-    return tokenizer.token(token)
+    return tokenizer.id_to_token(token)
 
 
 def chat_logprobs(
@@ -80,7 +80,7 @@ class TextLogprobs:
 
     def __init__(self, tokenizer: Tokenizer, top: int) -> None:
         self._tokenizer = tokenizer
-        self._top = top
+        self._num_top_logprobs = top
         self._offset = 0
 
     def take(
@@ -105,7 +105,7 @@ class TextLogprobs:
         are named by their number."""
         if position is None:
             return None
-        entries = dict(likeliest(position, self._top))
+        entries = dict(likeliest(position, self._num_top_logprobs))
         if token in position:
             entries.setdefault(token, position[token])
         found: dict[str, float] = {}

@@ -67,7 +67,7 @@ def to_conversation(
         tool_choice=choice if isinstance(choice, str | None) else msgspec.to_builtins(choice),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         separate_reasoning=request.separate_reasoning is not False,
-        guided_backend=request.guided_decoding_backend,
+        structured_output_backend=request.guided_decoding_backend,
     )
 
 

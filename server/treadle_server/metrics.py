@@ -26,23 +26,23 @@ __all__ = ("METHODS", "Metrics")
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
 GAUGES: tuple[tuple[str, str, str], ...] = (
-    ("requests_running", "running", "Sequences in the running batch."),
-    ("requests_waiting", "waiting", "Sequences that wait to be admitted."),
-    ("cache_pages", "pages_total", "Pages of the KV cache."),
-    ("cache_pages_used", "pages_used", "Pages in use."),
+    ("num_requests_running", "num_running", "Sequences in the running batch."),
+    ("num_requests_waiting", "num_waiting", "Sequences that wait to be admitted."),
+    ("kv_cache_pages", "num_pages", "Pages of the KV cache."),
+    ("kv_cache_pages_used", "num_used_pages", "Pages in use."),
 )
 COUNTERS: tuple[tuple[str, str, str], ...] = (
-    ("engine_steps", "steps", "Steps of the engine."),
+    ("engine_steps", "num_steps", "Steps of the engine."),
     ("engine_step_seconds", "step_seconds", "Time spent in steps."),
     ("prompt_tokens", "prompt_tokens", "Prompt tokens."),
-    ("generated_tokens", "generated_tokens", "Generated tokens."),
+    ("generation_tokens", "generation_tokens", "Generated tokens."),
     (
-        "prefix_cache_query_tokens",
-        "prefix_query_tokens",
+        "prefix_cache_queries",
+        "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
     ),
-    ("prefix_cache_hit_tokens", "prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-    ("preemptions", "preemptions", "Sequences that were preempted."),
+    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    ("num_preemptions", "num_preemptions", "Sequences that were preempted."),
     ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
 )
 
@@ -108,16 +108,18 @@ class Metrics:
             gauge.add_metric(label, float(getattr(stats, field)))
             yield gauge
         usage = GaugeMetricFamily(
-            "treadle_cache_usage_ratio", "Share of pages in use.", labels=names
+            "treadle_kv_cache_usage_perc", "Share of pages in use.", labels=names
         )
-        usage.add_metric(label, stats.pages_used / stats.pages_total if stats.pages_total else 0.0)
+        usage.add_metric(label, stats.num_used_pages / stats.num_pages if stats.num_pages else 0.0)
         yield usage
         for name, field, text in COUNTERS:
             counter = CounterMetricFamily(f"treadle_{name}", text, labels=names)
             counter.add_metric(label, float(getattr(stats, field)))
             yield counter
         ended = CounterMetricFamily(
-            "treadle_sequences_finished", "Sequences by how they ended.", labels=[*names, "reason"]
+            "treadle_request_success",
+            "Finished sequences by reason, errors and aborts included.",
+            labels=[*names, "finished_reason"],
         )
         for reason, count in sorted(stats.finished.items()):
             ended.add_metric([*label, reason], float(count))
@@ -163,9 +165,9 @@ class Metrics:
                 "From arrival to the first token.",
             ),
             ("inter_token_latency_seconds", self.inter_token, "Between two chunks of a stream."),
-            ("request_latency_seconds", self.latency, "From arrival to the end of a request."),
+            ("e2e_request_latency_seconds", self.latency, "From arrival to the end of a request."),
             ("request_prompt_tokens", self.prompt_lengths, "Prompt tokens of a request."),
-            ("request_generated_tokens", self.output_lengths, "Generated tokens of a request."),
+            ("request_generation_tokens", self.output_lengths, "Generated tokens of a request."),
         ):
             family = HistogramMetricFamily(f"treadle_{name}", text, labels=["model_name"])
             family.add_metric(self._label, histogram.buckets(), histogram.sum)
@@ -196,7 +198,7 @@ class Metrics:
             failures.add_metric([parser], float(count))
         yield failures
         stuck = GaugeMetricFamily(
-            "treadle_parser_threads_stuck", "Threads that output parsers do not give back."
+            "treadle_parser_threads_hung", "Threads that output parsers do not give back."
         )
         stuck.add_metric([], float(self.stuck_threads))
         yield stuck

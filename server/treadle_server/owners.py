@@ -17,7 +17,7 @@ from treadle.plugins.local import home
 from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle_server.errors import APIError, error_of, known, plugin_failed
 
-__all__ = ("Owners", "cause")
+__all__ = ("PluginFaults", "root_cause")
 
 log = logging.getLogger("treadle.server")
 
@@ -25,14 +25,14 @@ OURS = "treadle_server.routes."
 """Where handlers begin that are no plugin's, though a plugin's middleware may be around them."""
 
 
-class Owners:
+class PluginFaults:
     """The plugins of ``treadle.server`` in a host that are not treadle's own."""
 
-    def __init__(self, host: PluginManager) -> None:
-        self._tally = host.call_stats
+    def __init__(self, plugins: PluginManager) -> None:
+        self._tally = plugins.call_stats
         self._homes = {
             home(entry): entry
-            for entry in host.entries
+            for entry in plugins.entries
             if entry.kind == "server"
             and entry.state == "loaded"
             and normal(entry.dist) not in ALWAYS_ALLOWED
@@ -41,7 +41,7 @@ class Owners:
     def __str__(self) -> str:
         return ", ".join(f"{e.id} from {e.owner}" for e in self._homes.values())
 
-    def spoilt(self, error: Exception) -> TreadleError:
+    def build_error(self, error: Exception) -> TreadleError:
         """Why there is no application. Treadle's own plugins work, so that one of them which fails has
         found what another has left."""
         mine = {entry.id for entry in self._homes.values()}
@@ -54,12 +54,12 @@ class Owners:
             f"({str(self) or 'none but those of treadle'}): {type(error).__name__}: {error}"
         )
 
-    def answer(self, error: BaseException, scope: Scope) -> APIError:
+    def error_for_client(self, error: BaseException, scope: Scope) -> APIError:
         """What the client of a request gets that failed. A plugin's failure is logged and counted
         as one."""
         if (found := known(error)) is not None:
             return found
-        root = cause(error)
+        root = root_cause(error)
         entry = self._of(root) or self._of_route(scope)
         if entry is None:
             return error_of(root)
@@ -69,9 +69,9 @@ class Owners:
         self._tally.failed(entry.id, "request", perf_counter())
         return plugin_failed(entry.id)
 
-    def named(self, error: BaseException, method: str) -> PluginLoadError:
+    def lifespan_error(self, error: BaseException, method: str) -> PluginLoadError:
         """The failure of something that belongs to no request."""
-        root = cause(error)
+        root = root_cause(error)
         entry = self._of(root)
         if entry is None:
             who = f"a server plugin ({self}) failed in {method}"
@@ -102,7 +102,7 @@ class Owners:
         return None
 
 
-def cause(error: BaseException) -> BaseException:
+def root_cause(error: BaseException) -> BaseException:
     """The error itself, inside of what litestar and task groups make of it."""
     while True:
         if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:

@@ -38,14 +38,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw = self._size = self._count = 0
         self._too_large = False
         self._head_since: float | None = self.loop.time()
-        self._heard = self.loop.time()
+        self._last_read_time = self.loop.time()
         self._stuck_since: float | None = None
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self.loop.time()
+        self._last_read_time = self.loop.time()
         if self._in_head:
             if self._head_since is None:
-                self._head_since = self._heard
+                self._head_since = self._last_read_time
             # A header that is not complete yet is invisible to the callbacks: count what came.
             self._raw += len(data)
         super().data_received(data)
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return now - self._head_since > self.header_timeout
         cycle: Any = self.cycle
         receiving = cycle is not None and cycle.more_body and not cycle.response_complete
-        return bool(receiving) and now - self._heard > self.body_timeout
+        return bool(receiving) and now - self._last_read_time > self.body_timeout
 
 
 def bounded(config: ServerConfig) -> type[BoundedProtocol]:

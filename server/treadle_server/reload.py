@@ -18,7 +18,7 @@ from treadle.text.parser_plugins import PARSER_KINDS
 from treadle_server.app import build
 from treadle_server.context import ServerContext
 from treadle_server.exchange import Reloaded, reloaded
-from treadle_server.served import Served
+from treadle_server.served import AppInstance
 
 __all__ = ("reload",)
 
@@ -38,8 +38,8 @@ async def reload(context: ServerContext, id: str) -> Reloaded:
     async with context.reloading:
         watchdog = WatchdogExecutor(LONGEST / TIMEOUT_FACTOR)
         try:
-            work = partial(renewed, context, id, asyncio.get_running_loop())
-            host, served, done = await watchdog.submit(work)
+            work = partial(load_new_version, context, id, asyncio.get_running_loop())
+            plugins, served, done = await watchdog.submit(work)
         except (TreadleError, TimeoutError) as error:
             log.warning("%s was not reloaded: %s", id, error)
             if isinstance(error, TreadleError):
@@ -47,7 +47,7 @@ async def reload(context: ServerContext, id: str) -> Reloaded:
             raise PluginLoadError(f"{id} does not come back: {error}; the old stays") from error
         finally:
             watchdog.close()
-        context.exchange(host, served)
+        context.exchange(plugins, served)
     log.info(
         "reloaded %s of %s: %s, before %s",
         ", ".join(done.plugins),
@@ -58,17 +58,17 @@ async def reload(context: ServerContext, id: str) -> Reloaded:
     return done
 
 
-def renewed(
+def load_new_version(
     context: ServerContext, id: str, loop: asyncio.AbstractEventLoop
-) -> tuple[PluginManager, Served | None, Reloaded]:
+) -> tuple[PluginManager, AppInstance | None, Reloaded]:
     """The new host, tried, and the new application if there are other routes."""
     in_use = context.stats.plugin_states if context.stats is not None else ()
-    with reloaded(context.engine.host, id, in_use=in_use) as (host, done):
+    with reloaded(context.engine.plugins, id, in_use=in_use) as (plugins, done):
         try:
-            try_parsers(context, host, done)
+            try_parsers(context, plugins, done)
             served = None
             if any(name.startswith("server:") for name in done.plugins):
-                served = build(context, host)
+                served = build(context, plugins)
                 start = asyncio.run_coroutine_threadsafe(served.start(), loop)
                 try:
                     start.result(STARTUP)
@@ -83,12 +83,12 @@ def renewed(
                 f"{done.distribution} {done.version} cannot be used, {done.previous_version} stays: "
                 f"{said}"
             ) from error
-    return host, served, done
+    return plugins, served, done
 
 
 def try_parsers(context: ServerContext, host: PluginManager, done: Reloaded) -> None:
     """Let each new parser read a word, with the tokenizer that it is for."""
-    plugins = context.chats.plugins.with_host(host)
+    plugins = context.chat_processor.parser_plugins.with_host(host)
     for option, kind in PARSER_KINDS.items():
         ids = (id.partition(":") for id in done.plugins)
         keys = {key for owner, _, key in ids if owner == kind.name and key != FALLBACK}

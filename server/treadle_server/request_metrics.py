@@ -43,9 +43,9 @@ class RequestTimer:
         metrics.prompt_lengths.observe(usage.prompt_tokens)
         metrics.output_lengths.observe(usage.completion_tokens)
         for output in outputs:
-            first = output.metrics.first_token
-            if first is not None and first >= output.metrics.arrival:
-                metrics.time_to_first_token.observe(first - output.metrics.arrival)
+            first = output.metrics.first_token_time
+            if first is not None and first >= output.metrics.arrival_time:
+                metrics.time_to_first_token.observe(first - output.metrics.arrival_time)
 
 
 class TokenUsageCounter:

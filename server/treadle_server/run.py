@@ -21,7 +21,7 @@ from treadle_server.context import ServerContext
 from treadle_server.engine import Engine
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
-from treadle_server.threads import Threads
+from treadle_server.threads import DaemonThreadPool
 
 __all__ = ("Startable", "serve", "serve_engine")
 
@@ -56,7 +56,7 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
         level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     bound = bind(server)
-    set_asyncio_executor(cast("Any", Threads()))
+    set_asyncio_executor(cast("Any", DaemonThreadPool()))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(build, server, bound))
@@ -75,10 +75,10 @@ async def _serve(
     with signals.caught():
         engine = build()
         try:
-            if not await signals.outrun(engine.start()):
+            if not await signals.run_until_signal(engine.start()):
                 return
             context = ServerContext(engine, config)
-            context.chats.plugins.check_all()
+            context.chat_processor.parser_plugins.check_all()
             await Lifecycle(context, bound, signals).run(banner(context, url_of(config, bound)))
         finally:
             await shut_down(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle_server.wire.common import ResponseFormat, SamplingFields, StructuredOutputs
 
@@ -39,7 +39,7 @@ PASSED = (
     "truncate_prompt_tokens",
     "priority",
     "cache_salt",
-    "extra",
+    "extra_args",
 )
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -55,7 +55,7 @@ def to_params(
     given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
     given["output_kind"] = "delta" if fields.stream else "final"
     if guided := to_guided(fields):
-        given["guided"] = guided
+        given["structured_outputs"] = guided
     given.update(changes)
     check(fields, given)
     if (given.get("max_tokens") or 0) > context_len:
@@ -89,7 +89,7 @@ def check(fields: SamplingFields, given: dict[str, Any]) -> None:
         raise RequestError("cache_salt must be printable text", param="cache_salt")
 
 
-def to_guided(fields: SamplingFields) -> GuidedParams | None:
+def to_guided(fields: SamplingFields) -> StructuredOutputsParams | None:
     """What the output must match, from whichever of the three spellings was used."""
     outputs = fields.structured_outputs or StructuredOutputs()
     pattern = outputs.whitespace_pattern
@@ -112,7 +112,7 @@ def to_guided(fields: SamplingFields) -> GuidedParams | None:
         raise RequestError(
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
-    return GuidedParams(
+    return StructuredOutputsParams(
         **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
     )
 

@@ -1,4 +1,4 @@
-"""Threads for the handlers of plugins that are no coroutines."""
+"""DaemonThreadPool for the handlers of plugins that are no coroutines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ("Threads",)
+__all__ = ("DaemonThreadPool",)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,7 +17,7 @@ MOST = 40
 """Calls at the same time; others wait for one to end."""
 
 
-class Threads(Executor):
+class DaemonThreadPool(Executor):
     """Like a ``ThreadPoolExecutor``, whose threads the process would wait for when it ends: one that
     hangs in a plugin would keep it for ever. These die with it."""
 

@@ -8,13 +8,13 @@ import pytest
 
 from treadle.errors import ConfigError, EngineError
 from treadle_cli.bench.config import BenchConfig
-from treadle_cli.bench.percentiles import Spread, spread
-from treadle_cli.bench.results import picked
+from treadle_cli.bench.percentiles import LatencyStats, spread
+from treadle_cli.bench.results import select_pass
 from treadle_cli.bench.shapes import known_shapes, shape_folder
 from treadle_cli.bench.throughput import check_count
-from treadle_cli.bench.workloads import fitted, workload
+from treadle_cli.bench.workloads import clip_to_vocab, workload
 
-SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1", "--dtype", "float32")
+SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1", "--dtype", "float32")
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -64,21 +64,21 @@ def test_the_draws_of_mixed():
 
 
 def test_a_small_vocabulary_keeps_the_sizes():
-    found = fitted(workload("bs1", BenchConfig()), 320)
+    found = clip_to_vocab(workload("bs1", BenchConfig()), 320)
     assert found.prompt_tokens == 128 and max(found.prompts[0]) < 320
-    assert fitted(found, 50_000) is found
+    assert clip_to_vocab(found, 50_000) is found
 
 
 def test_spread():
-    assert spread([]) == Spread()
-    assert spread([0.1]) == Spread(100, 100, 100, 100, 100)
+    assert spread([]) == LatencyStats()
+    assert spread([0.1]) == LatencyStats(100, 100, 100, 100, 100)
     found = spread([i / 1000 for i in range(1, 102)])
     assert (found.mean, found.p50, found.p90, found.p99, found.max) == (51, 51, 91, 100, 101)
 
 
 def test_the_pass_that_is_reported():
-    assert picked([3.0, 1.0, 2.0], "best") == 1
-    assert picked([3.0, 1.0, 2.0], "median") == 2
+    assert select_pass([3.0, 1.0, 2.0], "best") == 1
+    assert select_pass([3.0, 1.0, 2.0], "median") == 2
 
 
 def test_a_pass_that_lost_tokens_is_not_a_figure():
@@ -110,9 +110,9 @@ def test_throughput_of_a_shape_without_weights_and_tokenizer(treadle, shape):
         *(
             "--workload",
             "custom",
-            "--passes",
+            "--num-iters",
             "3",
-            "--warmup",
+            "--num-iters-warmup",
             "0",
             "--pick",
             "median",
@@ -141,9 +141,9 @@ def test_latency(treadle, shape):
         shape,
         *SMALL,
         *CUSTOM,
-        "--concurrency",
+        "--max-concurrency",
         "2",
-        "--passes",
+        "--num-iters",
         "1",
     )
     assert done.code == 0, done.err
@@ -156,7 +156,15 @@ def test_latency(treadle, shape):
 
 def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
     done = treadle(
-        "bench", "startup", "--hf-config", shape, *SMALL, "--passes", "1", "--warmup", "0"
+        "bench",
+        "startup",
+        "--hf-config",
+        shape,
+        *SMALL,
+        "--num-iters",
+        "1",
+        "--num-iters-warmup",
+        "0",
     )
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -169,7 +177,7 @@ def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
 
 
 def test_a_start_that_fails_is_not_a_figure(treadle, shape):
-    wrong = ("--passes", "1", "--warmup", "0", "--max-model-len", "100000")
+    wrong = ("--num-iters", "1", "--num-iters-warmup", "0", "--max-model-len", "100000")
     done = treadle("bench", "startup", "--hf-config", shape, *SMALL, *wrong)
     assert done.code == 1 and not done.out and done.err.count("\n") == 1
     assert "did not start (exit status 1)" in done.err and "max_model_len is 100000" in done.err
@@ -186,7 +194,7 @@ def test_a_start_that_fails_is_not_a_figure(treadle, shape):
             ("--workload", "mixed"),
             "the workload mixed has a sequence of 2011 tokens, the engine takes 256",
         ),
-        (("--passes", "0"), "option passes is 0: Expected `int` >= 1"),
+        (("--num-iters", "0"), "option num_iters is 0: Expected `int` >= 1"),
         (("some/model",), "give either MODEL or --hf-config, not both"),
     ],
     ids=lambda v: v[-1] if isinstance(v, tuple) else "",

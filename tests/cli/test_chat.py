@@ -17,7 +17,7 @@ import pytest
 
 from treadle_cli.conversation import Conversation
 
-SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
+SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
 
 
 # -- the conversation ----------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_every_line_of_a_pipe_is_a_turn(treadle, checkpoint):
 
     params = SamplingParams(temperature=0, max_tokens=6)
     messages = [{"role": "user", "content": "Hi"}]
-    with LLM(model=checkpoint, cpu_cache_gib=0.01, threads=1) as llm:
+    with LLM(model=checkpoint, kv_cache_memory_bytes=10_000_000, cpu_threads=1) as llm:
         first = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
         second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text

@@ -131,6 +131,6 @@ def test_two_owners_of_a_command(treadle, install):
 
 def test_disabled_by_the_environment(treadle, install, monkeypatch):
     install("acme-tune", "tune", TUNE)
-    monkeypatch.setenv("TREADLE_DISABLE", "acme-tune")
+    monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "acme-tune")
     assert treadle("tune").code == 2
     assert "tune" not in treadle("--help").out

@@ -10,13 +10,13 @@ from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.examination.findings import CODES
 from treadle_cli.doctor.machine import Machine, advice, look
 from treadle_cli.doctor.report import examine
-from treadle_cli.doctor.survey import ATTENTION, Seen
+from treadle_cli.doctor.survey import ATTENTION, DeviceReport
 
 POLICY = """
 from treadle.api import impl
 
 @impl
-def treadle_policy(name):
+def treadle_scheduling_policy(name):
     return object()
 """
 
@@ -29,13 +29,23 @@ BROKEN = {
     "heavy": ("import numpy\n" + POLICY, "heavy", "numpy"),
     "cuda": ("import torch\ntorch.cuda.init()\n" + POLICY, "cuda", "starts CUDA"),
     "arguments": (POLICY.replace("(name)", "(nme)"), "signature", "nme"),
-    "misnamed": (POLICY.replace("treadle_policy", "treadle_polcy"), "signature", "treadle_polcy"),
-    "other": (
-        POLICY.replace("treadle_policy", "treadle_model_source").replace("name", "scheme"),
-        "hook",
-        "treadle_policy",
+    "misnamed": (
+        POLICY.replace("treadle_scheduling_policy", "treadle_polcy"),
+        "signature",
+        "treadle_polcy",
     ),
-    "options": (POLICY + "\nTREADLE_OPTIONS = {'policies:options': int}\n", "options", "Struct"),
+    "other": (
+        POLICY.replace("treadle_scheduling_policy", "treadle_model_source").replace(
+            "name", "scheme"
+        ),
+        "hook",
+        "treadle_scheduling_policy",
+    ),
+    "options": (
+        POLICY + "\nTREADLE_OPTIONS = {'scheduling_policies:options': int}\n",
+        "options",
+        "Struct",
+    ),
 }
 
 
@@ -56,7 +66,7 @@ def broken(site):
     project = site.folder / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(
-        '[project.entry-points."treadle.policies"]\nedited = "edited"\nadded = "edited"\n'
+        '[project.entry-points."treadle.scheduling_policies"]\nedited = "edited"\nadded = "edited"\n'
     )
     record = {"url": project.as_uri(), "dir_info": {"editable": True}}
     (site.folder / "edited-1.0.dist-info/direct_url.json").write_text(json.dumps(record))
@@ -70,7 +80,7 @@ def treadle_report():
 """
 
 EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
-    "contested": ("conflict", "choose one with --plugin policies:contested=DIST"),
+    "contested": ("conflict", "choose one with --pin-plugin scheduling_policies:contested=DIST"),
     "future": ("generation", "speaks policies v2, this treadle speaks v1"),
     "old": ("requirement", "requires treadle-core <0.1, installed is"),
     "needy": ("dependency", "not-there is not installed; pip install not-there>=2"),
@@ -95,9 +105,9 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
     assert len({code for code, _ in EXPECTED.values()}) >= 8
     assert found.failed()
     # What hangs and dies is left out of the process that asks for bids, which therefore answers.
-    assert found.seen is not None and found.problems == []
-    assert found.seen.device == "cpu"
-    assert set(found.seen.attention) == set(ATTENTION) and set(found.seen.kernels) == set(
+    assert found.device is not None and found.problems == []
+    assert found.device.device == "cpu"
+    assert set(found.device.attention) == set(ATTENTION) and set(found.device.kernels) == set(
         KERNEL_OPS
     )
     assert found.reports == ["good 1.0: all is well"]
@@ -106,7 +116,7 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
 def test_a_sound_installation_passes_and_a_warning_does_not_fail(site):
     site.install("good", {"treadle.policies": {"good": "good"}}, POLICY)
     found = examine(site.host(), only="good")
-    assert not found.failed(strict=True) and found.seen is None
+    assert not found.failed(strict=True) and found.device is None
     assert found.plugins[0].seconds is not None and found.plugins[0].state == "loaded"
     site.install("heavy", {"treadle.policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY)
     found = examine(site.host(), only="heavy")
@@ -121,19 +131,19 @@ def test_bids_are_listed_with_their_reasons(site):
         from treadle.api import impl, types
 
         @impl
-        def treadle_attention(request):
+        def treadle_attention_backend(request):
             if request.softcap:
                 return types.Offer("never", 3, lambda: None)
             return types.Refusal("never", ("it is a test", "and not ready"))
         """,
     )
-    bids = examine(site.host(), device="cpu").seen.attention
+    bids = examine(site.host(), device="cpu").device.attention
     assert bids["plain"][0].reasons == ["it is a test", "and not ready"]
     assert (bids["soft cap"][0].name, bids["soft cap"][0].score) == ("never", 3)
 
 
 def test_a_plugin_whose_bid_kills_the_process_is_a_problem(site):
-    code = "from treadle.api import impl\n@impl\ndef treadle_attention(request):\n    import os\n    os.abort()\n"
+    code = "from treadle.api import impl\n@impl\ndef treadle_attention_backend(request):\n    import os\n    os.abort()\n"
     site.install("boom", {"treadle.attention": {"boom": "boom"}}, code)
     found = examine(site.host(), device="cpu")
     assert found.failed() and "SIGABRT" in found.problems[0]
@@ -142,7 +152,9 @@ def test_a_plugin_whose_bid_kills_the_process_is_a_problem(site):
 def test_a_local_file_is_examined(site, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text('TREADLE = {"policies": ["mine"]}\n1 / 0\n')
-    (checked,) = examine(site.host(plugin_file=[str(file)]), only="policies:mine").plugins
+    (checked,) = examine(
+        site.host(plugin_file=[str(file)]), only="scheduling_policies:mine"
+    ).plugins
     assert [f.code for f in checked.findings] == ["import"] and checked.state == "broken"
 
 
@@ -155,7 +167,7 @@ def test_every_code_is_explained():
 
 
 def seen(cuda=None, device="cpu", capability=""):
-    return Seen("2.13.0", cuda, device, "NVIDIA H200", capability, 0, {}, {})
+    return DeviceReport("2.13.0", cuda, device, "NVIDIA H200", capability, 0, {}, {})
 
 
 def machine(gpus=("NVIDIA H200",), driver="580.1.2"):

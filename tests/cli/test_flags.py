@@ -16,7 +16,7 @@ from treadle_cli.flags.options import plugin_options
 from treadle_cli.flags.types import decoded, flag_type, holds_json, merged
 from treadle_cli.help import single
 from treadle_cli.main import app
-from treadle_cli.rewrite import plugin_flags
+from treadle_cli.rewrite import rewrite_flags
 
 FROZEN = Path(__file__).parent / "flags.txt"
 
@@ -220,18 +220,18 @@ def test_the_short_form_of_plugin_options():
         "--plugin.quantization.awq.bits=4",
         "--plugin.models.a.b.x",
         "1",
-        "--plugin",
+        "--pin-plugin",
         "p",
         "--",
         "--plugin.x",
     ]
-    assert plugin_flags(given) == [
+    assert rewrite_flags(given) == [
         "generate",
         "--plugin-option",
         "quantization.awq.bits=4",
         "--plugin-option",
         "models.a.b.x=1",
-        "--plugin",
+        "--pin-plugin",
         "p",
         "--",
         "--plugin.x",
@@ -278,7 +278,12 @@ def test_plugin_options_of_file_and_flags_are_merged(treadle, tmp_path):
             "--plugin-file",
             str(plugin),
         ),
-        *("--executor", "mine", "--plugin-options", '{"executors:mine": {"b": 2, "c": 2}}'),
+        *(
+            "--distributed-executor-backend",
+            "mine",
+            "--plugin-options",
+            '{"executors:mine": {"b": 2, "c": 2}}',
+        ),
         *("--plugin.executors.mine.c=3", "--plugin.executors.mine.d", "four"),
     )
     assert done.err == "treadle: got [('a', 1), ('b', 2), ('c', 3), ('d', 'four')]\n"

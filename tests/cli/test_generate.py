@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
+SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
 GREEDY = (*SMALL, "--temperature", "0")
 
 
@@ -17,7 +17,7 @@ def expected(checkpoint):
     """What the library says to ``Hello`` in 12 greedy tokens."""
     from treadle import LLM, SamplingParams
 
-    with LLM(model=checkpoint, cpu_cache_gib=0.01, threads=1) as llm:
+    with LLM(model=checkpoint, kv_cache_memory_bytes=10_000_000, cpu_threads=1) as llm:
         params = SamplingParams(temperature=0, max_tokens=12)
         return llm.generate("Hello", params, use_tqdm=False)[0].outputs[0]
 
@@ -66,8 +66,12 @@ def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_pat
         (("--max-num-seqs", "0"), 2, "option max_num_seqs is 0: Expected `int` >= 1"),
         (("--temperature", "200"), 2, "temperature is 200.0; it must be in [0.0, 100.0]"),
         (("--guided", '{"regex": 1}'), 2, "option guided is {'regex': 1}: Expected `str | null`"),
-        (("--plugin", "awq"), 2, "--plugin is 'awq'; write kind:key=distribution"),
-        (("--executor", "nobody"), 1, "no plugin provides executors:nobody (known: inline"),
+        (("--pin-plugin", "awq"), 2, "--pin-plugin is 'awq'; write kind:key=distribution"),
+        (
+            ("--distributed-executor-backend", "nobody"),
+            1,
+            "no plugin provides executors:nobody (known: inline",
+        ),
         (("--plugin-file", "nope.py"), 2, "--plugin-file nope.py cannot be read: No such file"),
     ],
     ids=lambda v: v[0] if isinstance(v, tuple) else "",

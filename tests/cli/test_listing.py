@@ -19,8 +19,8 @@ def test_standing_of_each_entry(site):
     site.scheme("acme-awq", "awq", "gptq", "fp8", "int8")
     site.scheme("other", "awq", "fp8")
     site.scheme("marlin", "gptq", override=True)
-    host = site.host(plugin=["quantization:fp8=other"], no_plugin=["quantization:int8"])
-    conflict = ("ready", "conflict: choose with --plugin quantization:awq=DIST")
+    host = site.host(pin_plugin=["quantization:fp8=other"], disable_plugin=["quantization:int8"])
+    conflict = ("ready", "conflict: choose with --pin-plugin quantization:awq=DIST")
     assert notes(host) == {
         "acme-awq/quantization:awq": conflict,
         "other/quantization:awq": conflict,
@@ -28,7 +28,10 @@ def test_standing_of_each_entry(site):
         "other/quantization:fp8": ("ready", "pinned"),
         "acme-awq/quantization:gptq": ("ready", "replaced by marlin"),
         "marlin/quantization:gptq": ("ready", "override"),
-        "acme-awq/quantization:int8": ("disabled", "disabled by --no-plugin or TREADLE_DISABLE"),
+        "acme-awq/quantization:int8": (
+            "disabled",
+            "disabled by --disable-plugin or TREADLE_DISABLED_PLUGINS",
+        ),
     }
     assert not site.modules & set(sys.modules)
 

@@ -22,11 +22,11 @@ class Options(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-TREADLE_OPTIONS = {"policies:mine": Options}
+TREADLE_OPTIONS = {"scheduling_policies:mine": Options}
 
 
 @impl
-def treadle_policy(name):
+def treadle_scheduling_policy(name):
     return name
 
 
@@ -58,8 +58,8 @@ def test_list_as_json_with_flags(treadle, file):
         "--json",
         "--plugin-file",
         file,
-        "--no-plugin",
-        "policies:fcfs",
+        "--disable-plugin",
+        "scheduling_policies:fcfs",
     )
     rows = {row["key"]: row for row in json.loads(done.out)}
     assert rows["fcfs"]["state"] == "disabled"
@@ -76,43 +76,47 @@ def test_list_of_an_unknown_kind(treadle):
 
 
 def test_show_hooks_and_options(treadle, file):
-    done = treadle("plugin", "show", "policies:mine", "--plugin-file", file, "--json")
+    done = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", file, "--json")
     shown = json.loads(done.out)
-    assert (shown["hooks"], shown["wrappers"]) == (["treadle_policy"], ["treadle_model"])
+    assert (shown["hooks"], shown["wrappers"]) == (["treadle_scheduling_policy"], ["treadle_model"])
     assert shown["options"] == [
         {
-            "flag": "--plugin.policies.mine.depth",
+            "flag": "--plugin.scheduling_policies.mine.depth",
             "type": "integer",
             "default": "2",
             "description": "How deep.",
         },
         {
-            "flag": "--plugin.policies.mine.mode",
+            "flag": "--plugin.scheduling_policies.mine.mode",
             "type": '"a" | "b"',
             "default": '"a"',
             "description": "",
         },
         {
-            "flag": "--plugin.policies.mine.name",
+            "flag": "--plugin.scheduling_policies.mine.name",
             "type": "string | null",
             "default": "null",
             "description": "",
         },
     ]
-    text = treadle("plugin", "show", "policies:mine", "--plugin-file", file).out
-    assert "hooks     treadle_policy\n  wraps     treadle_model\n" in text
-    assert "--plugin.policies.mine.depth  integer" in text
+    text = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", file).out
+    assert "hooks     treadle_scheduling_policy\n  wraps     treadle_model\n" in text
+    assert "--plugin.scheduling_policies.mine.depth  integer" in text
 
 
 def test_show_a_distribution(treadle):
     out = treadle("plugin", "show", "Treadle_Core").out
-    assert out.startswith("treadle-core 0.1.0\n") and "attention:sdpa" in out
+    assert out.startswith("treadle-core 0.1.0\n") and "attention_backends:sdpa" in out
 
 
 @pytest.mark.parametrize(
     ("id", "code", "message"),
     [
-        ("policies:nope", 1, "treadle: no plugin provides policies:nope (known: "),
+        (
+            "scheduling_policies:nope",
+            1,
+            "treadle: no plugin provides scheduling_policies:nope (known: ",
+        ),
         ("nobody", 2, "treadle: no plugins come from 'nobody'; write kind:key or one of: "),
     ],
 )
@@ -141,23 +145,25 @@ def treadle_tests(treadle, tmp_path):
         file = tmp_path / "mine.py"
         file.write_text(
             "from treadle.scheduler.policies import FirstCome as P\nfrom treadle.api import impl\n"
-            'TREADLE = {"policies": ["mine"]}\n@impl\ndef treadle_policy(name):\n'
+            'TREADLE = {"policies": ["mine"]}\n@impl\ndef treadle_scheduling_policy(name):\n'
             f'    if name == "mine":\n        {text}\n'
         )
-        return treadle("plugin", "test", "policies:mine", "--plugin-file", str(file)).code
+        return treadle(
+            "plugin", "test", "scheduling_policies:mine", "--plugin-file", str(file)
+        ).code
 
     return run
 
 
 def test_test_of_something_missing(treadle):
-    assert treadle("plugin", "test", "policies:nope").code == 1
+    assert treadle("plugin", "test", "scheduling_policies:nope").code == 1
     done = treadle("plugin", "test", "policies")
     assert (done.code, done.err[:48]) == (2, "treadle: 'policies' names no plugin; write kind:")
 
 
 def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
     monkeypatch.setitem(conformance.SUITES, "policies", "treadle_absent.testing:PolicySuite")
-    done = treadle("plugin", "test", "policies:fcfs")
+    done = treadle("plugin", "test", "scheduling_policies:fcfs")
     assert (done.code, done.out) == (2, "")
     assert (
         done.err
@@ -169,15 +175,21 @@ def test_lock_and_locked(treadle, tmp_path):
     assert "treadle.lock: " in treadle("plugin", "lock").out
     rows = json.loads((tmp_path / "treadle.lock").read_text())["plugins"]
     assert {
-        "id": "policies:fcfs",
+        "id": "scheduling_policies:fcfs",
         "distribution": "treadle-core",
         "version": "0.1.0",
         "generation": 1,
     } in rows
     done = treadle(
-        "generate", "--locked", "treadle.lock", "--no-plugin", "policies:priority", "-p", "x"
+        "generate",
+        "--plugin-lock-file",
+        "treadle.lock",
+        "--disable-plugin",
+        "scheduling_policies:priority",
+        "-p",
+        "x",
     )
     assert done.code == 1
-    assert "- policies:priority from treadle-core 0.1.0 is gone" in done.err
+    assert "- scheduling_policies:priority from treadle-core 0.1.0 is gone" in done.err
     done = treadle("plugin", "lock", "no/such/folder/treadle.lock")
     assert done.code == 2 and "cannot be written" in done.err

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from contextlib import contextmanager
 
-SMALL = ("--cpu-cache-gib", "0.01", "--threads", "1")
+SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
 
 
 TREADLE = (sys.executable, "-m", "treadle_cli")
@@ -60,24 +60,29 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     done = run("plugin", "lock", str(lock))
     assert (done.returncode, done.stderr) == (0, "") and lock.exists()
     with (
-        serving(checkpoint, *SMALL, "--locked", str(lock)) as (_, url),
+        serving(checkpoint, *SMALL, "--plugin-lock-file", str(lock)) as (_, url),
         urllib.request.urlopen(f"{url}/ready", timeout=30) as response,
     ):
         assert response.status == 200
 
     content = json.loads(lock.read_bytes())
-    (fcfs,) = (row for row in content["plugins"] if row["id"] == "policies:fcfs")
+    (fcfs,) = (row for row in content["plugins"] if row["id"] == "scheduling_policies:fcfs")
     version, fcfs["version"] = fcfs["version"], "0.0.9"
-    gone = {"id": "policies:gone", "distribution": "acme", "version": "1", "generation": 1}
+    gone = {
+        "id": "scheduling_policies:gone",
+        "distribution": "acme",
+        "version": "1",
+        "generation": 1,
+    }
     content["plugins"].append(gone)
     content["plugins"] = [row for row in content["plugins"] if row["id"] != "renderers:jinja"]
     lock.write_text(json.dumps(content))
-    done = run("serve", checkpoint, *SMALL, "--port", "0", "--locked", str(lock))
+    done = run("serve", checkpoint, *SMALL, "--port", "0", "--plugin-lock-file", str(lock))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         f"treadle: plugins are not as {lock} says:",
-        f"  ~ policies:fcfs: treadle-core 0.0.9 is locked, {version} is here",
-        "  - policies:gone from acme 1 is gone",
+        f"  ~ scheduling_policies:fcfs: treadle-core 0.0.9 is locked, {version} is here",
+        "  - scheduling_policies:gone from acme 1 is gone",
         f"  + renderers:jinja from treadle-core {version} is not in the file",
         f"install what it says, or write it anew with treadle plugin lock {lock}",
     ]
@@ -126,17 +131,17 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(treadle, monkeypat
         "dtype": "float32:",
         "attention-backend": "sdpa",
         "kernels": "treadle's",
-        "executor": "inline",
+        "distributed_executor_backend": "uni",
         "scheduling-policy": "fcfs",
-        "guided-backends": "llguidance",
+        "structured-output-backends": "llguidance",
         "tool-parser": "hermes",
         "reasoning-parser": "qwen3",
     }
     words = " ".join(done.out.split())
     assert "not flashinfer, triton, xformers: device 'cpu' is not CUDA" in words
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
-    off = treadle("serve", str(folder), "--explain", "--tool-parser", "none").out
-    assert "tool-parser        none: --tool-parser none" in off
+    off = treadle("serve", str(folder), "--explain", "--tool-call-parser", "none").out
+    assert "tool-parser        none: --tool-call-parser none" in off
     for command in ("generate", "chat"):
         engine = treadle(command, str(folder), "--explain", "--device", "cpu")
         assert engine.code == 0 and engine.out == done.out
@@ -164,12 +169,12 @@ def test_help_ends_with_the_options_of_plugins(treadle, tmp_path, monkeypatch):
         text.split()
     )
     assert "--plugin.executors.ray.placement <PACK|SPREAD|STRICT_PACK|STRICT_SPREAD>" in text
-    assert "--no-plugin" not in text and "--port" not in text
+    assert "--disable-plugin" not in text and "--port" not in text
     assert "Options of plugins" not in treadle("generate", "--help").out
 
 
 def test_help_goes_without_a_plugin_that_is_broken(treadle, monkeypatch):
-    monkeypatch.setenv("TREADLE_DISABLE", "treadle-stats-jsonl")
+    monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "treadle-stats-jsonl")
     monkeypatch.setitem(sys.modules, "treadle_executor_ray", None)
     done = treadle("serve", "--help")
     assert done.code == 0 and "renderers.jinja" in done.out

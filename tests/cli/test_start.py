@@ -90,11 +90,11 @@ def test_help_of_serve_imports_only_plugins_with_options():
 
     targets = {entry.target.partition(":")[0] for entry in scan()}
     found = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
-    host = PluginManager()
+    plugins = PluginManager()
     declaring = {
         entry.target.partition(":")[0]
-        for entry in host.entries
-        if declared_options(host.load(entry.kind, entry.key))
+        for entry in plugins.entries
+        if declared_options(plugins.load(entry.kind, entry.key))
     }
     assert found == declaring and "treadle.text.plugin" in found
 

@@ -83,8 +83,12 @@ GIVEN: dict[str, dict[str, Any]] = {
     "commands:generate": {"refused": [["/nowhere"], ["--max-tokens", "x"]]},
     "commands:models": {"accepted": [["--json"]], "refused": [["/nowhere"]]},
     "commands:plugin": {
-        "accepted": [["list", "--json"], ["show", "policies:fcfs"]],
-        "refused": [["show", "policies:nothing"], ["new", "nothing", "x"], ["lock", "/nowhere/x"]],
+        "accepted": [["list", "--json"], ["show", "scheduling_policies:fcfs"]],
+        "refused": [
+            ["show", "scheduling_policies:nothing"],
+            ["new", "nothing", "x"],
+            ["lock", "/nowhere/x"],
+        ],
     },
     "commands:serve": {"refused": [["/nowhere"], ["--port", "-1"]]},
     "models:MistralForCausalLM": {"variants": {"plain": {"sliding_window": 12}}},

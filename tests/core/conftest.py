@@ -22,7 +22,7 @@ class Driven:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         config = from_options(
-            model=str(folder), device="cpu", dtype="float32", threads=1, **options
+            model=str(folder), device="cpu", dtype="float32", cpu_threads=1, **options
         )
         self.core = EngineCore(config, PluginManager(config.plugins))
         self.tokens: dict[str, list[int]] = {}
@@ -37,7 +37,7 @@ class Driven:
         bad_words = params.pop("bad_word_ids", [])
         settings = SamplingParams(**{"temperature": 0.0, **params})
         arrival = params.get("arrival", time.monotonic())
-        self.core.add(
+        self.core.add_request(
             EngineRequest(name, list(prompt), settings, arrival, index, leader, bad_words)
         )
         self.tokens[name] = []
@@ -45,7 +45,7 @@ class Driven:
 
     def step(self) -> None:
         for output in self.core.step():
-            self.tokens[output.id] += output.tokens
+            self.tokens[output.id] += output.token_ids
             self.logprobs[output.id] += output.logprobs or []
             if output.prompt_logprobs is not None:
                 self.prompt_logprobs[output.id] = output.prompt_logprobs
@@ -63,7 +63,7 @@ class Driven:
                 break
             self.step()
         assert not self.core.has_work
-        assert self.core.stats.pages_used == 0
+        assert self.core.stats.num_used_pages == 0
 
 
 @pytest.fixture

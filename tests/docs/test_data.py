@@ -12,7 +12,7 @@ from catalogue import vllm_names
 from http_api import document
 from repository import ROOT, members, shipped
 
-from treadle.config import EngineConfig, from_options, sections
+from treadle.config import EngineConfig, config_sections, from_options
 from treadle.errors import ConfigError
 from treadle_server.config import ServerConfig
 
@@ -68,7 +68,7 @@ def test_each_run_says_how_it_was_made() -> None:
 
 
 def test_a_name_of_another_engine_is_answered_with_ours() -> None:
-    ours = {field for _, part in sections(EngineConfig) for field in part.__struct_fields__}
+    ours = {field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__}
     ours |= set(ServerConfig.__struct_fields__)
     known = [entry for _, entry in vllm_names()]
     assert len({entry["vllm"] for entry in known}) == len(known)
@@ -77,7 +77,7 @@ def test_a_name_of_another_engine_is_answered_with_ours() -> None:
         try:
             from_options({entry["vllm"]: None} | {entry["vllm"]: "1"})
         except ConfigError as error:
-            if named := re.search(r"its name here is '(\w+)'", str(error)):
+            if named := re.search(r"; see .(\w+).", str(error)):
                 assert named[1] == entry.get("ours"), f"the page says otherwise: {error}"
 
 

@@ -9,7 +9,7 @@ from string import Template
 import pytest
 from repository import ROOT, hooks
 
-from treadle.api.hookspecs import Every, First
+from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.plugins import installed_kinds
 from treadle_cli.hookspecs import CommandHooks
 from treadle_server.hookspecs import ServerHooks
@@ -43,7 +43,7 @@ def pages_of(hook: str) -> list[str]:
 def specifications() -> dict[str, str]:
     """Every hook of treadle, with its arguments and types as they stand in the specification."""
     found = {}
-    for specs in (First, Every, ServerHooks, CommandHooks):
+    for specs in (FirstResultHooks, AllResultsHooks, ServerHooks, CommandHooks):
         for name, function in vars(specs).items():
             if name.startswith("treadle_"):
                 signature = inspect.signature(function)

@@ -153,8 +153,8 @@ def test_hooks_that_nobody_calls_are_admitted() -> None:
     idle = set(re.findall(r"`(\w+)`", listed))
     assert not idle & {
         "treadle_model",
-        "treadle_attention",
-        "treadle_policy",
+        "treadle_attention_backend",
+        "treadle_scheduling_policy",
         "treadle_logits_processor",
     }
     assert idle <= {hook.name for hook in hooks()}

@@ -51,11 +51,11 @@ USE: dict[str, dict[str, Any]] = {
     "quantization": {"quantization": "odd"},
     "attention": {"attention_backend": "odd"},
     "kernels": {},
-    "executors": {"executor": "odd"},
+    "executors": {"distributed_executor_backend": "odd"},
     "policies": {"scheduling_policy": "odd"},
     "logits_processors": {"logits_processors": ["odd"]},
     "stat_loggers": {"stat_loggers": ["odd"]},
-    "guided": {"guided_backends": ["odd"]},
+    "guided": {"structured_output_backends": ["odd"]},
 }
 
 
@@ -68,14 +68,21 @@ def config(kind: str, method: str = "", how: str = "RuntimeError", **options: An
     fault = {k: options.pop(k) for k in ("at", "times", "pid") if k in options}
     given = {name(kind): {"method": method, "how": how, **fault}} if method else {}
     given |= options.pop("others", {})
-    use = {"model": MODEL, "threads": 1, "num_pages": 64, "device": "cpu", **USE[kind], **options}
+    use = {
+        "model": MODEL,
+        "cpu_threads": 1,
+        "num_pages": 64,
+        "device": "cpu",
+        **USE[kind],
+        **options,
+    }
     return from_options(plugin_file=[str(ODD)], plugin_options=given, **use)
 
 
-def start(host: PluginManager, config: EngineConfig) -> None:
+def start(plugins: PluginManager, config: EngineConfig) -> None:
     """What ``LLM`` does to start, on a host of the test's own; and the end, if that went well."""
-    open_checkpoint(config, host)
-    EngineCore(config, host).close()
+    open_checkpoint(config, plugins)
+    EngineCore(config, plugins).close()
 
 
 def hosted(config: EngineConfig) -> PluginManager:
@@ -114,5 +121,5 @@ def healthy(llm: LLM, expected: list[int]) -> None:
     """Nothing is lost, and the next request is served as by an engine that has seen no fault."""
     (output,) = finish(llm, {})
     assert (output.finish_reason, output.token_ids) == ("length", expected), output
-    assert llm.stats.pages_used == 0 and llm._core.scheduler.check_integrity() == []
-    assert llm.stats.running == llm.stats.waiting == llm.stats.integrity_faults == 0
+    assert llm.stats.num_used_pages == 0 and llm._core.scheduler.check_integrity() == []
+    assert llm.stats.num_running == llm.stats.num_waiting == llm.stats.integrity_faults == 0

@@ -188,7 +188,7 @@ def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
             def forward(self, *rest: Any) -> Any:
                 return made("forward", lambda: kind.forward(self, *rest))
 
-            def logits(self, *rest: Any) -> Any:
+            def compute_logits(self, *rest: Any) -> Any:
                 return made("logits", lambda: kind.logits(self, *rest))
 
         model.__class__ = Odd
@@ -212,7 +212,7 @@ class Scheme(Proxy):
 
     name = "odd"
 
-    def linear(self, spec: Any) -> Any:
+    def linear_method(self, spec: Any) -> Any:
         from treadle.layers.plain import PlainLinear
 
         class Gated(PlainLinear):
@@ -227,12 +227,12 @@ class Scheme(Proxy):
         kind = Gated if self._fault.method == "apply_gated" else PlainLinear
         return self._fault("linear", lambda: Proxy(kind(), self._fault))
 
-    def experts(self, spec: Any) -> Any:
+    def experts_method(self, spec: Any) -> Any:
         from treadle.layers.experts import PlainExperts
 
         return self._fault("experts", lambda: Proxy(PlainExperts(), self._fault))
 
-    def kv_dtype(self, layer: str) -> Any:
+    def kv_cache_dtype(self, layer: str) -> Any:
         return self._fault("kv_dtype", lambda: None)
 
     def rename(self, name: str) -> Any:
@@ -240,10 +240,10 @@ class Scheme(Proxy):
 
 
 @impl
-def treadle_attention(request: Any, options: Any) -> Any:
+def treadle_attention_backend(request: Any, options: Any) -> Any:
     from treadle.attention import plugin
 
-    offer, made = plugin.treadle_attention(request=request, options={}), Fault(options)
+    offer, made = plugin.treadle_attention_backend(request=request, options={}), Fault(options)
 
     def create() -> Any:
         return made("create", lambda: Backend(offer.create(), made))
@@ -257,7 +257,7 @@ class Backend(Proxy):
 
 
 @impl
-def treadle_kernel(op: str, options: Any) -> Any:
+def treadle_kernel_op(op: str, options: Any) -> Any:
     """Bids only where it is told how to fail."""
     from treadle.layers import ops
 
@@ -287,14 +287,14 @@ def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: 
 
 
 @impl
-def treadle_executor(name: str, config: Any, host: Any, options: Any) -> Any:
-    from treadle.runner.inline import InlineExecutor
+def treadle_executor(name: str, config: Any, plugins: Any, options: Any) -> Any:
+    from treadle.runner.uniproc_executor import UniProcExecutor
 
-    return answer(options, InlineExecutor(config, host))
+    return answer(options, UniProcExecutor(config, plugins))
 
 
 @impl
-def treadle_policy(name: str, options: Any) -> Any:
+def treadle_scheduling_policy(name: str, options: Any) -> Any:
     from treadle.scheduler.policies import FirstCome
 
     return answer(options, FirstCome(), Policy)
@@ -315,7 +315,7 @@ def treadle_logits_processor(name: str, options: Any) -> Any:
 class Sevens(Proxy):
     """Token 7 whatever the model says; goes wrong in rows whose argument is ``odd``."""
 
-    def check(self, arguments: Any) -> Any:
+    def validate_params(self, arguments: Any) -> Any:
         return self._fault("check", lambda: None) if arguments == "odd" else None
 
     def apply(self, logits: Any, arguments: Any, tokens: Any) -> Any:
@@ -346,7 +346,7 @@ class Compiler(Proxy):
         method, how, at, pid = (*spec.source.split(), "0")[:4]
         return Fault(dict(method=method, how=how, at=int(at), times=1 << 40, pid=int(pid)))
 
-    def refuses(self, spec: Any) -> Any:
+    def unsupported_reason(self, spec: Any) -> Any:
         return self._of(spec)("refuses", lambda: None)
 
     def compile(self, spec: Any) -> Any:
@@ -361,21 +361,21 @@ class Grammar(Proxy):
 
 
 class Matcher(Proxy):
-    def fill(self, bitmask: Any, row: int) -> None:
+    def fill_bitmask(self, bitmask: Any, row: int) -> None:
         bitmask[row].zero_()
         bitmask[row, :2] = -1
         self._fault("fill", lambda: None)
 
-    def accept(self, token: int) -> Any:
+    def accept_token(self, token: int) -> Any:
         return self._fault("accept", lambda: token < 64)
 
     def rollback(self, count: int) -> None:
         self._fault("rollback", lambda: None)
 
     @property
-    def complete(self) -> Any:
+    def is_accepting(self) -> Any:
         return self._fault("complete", lambda: False)
 
     @property
-    def finished(self) -> Any:
+    def is_terminated(self) -> Any:
         return self._fault("finished", lambda: False)

@@ -16,7 +16,7 @@ from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager
 from treadle.runner.communicator import choose_communicator
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 fault = pytest.mark.fault
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_a_rank_that_cannot_create_it_leaves_all_without(
         return choose_communicator(plugins, base, CPU) is base
 
     with caplog.at_level(logging.INFO, "treadle.runner"):
-        assert on_ranks(2, run) == [True, True]
+        assert run_on_ranks(2, run) == [True, True]
     [text] = [record.getMessage() for record in caplog.records]
     assert "communicator odd is not used" in text and "the odd thing" in text
 
@@ -89,7 +89,7 @@ def test_a_rank_that_cannot_create_it_leaves_all_without(
 @fault("communicators", "memory_bytes")
 @pytest.mark.parametrize("plugins", [""], indirect=True)
 def test_a_property_that_raises_names_its_plugin(plugins: PluginManager) -> None:
-    [communicator, _] = on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
+    [communicator, _] = run_on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
     with pytest.raises(PluginLoadError, match=r"odd.*memory_bytes.*the odd thing"):
         communicator.memory_bytes  # noqa: B018
 
@@ -108,7 +108,7 @@ def test_a_property_that_raises_names_its_plugin(plugins: PluginManager) -> None
 def test_a_method_that_raises_names_its_plugin(
     plugins: PluginManager, method: str, arguments: tuple[Any, ...]
 ) -> None:
-    [communicator, _] = on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
+    [communicator, _] = run_on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
     assert isinstance(communicator, SupportsFusedOps) and communicator.name == "odd"
     with pytest.raises(PluginLoadError, match=rf"odd.*{method}.*the odd thing"):
         getattr(communicator, method)(*arguments)
@@ -117,7 +117,7 @@ def test_a_method_that_raises_names_its_plugin(
 @fault("communicators", "run")
 @pytest.mark.parametrize("plugins", [""], indirect=True)
 def test_a_fused_operation_that_raises_names_its_plugin(plugins: PluginManager) -> None:
-    [communicator, _] = on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
+    [communicator, _] = run_on_ranks(2, lambda base: choose_communicator(plugins, base, CPU))
     assert isinstance(communicator, SupportsFusedOps)
     fused = communicator.create_fused_op("all_gather", 8, torch.float32)
     assert fused is not None

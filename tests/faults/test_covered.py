@@ -43,7 +43,7 @@ from treadle.api import (
 )
 from treadle.api import cache as caches
 from treadle.api import step_types as plan
-from treadle.api.hookspecs import Every, First
+from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.config import EngineConfig
 from treadle.plugins import installed_kinds
 from treadle_cli.hookspecs import CommandHooks
@@ -144,7 +144,7 @@ def hook_of(kind: str) -> Callable[..., Any]:
     name = installed_kinds()[kind].hook
     return next(
         getattr(specs, name)
-        for specs in (First, Every, ServerHooks, CommandHooks)
+        for specs in (FirstResultHooks, AllResultsHooks, ServerHooks, CommandHooks)
         if hasattr(specs, name)
     )
 

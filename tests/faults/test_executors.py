@@ -71,11 +71,11 @@ def test_results_that_are_none_end_the_engine(odd: Odd, how: str, words: str) ->
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic", "EngineDeadError"])
 def test_an_idle_engine_notices_a_lost_executor(odd: Odd, expected: list[int], how: str) -> None:
     llm = odd("executors", "check", how, at=2)
-    llm._core.check()
+    llm._core.check_health()
     assert finish(llm, {})[0].token_ids == expected
     words = "^odd$" if how == "EngineDeadError" else named("executors", "check", f"{how}: odd")
     with pytest.raises(EngineDeadError, match=words):
-        llm._core.check()
+        llm._core.check_health()
     assert calls(llm, "executors", "check") == {"ok": 1, "error": 1}
 
 

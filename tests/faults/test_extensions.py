@@ -12,7 +12,7 @@ from faulty import errors
 from scripted import ScriptedEngine
 from serving import serving
 
-from treadle.api.kinds import POLICIES, TOOL_PARSERS
+from treadle.api.kinds import SCHEDULING_POLICIES, TOOL_PARSERS
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import EngineError, PluginLoadError
 from treadle.plugins import PluginManager
@@ -86,7 +86,7 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = ScriptedEngine(host=around(tmp_path, WRAPPERS[how]))
-    async with serving(engine, tool_parser="plain") as server:
+    async with serving(engine, tool_call_parser="plain") as server:
         for _ in range(MAX_CONSECUTIVE_FAILURES + 1):
             whole = await server.chat(tools=TOOLS)
             assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
@@ -105,9 +105,9 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
 @pytest.mark.fault("extensions", "wrapper")
 @pytest.mark.parametrize("how", WRAPPERS)
 def test_in_strict_mode_a_wrapper_is_fatal(how: str, tmp_path: Path) -> None:
-    host = around(tmp_path, WRAPPERS[how], plugin_strict=True)
+    plugins = around(tmp_path, WRAPPERS[how], plugin_strict=True)
     with pytest.raises(EngineError, match=r"extensions:faulty .*plugin_strict makes it fatal"):
-        host.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=())  # type: ignore[arg-type]
+        plugins.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=())  # type: ignore[arg-type]
 
 
 def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) 
     ):
         (tmp_path / f"{name}.py").write_text(source.replace('["faulty"]', f'["{name}"]'))
     (tmp_path / "parser.py").write_text(PARSER)
-    host = PluginManager(
+    plugins = PluginManager(
         PluginConfig(plugin_file=[str(path) for path in sorted(tmp_path.glob("*.py"))])
     )
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        assert host.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=()) is not None  # type: ignore[arg-type]
-    states = host.states()
+        assert plugins.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=()) is not None  # type: ignore[arg-type]
+    states = plugins.states()
     assert [states[f"extensions:{name}"] for name in ("a_good", "m_bad", "z_good")] == [
         *("loaded", "broken", "loaded")
     ]
@@ -206,8 +206,8 @@ def living(
         (folder / f"{name}.py").write_text(f"{OTHER.format(name=name)}# {uuid4()}")
     (folder / "faulty.py").write_text(f"{LIFE}\nMETHOD, HOW = {method!r}, {how}  # {uuid4()}\n")
     files = [str(path) for path in sorted(folder.glob("*.py"))]
-    host = PluginManager(PluginConfig(plugin_file=files, **config))
-    return host, {n: host.load("extensions", n).LOG for n in ("before", "zuletzt")}  # type: ignore[attr-defined]
+    plugins = PluginManager(PluginConfig(plugin_file=files, **config))
+    return plugins, {n: plugins.load("extensions", n).LOG for n in ("before", "zuletzt")}  # type: ignore[attr-defined]
 
 
 @pytest.mark.fault("extensions", "hook")
@@ -215,14 +215,14 @@ def living(
 def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
     how: str, tmp_path: Path
 ) -> None:
-    host, log = living(tmp_path, "configure", how)
+    plugins, log = living(tmp_path, "configure", how)
     with pytest.raises(Exception, match="oh") as raised:
-        host.configure(EngineConfig())
+        plugins.configure(EngineConfig())
     if how != "RequestError('oh')":  # said on purpose
         assert isinstance(raised.value, PluginLoadError)
         assert "extensions:faulty from faulty.py" in str(raised.value)
     assert log["before"] == ["configure before", "unconfigure before"] and log["zuletzt"] == []
-    assert dict((m, n) for p, m, o, n in host.call_stats.rows() if o == "error") == {
+    assert dict((m, n) for p, m, o, n in plugins.call_stats.rows() if o == "error") == {
         "treadle_configure": 1
     }
 
@@ -233,20 +233,22 @@ def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
 def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
     how: str, strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host, log = living(tmp_path, "unconfigure", how, **({"plugin_strict": True} if strict else {}))
-    host.configure(EngineConfig())
-    host.unconfigure()
+    plugins, log = living(
+        tmp_path, "unconfigure", how, **({"plugin_strict": True} if strict else {})
+    )
+    plugins.configure(EngineConfig())
+    plugins.unconfigure()
     for name, noted in log.items():
         assert noted == [f"configure {name}", f"unconfigure {name}"]
     assert "oh" in caplog.text
-    assert ("extensions:faulty", "treadle_unconfigure", "error", 1) in host.call_stats.rows()
+    assert ("extensions:faulty", "treadle_unconfigure", "error", 1) in plugins.call_stats.rows()
 
 
 @pytest.mark.fault("extensions", "treadle_report")
 @pytest.mark.parametrize("how", [*HOWS, "5", "[None]", "None"])
 def test_a_report_that_fails_is_a_line(how: str, tmp_path: Path) -> None:
-    host, _ = living(tmp_path, "report", how)
-    lines = [line for line in host.report() if not line.startswith("treadle")]
+    plugins, _ = living(tmp_path, "report", how)
+    lines = [line for line in plugins.report() if not line.startswith("treadle")]
     assert [line for line in lines if line.endswith(": well")] == [
         line for line in lines if line.startswith(("before.py", "zuletzt.py"))
     ]
@@ -267,7 +269,7 @@ class Data:
         return "here"
 
     @impl(wrapper=True)
-    def treadle_policy(self):
+    def treadle_scheduling_policy(self):
         return (yield)
 """
 
@@ -282,7 +284,7 @@ def test_an_object_without_a_hash_is_told_so(
         Entry("extensions", "data", "faulty_data:Data", "data", "1"),
         Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "1"),
     ]
-    assert PluginManager(source=lambda: entries).create(POLICIES, "fcfs") is not None
+    assert PluginManager(source=lambda: entries).create(SCHEDULING_POLICIES, "fcfs") is not None
     assert "extensions:data from data 1 failed to load" in caplog.text
     assert "eq=False" in caplog.text
     del sys.modules["faulty_data"]

@@ -12,7 +12,7 @@ import pytest
 from engines import calls, config, finish, healthy, named
 
 from treadle import LLM
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.config import PluginConfig
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
 from treadle.plugins import PluginManager
@@ -33,7 +33,7 @@ def llm() -> Iterator[LLM]:
 
 
 def grammar(*words: object) -> dict[str, Any]:
-    return {"guided": GuidedParams(regex=" ".join(map(str, words)))}
+    return {"guided": StructuredOutputsParams(regex=" ".join(map(str, words)))}
 
 
 FINE = grammar("never", "RuntimeError", 1)
@@ -193,7 +193,7 @@ def test_a_backend_that_cannot_be_made_ready_is_told_at_the_start(
 ) -> None:
     """Only backends that the configuration names are made ready before a request asks for them."""
     llm = odd("guided", "hook")
-    llm._core._guided._started().pool.shutdown()  # waits for what it was given
+    llm._core._structured_output._started().pool.shutdown()  # waits for what it was given
     said = named("guided", "treadle_grammar_compiler")
     assert any(
         r.name == "treadle.guided" and re.search(said, r.getMessage()) for r in caplog.records
@@ -204,7 +204,7 @@ def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
     """Failures are kept with their grammars; this one was not the grammar's."""
     llm = odd("guided", "hook")
     assert finish(llm, FINE)[0].finish_reason == "error"
-    llm.config.plugins.plugin_options["guided:odd"]["method"] = "never"
+    llm.config.plugins.plugin_options["structured_output:odd"]["method"] = "never"
     assert finish(llm, FINE)[0].finish_reason == "length"
 
 
@@ -235,7 +235,9 @@ def test_in_strict_mode_a_compiler_that_cannot_be_opened_ends_the_engine(odd: Od
 def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
     def seconds(method: str) -> tuple[int, float]:
         rows = llm.stats.plugin_seconds
-        return next(((n, s) for p, h, n, s in rows if (p, h) == ("guided:odd", method)), (0, 0.0))
+        return next(
+            ((n, s) for p, h, n, s in rows if (p, h) == ("structured_output:odd", method)), (0, 0.0)
+        )
 
     finish(llm, FINE)  # its first mask is tried when it is compiled
     before = {method: seconds(method) for method in ("fill", "accept")}
@@ -249,7 +251,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
 def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
     import torch
 
-    from treadle.structured_output import Guide
+    from treadle.structured_output import StructuredOutputState
 
     class Greedy:
         complete = finished = False
@@ -259,7 +261,7 @@ def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
             bitmask[row, 0] = 2
 
     masks = torch.full((3, 10), -1, dtype=torch.int32)
-    Guide(Greedy()).fill(masks, 1, ())  # type: ignore[arg-type]
+    StructuredOutputState(Greedy()).fill_bitmask(masks, 1, ())  # type: ignore[arg-type]
     assert masks[1, 0] == 2 and not masks[1, 1:].any()
     assert (masks[0] == -1).all() and (masks[2] == -1).all()
 
@@ -292,7 +294,9 @@ def test_a_backend_that_cannot_state_its_preference_is_tried_last(
     files = [str(tmp_path / "preferences.py")]
     plugins = PluginManager(PluginConfig(plugin_file=files), source=list)
     assert preferred_order(plugins) == ["first", "second", "broken"]
-    assert "guided:broken" in caplog.text and "RuntimeError: odd" in caplog.text
+    assert "structured_output:broken" in caplog.text and "RuntimeError: odd" in caplog.text
     strict = PluginManager(PluginConfig(plugin_file=files, plugin_strict=True), source=list)
-    with pytest.raises(PluginLoadError, match=r"guided:broken .*treadle_match: RuntimeError: odd"):
+    with pytest.raises(
+        PluginLoadError, match=r"structured_output:broken .*treadle_match: RuntimeError: odd"
+    ):
         preferred_order(strict)

@@ -103,7 +103,7 @@ def treadle_match(kind, key, model, options):
 '''
 PIECES = ["one ", "two ", "three"]
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-OPTIONS = {"tool_parsers": "tool_parser", "reasoning": "reasoning_parser"}
+OPTIONS = {"tool_parsers": "tool_call_parser", "reasoning": "reasoning_parser"}
 
 
 def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> PluginManager:
@@ -171,9 +171,9 @@ async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: 
 async def test_in_strict_mode_it_is_the_end_of_the_request(
     kind: str, where: str, tmp_path: Path
 ) -> None:
-    host = faulty(tmp_path, kind, where, "raise", plugin_strict=True)
+    plugins = faulty(tmp_path, kind, where, "raise", plugin_strict=True)
     fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
-    async with serving(ScriptedEngine(PIECES, host=host), **{OPTIONS[kind]: "faulty"}) as server:
+    async with serving(ScriptedEngine(PIECES, host=plugins), **{OPTIONS[kind]: "faulty"}) as server:
         if fields:
             whole, streamed = await with_others(server, **fields)
         else:
@@ -191,9 +191,9 @@ async def test_in_strict_mode_it_is_the_end_of_the_request(
 @pytest.mark.parametrize("how", ["raise", "none"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: Path) -> None:
-    host = faulty(tmp_path, kind, "hook", how)
+    plugins = faulty(tmp_path, kind, "hook", how)
     words = "KeyError: '/secret'" if how == "raise" else "returned None"
-    engine = ScriptedEngine(host=host)
+    engine = ScriptedEngine(host=plugins)
     engine.use_parsers(**{OPTIONS[kind]: "faulty"})
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty .*{words}"):
         serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))
@@ -206,9 +206,9 @@ def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: P
 async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: Path) -> None:
     fields = {"tools": TOOLS}
     for strict in (False, True):
-        host = faulty(tmp_path, kind, "tags", how, plugin_strict=strict)
+        plugins = faulty(tmp_path, kind, "tags", how, plugin_strict=strict)
         async with serving(
-            ScriptedEngine(host=host), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
+            ScriptedEngine(host=plugins), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
         ) as server:
             answers = [await server.chat(**fields), await server.chat(stream=True, **fields)]
             page = (await server.client.get("/metrics")).text
@@ -224,7 +224,7 @@ async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: 
 
 OTHER: dict[str, dict[str, str]] = {
     "tool_parsers": {},
-    "reasoning": {"tool_parser": "hermes"},
+    "reasoning": {"tool_call_parser": "hermes"},
 }
 
 
@@ -232,8 +232,10 @@ OTHER: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("how", ["raise", "panic", "none", "number", "empty"])
 async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path) -> None:
     for strict in (False, True):
-        host = faulty(tmp_path, "tool_parsers", "call_id", how, plugin_strict=strict)
-        async with serving(ScriptedEngine(["!"], host=host), tool_parser="faulty") as server:
+        plugins = faulty(tmp_path, "tool_parsers", "call_id", how, plugin_strict=strict)
+        async with serving(
+            ScriptedEngine(["!"], host=plugins), tool_call_parser="faulty"
+        ) as server:
             whole, streamed = (
                 await server.chat(tools=TOOLS),
                 await server.chat(tools=TOOLS, stream=True),
@@ -252,9 +254,9 @@ async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path
 @pytest.mark.parametrize("how", ["raise", "panic", "number", "items", "source", "kind"])
 async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path) -> None:
     for strict in (False, True):
-        host = faulty(tmp_path, "tool_parsers", "grammar", how, plugin_strict=strict)
-        engine = ScriptedEngine(host=host)
-        async with serving(engine, tool_parser="faulty") as server:
+        plugins = faulty(tmp_path, "tool_parsers", "grammar", how, plugin_strict=strict)
+        engine = ScriptedEngine(host=plugins)
+        async with serving(engine, tool_call_parser="faulty") as server:
             answers = await with_others(server, tools=TOOLS, tool_choice="required")
             page = (await server.client.get("/metrics")).text
             assert (await server.chat(tools=TOOLS)).status_code == 200
@@ -269,8 +271,8 @@ async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path)
 
 
 async def test_a_refusal_of_the_parsers_own_reaches_the_client(tmp_path: Path) -> None:
-    host = faulty(tmp_path, "tool_parsers", "grammar", "refuse")
-    async with serving(ScriptedEngine(host=host), tool_parser="faulty") as server:
+    plugins = faulty(tmp_path, "tool_parsers", "grammar", "refuse")
+    async with serving(ScriptedEngine(host=plugins), tool_call_parser="faulty") as server:
         answer = await server.chat(tools=TOOLS, tool_choice="required")
     error = answer.json()["error"]
     assert (error["param"], error["message"]) == ("tools", "these tools cannot be forced")
@@ -287,9 +289,9 @@ CHOSEN = {"tool_parsers": "hermes", "reasoning": "qwen3"}
 async def test_who_cannot_say_what_it_matches_is_not_chosen(
     kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = faulty(tmp_path, kind, "match", how)
-    async with serving(ScriptedEngine(host=host, traits=QWEN3)) as server:
-        assert server.context.chats.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
+    plugins = faulty(tmp_path, kind, "match", how)
+    async with serving(ScriptedEngine(host=plugins, traits=QWEN3)) as server:
+        assert server.context.chat_processor.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
     if how != "number":

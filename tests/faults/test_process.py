@@ -40,7 +40,7 @@ async def test_a_failed_step_costs_its_requests_and_the_process_goes_on(
         for output in await told(*[answered(engine) for _ in range(3)]):
             assert output.token_ids == expected
         stats = await engine.stats()
-        assert stats.pages_used == stats.running == 0 and engine.alive
+        assert stats.num_used_pages == stats.num_running == 0 and engine.alive
         assert ("models:OddForCausalLM", "forward", "error", 1) in stats.plugin_calls
 
 
@@ -90,5 +90,5 @@ async def test_a_tokenizer_fails_here_and_the_process_does_not_hear_of_it(
         (failed,) = (o for o in outputs if o.finish_reason == "error")
         assert re.search(named("tokenizers", "finish"), str(failed.error))
         assert (await answered(engine)).token_ids == expected
-        assert ("tokenizers:odd", "finish", "error", 1) in engine.host.call_stats.rows()
-        assert (await engine.stats()).pages_used == 0
+        assert ("tokenizers:odd", "finish", "error", 1) in engine.plugins.call_stats.rows()
+        assert (await engine.stats()).num_used_pages == 0

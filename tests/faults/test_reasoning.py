@@ -10,7 +10,7 @@ import pytest
 from engines import MODEL, finish, healthy
 
 from treadle import LLM
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
 
 PLUGIN = """
@@ -59,7 +59,10 @@ class Thinks:
 def treadle_reasoning_parser(name, prompt, options):
     return Thinks(options, prompt)
 """
-GUIDED = {"guided": GuidedParams(regex="[a-z]+", reasoning="faulty"), "ignore_eos": False}
+GUIDED = {
+    "guided": StructuredOutputsParams(regex="[a-z]+", reasoning="faulty"),
+    "ignore_eos": False,
+}
 
 
 @pytest.mark.fault("reasoning", "open", "opener", "feed")
@@ -80,14 +83,14 @@ def test_where_a_grammar_waits_the_request_pays(
 ) -> None:
     file = tmp_path / "faulty_reasoning.py"
     file.write_text(PLUGIN)
-    options = {"reasoning:faulty": {"where": where, "how": how}}
-    settings: dict[str, Any] = {"model": MODEL, "threads": 1, "num_pages": 64, "device": "cpu"}
+    options = {"reasoning_parsers:faulty": {"where": where, "how": how}}
+    settings: dict[str, Any] = {"model": MODEL, "cpu_threads": 1, "num_pages": 64, "device": "cpu"}
     with LLM(plugin_file=[str(file)], plugin_options=options, **settings) as llm:
         try:
             said = finish(llm, GUIDED)[0].error
         except RequestError as error:
             said = str(error)
-        assert said is not None and cause in said and "reasoning:faulty from" in said
-        row = ("reasoning:faulty", re.findall(r"failed in (\w+)", said)[0], "error", 1)
+        assert said is not None and cause in said and "reasoning_parsers:faulty from" in said
+        row = ("reasoning_parsers:faulty", re.findall(r"failed in (\w+)", said)[0], "error", 1)
         assert row in llm.stats.plugin_calls
         healthy(llm, expected)

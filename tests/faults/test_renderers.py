@@ -90,9 +90,9 @@ def faulty(folder: Path, where: str, how: str, **config: Any) -> PluginManager:
     return hosting(folder, PLUGIN, plugin_options=options, **config)
 
 
-def rendering(host: PluginManager) -> ScriptedEngine:
-    engine: Any = ScriptedEngine(host=host)
-    engine.renderer = host.create_guarded(
+def rendering(plugins: PluginManager) -> ScriptedEngine:
+    engine: Any = ScriptedEngine(host=plugins)
+    engine.renderer = plugins.create_guarded(
         RENDERERS, "faulty", files=None, tokenizer=engine.tokenizer
     )  # type: ignore[arg-type]
     found: ScriptedEngine = engine
@@ -139,8 +139,8 @@ async def test_a_refusal_of_the_renderers_own_reaches_the_client(tmp_path: Path)
 @pytest.mark.parametrize("where", ["render", "encode"])
 async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> None:
     budget = {"renderers": 0.02}
-    host = faulty(tmp_path, where, "hang", plugin_time_budget=budget)
-    async with serving(rendering(host)) as server:
+    plugins = faulty(tmp_path, where, "hang", plugin_time_budget=budget)
+    async with serving(rendering(plugins)) as server:
         ask = ("/v1/chat/completions", {"messages": BAD})
         hanging = [asyncio.create_task(server.post(*ask)) for _ in range(5)]
         while not all(task.done() for task in hanging):
@@ -152,7 +152,7 @@ async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> 
         page = (await server.client.get("/metrics")).text
         assert errors(page, "renderers:faulty") == {"render": 5}
         assert events((await server.chat(stream=True)).text)[-1] == "[DONE]"
-        host.report()  # lets the threads go
+        plugins.report()  # lets the threads go
 
 
 @pytest.mark.fault("renderers", "hook")

@@ -70,8 +70,8 @@ def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> N
     llm = odd("policies", "victim", how, **CROWD)
     outputs = finish(llm, *[LONG] * 4)
     assert [len(o.token_ids) for o in outputs] == [24] * 4
-    assert llm.stats.preemptions > 0 and llm.stats.pages_used == 0
-    assert calls(llm, "policies", "victim") == {"error": llm.stats.preemptions}
+    assert llm.stats.num_preemptions > 0 and llm.stats.num_used_pages == 0
+    assert calls(llm, "policies", "victim") == {"error": llm.stats.num_preemptions}
 
 
 def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
@@ -84,7 +84,7 @@ def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
         seen.append(running)
         return len(running) - 1
 
-    policy.victim = victim
+    policy.select_victim = victim
     assert [len(o.token_ids) for o in finish(llm, *[LONG] * 4)] == [24] * 4
     assert seen and all(type(running) is tuple for running in seen)
 

@@ -175,7 +175,7 @@ async def test_what_a_route_leaves_behind_harms_no_answer(
 async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "FAREWELL", 0.2)
+    monkeypatch.setattr(lifecycle, "STOP_GRACE_SECONDS", 0.2)
     engine = ScriptedEngine(host=hosting(tmp_path, ROUTES))
     async with serving(engine, drain_timeout=0.1) as server:
         waiting = asyncio.create_task(server.client.get("/waits"))

@@ -21,7 +21,7 @@ HOOKS = {
     "models": "treadle_model",
     "quantization": "treadle_quantization",
     "executors": "treadle_executor",
-    "policies": "treadle_policy",
+    "policies": "treadle_scheduling_policy",
     "logits_processors": "treadle_logits_processor",
     "stat_loggers": "treadle_stat_logger",
 }
@@ -189,7 +189,7 @@ def test_a_loader_that_cannot_fill_the_parameters_ends_the_start(tmp_path: Path)
         model="demo:treadle-demo",
         load_format="filler",
         plugin_file=[str(tmp_path / "filler.py")],
-        threads=1,
+        cpu_threads=1,
         device="cpu",
     )
     words = r"^load_formats:filler from filler\.py \w+ failed in fill: RuntimeError: odd \(filler"
@@ -211,8 +211,8 @@ def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> No
 @pytest.mark.parametrize(
     ("kind", "hook"),
     [
-        pytest.param("attention", "treadle_attention", marks=fault("attention", "hook")),
-        pytest.param("kernels", "treadle_kernel", marks=fault("kernels", "hook")),
+        pytest.param("attention", "treadle_attention_backend", marks=fault("attention", "hook")),
+        pytest.param("kernels", "treadle_kernel_op", marks=fault("kernels", "hook")),
     ],
 )
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str, said: str
     made = config(kind, "hook", how, attention_backend=None)
     start(hosted(made), made)
     fatal = [config(kind, "hook", how, attention_backend=None, plugin_strict=True)]
-    if kind == "attention":
+    if kind == "attention_backends":
         fatal.append(config(kind, "hook", how))
     for made in fatal:
         with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*{said}"):
@@ -242,7 +242,7 @@ def test_an_offer_without_pages_is_a_refusal() -> None:
     made = config("attention", "hook", "no pages", attention_backend=None)
     start(hosted(made), made)
     made = config("attention", "hook", "no pages")
-    with pytest.raises(PluginLoadError, match=r"attention:odd .*page_sizes=\(\)"):
+    with pytest.raises(PluginLoadError, match=r"attention_backends:odd .*page_sizes=\(\)"):
         start(hosted(made), made)
 
 

@@ -78,7 +78,7 @@ def test_a_step_that_is_launched_before_the_failed_one_is_collected(
     """As on a GPU: the next step is on its way, with sequences that have ended when it is collected."""
     fault = {name(kind): {"method": method, "at": at, "times": 1}}
     llm = odd("executors", "start", "deep", others=fault, **USE[kind])
-    assert llm.facts.depth == 1
+    assert llm.info.num_async_steps == 1
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error"
         assert output.token_ids == expected[: len(output.token_ids)]
@@ -159,16 +159,16 @@ def test_experts_that_raise_fail_their_step(odd: Odd) -> None:
     (output,) = finish(llm, {})
     _matches(str(output.error), f"the step failed: {named('quantization', 'apply')}")
     (output,) = finish(llm, {})
-    assert output.finish_reason == "length" and llm.stats.pages_used == 0
+    assert output.finish_reason == "length" and llm.stats.num_used_pages == 0
 
 
 @fault("attention", "slots")
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
 def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how: str) -> None:
     """Slots are asked for where a kernel writes keys and values."""
-    kernel = {"kernels:odd": {"method": "never"}}
+    kernel = {"kernel_ops:odd": {"method": "never"}}
     llm = odd("attention", "slots", how, at=20, times=1, others=kernel)
-    assert any("rope_and_cache: odd" in line for line in llm.facts.report)
+    assert any("rope_and_cache: odd" in line for line in llm.info.report)
     for output in finish(llm, {}, {}):
         _matches(
             str(output.error), f"the step failed: {named('attention', 'slots', f'{how}: odd')}"

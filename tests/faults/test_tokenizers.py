@@ -95,7 +95,7 @@ def test_an_output_that_is_ended_early_may_fail_too(odd: Odd, expected: list[int
     llm = odd("tokenizers", "finish", times=1)
     stream = llm.stream([PROMPT], SamplingParams(max_tokens=50, ignore_eos=True))
     request = next(stream).request_id
-    llm._core.abort(llm._outputs.abort(request))
+    llm._core.abort_requests(llm._outputs.abort(request))
     last = next(stream).outputs[0]
     assert last.finish_reason == "error"
     assert re.search(named("tokenizers", "finish"), str(last.error))
@@ -117,19 +117,21 @@ def test_what_the_engine_does_not_ask_fails_nobody(
 def test_a_grammar_compiler_that_is_let_down_fails_its_request(
     odd: Odd, expected: list[int]
 ) -> None:
-    from treadle.api.sampling_params import GuidedParams
+    from treadle.api.sampling_params import StructuredOutputsParams
 
     llm = odd("tokenizers", "vocab_size")
     backend = next(n for n in ("llguidance", "outlines", "lmfe") if n in _guided(llm))
-    guided = GuidedParams(regex="[a-z]+", backend=backend)
+    guided = StructuredOutputsParams(regex="[a-z]+", backend=backend)
     bad, good = finish(llm, {"guided": guided}, {})
     assert bad.finish_reason == "error" and good.token_ids == expected
-    assert f"guided:{backend}" in str(bad.error) and "RuntimeError: odd" in str(bad.error)
+    assert f"structured_output:{backend}" in str(bad.error) and "RuntimeError: odd" in str(
+        bad.error
+    )
     healthy(llm, expected)
 
 
 def _guided(llm: LLM) -> list[str]:
-    return llm._core.host.keys("guided")
+    return llm._core.plugins.keys("structured_output")
 
 
 def test_calls_are_counted(odd: Odd) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from treadle.api.types import EngineFacts, StepResult
+from treadle.api.types import EngineInfo, ModelRunnerOutput
 from treadle.config import from_options
 from treadle.errors import ConfigError, EngineDeadError, EngineError
 from treadle.plugins import PluginManager
@@ -23,11 +23,11 @@ from treadle_worker_kit.messages import (
     encode,
 )
 
-FACTS = EngineFacts(
+FACTS = EngineInfo(
     model="m", architecture="A", dtype="float32", device="cpu", vocab_size=8, max_model_len=8,
-    page_size=4, groups=[], depth=0, eos_ids=[],
+    page_size=4, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[],
 )  # fmt: skip
-RESULT = StepResult(7, [1])
+RESULT = ModelRunnerOutput(7, [1])
 
 
 class Group(WorkerGroupExecutor):
@@ -39,7 +39,7 @@ class Group(WorkerGroupExecutor):
         self.sent: list[WorkerCommand] = []
         self.reply, self.answering = reply, answering
 
-    def start(self) -> EngineFacts:
+    def start(self) -> EngineInfo:
         return self.all_started({1: Started(FACTS), 0: self.reply})
 
     def broadcast(self, command: WorkerCommand) -> None:
@@ -48,9 +48,9 @@ class Group(WorkerGroupExecutor):
     def receive_result(self) -> tuple[int, WorkerReply]:
         return self.answering, self.reply
 
-    def check(self) -> None: ...
+    def check_health(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def shutdown(self) -> None: ...
 
 
 def test_rank_0_has_the_facts_and_the_results() -> None:
@@ -70,7 +70,7 @@ def test_rank_0_has_the_facts_and_the_results() -> None:
 )
 def test_an_unexpected_reply_to_a_step_is_an_error(reply: Any, rank: int, words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        Group(reply, rank).collect()
+        Group(reply, rank).get_output()
 
 
 def test_an_unexpected_reply_at_start_is_an_error() -> None:

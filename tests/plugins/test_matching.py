@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from treadle.api.kinds import QUANTIZATION, REASONING, RENDERERS, TOOL_PARSERS
+from treadle.api.kinds import QUANTIZATION, REASONING_PARSERS, RENDERERS, TOOL_PARSERS
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
 from treadle.plugins import PluginManager
@@ -99,28 +99,28 @@ MODELS: dict[str, tuple[ModelTraits, str | None, str | None]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_parsers_of_a_model(name: str) -> None:
     model, tools, thoughts = MODELS[name]
-    host = PluginManager()
-    assert decide(host, TOOL_PARSERS, model, AUTO).key == tools
-    assert decide(host, REASONING, model, AUTO).key == thoughts
-    assert decide(host, RENDERERS, model, AUTO).key == "jinja"
+    plugins = PluginManager()
+    assert decide(plugins, TOOL_PARSERS, model, AUTO).key == tools
+    assert decide(plugins, REASONING_PARSERS, model, AUTO).key == thoughts
+    assert decide(plugins, RENDERERS, model, AUTO).key == "jinja"
 
 
 def test_the_demo_model_as_it_is_opened() -> None:
     config = from_options(model="demo:treadle-demo")
-    host = PluginManager(plugin_config(config))
-    model = open_checkpoint(config, host).traits
+    plugins = PluginManager(plugin_config(config))
+    model = open_checkpoint(config, plugins).traits
     assert model.config["architectures"] == ["LlamaForCausalLM"]
     assert "<|im_start|>" in model.tokens
-    assert decide(host, TOOL_PARSERS, model, AUTO).key == "hermes"
-    assert decide(host, REASONING, model, AUTO).key == "qwen3"
+    assert decide(plugins, TOOL_PARSERS, model, AUTO).key == "hermes"
+    assert decide(plugins, REASONING_PARSERS, model, AUTO).key == "qwen3"
 
 
 def test_a_template_of_the_users_own_decides() -> None:
     config = from_options(model="demo:treadle-demo", chat_template=MISTRAL)
-    host = PluginManager(plugin_config(config))
-    model = open_checkpoint(config, host).traits
+    plugins = PluginManager(plugin_config(config))
+    model = open_checkpoint(config, plugins).traits
     assert model.templates == {"default": MISTRAL}
-    assert decide(host, TOOL_PARSERS, model, AUTO).key == "mistral"
+    assert decide(plugins, TOOL_PARSERS, model, AUTO).key == "mistral"
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ class TestPythonic(Matching):
 
 
 class TestDeepSeekR1(Matching):
-    plugin = "reasoning:deepseek_r1"
+    plugin = "reasoning_parsers:deepseek_r1"
     matched = [traits(R1)]
     unmatched = [traits(QWEN3), traits(OPENING), ModelTraits(tokens=THINKS)]
 
 
 class TestQwen3(Matching):
-    plugin = "reasoning:qwen3"
+    plugin = "reasoning_parsers:qwen3"
     matched = [traits(QWEN3), traits(OPENING), ModelTraits(tokens=THINKS)]
     unmatched = [traits(HERMES), ModelTraits(tokens=frozenset({"<think>"}))]

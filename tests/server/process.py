@@ -38,7 +38,11 @@ class Process:
     def settles(self, wait: float = 5.0) -> bool:
         """Whether the engine becomes idle, with every page free."""
         deadline = time.monotonic() + wait
-        names = ("treadle_requests_running", "treadle_requests_waiting", "treadle_cache_pages_used")
+        names = (
+            "treadle_num_requests_running",
+            "treadle_num_requests_waiting",
+            "treadle_kv_cache_pages_used",
+        )
         while any(self.metric(name) for name in names):
             if time.monotonic() > deadline:
                 return False
@@ -55,7 +59,7 @@ class Process:
 @contextmanager
 def served(model: Path, log: Path, *options: str) -> Iterator[Process]:
     command = [sys.executable, "-m", "treadle_cli", "serve", str(model), "--port", "0"]
-    command += ["--device", "cpu", "--dtype", "float32", "--threads", "1", *options]
+    command += ["--device", "cpu", "--dtype", "float32", "--cpu-threads", "1", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as out:
         process = subprocess.Popen(

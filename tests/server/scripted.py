@@ -11,13 +11,13 @@ import msgspec
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
-from treadle_server.testing.engine import Characters, Lines
+from treadle_server.testing.engine import CharacterTokenizer, FakeRenderer
 
 Before = Callable[["ScriptedEngine", int], None]
 
@@ -35,7 +35,7 @@ class ScriptedEngine:
         *,
         pause: float = 0.0,
         before: Before | None = None,
-        host: PluginManager | None = None,
+        plugins: PluginManager | None = None,
         reason: str = "stop",
         names: Sequence[str] = (),
         max_model_len: int = 1000,
@@ -46,11 +46,11 @@ class ScriptedEngine:
             model="scripted", served_model_name=list(names) or ["scripted"]
         )
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
-        self.host = host or PluginManager()
+        self.plugins = plugins or PluginManager()
         self.traits = traits or ModelTraits()
         self.output_limit = output_limit
-        self.tokenizer, self.renderer = Characters(), Lines()
-        self.facts = EngineFacts(
+        self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
+        self.info = EngineInfo(
             model="scripted",
             architecture="Scripted",
             dtype="float32",
@@ -58,9 +58,9 @@ class ScriptedEngine:
             vocab_size=1000,
             max_model_len=max_model_len,
             page_size=16,
-            groups=[],
-            depth=0,
-            eos_ids=[0],
+            kv_cache_groups=[],
+            num_async_steps=0,
+            eos_token_ids=[0],
         )
         self.dead: EngineDeadError | None = None
         self.running = self.aborted = self.finished = 0
@@ -71,7 +71,7 @@ class ScriptedEngine:
         self.healthy.set()
 
     def use_parsers(self, **parsers: str) -> None:
-        """Start with these parsers: ``tool_parser`` and ``reasoning_parser``."""
+        """Start with these parsers: ``tool_call_parser`` and ``reasoning_parser``."""
         model = msgspec.structs.replace(self.config.model, **parsers)
         self.config = msgspec.structs.replace(self.config, model=model)
 
@@ -95,9 +95,9 @@ class ScriptedEngine:
         if self.dead is not None:
             raise self.dead
         return EngineStats(
-            running=self.running,
-            pages_total=10,
-            pages_used=self.running,
+            num_running=self.running,
+            num_pages=10,
+            num_used_pages=self.running,
             finished={"stop": self.finished, "abort": self.aborted},
         )
 

@@ -133,7 +133,7 @@ async def test_parameters_reach_the_engine() -> None:
         assert params is not None
         assert {name: getattr(params, name) for name in given} == given
         assert params.logit_bias == {7: -3.0}
-        assert params.guided is not None and params.guided.regex == "a+"
+        assert params.structured_outputs is not None and params.structured_outputs.regex == "a+"
         assert params.output_kind == "final"
         await server.complete(stream=True)
         assert engine.params is not None and engine.params.output_kind == "delta"

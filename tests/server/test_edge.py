@@ -11,7 +11,7 @@ import pytest
 from serving import Server, serving
 
 from treadle_server import keys
-from treadle_server.edge import Edge
+from treadle_server.edge import GatewayMiddleware
 
 KEYS = {"api_key": ["k1", "k2-é"]}
 
@@ -95,7 +95,7 @@ def test_all_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_loopback_server_knows_its_names() -> None:
-    async with serving(allowed_host=["treadle.test"]) as server:
+    async with serving(allowed_hosts=["treadle.test"]) as server:
         for host, status in {
             "localhost:1": 200,
             "127.0.0.1": 200,
@@ -127,7 +127,7 @@ async def test_web_pages_of_others_may_not_use_a_local_server() -> None:
 
 async def test_cors_lets_named_origins_in_and_nobody_else() -> None:
     good, evil = "https://app.example", "https://evil.example"
-    async with serving(cors_origin=[good], **KEYS) as server:
+    async with serving(allowed_origins=[good], **KEYS) as server:
         asks = {"access-control-request-method": "POST"}
         preflight = await server.client.options("/v1/completions", headers={"origin": good, **asks})
         refused = await server.client.options("/v1/completions", headers={"origin": evil, **asks})
@@ -183,5 +183,5 @@ async def test_a_client_that_leaves_before_the_last_event_is_no_fault(
     async with serving() as server:
         monkeypatch.setattr(server.context.served, "app", answer)
         with caplog.at_level(logging.INFO, "treadle.server"):
-            await Edge(server.context)(scope, gone, ignored)
+            await GatewayMiddleware(server.context)(scope, gone, ignored)
     assert not caplog.records

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from treadle.api.kinds import POLICIES, QUANTIZATION, TOOL_PARSERS
+from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES, TOOL_PARSERS
 from treadle.errors import (
     ConfigError,
     PluginConflictError,
@@ -33,7 +33,7 @@ BOTH = (
     PARSER
     + """
 @impl
-def treadle_policy(name):
+def treadle_scheduling_policy(name):
     return object()
 """
 )
@@ -109,7 +109,10 @@ BAD: dict[str, tuple[str, str]] = {
     "import": ("1 / 0", "import: ZeroDivisionError"),
     "missing": ("import surely_not_installed", "dependency: .*surely_not_installed"),
     "signature": (PARSER.replace("(name)", "(nme)"), "signature: .*nme"),
-    "hook": (PARSER.replace("tool_parser(name)", "policy(name)"), "hook: .*treadle_tool_parser"),
+    "hook": (
+        PARSER.replace("tool_parser(name)", "scheduling_policy(name)"),
+        "hook: .*treadle_tool_parser",
+    ),
     "crash": ("import os; os.abort()", "crash: .*SIGABRT"),
     "hang": ("import time; time.sleep(60)", "hang: .*no end"),
 }
@@ -158,7 +161,7 @@ REFUSED: dict[str, tuple[type[PluginError], str]] = {
     "nonsense:mine": (PluginNotFoundError, "no plugin kind 'nonsense'"),
     "nonsense": (PluginNotFoundError, "no plugin kind 'nonsense'"),
     "quantization:x": (PluginReloadError, "restart the server .exchangeable: reasoning, server"),
-    "tool_parsers:twice": (PluginConflictError, "--plugin tool_parsers:twice=DIST"),
+    "tool_parsers:twice": (PluginConflictError, "--pin-plugin tool_parsers:twice=DIST"),
 }
 
 
@@ -198,15 +201,15 @@ def test_versions_are_not_mixed(where, acme, site):
     host = site.host()
     assert said(host) == "old"
     if where == "here":
-        host.create(POLICIES, "order")
-    used = {"policies:order"} if where == "in another process" else set()
+        host.create(SCHEDULING_POLICIES, "order")
+    used = {"scheduling_policies:order"} if where == "in another process" else set()
     if where == "nowhere":
         with reloaded(host, "tool_parsers:mine", in_use=used) as (fresh, _):
             assert said(fresh) == "old"
         return
     with (
         pytest.raises(
-            PluginReloadError, match="acme also provides policies:order, which is in use"
+            PluginReloadError, match="acme also provides scheduling_policies:order, which is in use"
         ),
         reloaded(host, "tool_parsers:mine", in_use=used),
     ):
@@ -228,7 +231,7 @@ def test_a_lock_holds(acme, site, tmp_path):
 
     file = tmp_path / "treadle.lock"
     file.write_bytes(msgspec.json.encode(lock_of(site.host().entries)))
-    host = site.host(locked=str(file))
+    host = site.host(plugin_lock_file=str(file))
     acme.says("edited, same version")
     with reloaded(host, "tool_parsers:mine") as (fresh, _):
         assert said(fresh) == "edited, same version"

@@ -25,7 +25,7 @@ def test_it_changes_with_what_is_in_use_and_with_the_model(site):
     before = fingerprint(site.host(), {"a": 1, "b": 2})
     assert fingerprint(site.host(), {"b": 2, "a": 1}) == before, "the order says nothing"
     assert fingerprint(site.host(), {"a": 1, "b": 3}) != before
-    assert fingerprint(site.host(no_plugin=["acme-awq"]), {"a": 1, "b": 2}) != before
+    assert fingerprint(site.host(disable_plugin=["acme-awq"]), {"a": 1, "b": 2}) != before
 
 
 def test_loading_a_plugin_does_not_change_it(site):

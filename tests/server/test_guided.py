@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         tmp_path_factory.mktemp("tiny"), tokenizer=True, max_position_embeddings=512
     )
     log = tmp_path_factory.mktemp("log") / "server.log"
-    options = ("--tool-parser", "hermes", "--logits-processors", "repetition_window")
+    options = ("--tool-call-parser", "hermes", "--logits-processors", "repetition_window")
     with served(model, log, "--served-model-name", "tiny", *options) as process:
         yield process
         process.signal(signal.SIGTERM)

@@ -78,9 +78,9 @@ BUDGETS = {"tool_parsers": 0.05, "reasoning": 0.05}
 def host(tmp_path: Path) -> Iterator[PluginManager]:
     file = tmp_path / f"hangs_{uuid4().hex}.py"  # a module of this test's own
     file.write_text(PLUGIN)
-    host = PluginManager(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
-    yield host
-    host.report()  # lets the threads go
+    plugins = PluginManager(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
+    yield plugins
+    plugins.report()  # lets the threads go
 
 
 async def healthy(server: Server) -> float:
@@ -89,10 +89,10 @@ async def healthy(server: Server) -> float:
     return monotonic() - began
 
 
-@pytest.mark.parametrize("kind", ["tool_parser", "reasoning_parser"])
-async def test_others_are_served_while_a_parser_hangs(host: PluginManager, kind: str) -> None:
-    engine = ScriptedEngine(["ab", "c!", "d"], host=host)
-    fields: dict[str, Any] = {"tools": TOOLS} if kind == "tool_parser" else {}
+@pytest.mark.parametrize("kind", ["tool_call_parser", "reasoning_parser"])
+async def test_others_are_served_while_a_parser_hangs(plugins: PluginManager, kind: str) -> None:
+    engine = ScriptedEngine(["ab", "c!", "d"], host=plugins)
+    fields: dict[str, Any] = {"tools": TOOLS} if kind == "tool_call_parser" else {}
     async with serving(engine, **{kind: "feed"}) as server:
         hanging = asyncio.create_task(server.chat(stream=True, **fields))
         await until(lambda: engine.running)
@@ -106,8 +106,8 @@ async def test_others_are_served_while_a_parser_hangs(host: PluginManager, kind:
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "abc!d"
     assert done == "[DONE]" and f": parser-error {kind}=feed" in hanging.result().text
     assert f'treadle_parser_failures_total{{parser="{kind}=feed"}} 1.0' in page
-    assert "treadle_parser_threads_stuck 1.0" in page
-    plugin = "tool_parsers:feed" if kind == "tool_parser" else "reasoning:feed"
+    assert "treadle_parser_threads_hung 1.0" in page
+    plugin = "tool_parsers:feed" if kind == "tool_call_parser" else "reasoning_parsers:feed"
     labels = f'hook="feed",model_name="scripted",outcome="error",plugin="{plugin}"'
     assert f"treadle_plugin_calls_total{{{labels}}} 1.0" in page
 
@@ -115,25 +115,29 @@ async def test_others_are_served_while_a_parser_hangs(host: PluginManager, kind:
 @pytest.mark.parametrize("where", ["build", "feed", "finish"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_text_is_delivered_wherever_it_hangs(
-    host: PluginManager, where: str, stream: bool
+    plugins: PluginManager, where: str, stream: bool
 ) -> None:
-    async with serving(ScriptedEngine(["a", "b!", "c"], host=host), tool_parser=where) as server:
+    async with serving(
+        ScriptedEngine(["a", "b!", "c"], host=plugins), tool_call_parser=where
+    ) as server:
         response = await server.chat(tools=TOOLS, stream=stream)
     if stream:
         *chunks, _ = events(response.text)
         text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-        assert f": parser-error tool_parser={where}" in response.text
+        assert f": parser-error tool_call_parser={where}" in response.text
     else:
         text = response.json()["choices"][0]["message"]["content"]
-        assert response.headers["x-treadle-parser-error"] == f"tool_parser={where}"
+        assert response.headers["x-treadle-parser-error"] == f"tool_call_parser={where}"
     assert text == "ab!c"
 
 
 @pytest.mark.fault("tool_parsers", "grammar", "tags")
 @pytest.mark.parametrize("name", ["grammar", "tags"])
-async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: PluginManager, name: str) -> None:
+async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
+    plugins: PluginManager, name: str
+) -> None:
     choice = "required" if name == "grammar" else "auto"
-    async with serving(ScriptedEngine(host=host), tool_parser=name) as server:
+    async with serving(ScriptedEngine(host=plugins), tool_call_parser=name) as server:
         asked = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
         while not asked.done():
             assert await healthy(server) < 1
@@ -141,19 +145,19 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(host: PluginManager, n
         assert (await server.chat(tools=TOOLS)).status_code == 200
 
 
-async def test_threads_that_are_lost_are_bounded(host: PluginManager) -> None:
+async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None:
     """From some on the parser is not called, until one comes back."""
-    engine = ScriptedEngine(["!"], host=host)
-    async with serving(engine, tool_parser="feed") as server:
+    engine = ScriptedEngine(["!"], host=plugins)
+    async with serving(engine, tool_call_parser="feed") as server:
         before = threading.active_count()
         for _ in range(MAX_STUCK_THREADS + 3):
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
-            assert response.headers["x-treadle-parser-error"] == "tool_parser=feed"
+            assert response.headers["x-treadle-parser-error"] == "tool_call_parser=feed"
         assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS
         assert (
             threading.active_count() <= before + MAX_STUCK_THREADS + 3
         )  # one to go on, two for text
-        host.report()
+        plugins.report()
         await until(lambda: server.context.watchdogs.parsers.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers

@@ -57,8 +57,8 @@ async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
 async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled() -> None:
     async with serving() as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 200
-    host = PluginManager(PluginConfig(no_plugin=["server:tokenize"]))
-    async with serving(ScriptedEngine(host=host)) as server:
+    plugins = PluginManager(PluginConfig(disable_plugin=["server:tokenize"]))
+    async with serving(ScriptedEngine(host=plugins)) as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 404
 
 

@@ -92,15 +92,15 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
     async with serving(engine, hang_timeout=0.1) as server:
         engine.healthy.clear()
         assert (await server.client.get("/health")).status_code == 200  # a step may take a while
-        await until(lambda: server.context.hangs)
+        await until(lambda: server.context.is_hung)
         for path in ("/health", "/ready"):
             response = await server.client.get(path)
             assert response.status_code == 503
-            assert response.json()["error"]["code"] == "engine_hangs"
+            assert response.json()["error"]["code"] == "engine_unresponsive"
         assert (
             'treadle_engine_up{model_name="scripted"} 1.0'
             in (await server.client.get("/metrics")).text
         )
         engine.healthy.set()
-        await until(lambda: not server.context.hangs)
+        await until(lambda: not server.context.is_hung)
         assert (await server.client.get("/health")).status_code == 200

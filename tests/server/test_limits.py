@@ -80,7 +80,7 @@ async def test_slow_senders_are_dropped_and_others_served() -> None:
 
 
 async def test_a_kept_connection_may_be_idle_longer_than_a_header() -> None:
-    async with serving(header_timeout=0.3, keep_alive=5) as server:
+    async with serving(header_timeout=0.3, timeout_keep_alive=5) as server:
         for _ in range(3):
             assert (await server.complete()).status_code == 200
             await asyncio.sleep(0.5)

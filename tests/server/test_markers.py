@@ -10,17 +10,17 @@ from serving import events, serving
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput
-from treadle_server.testing.engine import Characters
+from treadle_server.testing.engine import CharacterTokenizer
 
 SPECIAL = {"\ue000": "[TOOL_CALLS]", "\ue001": "[ARGS]", "\ue002": "<think>", "\ue003": "</think>"}
 SPECIAL |= {"\ue004": "<|turn|>"}
 TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
 
 
-class Marked(Characters):
-    special_ids = frozenset(map(ord, SPECIAL))
+class Marked(CharacterTokenizer):
+    special_token_ids = frozenset(map(ord, SPECIAL))
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return SPECIAL.get(chr(token), chr(token))
 
 
@@ -42,7 +42,7 @@ class MarkedEngine(ScriptedEngine):
 
 
 WHOLE = '\ue002hm\ue003\ue004 a <|turn|> \ue000f\ue001{"x": 1}\ue000g\ue001{}'
-OPTIONS = {"tool_parser": "mistral", "reasoning_parser": "qwen3"}
+OPTIONS = {"tool_call_parser": "mistral", "reasoning_parser": "qwen3"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -68,12 +68,12 @@ async def test_a_parser_sees_its_tags_and_clients_see_none(stream: bool) -> None
 
 async def test_without_a_parser_that_reads_them_they_are_left_out() -> None:
     engine = MarkedEngine(WHOLE)
-    async with serving(engine, tool_parser="pythonic") as server:
+    async with serving(engine, tool_call_parser="pythonic") as server:
         message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
         assert engine.params is not None and engine.params.skip_special_tokens
         assert message["content"] == 'hm a <|turn|> f{"x": 1}g{}'
     engine = MarkedEngine(WHOLE)
-    async with serving(engine, tool_parser="mistral") as server:
+    async with serving(engine, tool_call_parser="mistral") as server:
         message = (await server.chat()).json()["choices"][0]["message"]  # no tools, no parser
         assert engine.params is not None and engine.params.skip_special_tokens
         assert message["content"] == 'hm a <|turn|> f{"x": 1}g{}'

@@ -1,4 +1,4 @@
-"""``--tool-parser auto`` and ``--reasoning-parser auto``: what a server does that nobody told."""
+"""``--tool-call-parser auto`` and ``--reasoning-parser auto``: what a server does that nobody told."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ async def test_without_tools_text_that_looks_like_a_call_is_text() -> None:
 
 
 async def test_none_switches_a_parser_off() -> None:
-    off = {"tool_parser": "none", "reasoning_parser": "none"}
+    off = {"tool_call_parser": "none", "reasoning_parser": "none"}
     text = f"<think>hm</think>{CALL}"
     found = await answered([text], off)
     assert found["choices"][0]["message"]["content"] == text
     refused = await answered([text], off, tools=TOOLS)
-    assert "--tool-parser" in refused["error"]["message"]
+    assert "--tool-call-parser" in refused["error"]["message"]
 
 
 async def test_a_name_counts_more_than_the_match() -> None:
@@ -68,8 +68,8 @@ async def test_a_name_counts_more_than_the_match() -> None:
 
 async def test_a_model_without_signs_gets_no_parser() -> None:
     async with serving(ScriptedEngine(["<think>hm</think>"])) as server:
-        plugins = server.context.chats.plugins
-        assert (plugins.tool_parser, plugins.reasoning_parser) == (None, None)
+        plugins = server.context.chat_processor.plugins
+        assert (plugins.tool_call_parser, plugins.reasoning_parser) == (None, None)
         response = await server.chat()
     assert response.json()["choices"][0]["message"]["content"] == "<think>hm</think>"
 
@@ -77,9 +77,11 @@ async def test_a_model_without_signs_gets_no_parser() -> None:
 def test_equal_matches_stop_the_start(tmp_path: Path) -> None:
     file = tmp_path / "rival.py"
     file.write_text(RIVAL)
-    host = PluginManager(PluginConfig(plugin_file=[str(file)]))
-    with pytest.raises(PluginConflictError, match=r"--tool-parser NAME:\n  hermes: .*\n  rival: "):
+    plugins = PluginManager(PluginConfig(plugin_file=[str(file)]))
+    with pytest.raises(
+        PluginConflictError, match=r"--tool-call-parser NAME:\n  hermes: .*\n  rival: "
+    ):
         serve_engine(
-            lambda: ScriptedEngine(traits=QWEN3, host=host),
+            lambda: ScriptedEngine(traits=QWEN3, host=plugins),
             server_from_options(port=0, log_level="error"),
         )

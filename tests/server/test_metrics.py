@@ -28,10 +28,10 @@ async def test_the_numbers_are_those_of_the_client() -> None:
     assert value(page, "treadle_http_request_seconds_count", **chat) == 10
     assert value(page, "treadle_time_to_first_token_seconds_count") == 4
     assert value(page, "treadle_inter_token_latency_seconds_count") == 12
-    assert value(page, "treadle_request_latency_seconds_count") == 10
-    assert value(page, "treadle_request_generated_tokens_sum") == 110
+    assert value(page, "treadle_e2e_request_latency_seconds_count") == 10
+    assert value(page, "treadle_request_generation_tokens_sum") == 110
     assert value(page, "treadle_request_prompt_tokens_bucket", le="8") == 10
-    assert value(page, "treadle_sequences_finished_total", reason="stop") == 10
+    assert value(page, "treadle_request_success_total", reason="stop") == 10
     assert value(page, "treadle_engine_up", model_name="scripted") == 1
     assert value(page, "treadle_http_requests_active") == 1  # the scrape itself
     assert value(page, "process_open_fds") > 0

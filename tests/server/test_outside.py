@@ -15,7 +15,7 @@ async def test_probes_may_use_head(path: str) -> None:
     async with serving() as server:
         response = await server.client.head(path)
         assert (response.status_code, response.content) == (200, b"")
-        server.context.hangs = None
+        server.context.is_hung = None
         server.context.draining = True
         assert (await server.client.head(path)).status_code == (503 if path == "/ready" else 200)
 
@@ -49,7 +49,7 @@ async def test_the_fingerprint_is_of_the_model_and_not_of_its_names() -> None:
 async def test_a_silent_stream_is_kept_alive(at: int) -> None:
     """The engine waits until the client has seen two comments."""
     engine = ScriptedEngine(["a", "b", "c"])
-    async with serving(engine, stream_keep_alive=0.02) as server:
+    async with serving(engine, sse_keep_alive_interval=0.02) as server:
         engine.healthy.clear()
 
         async def hold(step: int) -> None:
@@ -76,7 +76,7 @@ async def test_a_lively_stream_has_no_comments() -> None:
 
 async def test_an_error_after_a_comment_is_an_event() -> None:
     engine = ScriptedEngine(pause=30)
-    options = {"stream_keep_alive": 0.02, "request_timeout": 0.2}
+    options = {"sse_keep_alive_interval": 0.02, "request_timeout": 0.2}
     async with serving(engine, **options) as server:
         response = await server.complete(stream=True)
         await until(lambda: engine.running == 0)

@@ -146,10 +146,10 @@ SPLITS = [["hm", "m~so |f:{", '"x": 1}|', "|g:{}| ok"], list('hmm~so |f:{"x": 1}
 @pytest.mark.parametrize("pieces", SPLITS)
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_calls_and_reasoning_are_the_same_streamed_or_not(
-    pieces: list[str], parallel: bool, host: PluginManager
+    pieces: list[str], parallel: bool, plugins: PluginManager
 ) -> None:
-    options = {"tool_parser": "bars", "reasoning_parser": "think"}
-    async with serving(ScriptedEngine(pieces, host=host), **options) as server:
+    options = {"tool_call_parser": "bars", "reasoning_parser": "think"}
+    async with serving(ScriptedEngine(pieces, host=plugins), **options) as server:
         fields = {"tools": TOOLS, "parallel_tool_calls": parallel}
         whole = (await server.chat(**fields)).json()["choices"][0]
         streamed = events((await server.chat(**fields, stream=True)).text)[:-1]
@@ -165,36 +165,39 @@ async def test_calls_and_reasoning_are_the_same_streamed_or_not(
     assert len({c["id"] for c in calls}) == len(calls)
 
 
-async def test_without_tools_the_tool_parser_stays_away(host: PluginManager) -> None:
-    engine = ScriptedEngine(["a|f:{}|"], host=host)
-    async with serving(engine, tool_parser="bars") as server:
+async def test_without_tools_the_tool_parser_stays_away(plugins: PluginManager) -> None:
+    engine = ScriptedEngine(["a|f:{}|"], host=plugins)
+    async with serving(engine, tool_call_parser="bars") as server:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             choice = (await server.chat(**fields)).json()["choices"][0]
             assert choice["message"]["content"] == "a|f:{}|"
             assert choice["finish_reason"] == "stop"
 
 
-async def test_only_calls_means_no_content(host: PluginManager) -> None:
-    async with serving(ScriptedEngine(["|f:{}|"], host=host), tool_parser="bars") as server:
+async def test_only_calls_means_no_content(plugins: PluginManager) -> None:
+    async with serving(ScriptedEngine(["|f:{}|"], host=plugins), tool_call_parser="bars") as server:
         message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
     assert message["content"] is None
 
 
-async def test_a_forced_call_becomes_a_constraint(host: PluginManager) -> None:
-    engine = ScriptedEngine(host=host)
-    async with serving(engine, tool_parser="bars") as server:
+async def test_a_forced_call_becomes_a_constraint(plugins: PluginManager) -> None:
+    engine = ScriptedEngine(host=plugins)
+    async with serving(engine, tool_call_parser="bars") as server:
         await server.chat(tools=TOOLS, tool_choice="required")
-        assert engine.params and engine.params.guided
-        assert engine.params.guided.regex == "forced required"
+        assert engine.params and engine.params.structured_outputs
+        assert engine.params.structured_outputs.regex == "forced required"
         named = {"type": "function", "function": {"name": "g"}}
         await server.chat(tools=TOOLS, tool_choice=named)
-        assert engine.params.guided and engine.params.guided.regex == "forced g"
+        assert (
+            engine.params.structured_outputs
+            and engine.params.structured_outputs.regex == "forced g"
+        )
         unknown = {"type": "function", "function": {"name": "h"}}
         response = await server.chat(tools=TOOLS, tool_choice=unknown)
     assert response.status_code == 400 and "f, g" in response.json()["error"]["message"]
     for name in ("bad", "unborn"):
-        engine.host = PluginManager(host.config)
-        async with serving(engine, tool_parser=name) as server:
+        engine.host = PluginManager(plugins.config)
+        async with serving(engine, tool_call_parser=name) as server:
             response = await server.chat(tools=TOOLS, tool_choice="required")
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
 
@@ -202,46 +205,50 @@ async def test_a_forced_call_becomes_a_constraint(host: PluginManager) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tool_parser": "bad"},
+        {"tool_call_parser": "bad"},
         {"reasoning_parser": "bad"},
-        {"tool_parser": "late"},
-        {"tool_parser": "unborn"},
+        {"tool_call_parser": "late"},
+        {"tool_call_parser": "unborn"},
     ],
 )
 async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
-    options: dict[str, str], host: PluginManager
+    options: dict[str, str], plugins: PluginManager
 ) -> None:
     pieces = ["one ", "two ", "three ", "four ", "five"]
     label = "=".join(next(iter(options.items())))
-    async with serving(ScriptedEngine(pieces, host=host), **options) as server:
-        whole = await server.chat(tools=TOOLS if "tool_parser" in options else None)
-        response = await server.chat(tools=TOOLS if "tool_parser" in options else None, stream=True)
+    async with serving(ScriptedEngine(pieces, host=plugins), **options) as server:
+        whole = await server.chat(tools=TOOLS if "tool_call_parser" in options else None)
+        response = await server.chat(
+            tools=TOOLS if "tool_call_parser" in options else None, stream=True
+        )
         metrics = (await server.client.get("/metrics")).text
     assert whole.status_code == 200
     assert whole.json()["choices"][0]["message"]["content"] == "".join(pieces)
     content, *_ = assembled(events(response.text)[:-1])
     assert content == "".join(pieces)
     assert f": parser-error {label}" in response.text
-    if options != {"tool_parser": "late"}:  # that one needs more than one feed to fail
+    if options != {"tool_call_parser": "late"}:  # that one needs more than one feed to fail
         assert whole.headers["x-treadle-parser-error"] == label
     assert f'treadle_parser_failures_total{{parser="{label}"}}' in metrics
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
-    host: PluginManager, stream: bool
+    plugins: PluginManager, stream: bool
 ) -> None:
-    strict = PluginManager(msgspec.structs.replace(host.config, plugin_strict=True))
-    async with serving(ScriptedEngine(host=strict), tool_parser="bad") as server:
+    strict = PluginManager(msgspec.structs.replace(plugins.config, plugin_strict=True))
+    async with serving(ScriptedEngine(host=strict), tool_call_parser="bad") as server:
         response = await server.chat(tools=TOOLS, stream=stream)
         assert (await server.chat()).status_code == 200
     error = response.json()["error"]
     assert response.status_code == 500 and error["code"] == "request_failed"
-    assert "tool_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
+    assert (
+        "tool_call_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
+    )
 
 
-def test_a_wrong_parser_name_stops_the_start(host: PluginManager) -> None:
-    engine = ScriptedEngine(host=host)
-    engine.use_parsers(tool_parser="nonsense")
+def test_a_wrong_parser_name_stops_the_start(plugins: PluginManager) -> None:
+    engine = ScriptedEngine(host=plugins)
+    engine.use_parsers(tool_call_parser="nonsense")
     with pytest.raises(PluginNotFoundError, match="nonsense"):
         serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))

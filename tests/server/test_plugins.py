@@ -16,7 +16,7 @@ async def test_plugins_are_listed_with_their_states() -> None:
         assert (await server.client.get("/plugins")).status_code == 401
         answer = await server.client.get("/plugins", headers={"authorization": "Bearer k"})
     rows = {f"{row['kind']}:{row['key']}": row for row in answer.json()["data"]}
-    assert rows["policies:fcfs"]["distribution"] == "treadle-core"
+    assert rows["scheduling_policies:fcfs"]["distribution"] == "treadle-core"
     assert rows["server:plugins"]["state"] == "loaded"
     assert all("target" not in row for row in rows.values()), "paths of the machine"
 
@@ -34,20 +34,20 @@ def test_calls_and_states_are_metrics() -> None:
     stats = EngineStats(
         plugin_calls=[
             ("stat_loggers:x", "record", "error", 3),
-            ("policies:fcfs", "order", "ok", 7),
+            ("scheduling_policies:fcfs", "order", "ok", 7),
         ],
-        plugin_seconds=[("policies:fcfs", "order", 7, 0.5)],
+        plugin_seconds=[("scheduling_policies:fcfs", "order", 7, 0.5)],
         plugin_states={"stat_loggers:x": "broken"},
     )
     own = PluginCallStats()
     own.failed("stat_loggers:x", "record", perf_counter())
-    own.done("policies:fcfs", "order", perf_counter() - 1.5)
+    own.done("scheduling_policies:fcfs", "order", perf_counter() - 1.5)
     page = Metrics("m", own).exposition(stats).decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
     assert f"treadle_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
-    labels = 'hook="order",model_name="m",outcome="slow",plugin="policies:fcfs"'
+    labels = 'hook="order",model_name="m",outcome="slow",plugin="scheduling_policies:fcfs"'
     assert f"treadle_plugin_calls_total{{{labels}}} 1.0" in page
-    labels = 'hook="order",model_name="m",plugin="policies:fcfs"'
+    labels = 'hook="order",model_name="m",plugin="scheduling_policies:fcfs"'
     assert f"treadle_plugin_seconds_count{{{labels}}} 8.0" in page
     assert f"treadle_plugin_seconds_sum{{{labels}}} 2.0" in page
     assert 'treadle_plugin_state{model_name="m",plugin="stat_loggers:x",state="broken"} 1.0' in page

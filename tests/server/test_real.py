@@ -167,14 +167,14 @@ def test_a_client_that_leaves_frees_everything(server: Process, stream: bool) ->
     body %= b"true" if stream else b"false"
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer sesame\r\n"
     host, port = server.url.removeprefix("http://").split(":")
-    before = server.metric("treadle_generated_tokens_total")
+    before = server.metric("treadle_generation_tokens_total")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         deadline = time.monotonic() + 5
-        while server.metric("treadle_requests_running") < 4 and time.monotonic() < deadline:
+        while server.metric("treadle_num_requests_running") < 4 and time.monotonic() < deadline:
             pass
     assert server.settles()
-    assert 0 < server.metric("treadle_generated_tokens_total") - before < 4 * 480
+    assert 0 < server.metric("treadle_generation_tokens_total") - before < 4 * 480
 
 
 def test_many_at_once(client: openai.OpenAI, server: Process) -> None:

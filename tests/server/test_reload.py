@@ -115,7 +115,7 @@ class Held(ScriptedEngine):
 
 
 def parsed(engine: ScriptedEngine | None = None, **options: Any) -> Any:
-    options = {"tool_parser": "acme", "admin_api_key": ["boss"], **options}
+    options = {"tool_call_parser": "acme", "admin_api_key": ["boss"], **options}
     return serving(engine or Held(), **options)
 
 
@@ -177,8 +177,8 @@ async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
         assert answer.status_code == 422 and "not a delta" in answer.text
         assert await said(server) == "Hello world 1.0 1.0"
         acme.install("3.0", points, acme_parser=PARSER, acme_thoughts=thoughts + "# longer\n")
-        answer = await reload(server, "reasoning:acme")
-        assert answer.json()["plugins"] == ["reasoning:acme", ID]
+        answer = await reload(server, "reasoning_parsers:acme")
+        assert answer.json()["plugins"] == ["reasoning_parsers:acme", ID]
         assert await said(server) == "Hello world 3.0 3.0"
 
 
@@ -256,7 +256,7 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
 REFUSED = [
     ("tool_parsers:nobody", 404, "plugin_not_found"),
     ("nonsense", 404, "plugin_not_found"),
-    ("policies:fcfs", 409, "plugin_not_reloadable"),
+    ("scheduling_policies:fcfs", 409, "plugin_not_reloadable"),
     ("renderers:jinja", 409, "plugin_not_reloadable"),
     ("server:plugins", 409, "plugin_not_reloadable"),
 ]
@@ -278,7 +278,7 @@ async def test_only_an_administrator_reloads(acme: Acme) -> None:
         ({}, {"x-other": ""}, 401, "invalid_api_key"),
         ({}, {"authorization": "Bearer bos"}, 401, "invalid_api_key"),
         ({"api_key": ["k"]}, {"authorization": "Bearer wrong"}, 401, "invalid_api_key"),
-        ({"api_key": ["k"]}, {"authorization": "Bearer k"}, 403, "not_admin"),
+        ({"api_key": ["k"]}, {"authorization": "Bearer k"}, 403, "admin_key_required"),
     ]
     for options, headers, status, code in closed:
         async with parsed(**options) as server:

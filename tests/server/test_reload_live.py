@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     install(folder, "1.0", DROPS)
     log = tmp_path_factory.mktemp("log") / "server.log"
-    options = ("--tool-parser", "hasty", "--admin-api-key", KEY, "--served-model-name", "demo")
+    options = ("--tool-call-parser", "hasty", "--admin-api-key", KEY, "--served-model-name", "demo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         with served(Path("demo:treadle-demo"), log, *options) as process:

@@ -83,7 +83,7 @@ async def test_thinking_then_text_then_calls(parser: str, size: int) -> None:
     text = "<think>\nI must look.\n</think>\n\nA moment.\n"
     text += f"{written(parser, 'get_weather')}\n{written(parser, 'get_time')}"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    options = {"tool_parser": parser, "reasoning_parser": "qwen3"}
+    options = {"tool_call_parser": parser, "reasoning_parser": "qwen3"}
     async with asked(ScriptedEngine(pieces), **options) as client:
         for found in await both(client, tools=TOOLS):
             assert found["reasoning"] == "I must look."
@@ -99,7 +99,7 @@ async def test_thinking_then_text_then_calls(parser: str, size: int) -> None:
 async def test_a_call_that_is_none_is_what_the_model_said(parser: str) -> None:
     text = written(parser, "get_weather")
     cut = text[: text.index("get_weather") + 5]
-    async with asked(ScriptedEngine(list(cut)), tool_parser=parser) as client:
+    async with asked(ScriptedEngine(list(cut)), tool_call_parser=parser) as client:
         for found in await both(client, tools=TOOLS):
             assert found == {"content": cut, "reasoning": "", "calls": [], "reason": "stop"}
 
@@ -116,12 +116,12 @@ async def test_an_output_that_ends_inside_its_reasoning_has_no_content() -> None
 async def test_every_parser_can_force_a_call(parser: str) -> None:
     engine = ScriptedEngine()
     named: Any = {"type": "function", "function": {"name": "get_time"}}
-    async with asked(engine, tool_parser=parser) as client:
+    async with asked(engine, tool_call_parser=parser) as client:
         for choice in ("required", named):
             await client.chat.completions.create(
                 model="scripted", messages=ASK, tools=TOOLS, tool_choice=choice
             )
-            assert engine.params is not None and engine.params.guided is not None
-            guided = engine.params.guided
+            assert engine.params is not None and engine.params.structured_outputs is not None
+            guided = engine.params.structured_outputs
             spec = guided.grammar or json.dumps(guided.json)
             assert "get_time" in spec and ("get_weather" in spec) == (choice == "required")

@@ -16,7 +16,14 @@ import openai
 import pytest
 from process import Process, cmdline, served
 
-OPTIONS = ("--executor", "processes", "--tensor-parallel-size", "2", "--num-pages", "64")
+OPTIONS = (
+    "--distributed-executor-backend",
+    "mp",
+    "--tensor-parallel-size",
+    "2",
+    "--num-pages",
+    "64",
+)
 LONG: Any = {"model": "tiny", "prompt": "ab", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
 
 
@@ -53,7 +60,7 @@ def descendants(pid: int) -> set[int]:
 
 def workers(pid: int) -> list[int]:
     """The processes of the ranks; the one of rank 0 was started first."""
-    return sorted(p for p in descendants(pid) if "treadle_executor_processes" in cmdline(p))
+    return sorted(p for p in descendants(pid) if "treadle_executor_mp" in cmdline(p))
 
 
 def running(pid: int) -> bool:

@@ -24,8 +24,8 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_prompts: Annotated[Count, Meta(description="custom: number of requests.")] = 32
     input_len: Annotated[Count, Meta(description="custom: tokens of each prompt.")] = 512
     output_len: Annotated[Count, Meta(description="custom: tokens of each output.")] = 128
-    passes: Annotated[Count, Meta(description="Timed passes of each workload.")] = 2
-    warmup: Annotated[
+    num_iters: Annotated[Count, Meta(description="Timed passes of each workload.")] = 2
+    num_iters_warmup: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="Passes before them that are not timed.")
     ] = 1
     pick: Annotated[
@@ -34,7 +34,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     temperature: Annotated[
         Annotated[float, Meta(ge=0)], Meta(description="Temperature of the requests; 0 is greedy.")
     ] = 0.6
-    concurrency: Annotated[
+    max_concurrency: Annotated[
         Count | None, Meta(description="latency: most requests at a time (default: all).")
     ] = None
     request_rate: Annotated[

@@ -9,13 +9,13 @@ from typing import Any
 
 import treadle
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import SchedulerConfig
 from treadle.errors import ConfigError
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.results import About
 from treadle_cli.bench.shapes import shape_folder
-from treadle_cli.bench.workloads import Workload, fitted, workload
+from treadle_cli.bench.workloads import Workload, clip_to_vocab, workload
 from treadle_cli.flags import ENGINE, Options
 
 __all__ = ("about", "engine_options", "params_of", "workloads")
@@ -26,7 +26,9 @@ def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
     prompts, and a cached prompt is not computed."""
     defaults: dict[str, Any] = {"enable_prefix_caching": False}
     if "custom" in bench.workload:
-        defaults["max_queue"] = max(SchedulerConfig().max_queue, bench.num_prompts)
+        defaults["max_num_queued_reqs"] = max(
+            SchedulerConfig().max_num_queued_reqs, bench.num_prompts
+        )
     if bench.hf_config is not None:
         if "model" in options.of(ENGINE):
             raise ConfigError("give either MODEL or --hf-config, not both")
@@ -34,14 +36,14 @@ def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
     return options.engine(**defaults)
 
 
-def workloads(bench: BenchConfig, facts: EngineFacts) -> list[Workload]:
+def workloads(bench: BenchConfig, info: EngineInfo) -> list[Workload]:
     """The workloads that were asked for. Raises ``ConfigError`` if one does not fit the engine."""
-    found = [fitted(workload(name, bench), facts.vocab_size) for name in bench.workload]
+    found = [clip_to_vocab(workload(name, bench), info.vocab_size) for name in bench.workload]
     for one in found:
-        if one.longest > facts.max_model_len:
+        if one.longest > info.max_model_len:
             raise ConfigError(
                 f"the workload {one.name} has a sequence of {one.longest} tokens, the engine takes "
-                f"{facts.max_model_len}; raise --max-model-len or choose another --workload"
+                f"{info.max_model_len}; raise --max-model-len or choose another --workload"
             )
     return found
 
@@ -53,18 +55,18 @@ def params_of(found: Workload, temperature: float) -> list[SamplingParams]:
 
 
 def about(
-    facts: EngineFacts, options: Mapping[str, Any], bench: BenchConfig, startup: float
+    info: EngineInfo, options: Mapping[str, Any], bench: BenchConfig, startup: float
 ) -> About:
     return About(
         treadle=treadle.__version__,
         torch=metadata.version("torch"),  # without importing it beside the engine's process
-        model=bench.hf_config or facts.model,
-        architecture=facts.architecture,
-        device=facts.device,
-        device_name=device_name(facts.device),
-        dtype=facts.dtype,
+        model=bench.hf_config or info.model,
+        architecture=info.architecture,
+        device=info.device,
+        device_name=device_name(info.device),
+        dtype=info.dtype,
         quantization=options.get("quantization"),
-        attention=facts.attention,
+        attention=info.attention,
         startup_seconds=round(startup, 3),
     )
 

@@ -14,7 +14,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options, ids_of, params_of, workloads
 from treadle_cli.bench.percentiles import spread
-from treadle_cli.bench.results import About, Latency, Result, picked
+from treadle_cli.bench.results import About, Latency, Result, select_pass
 from treadle_cli.bench.throughput import check_count
 from treadle_cli.bench.workloads import Workload
 from treadle_cli.flags import Options
@@ -26,7 +26,7 @@ __all__ = ("latency",)
 
 
 @dataclass(slots=True)
-class Pass:
+class LatencyPass:
     """Times of one pass, in seconds."""
 
     wall: float = 0.0
@@ -56,8 +56,8 @@ async def _all(given: dict[str, Any], bench: BenchConfig) -> AsyncIterator[Resul
     llm = AsyncLLM(**given)
     try:
         await llm.start()
-        facts = about(llm.facts, given, bench, time.perf_counter() - began)
-        for found in workloads(bench, llm.facts):
+        facts = about(llm.info, given, bench, time.perf_counter() - began)
+        for found in workloads(bench, llm.info):
             yield await measure(llm, found, bench, facts)
     finally:
         await llm.shutdown()
@@ -66,11 +66,11 @@ async def _all(given: dict[str, Any], bench: BenchConfig) -> AsyncIterator[Resul
 async def measure(llm: AsyncLLM, found: Workload, bench: BenchConfig, facts: About) -> Result:
     """Warm up, take the timed passes and report one of them."""
     params = params_of(found, bench.temperature)
-    for _ in range(bench.warmup):
-        await one_pass(llm, found, params, bench)
-    passes = [await one_pass(llm, found, params, bench) for _ in range(bench.passes)]
+    for _ in range(bench.num_iters_warmup):
+        await run_pass(llm, found, params, bench)
+    passes = [await run_pass(llm, found, params, bench) for _ in range(bench.num_iters)]
     walls = [p.wall for p in passes]
-    best = passes[picked(walls, bench.pick)]
+    best = passes[select_pass(walls, bench.pick)]
     return Result(
         kind="latency",
         workload=found.name,
@@ -87,18 +87,18 @@ async def measure(llm: AsyncLLM, found: Workload, bench: BenchConfig, facts: Abo
             ttft_ms=spread(best.ttft),
             itl_ms=spread(best.itl),
             e2e_ms=spread(best.e2e),
-            concurrency=bench.concurrency,
+            concurrency=bench.max_concurrency,
             request_rate=bench.request_rate,
         ),
     )
 
 
-async def one_pass(
+async def run_pass(
     llm: AsyncLLM, found: Workload, params: list[SamplingParams], bench: BenchConfig
-) -> Pass:
+) -> LatencyPass:
     """Send every request at its time and wait for all."""
-    times = Pass()
-    gate = asyncio.Semaphore(bench.concurrency or len(found.prompts))
+    times = LatencyPass()
+    gate = asyncio.Semaphore(bench.max_concurrency or len(found.prompts))
     draw = random.Random(0)
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -112,7 +112,7 @@ async def one_pass(
 
 
 async def _request(
-    llm: AsyncLLM, prompt: Any, params: SamplingParams, gate: asyncio.Semaphore, times: Pass
+    llm: AsyncLLM, prompt: Any, params: SamplingParams, gate: asyncio.Semaphore, times: LatencyPass
 ) -> None:
     """One request. Its clock starts when it may start: waiting at the gate is the client's."""
     async with gate:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ("Spread", "spread")
+__all__ = ("LatencyStats", "spread")
 
 
-class Spread(msgspec.Struct, frozen=True):
+class LatencyStats(msgspec.Struct, frozen=True):
     """Milliseconds of many measurements; all 0 if there were none."""
 
     mean: float = 0.0
@@ -19,10 +19,10 @@ class Spread(msgspec.Struct, frozen=True):
     max: float = 0.0
 
 
-def spread(seconds: Sequence[float]) -> Spread:
+def spread(seconds: Sequence[float]) -> LatencyStats:
     """Summarise, with linear interpolation between the two nearest measurements."""
     if not seconds:
-        return Spread()
+        return LatencyStats()
     ordered = sorted(seconds)
 
     def at(share: float) -> float:
@@ -32,7 +32,7 @@ def spread(seconds: Sequence[float]) -> Spread:
         return _ms(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
 
     mean = sum(ordered) / len(ordered)
-    return Spread(_ms(mean), at(0.5), at(0.9), at(0.99), _ms(ordered[-1]))
+    return LatencyStats(_ms(mean), at(0.5), at(0.9), at(0.99), _ms(ordered[-1]))
 
 
 def _ms(seconds: float) -> float:

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from treadle_cli.bench.percentiles import Spread
+from treadle_cli.bench.percentiles import LatencyStats
 
-__all__ = ("About", "Latency", "Result", "Startup", "picked")
+__all__ = ("About", "Latency", "Result", "Startup", "select_pass")
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +31,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds: to the first token, between tokens, to the end."""
 
-    ttft_ms: Spread
-    itl_ms: Spread
-    e2e_ms: Spread
+    ttft_ms: LatencyStats
+    itl_ms: LatencyStats
+    e2e_ms: LatencyStats
     concurrency: int | None = None
     request_rate: float | None = None
 
@@ -69,7 +69,7 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
     about: About
 
 
-def picked(walls: Sequence[float], pick: str) -> int:
+def select_pass(walls: Sequence[float], pick: str) -> int:
     """The index of the pass to report: the fastest, or that nearest to the median."""
     wanted = min(walls) if pick == "best" else median(walls)
     return min(range(len(walls)), key=lambda i: abs(walls[i] - wanted))

@@ -11,13 +11,19 @@ import msgspec
 
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import CacheGroup
-from treadle.api.types import EngineFacts, Executor, StepEdits, StepPlan, StepResult
+from treadle.api.step_types import KVCacheGroup
+from treadle.api.types import (
+    EngineInfo,
+    Executor,
+    GrammarOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+)
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 
-__all__ = ("SIZES", "HostCost", "host_cost")
+__all__ = ("SIZES", "SchedulerCost", "host_cost")
 
 SIZES = (1, 32, 256, 1024)
 PROMPT = 64  # tokens of each sequence before the measured decode steps
@@ -25,7 +31,7 @@ WARM = 20
 PAGE_SIZE = 16
 
 
-class HostCost(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds of one decode step outside of the device, over ``steps`` steps."""
 
     kind: str = "scheduler"
@@ -36,33 +42,35 @@ class HostCost(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float
 
 
-class NoRunner:
+class NullExecutor:
     """An executor that samples token 7 for every row, at once."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._slots = config.scheduler.max_num_seqs
-        self._queue: deque[StepResult] = deque()
+        self._queue: deque[ModelRunnerOutput] = deque()
 
-    def start(self) -> EngineFacts:
-        group = CacheGroup("full", None, self._slots * 128 + 1, 28, 1 << 16)
-        return EngineFacts(
+    def start(self) -> EngineInfo:
+        group = KVCacheGroup("full", None, self._slots * 128 + 1, 28, 1 << 16)
+        return EngineInfo(
             model="none", architecture="none", dtype="bfloat16", device="none", vocab_size=32000,
-            max_model_len=2048, page_size=PAGE_SIZE, groups=[group], depth=1, eos_ids=[2],
+            max_model_len=2048, page_size=PAGE_SIZE, kv_cache_groups=[group], num_async_steps=1, eos_token_ids=[2],
         )  # fmt: skip
 
-    def launch(self, plan: StepPlan) -> None:
-        self._queue.append(StepResult(plan.id, [7] * sum(plan.samples)))
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self._queue.append(
+            ModelRunnerOutput(scheduler_output.id, [7] * sum(scheduler_output.needs_sampling))
+        )
 
-    def sample(self, edits: StepEdits | None) -> None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> None:
         pass
 
-    def collect(self) -> StepResult:
+    def get_output(self) -> ModelRunnerOutput:
         return self._queue.popleft()
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         pass
 
-    def stop(self) -> None:
+    def shutdown(self) -> None:
         pass
 
 
@@ -70,22 +78,22 @@ class _Host(PluginManager):
     """The installed plugins, but for the executor."""
 
     def executor(self, name: str, config: EngineConfig) -> Executor:
-        return NoRunner(config)
+        return NullExecutor(config)
 
 
-def host_cost(steps: int = 400) -> Iterator[HostCost]:
+def host_cost(steps: int = 400) -> Iterator[SchedulerCost]:
     """One line for each number of running sequences."""
     for running in SIZES:
         config = from_options(
             max_num_seqs=running,
             max_num_batched_tokens=running * PROMPT,
             enable_prefix_caching=False,
-            max_queue=running,
+            max_num_queued_reqs=running,
         )
         core = EngineCore(config, _Host(config.plugins))
         params = SamplingParams(max_tokens=WARM + steps + 8, ignore_eos=True)
         for i in range(running):
-            core.add(EngineRequest(str(i), [5] * PROMPT, params, time.monotonic()))
+            core.add_request(EngineRequest(str(i), [5] * PROMPT, params, time.monotonic()))
         for _ in range(WARM):
             core.step()
         taken = []
@@ -94,7 +102,7 @@ def host_cost(steps: int = 400) -> Iterator[HostCost]:
             core.step()
             taken.append(1e3 * (time.perf_counter() - began))
         core.close()
-        yield HostCost(
+        yield SchedulerCost(
             running=running,
             steps=steps,
             median_ms=round(median(taken), 4),

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.errors import EngineError
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options
-from treadle_cli.bench.results import Startup, picked
+from treadle_cli.bench.results import Startup, select_pass
 from treadle_cli.flags import Options
 
 __all__ = ("first_token", "startup")
@@ -24,35 +24,35 @@ PROMPT = list(range(1, 9))
 CHILD = "from treadle_cli.bench.startup import first_token; first_token()"
 
 
-class Moments(msgspec.Struct, frozen=True):
+class StartupTimes(msgspec.Struct, frozen=True):
     """What the process that is measured says; times are of the system's monotonic clock."""
 
     imported: float
     ready: float
     token: float
-    facts: EngineFacts
+    info: EngineInfo
 
 
 def startup(options: Options, bench: BenchConfig) -> Iterator[Startup]:
     """Start an engine in a process of its own, ``warmup`` times untimed and ``passes`` timed."""
     given = engine_options(options, bench)
-    for _ in range(bench.warmup):
+    for _ in range(bench.num_iters_warmup):
         one_start(given)
-    starts = [one_start(given) for _ in range(bench.passes)]
+    starts = [one_start(given) for _ in range(bench.num_iters)]
     totals = [moments.token - began for began, moments in starts]
-    began, moments = starts[picked(totals, bench.pick)]
+    began, moments = starts[select_pass(totals, bench.pick)]
     ready = moments.ready - began
     yield Startup(
         first_token_seconds=round(moments.token - began, 3),
         ready_seconds=round(ready, 3),
-        stages={"python and imports": round(moments.imported - began, 3), **moments.facts.stages},
+        stages={"python and imports": round(moments.imported - began, 3), **moments.info.stages},
         pick=bench.pick,
         passes=[round(total, 3) for total in totals],
-        about=about(moments.facts, given, bench, ready),
+        about=about(moments.info, given, bench, ready),
     )
 
 
-def one_start(given: dict[str, Any]) -> tuple[float, Moments]:
+def one_start(given: dict[str, Any]) -> tuple[float, StartupTimes]:
     """When the process was started, and what it said. Raises ``EngineError`` if it failed."""
     began = time.monotonic()
     done = subprocess.run(
@@ -65,7 +65,7 @@ def one_start(given: dict[str, Any]) -> tuple[float, Moments]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise EngineError(f"the engine did not start (exit status {done.returncode}): {last}")
-    return began, msgspec.json.decode(done.stdout.splitlines()[-1], type=Moments)
+    return began, msgspec.json.decode(done.stdout.splitlines()[-1], type=StartupTimes)
 
 
 def first_token() -> None:
@@ -78,5 +78,5 @@ def first_token() -> None:
         ready = time.monotonic()
         params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
         llm.generate([PROMPT], params, use_tqdm=False)
-        moments = Moments(imported, ready, time.monotonic(), llm.facts)
+        moments = StartupTimes(imported, ready, time.monotonic(), llm.info)
     print(msgspec.json.encode(moments).decode(), flush=True)

@@ -10,7 +10,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.errors import EngineError
 from treadle_cli.bench.config import BenchConfig
 from treadle_cli.bench.engine import about, engine_options, ids_of, params_of, workloads
-from treadle_cli.bench.results import About, Result, picked
+from treadle_cli.bench.results import About, Result, select_pass
 from treadle_cli.bench.workloads import Workload
 from treadle_cli.flags import Options
 
@@ -27,18 +27,18 @@ def throughput(options: Options, bench: BenchConfig) -> Iterator[Result]:
     from treadle import LLM
 
     with LLM(**given) as llm:
-        facts = about(llm.facts, given, bench, time.perf_counter() - began)
-        for found in workloads(bench, llm.facts):
+        facts = about(llm.info, given, bench, time.perf_counter() - began)
+        for found in workloads(bench, llm.info):
             yield measure(llm, found, bench, facts)
 
 
 def measure(llm: LLM, found: Workload, bench: BenchConfig, facts: About) -> Result:
     """Warm up, take the timed passes and report one of them."""
     params = params_of(found, bench.temperature)
-    for _ in range(bench.warmup):
-        one_pass(llm, found, params)
-    walls = [one_pass(llm, found, params) for _ in range(bench.passes)]
-    wall = walls[picked(walls, bench.pick)]
+    for _ in range(bench.num_iters_warmup):
+        run_pass(llm, found, params)
+    walls = [run_pass(llm, found, params) for _ in range(bench.num_iters)]
+    wall = walls[select_pass(walls, bench.pick)]
     return Result(
         kind="throughput",
         workload=found.name,
@@ -54,7 +54,7 @@ def measure(llm: LLM, found: Workload, bench: BenchConfig, facts: About) -> Resu
     )
 
 
-def one_pass(llm: LLM, found: Workload, params: list[SamplingParams]) -> float:
+def run_pass(llm: LLM, found: Workload, params: list[SamplingParams]) -> float:
     """Seconds from handing the requests over to having all outputs."""
     prompts = ids_of(found.prompts)
     began = time.perf_counter()

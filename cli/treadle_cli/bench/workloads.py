@@ -13,7 +13,7 @@ from typing import Literal
 
 from treadle_cli.bench.config import BenchConfig
 
-__all__ = ("Workload", "fitted", "workload")
+__all__ = ("Workload", "clip_to_vocab", "workload")
 
 LARGEST_ID = 10000
 
@@ -82,7 +82,7 @@ def workload(name: str, config: BenchConfig) -> Workload:
     return NAMED[name]()
 
 
-def fitted(found: Workload, vocab_size: int) -> Workload:
+def clip_to_vocab(found: Workload, vocab_size: int) -> Workload:
     """The same workload with ids that a small vocabulary has."""
     if vocab_size > LARGEST_ID:
         return found

@@ -13,7 +13,7 @@ from treadle_cli.help import SectionedCommand, application
 
 if TYPE_CHECKING:
     from treadle_cli.bench.results import Result, Startup
-    from treadle_cli.bench.scheduler import HostCost
+    from treadle_cli.bench.scheduler import SchedulerCost
 
 __all__ = ("treadle_command",)
 
@@ -36,7 +36,7 @@ def throughput(*, options: Options) -> None:
 def latency(*, options: Options) -> None:
     """Measure the time to the first token, between tokens and to the end.
 
-    --concurrency bounds the requests at a time, --request-rate spreads their arrivals. The prefix
+    --max-concurrency bounds the requests at a time, --request-rate spreads their arrivals. The prefix
     cache is off unless --enable-prefix-caching is given.
     """
     bench = options.struct(BENCH)
@@ -50,8 +50,8 @@ def latency(*, options: Options) -> None:
 def startup(*, options: Options) -> None:
     """Measure the time from the start of a process to the first token.
 
-    Each start is a new process; --warmup starts are not timed, so that files are in memory and
-    kernels compiled. Of the other flags of this group --passes, --pick and --hf-config matter.
+    Each start is a new process; --num-iters-warmup starts are not timed, so that files are in memory and
+    kernels compiled. Of the other flags of this group --num-iters, --pick and --hf-config matter.
     """
     bench = options.struct(BENCH)
     from treadle_cli.bench.startup import startup as measure
@@ -71,7 +71,7 @@ def scheduler() -> None:
         _print(cost)
 
 
-def _print(result: Result | Startup | HostCost) -> None:
+def _print(result: Result | Startup | SchedulerCost) -> None:
     print(msgspec.json.encode(result).decode(), flush=True)
 
 

@@ -52,7 +52,7 @@ def chat(
     with LLM(**engine) as llm:
         params = sampling_params(llm, options, max_tokens=None)
         talk = Conversation(system)
-        partner = Partner(llm, params.replace(n=1, output_kind="delta"), talk, Screen(), stats)
+        partner = ChatSession(llm, params.replace(n=1, output_kind="delta"), talk, Screen(), stats)
         if sys.stdin.isatty():
             partner.converse()
         else:
@@ -60,7 +60,7 @@ def chat(
 
 
 @dataclass(frozen=True, slots=True)
-class Partner:
+class ChatSession:
     """The model's side of a conversation."""
 
     llm: LLM

@@ -16,7 +16,7 @@ from treadle_cli.help import single
 
 if TYPE_CHECKING:
     from treadle_cli.doctor.report import Report
-    from treadle_cli.doctor.survey import Bid
+    from treadle_cli.doctor.survey import BackendReport
 
 __all__ = ("treadle_command",)
 
@@ -53,7 +53,7 @@ OWN = {"kernel": "treadle's own", "ranks": "torch.distributed"}
 
 
 def _shown(found: Report) -> Iterator[str]:
-    machine, seen = found.machine, found.seen
+    machine, seen = found.machine, found.device
     yield f"python    {machine.python} on {machine.platform}"
     yield f"versions  {', '.join(f'{n} {v}' for n, v in machine.versions.items())}"
     if machine.gpus:
@@ -61,7 +61,7 @@ def _shown(found: Report) -> Iterator[str]:
     if seen is not None:
         named = f" ({seen.name}, {seen.memory / 2**30:.0f} GiB)" if seen.name else ""
         yield f"device    {seen.device}{named}; CUDA of torch: {seen.cuda or 'none'}"
-        yield from _bids("attention", seen.attention)
+        yield from _bids("attention_backends", seen.attention)
         yield from _bids("kernel", seen.kernels)
         yield from _bids("ranks", {"two ranks": seen.communicators})
     yield from _plugins(found)
@@ -70,7 +70,7 @@ def _shown(found: Report) -> Iterator[str]:
     yield from (f"install   {line}" for line in found.advice)
 
 
-def _bids(what: str, bids: Mapping[str, Sequence[Bid]]) -> Iterator[str]:
+def _bids(what: str, bids: Mapping[str, Sequence[BackendReport]]) -> Iterator[str]:
     for name, answers in bids.items():
         best = next((b for b in answers if b.score is not None), None)
         winner = f"{best.name} ({best.score})" if best else OWN.get(what, "-")

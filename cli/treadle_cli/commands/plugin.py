@@ -53,12 +53,12 @@ def show_one(
     """Import one plugin and show its hooks and options; of a distribution, list its keys."""
     from treadle_cli.description import describe
 
-    host = PluginManager(options.struct(PLUGINS))
+    plugins = PluginManager(options.struct(PLUGINS))
     if ":" not in id:
-        _show_distribution(host, id, json)
+        _show_distribution(plugins, id, json)
         return
     kind, _, key = id.partition(":")
-    found = describe(host, kind, key)
+    found = describe(plugins, kind, key)
     print(msgspec.json.encode(found).decode()) if json else _print_description(found)
 
 
@@ -108,7 +108,7 @@ def lock(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("treadle.lock"),
     options: Options,
 ) -> None:
-    """Write down every plugin with its version, for treadle serve --locked FILE."""
+    """Write down every plugin with its version, for treadle serve --plugin-lock-file FILE."""
     from treadle.plugins.lock import lock_of
 
     found = lock_of(PluginManager(options.struct(PLUGINS)).entries)
@@ -120,12 +120,12 @@ def lock(
     print(f"{file}: {len(found.plugins)} keys")
 
 
-def _show_distribution(host: PluginManager, name: str, json: bool) -> None:
+def _show_distribution(plugins: PluginManager, name: str, json: bool) -> None:
     from treadle.testing.examination.listing import rows
 
-    found: list[Row] = [r for r in rows(host) if normal(r.distribution) == normal(name)]
+    found: list[Row] = [r for r in rows(plugins) if normal(r.distribution) == normal(name)]
     if not found:
-        known = ", ".join(sorted({e.dist for e in host.entries}))
+        known = ", ".join(sorted({e.dist for e in plugins.entries}))
         raise ConfigError(f"no plugins come from {name!r}; write kind:key or one of: {known}")
     if json:
         print(msgspec.json.encode(found).decode())

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from treadle.known_plugins import DISTRIBUTIONS, install_hint
-from treadle_cli.doctor.survey import Seen
+from treadle_cli.doctor.survey import DeviceReport
 
 __all__ = ("Machine", "advice", "look")
 
@@ -69,7 +69,7 @@ def _driver(proc: Path) -> str:
     return found[1] if found else ""
 
 
-def advice(machine: Machine, seen: Seen | None, installed: Iterable[str]) -> Iterator[str]:
+def advice(machine: Machine, seen: DeviceReport | None, installed: Iterable[str]) -> Iterator[str]:
     """What to install or change, one sentence each; nothing on a machine without a GPU."""
     if not machine.gpus:
         return

@@ -12,7 +12,7 @@ from treadle.plugins.selection import PluginSelection
 from treadle.processes.child_process import ChildError, ask
 from treadle.testing.examination.checks import Checked, check
 from treadle_cli.doctor import machine
-from treadle_cli.doctor.survey import Seen, Survey
+from treadle_cli.doctor.survey import DeviceReport, Survey
 
 __all__ = ("Report", "examine")
 
@@ -24,7 +24,7 @@ class Report(msgspec.Struct, frozen=True):
 
     machine: machine.Machine
     plugins: list[Checked]
-    seen: Seen | None
+    device: DeviceReport | None
     reports: list[str]
     problems: list[str]
     advice: list[str]
@@ -53,7 +53,9 @@ def examine(
     seen, problems = None, []
     if only is None:
         try:
-            seen = ask(SURVEY, Survey(_healthy(plugins, examined), device), Seen, seconds * 2)
+            seen = ask(
+                SURVEY, Survey(_healthy(plugins, examined), device), DeviceReport, seconds * 2
+            )
         except ChildError as error:
             problems.append(f"asking for the device and the bids failed: {error}")
     tips = list(machine.advice(found, seen, installed))

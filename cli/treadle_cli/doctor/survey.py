@@ -24,7 +24,7 @@ from treadle.plugins.selection import PluginSelection
 if TYPE_CHECKING:
     from treadle.layers.kernel_op import KernelOp
 
-__all__ = ("ATTENTION", "Bid", "Seen", "Survey", "main")
+__all__ = ("ATTENTION", "BackendReport", "DeviceReport", "Survey", "main")
 
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 
@@ -39,7 +39,7 @@ class Survey(msgspec.Struct, frozen=True):
     device: str = "auto"
 
 
-class Bid(msgspec.Struct, frozen=True):
+class BackendReport(msgspec.Struct, frozen=True):
     """One backend's answer: a score, or the reasons of its refusal."""
 
     name: str
@@ -47,7 +47,7 @@ class Bid(msgspec.Struct, frozen=True):
     reasons: list[str] = []
 
 
-class Seen(msgspec.Struct, frozen=True):
+class DeviceReport(msgspec.Struct, frozen=True):
     """What torch is, what it runs on, and who bids for what, the winner first."""
 
     torch: str
@@ -56,12 +56,12 @@ class Seen(msgspec.Struct, frozen=True):
     name: str
     capability: str
     memory: int
-    attention: dict[str, list[Bid]]
-    kernels: dict[str, list[Bid]]
-    communicators: list[Bid] = []
+    attention: dict[str, list[BackendReport]]
+    kernels: dict[str, list[BackendReport]]
+    communicators: list[BackendReport] = []
 
 
-def survey(asked: Survey) -> Seen:
+def survey(asked: Survey) -> DeviceReport:
     import torch
 
     from treadle.runner.device import describe, pick_device
@@ -69,8 +69,8 @@ def survey(asked: Survey) -> Seen:
 
     device = pick_device(asked.device)
     info = describe(device)
-    host = PluginManager.from_selection(asked.plan)
-    return Seen(
+    plugins = PluginManager.from_selection(asked.plan)
+    return DeviceReport(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         device=str(device),
@@ -78,16 +78,17 @@ def survey(asked: Survey) -> Seen:
         capability=".".join(map(str, info.capability or ())),
         memory=info.memory,
         attention={
-            name: _bids(host, kinds.ATTENTION, request=request) for name, request in requests(info)
+            name: _bids(plugins, kinds.ATTENTION_BACKENDS, request=request)
+            for name, request in requests(info)
         },
-        kernels={op.name: _kernel(host, op, info) for op in KERNEL_OPS.values()},
-        communicators=_bids(host, kinds.COMMUNICATORS, request=CommunicatorRequest(info, 2)),
+        kernels={op.name: _kernel(plugins, op, info) for op in KERNEL_OPS.values()},
+        communicators=_bids(plugins, kinds.COMMUNICATORS, request=CommunicatorRequest(info, 2)),
     )
 
 
 def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
     """The attention of an 8B model, and what other models ask."""
-    dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
+    dtype = CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE
     plain = AttentionRequest(device, dtype, dtype, 128, 32, 8, 128**-0.5)
     made = (
         plain,
@@ -99,16 +100,18 @@ def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
     return zip(ATTENTION, made, strict=True)
 
 
-def _kernel(host: PluginManager, op: KernelOp, device: DeviceInfo) -> list[Bid]:
-    dtype = CUDA_DTYPE if device.kind == "cuda" else CPU_DTYPE
+def _kernel(plugins: PluginManager, op: KernelOp, device: DeviceInfo) -> list[BackendReport]:
+    dtype = CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE
     request = KernelRequest(device, dtype, op.example_sizes)
-    return _bids(host, kinds.KERNELS, op=op.name, request=request)
+    return _bids(plugins, kinds.KERNEL_OPS, op=op.name, request=request)
 
 
-def _bids(host: PluginManager, kind: PluginKind[Any], **arguments: Any) -> list[Bid]:
-    offers, refusals = host.offers(kind, **arguments)
-    made = [Bid(offer.name, offer.score) for offer in offers]
-    return made + [Bid(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals]
+def _bids(plugins: PluginManager, kind: PluginKind[Any], **arguments: Any) -> list[BackendReport]:
+    offers, refusals = plugins.offers(kind, **arguments)
+    made = [BackendReport(offer.name, offer.score) for offer in offers]
+    return made + [
+        BackendReport(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals
+    ]
 
 
 def main() -> None:

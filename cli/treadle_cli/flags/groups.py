@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from treadle.api.sampling_params import BOUNDS, OPEN_BELOW, SamplingParams
-from treadle.config import PluginConfig, sections
+from treadle.config import PluginConfig, config_sections
 from treadle_cli.bench.config import BenchConfig
 
 __all__ = ("BENCH", "ENGINE", "PLUGINS", "SAMPLING", "SECTIONS", "Field", "Group", "server_group")
@@ -69,13 +69,16 @@ PANELS = {
     "device": "Device",
     "plugins": "Plugins",
 }
-ENGINE = tuple(Group(name, PANELS.get(name, name.title()), struct) for name, struct in sections())
+ENGINE = tuple(
+    Group(name, PANELS.get(name, name.title()), struct) for name, struct in config_sections()
+)
 
 PLUGINS = Group(
     "plugins",
     PANELS["plugins"],
     PluginConfig,
-    skip=frozenset(PluginConfig.__struct_fields__) - {"plugin", "no_plugin", "plugin_file"},
+    skip=frozenset(PluginConfig.__struct_fields__)
+    - {"pin_plugin", "disable_plugin", "plugin_file"},
 )
 """What decides which plugins there are, without what an engine does with them."""
 
@@ -123,8 +126,8 @@ SAMPLING = Group(
             "truncate_prompt_tokens": "Keep only so many of the prompt's last tokens.",
             "priority": "Lower is served first (--scheduling-policy priority).",
             "cache_salt": "Share the prefix cache only with requests of the same salt.",
-            "guided": 'JSON: {"regex": "…"}, or json, json_object, choice, grammar.',
-            "extra": "JSON: arguments of logits-processor plugins, by name.",
+            "structured_outputs": 'JSON: {"regex": "…"}, or json, json_object, choice, grammar.',
+            "extra_args": "JSON: arguments of logits-processor plugins, by name.",
         }
     ),
 )

@@ -16,7 +16,7 @@ import typer
 from treadle_cli.flags.file import read_file
 from treadle_cli.flags.groups import Field, Group
 from treadle_cli.flags.options import Options, plugin_options
-from treadle_cli.flags.types import bare, decoded, flag_type, merged, metavar
+from treadle_cli.flags.types import decoded, flag_type, merged, metavar, unwrap_annotated
 from treadle_cli.rewrite import FLAG, PREFIX
 
 __all__ = ("with_flags",)
@@ -71,7 +71,7 @@ def _parameters(group: Group) -> Iterator[inspect.Parameter]:
 
 def _option(found: Field, panel: str) -> Any:
     flag = "--" + found.name.replace("_", "-")
-    if bare(found.annotation) is bool:
+    if unwrap_annotated(found.annotation) is bool:
         flag = f"{flag}/--no-{flag[2:]}"
     return typer.Option(
         flag,

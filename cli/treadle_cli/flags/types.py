@@ -15,7 +15,7 @@ __all__ = ("choices_of", "decoded", "flag_type", "metavar")
 SIMPLE = (bool, int, float, str)
 
 
-def bare(annotation: Any) -> Any:
+def unwrap_annotated(annotation: Any) -> Any:
     """The type without ``Annotated`` and ``None``; of a union, the arm that a flag fills.
 
     A list beats text (``str | list[str]``: repeat the flag) and a dict beats both (JSON).
@@ -24,7 +24,7 @@ def bare(annotation: Any) -> Any:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation
-    arms = [bare(arm) for arm in get_args(annotation) if arm is not type(None)]
+    arms = [unwrap_annotated(arm) for arm in get_args(annotation) if arm is not type(None)]
     return max(arms, key=lambda arm: (holds_json(arm), is_list(arm)))
 
 
@@ -35,9 +35,9 @@ def is_list(found: Any) -> bool:
 
 def holds_json(annotation: Any) -> bool:
     """Whether the flag of this type is JSON text."""
-    found = bare(annotation)
+    found = unwrap_annotated(annotation)
     if is_list(found):
-        return not simple(bare(get_args(found)[0]))
+        return not simple(unwrap_annotated(get_args(found)[0]))
     return not simple(found)
 
 
@@ -48,9 +48,9 @@ def simple(found: Any) -> bool:
 
 def flag_type(annotation: Any) -> Any:
     """What typer is told: ``None`` stands for a flag that was not given."""
-    found = str if holds_json(annotation) else bare(annotation)
+    found = str if holds_json(annotation) else unwrap_annotated(annotation)
     if is_list(found):
-        item = bare(get_args(found)[0])
+        item = unwrap_annotated(get_args(found)[0])
         # Typer knows no lists of choices; the Struct refuses what is none.
         found = list[str] if get_origin(item) is Literal else list[item]  # type: ignore[valid-type]
     return Optional[found]  # noqa: UP045  (a value, not an annotation)
@@ -60,23 +60,23 @@ def metavar(annotation: Any) -> str | None:
     """What stands for the value on a help page, where typer's own word is none."""
     if holds_json(annotation):
         return "JSON"
-    found = bare(annotation)
+    found = unwrap_annotated(annotation)
     if not is_list(found):
         return None
-    return f"<{'|'.join(choices_of(found)) or bare(get_args(found)[0]).__name__}>"
+    return f"<{'|'.join(choices_of(found)) or unwrap_annotated(get_args(found)[0]).__name__}>"
 
 
 def choices_of(annotation: Any) -> list[str]:
     """The values of a ``Literal`` or of a list of them."""
-    found = bare(annotation)
+    found = unwrap_annotated(annotation)
     if is_list(found):
-        found = bare(get_args(found)[0])
+        found = unwrap_annotated(get_args(found)[0])
     return [str(choice) for choice in get_args(found)] if get_origin(found) is Literal else []
 
 
 def decoded(name: str, annotation: Any, value: Any) -> Any:
     """The value of a flag as the Struct wants it. Raises ``ConfigError`` for bad JSON."""
-    if not holds_json(bare(annotation)):
+    if not holds_json(unwrap_annotated(annotation)):
         return value
     try:
         return msgspec.json.decode(value)

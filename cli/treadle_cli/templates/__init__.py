@@ -29,7 +29,7 @@ MORE = {
     "server": ["treadle-server"],
     "commands": ["typer>=0.21"],
     "tool_parsers": ["treadle-parsing-kit"],
-    "reasoning": ["treadle-parsing-kit"],
+    "reasoning_parsers": ["treadle-parsing-kit"],
 }
 
 

@@ -46,13 +46,13 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def run(line: list[str], asked: Request) -> Ended:
-    host = PluginManager.from_selection(
+    plugins = PluginManager.from_selection(
         asked.plan, asked.config
     )  # of its own, as in a process of its own
     out, err, code, trace = io.StringIO(), io.StringIO(), 1, ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            cli.main(line, host)
+            cli.main(line, plugins)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         except BaseException:  # a plugin may raise anything

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from treadle.processes.child_process import ask
-from treadle.testing.plugin import FOREIGN, Subject
+from treadle.testing.plugin import FOREIGN, PluginTest
 from treadle_cli.testing.child import Ended, Request
 
 __all__ = ("CommandSuite",)
@@ -25,7 +25,7 @@ __all__ = ("CommandSuite",)
 CHILD = "treadle_cli.testing.child"
 
 
-class CommandSuite(Subject):
+class CommandSuite(PluginTest):
     """Help that comes at once, and answers to mistakes that are no traceback."""
 
     accepted: ClassVar[Sequence[Sequence[str]]] = ()
@@ -35,15 +35,17 @@ class CommandSuite(Subject):
 
     def run(self, lines: Sequence[Sequence[str]]) -> list[Ended]:
         """Run ``treadle KEY …`` for each line, one after another in a new process."""
-        host = self.host()
+        plugins = self.host()
         asked = [[self.key, *line] for line in lines]
-        return ask(CHILD, Request(asked, host.selection(), host.config), list[Ended], self.seconds)
+        return ask(
+            CHILD, Request(asked, plugins.selection(), plugins.config), list[Ended], self.seconds
+        )
 
     def application(self, name: str) -> Any:
         """What the hook answers to ``name``."""
-        host = self.host()
-        relay: Any = host.hooks_for(self.kind, self.key)
-        return relay.treadle_command(name=name, options=host.options(self.kind, self.key))
+        plugins = self.host()
+        relay: Any = plugins.hooks_for(self.kind, self.key)
+        return relay.treadle_command(name=name, options=plugins.options(self.kind, self.key))
 
     def paths(self) -> list[list[str]]:
         """The arguments that lead to each subcommand, the command itself first."""

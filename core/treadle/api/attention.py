@@ -7,22 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.cache import DeviceInfo, KVCacheSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = (
     "AttentionBackend",
-    "AttentionBatch",
+    "AttentionOffer",
     "AttentionRequest",
+    "CommonAttentionMetadata",
+    "ForwardContext",
     "KernelOffer",
     "KernelRequest",
     "MaskKind",
-    "Offer",
-    "PagedWriter",
     "Refusal",
-    "Step",
+    "SupportsExternalKVWrite",
 )
 
 
@@ -36,7 +36,7 @@ class MaskKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequest:
-    """What an attention group needs of a backend. ``heads`` and ``kv_heads`` are those of a rank.
+    """What an attention group needs of a backend. ``num_heads`` and ``num_kv_heads`` are those of a rank.
 
     ``window`` is the number of tokens that a token attends to, including itself. ``page_size`` is
     in tokens; ``None`` if the backend may choose.
@@ -46,8 +46,8 @@ class AttentionRequest:
     dtype: str
     kv_dtype: str
     head_size: int
-    heads: int
-    kv_heads: int
+    num_heads: int
+    num_kv_heads: int
     scale: float
     page_size: int | None = None
     mask: MaskKind = MaskKind.CAUSAL
@@ -56,9 +56,9 @@ class AttentionRequest:
     sinks: bool = False
     latent: bool = False
 
-    def contradictions(self) -> list[str]:
+    def invalid_reasons(self) -> list[str]:
         """Return why no backend can support the request, as reasons for a ``Refusal``."""
-        heads, kv_heads, mask, window = self.heads, self.kv_heads, self.mask, self.window
+        heads, kv_heads, mask, window = self.num_heads, self.num_kv_heads, self.mask, self.window
         checks = (
             (
                 kv_heads > 0 and heads % kv_heads == 0,
@@ -75,7 +75,7 @@ class AttentionRequest:
 
 
 @dataclass(slots=True)
-class AttentionBatch:
+class CommonAttentionMetadata:
     """The rows of a step, for the layers of one KV cache group.
 
     Row ``r`` has ``query_lens[r]`` new tokens and, including them, ``kv_lens[r]`` tokens in the
@@ -89,21 +89,21 @@ class AttentionBatch:
     page_size: int
     num_decodes: int
     max_query_len: int
-    max_kv_len: int
-    query_start: Tensor  # int32 [rows + 1], device
-    kv_lens: Tensor  # int32 [rows], device
+    max_seq_len: int
+    query_start_loc: Tensor  # int32 [rows + 1], device
+    seq_lens: Tensor  # int32 [rows], device
     page_table: Tensor  # int32 [rows, pages], device; may have more columns than needed
     slot_mapping: Tensor  # int64 [tokens], device: page · page_size + offset of each new token
-    query_lens_host: Sequence[int]
-    kv_lens_host: Sequence[int]
+    query_lens_cpu: Sequence[int]
+    seq_lens_cpu: Sequence[int]
 
 
 @dataclass(slots=True)
-class Step:
+class ForwardContext:
     """Forward context that a model passes to its layers: metadata for each attention group."""
 
-    plans: Sequence[Any]
-    wanted: Tensor | None = None
+    attn_metadata: Sequence[Any]
+    logits_indices: Tensor | None = None
     """int64 ``[rows]``: the tokens with logits; ``None`` if all. A model may return the hidden
     states of these only, as the layers after the last attention do not need the others."""
 
@@ -111,10 +111,10 @@ class Step:
 class AttentionBackend(Protocol):
     """Writes keys and values to the paged cache and computes attention."""
 
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
+    def kv_cache_shape(self, pages: int, page_size: int, spec: KVCacheSpec) -> tuple[int, ...]:
         """Return the shape of a layer's cache. Its element type is ``spec.dtype``."""
 
-    def plan(self, batch: AttentionBatch) -> Any:
+    def build_metadata(self, batch: CommonAttentionMetadata) -> Any:
         """Return the attention metadata of a step. Called once per group, before the layers."""
 
     def forward(
@@ -123,7 +123,7 @@ class AttentionBackend(Protocol):
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: Any,
+        metadata: Any,
         scales: tuple[float, float] = ...,
     ) -> Tensor:
         """Write ``k`` and ``v`` to the cache and return the attention output.
@@ -137,18 +137,18 @@ class AttentionBackend(Protocol):
 
 
 @runtime_checkable
-class PagedWriter(Protocol):
+class SupportsExternalKVWrite(Protocol):
     """Optional protocol of a backend: kernels outside it may write keys and values to its cache.
 
     The cache is then ``[2, pages, page_size, kv_heads, head_size]``: keys, then values.
     """
 
-    def slots(self, plan: Any) -> Tensor:
+    def slot_mapping(self, plan: Any) -> Tensor:
         """Return the slot mapping, int64 ``[tokens]``: page · page_size + offset of each token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class AttentionOffer:
     """A backend's offer to serve a request. ``score``: 0 (reference) to 100 (best known)."""
 
     name: str

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ("CacheKind", "CacheLayout", "ConnectorRole", "DeviceInfo", "LayerCacheSpec")
+__all__ = ("CacheKind", "ConnectorRole", "DeviceInfo", "KVCacheLayout", "KVCacheSpec")
 
 CacheKind = Literal["full", "sliding", "latent", "state"]
 
@@ -15,18 +15,18 @@ CacheKind = Literal["full", "sliding", "latent", "state"]
 class DeviceInfo:
     """A device, for plugins. ``memory`` is its total memory in bytes."""
 
-    kind: str
+    type: str
     capability: tuple[int, int] | None = None
     memory: int = 0
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCacheSpec:
+class KVCacheSpec:
     """A layer's KV cache per token: ``kv_heads × head_size`` keys and as many values."""
 
     layer: str
-    kv_heads: int
+    num_kv_heads: int
     head_size: int
     dtype: str
     window: int | None = None
@@ -34,12 +34,12 @@ class LayerCacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheLayout:
+class KVCacheLayout:
     """The pages of an engine, for KV connectors."""
 
     page_size: int
-    pages: int
-    layers: tuple[LayerCacheSpec, ...]
+    num_pages: int
+    layers: tuple[KVCacheSpec, ...]
 
 
 class ConnectorRole(enum.Enum):

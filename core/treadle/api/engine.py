@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from treadle.api.stats import EngineStats
-    from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+    from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 __all__ = (
     "Executor",
@@ -33,7 +33,7 @@ class QueuedRequest(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def arrival(self) -> float:
+    def arrival_time(self) -> float:
         """Time of arrival, in seconds of the engine's monotonic clock."""
 
     @property
@@ -41,51 +41,51 @@ class QueuedRequest(Protocol):
         """Requests with lower values are served first."""
 
     @property
-    def prompt_len(self) -> int: ...
+    def num_prompt_tokens(self) -> int: ...
     @property
-    def output_len(self) -> int: ...
+    def num_output_tokens(self) -> int: ...
 
 
 class SchedulingPolicy(Protocol):
     """Chooses the order of admission and which request to preempt."""
 
-    def order(self, request: QueuedRequest) -> tuple[float, ...]:
+    def sort_key(self, request: QueuedRequest) -> tuple[float, ...]:
         """Return the sort key of a waiting request. It is constant; the smallest goes first."""
 
-    def victim(self, running: Sequence[QueuedRequest]) -> int:
+    def select_victim(self, running: Sequence[QueuedRequest]) -> int:
         """Return the index of the request to preempt. ``running`` is not empty."""
 
 
 class Executor(Protocol):
     """Runs steps on one or more devices. Called from one thread."""
 
-    def start(self) -> EngineFacts:
+    def start(self) -> EngineInfo:
         """Build and load the model, and allocate the KV cache."""
 
-    def launch(self, plan: StepPlan) -> None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Launch a step without waiting for it. Outputs are in the order of launches.
 
         With deferred sampling (``SchedulerOutput.defer_sampling``), run up to the logits;
         ``sample_tokens`` completes the step before the next launch.
         """
 
-    def sample(self, edits: StepEdits | None) -> None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> None:
         """Complete the newest step, which has deferred sampling."""
 
-    def collect(self) -> StepResult:
+    def get_output(self) -> ModelRunnerOutput:
         """Wait for the oldest step in flight and return its output."""
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Raise ``EngineDeadError`` if a worker has exited. Cheap; called when idle."""
 
-    def stop(self) -> None:
+    def shutdown(self) -> None:
         """Release everything. Called at most once, even if ``start`` has failed."""
 
 
 class LogitsProcessor(Protocol):
     """Edits logits before sampling, for requests that name it in ``SamplingParams.extra_args``."""
 
-    def check(self, arguments: Any) -> None:
+    def validate_params(self, arguments: Any) -> None:
         """Raise ``RequestError`` if ``arguments`` (``extra_args[name]``) are invalid."""
 
     def apply(
@@ -101,7 +101,7 @@ class LogitsProcessor(Protocol):
 class Proposer(Protocol):
     """Drafts tokens for speculative decoding. Not called by this version."""
 
-    lookahead: int
+    num_speculative_tokens: int
     """Number of draft tokens per row and step, at least 1. Constant."""
 
     def propose(self, batch: Sequence[Sequence[int]]) -> Tensor:
@@ -111,7 +111,7 @@ class Proposer(Protocol):
         sequence of calls to a new proposer must give the same drafts.
         """
 
-    def accepted(self, counts: Sequence[int]) -> None:
+    def on_accepted(self, counts: Sequence[int]) -> None:
         """Receive the number of accepted drafts of each row. Called after each ``propose``."""
 
 
@@ -122,7 +122,7 @@ class KVConnector(Protocol):
     ``KVCacheLayout.num_pages``; ``pages[i]`` is for the ``i``-th ``page_size`` tokens.
     """
 
-    def lookup(self, request: Any) -> int:
+    def get_num_matched_tokens(self, request: Any) -> int:
         """Return how many leading tokens ``load`` can provide, in whole pages of this layout."""
 
     def load(self, request: Any, pages: Sequence[int]) -> None:

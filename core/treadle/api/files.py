@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = (
     "ChatRenderer",
+    "IncrementalDetokenizer",
     "ModelFiles",
     "ModelRef",
     "ModelSource",
-    "ParameterFiller",
-    "TensorFiles",
-    "TextStream",
+    "SupportsFill",
+    "SupportsTensorFiles",
     "Tokenizer",
     "WeightLoader",
 )
@@ -55,8 +55,8 @@ class ModelSource(Protocol):
 class WeightLoader(Protocol):
     """Reads the tensors of a checkpoint."""
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``(name, tensor)`` for each tensor with ``wanted(name)``, on the CPU, in any order.
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        """Yield ``(name, tensor)`` for each tensor with ``should_load(name)``, on the CPU, in any order.
 
         A tensor may alias a memory-mapped file. It must not be written to, and slicing it before
         copying lets a rank read only its shard.
@@ -64,28 +64,28 @@ class WeightLoader(Protocol):
 
 
 @runtime_checkable
-class TensorFiles(Protocol):
+class SupportsTensorFiles(Protocol):
     """Optional protocol of a ``WeightLoader``: report the file of a tensor, for error messages."""
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         """Return the file of a tensor that ``tensors`` has yielded."""
 
 
 @runtime_checkable
-class ParameterFiller(Protocol):
+class SupportsFill(Protocol):
     """Optional protocol of a ``WeightLoader`` that reads no tensors, but fills the parameters."""
 
     def fill(self, model: nn.Module) -> None:
         """Fill every parameter of ``model`` in place, on its device."""
 
 
-class TextStream(Protocol):
+class IncrementalDetokenizer(Protocol):
     """Decodes the token ids of a sequence one by one."""
 
-    def step(self, token: int) -> str:
+    def decode_next(self, token: int) -> str:
         """Return the text that ``token`` completes; ``""`` while a character is incomplete."""
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return the pending text, with U+FFFD for bytes of an incomplete character."""
 
 
@@ -97,10 +97,10 @@ class Tokenizer(Protocol):
         """The largest token id plus one."""
 
     @property
-    def eos_id(self) -> int | None: ...
+    def eos_token_id(self) -> int | None: ...
 
     @property
-    def special_ids(self) -> frozenset[int]: ...
+    def special_token_ids(self) -> frozenset[int]: ...
 
     @property
     def chat_template(self) -> str | None: ...
@@ -114,19 +114,19 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         """Return the text of a single token, as shown in logprobs."""
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, which may be part of a character. Used by grammars."""
 
-    def stream(
+    def create_detokenizer(
         self,
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-    ) -> TextStream:
+    ) -> IncrementalDetokenizer:
         """Return an incremental detokenizer for the tokens after ``prompt_ids``."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treadle.api import types as t
     from treadle.config import EngineConfig
 
-__all__ = ("PROJECT", "Every", "First", "Options", "Plugin", "impl", "spec")
+__all__ = ("PROJECT", "AllResultsHooks", "FirstResultHooks", "Options", "Plugin", "impl", "spec")
 
 PROJECT = "treadle"
 spec = pluggy.HookspecMarker(PROJECT)
@@ -28,7 +28,7 @@ impl = pluggy.HookimplMarker(PROJECT)
 Options = Mapping[str, Any]
 
 
-class First:
+class FirstResultHooks:
     """Hooks called for one plugin, the owner of the key. The first result is used."""
 
     # Finding and reading a checkpoint
@@ -73,7 +73,7 @@ class First:
         """Return the quantization scheme of a checkpoint's ``quantization_config``."""
 
     @spec(firstresult=True)
-    def treadle_multimodal(
+    def treadle_multimodal_processor(
         self, architecture: str, files: t.ModelFiles, options: Options
     ) -> t.MultimodalProcessor | None:
         """Return a processor of images, audio or video for an architecture."""
@@ -82,12 +82,12 @@ class First:
 
     @spec(firstresult=True)
     def treadle_executor(
-        self, name: str, config: EngineConfig, host: Any, options: Options
+        self, name: str, config: EngineConfig, plugins: Any, options: Options
     ) -> t.Executor | None:
-        """Return an executor: ``inline``, ``processes``, ``ray``. ``host``: plugin manager."""
+        """Return an executor: ``uni``, ``mp``, ``ray``. ``plugins``: plugin manager."""
 
     @spec(firstresult=True)
-    def treadle_policy(self, name: str, options: Options) -> t.SchedulingPolicy | None:
+    def treadle_scheduling_policy(self, name: str, options: Options) -> t.SchedulingPolicy | None:
         """Return a scheduling policy."""
 
     @spec(firstresult=True)
@@ -98,7 +98,7 @@ class First:
 
     @spec(firstresult=True)
     def treadle_kv_connector(
-        self, name: str, role: t.ConnectorRole, layout: t.CacheLayout, options: Options
+        self, name: str, role: t.ConnectorRole, layout: t.KVCacheLayout, options: Options
     ) -> t.KVConnector | None:
         """Return a connector that loads and saves pages of the KV cache."""
 
@@ -153,17 +153,17 @@ class First:
         """
 
 
-class Every:
+class AllResultsHooks:
     """Hooks called for every active plugin of the kind."""
 
     @spec
-    def treadle_attention(
+    def treadle_attention_backend(
         self, request: t.AttentionRequest, options: Options
-    ) -> t.Offer | t.Refusal | None:
+    ) -> t.AttentionOffer | t.Refusal | None:
         """Offer a backend for an attention configuration. The highest score is selected."""
 
     @spec
-    def treadle_kernel(
+    def treadle_kernel_op(
         self, op: str, request: t.KernelRequest, options: Options
     ) -> t.KernelOffer | t.Refusal | None:
         """Offer a kernel for a kernel op, such as ``rms_norm``. The highest score is selected."""
@@ -190,5 +190,5 @@ class Every:
         """Return a line for ``treadle doctor``."""
 
 
-class Plugin(First, Every):
+class Plugin(FirstResultHooks, AllResultsHooks):
     """Base class for plugins: a type checker then compares their hooks with the specs."""

@@ -7,31 +7,31 @@ from math import isfinite
 from typing import Any
 
 from treadle.api import types as t
-from treadle.api.hookspecs import Every, First
+from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.api.plugin_kind import MethodRules, PluginKind, any_result, unexpected
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
 
 __all__ = (
-    "ATTENTION",
+    "ATTENTION_BACKENDS",
     "COMMUNICATORS",
     "CORE_KINDS",
     "EXECUTORS",
     "EXTENSIONS",
-    "GUIDED",
-    "KERNELS",
+    "KERNEL_OPS",
     "KV_CONNECTORS",
     "LOAD_FORMATS",
     "LOGITS_PROCESSORS",
     "LORA_RESOLVERS",
     "MODELS",
     "MODEL_SOURCES",
-    "MULTIMODAL",
-    "POLICIES",
+    "MULTIMODAL_PROCESSORS",
     "PROPOSERS",
     "QUANTIZATION",
-    "REASONING",
+    "REASONING_PARSERS",
     "RENDERERS",
+    "SCHEDULING_POLICIES",
     "STAT_LOGGERS",
+    "STRUCTURED_OUTPUT",
     "TOKENIZERS",
     "TOOL_PARSERS",
 )
@@ -98,7 +98,7 @@ def _index_into(index: Any, running: Sequence[Any]) -> int:
 
 
 def _latest_arrival(error: BaseException, running: Sequence[t.QueuedRequest]) -> int:
-    return max(range(len(running)), key=lambda i: running[i].arrival)
+    return max(range(len(running)), key=lambda i: running[i].arrival_time)
 
 
 def _allowed(result: Any, token: int) -> bool:
@@ -114,7 +114,7 @@ MODEL_SOURCES = PluginKind(
     key="URI scheme",
     hook="treadle_model_source",
     builds=t.ModelSource,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="scheme",
     loads="resolve",
     suite="treadle.testing.sources:ModelSourceSuite",
@@ -125,12 +125,12 @@ LOAD_FORMATS = PluginKind(
     key="checkpoint format",
     hook="treadle_load_format",
     builds=t.WeightLoader,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="format",
-    optional=(t.TensorFiles, t.ParameterFiller),
+    optional=(t.SupportsTensorFiles, t.SupportsFill),
     methods={
         "WeightLoader.tensors": MethodRules(item=_named_tensor),
-        "TensorFiles.where": MethodRules(
+        "TensorFiles.file_of": MethodRules(
             fallback=lambda error, name: f"a file whose name is not known ({error})"
         ),
     },
@@ -142,9 +142,9 @@ TOKENIZERS = PluginKind(
     key="tokenizer mode",
     hook="treadle_tokenizer",
     builds=t.Tokenizer,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="mode",
-    methods={"Tokenizer.token_bytes": HOT, "TextStream.step": HOT},
+    methods={"Tokenizer.token_bytes": HOT, "TextStream.decode_next": HOT},
     suite="treadle.testing.text:TokenizerSuite",
 )
 RENDERERS = PluginKind(
@@ -152,7 +152,7 @@ RENDERERS = PluginKind(
     key="renderer mode",
     hook="treadle_renderer",
     builds=t.ChatRenderer,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="mode",
     failure="request",
     budget=2.0,
@@ -165,7 +165,7 @@ MODELS = PluginKind(
     key="architecture",
     hook="treadle_model",
     builds=t.ModelSpec,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="architecture",
     methods={"ModelSpec.build": MethodRules(result=any_result)},
     suite="treadle.testing.architectures:ModelSuite",
@@ -175,9 +175,9 @@ QUANTIZATION = PluginKind(
     key="quant_method",
     hook="treadle_quantization",
     builds=t.QuantizationScheme,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="method",
-    optional=(t.GatedMethod, t.TensorNames),
+    optional=(t.SupportsGatedInput, t.SupportsWeightRenaming),
     methods={
         "TensorNames.rename": MethodRules(counted=False),
         "LinearMethod.apply": MethodRules(in_step=True, counted=False, result=_linear_result),
@@ -192,29 +192,29 @@ QUANTIZATION = PluginKind(
 
 # --------------------------------------------------------------------------- running them
 
-ATTENTION = PluginKind(
-    name="attention",
+ATTENTION_BACKENDS = PluginKind(
+    name="attention_backends",
     key="backend",
-    hook="treadle_attention",
-    builds=t.Offer,
-    specs=Every,
+    hook="treadle_attention_backend",
+    builds=t.AttentionOffer,
+    specs=AllResultsHooks,
     mode="bid",
     option="--attention-backend",
-    optional=(t.PagedWriter,),
+    optional=(t.SupportsExternalKVWrite,),
     methods={
-        "AttentionBackend.cache_shape": MethodRules(result=_cache_shape),
-        "AttentionBackend.plan": MethodRules(in_step=True),
+        "AttentionBackend.kv_cache_shape": MethodRules(result=_cache_shape),
+        "AttentionBackend.build_metadata": MethodRules(in_step=True),
         "AttentionBackend.forward": MethodRules(in_step=True, counted=False, result=_same_shape),
-        "PagedWriter.slots": HOT,
+        "PagedWriter.slot_mapping": HOT,
     },
     suite="treadle.testing.attention:AttentionSuite",
 )
-KERNELS = PluginKind(
-    name="kernels",
+KERNEL_OPS = PluginKind(
+    name="kernel_ops",
     key="backend",
-    hook="treadle_kernel",
+    hook="treadle_kernel_op",
     builds=t.KernelOffer,
-    specs=Every,
+    specs=AllResultsHooks,
     mode="bid",
     suite="treadle.testing.kernels:KernelSuite",
 )
@@ -223,7 +223,7 @@ COMMUNICATORS = PluginKind(
     key="backend",
     hook="treadle_communicator",
     builds=t.CommunicatorOffer,
-    specs=Every,
+    specs=AllResultsHooks,
     mode="bid",
     optional=(t.SupportsFusedOps,),
     methods={
@@ -239,21 +239,21 @@ EXECUTORS = PluginKind(
     key="name",
     hook="treadle_executor",
     builds=t.Executor,
-    specs=First,
+    specs=FirstResultHooks,
     methods={"Executor.start": MethodRules(error=PluginLoadError)},
     error=EngineDeadError,
     loads="start",
     suite="treadle.testing.executors:ExecutorSuite",
 )
-POLICIES = PluginKind(
-    name="policies",
+SCHEDULING_POLICIES = PluginKind(
+    name="scheduling_policies",
     key="name",
-    hook="treadle_policy",
+    hook="treadle_scheduling_policy",
     builds=t.SchedulingPolicy,
-    specs=First,
+    specs=FirstResultHooks,
     methods={
-        "SchedulingPolicy.order": MethodRules(result=_SortKey, in_step=True),
-        "SchedulingPolicy.victim": MethodRules(
+        "SchedulingPolicy.sort_key": MethodRules(result=_SortKey, in_step=True),
+        "SchedulingPolicy.select_victim": MethodRules(
             result=_index_into, fallback=_latest_arrival, in_step=True
         ),
     },
@@ -267,10 +267,10 @@ LOGITS_PROCESSORS = PluginKind(
     key="name",
     hook="treadle_logits_processor",
     builds=t.LogitsProcessor,
-    specs=First,
+    specs=FirstResultHooks,
     mode="many",
     methods={
-        "LogitsProcessor.check": MethodRules(replies=(RequestError,), in_step=True),
+        "LogitsProcessor.validate_params": MethodRules(replies=(RequestError,), in_step=True),
         "LogitsProcessor.apply": MethodRules(in_step=True),
     },
     failure="request",
@@ -283,7 +283,7 @@ STAT_LOGGERS = PluginKind(
     key="name",
     hook="treadle_stat_logger",
     builds=t.StatLogger,
-    specs=First,
+    specs=FirstResultHooks,
     mode="many",
     failure="itself",
     budget=0.005,
@@ -292,12 +292,12 @@ STAT_LOGGERS = PluginKind(
 
 # ---------------------------------------------------------------------- shaping the output
 
-GUIDED = PluginKind(
-    name="guided",
+STRUCTURED_OUTPUT = PluginKind(
+    name="structured_output",
     key="backend",
     hook="treadle_grammar_compiler",
     builds=t.GrammarCompiler,
-    specs=First,
+    specs=FirstResultHooks,
     methods={
         "Matcher.fill": MethodRules(in_step=True),
         "Matcher.accept": MethodRules(in_step=True, result=_allowed),
@@ -306,30 +306,30 @@ GUIDED = PluginKind(
     },
     failure="request",
     matches=True,
-    option="--guided-backends",
-    suite="treadle.testing.guided:GuidedSuite",
+    option="--structured-output-backends",
+    suite="treadle.testing.structured_output:StructuredOutputSuite",
 )
 TOOL_PARSERS = PluginKind(
     name="tool_parsers",
     key="name",
     hook="treadle_tool_parser",
     builds=t.ToolParser,
-    specs=First,
-    optional=(t.CallIds, t.Tagged),
+    specs=FirstResultHooks,
+    optional=(t.SupportsCallIds, t.SupportsSpecialTags),
     methods={"StreamParser.feed": MethodRules(in_step=True)},
     failure="request",
     budget=0.25,
     matches=True,
-    option="--tool-parser",
+    option="--tool-call-parser",
     suite="treadle.testing.parsers:ToolParserSuite",
 )
-REASONING = PluginKind(
-    name="reasoning",
+REASONING_PARSERS = PluginKind(
+    name="reasoning_parsers",
     key="name",
     hook="treadle_reasoning_parser",
     builds=t.ReasoningParser,
-    specs=First,
-    optional=(t.Opens, t.Tagged),
+    specs=FirstResultHooks,
+    optional=(t.SupportsReasoningOpener, t.SupportsSpecialTags),
     methods={"StreamParser.feed": MethodRules(in_step=True)},
     failure="request",
     budget=0.25,
@@ -342,7 +342,7 @@ EXTENSIONS: PluginKind[None] = PluginKind(
     key="name",
     hook="treadle_configure",
     builds=None,
-    specs=Every,
+    specs=AllResultsHooks,
     mode="always",
     failure="itself",
     suite="treadle.testing.extensions:ExtensionSuite",
@@ -350,12 +350,12 @@ EXTENSIONS: PluginKind[None] = PluginKind(
 
 # ------------------------------------------------------------- declared, but not called yet
 
-MULTIMODAL = PluginKind(
-    name="multimodal",
+MULTIMODAL_PROCESSORS = PluginKind(
+    name="multimodal_processors",
     key="architecture",
-    hook="treadle_multimodal",
+    hook="treadle_multimodal_processor",
     builds=t.MultimodalProcessor,
-    specs=First,
+    specs=FirstResultHooks,
     key_argument="architecture",
     suite="treadle.testing.multimodal:MultimodalSuite",
     suite_needs_subclass=True,
@@ -366,7 +366,7 @@ PROPOSERS = PluginKind(
     key="name",
     hook="treadle_proposer",
     builds=t.Proposer,
-    specs=First,
+    specs=FirstResultHooks,
     suite="treadle.testing.proposers:ProposerSuite",
     provisional=True,
 )
@@ -375,7 +375,7 @@ KV_CONNECTORS = PluginKind(
     key="name",
     hook="treadle_kv_connector",
     builds=t.KVConnector,
-    specs=First,
+    specs=FirstResultHooks,
     suite="treadle.testing.connectors:KVConnectorSuite",
     provisional=True,
 )
@@ -384,7 +384,7 @@ LORA_RESOLVERS = PluginKind(
     key="name",
     hook="treadle_lora_resolver",
     builds=t.LoRAResolver,
-    specs=First,
+    specs=FirstResultHooks,
     mode="many",
     suite="treadle.testing.adapters:LoRAResolverSuite",
     suite_needs_subclass=True,
@@ -398,19 +398,19 @@ CORE_KINDS: Sequence[PluginKind[Any]] = (
     RENDERERS,
     MODELS,
     QUANTIZATION,
-    MULTIMODAL,
-    ATTENTION,
-    KERNELS,
+    MULTIMODAL_PROCESSORS,
+    ATTENTION_BACKENDS,
+    KERNEL_OPS,
     COMMUNICATORS,
     EXECUTORS,
-    POLICIES,
+    SCHEDULING_POLICIES,
     PROPOSERS,
     KV_CONNECTORS,
     LOGITS_PROCESSORS,
     LORA_RESOLVERS,
     STAT_LOGGERS,
-    GUIDED,
+    STRUCTURED_OUTPUT,
     TOOL_PARSERS,
-    REASONING,
+    REASONING_PARSERS,
     EXTENSIONS,
 )

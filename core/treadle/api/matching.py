@@ -20,7 +20,7 @@ class ModelTraits:
     tokens: frozenset[str] = frozenset()
     """Texts of the tokenizer's special and other added tokens."""
 
-    def writes(self, text: str) -> bool:
+    def template_contains(self, text: str) -> bool:
         """Return whether the source of a chat template contains ``text``."""
         return any(text in template for template in self.templates.values())
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from treadle.api.attention import AttentionBackend, AttentionRequest, Step
-    from treadle.api.cache import LayerCacheSpec
+    from treadle.api.attention import AttentionBackend, AttentionRequest, ForwardContext
+    from treadle.api.cache import KVCacheSpec
     from treadle.api.communicators import Communicator
 
 __all__ = (
@@ -20,13 +20,13 @@ __all__ = (
     "CausalModel",
     "ExpertsMethod",
     "ExpertsSpec",
-    "GatedMethod",
     "LinearMethod",
     "LinearSpec",
     "ModelContext",
     "ModelSpec",
     "QuantizationScheme",
-    "TensorNames",
+    "SupportsGatedInput",
+    "SupportsWeightRenaming",
 )
 
 
@@ -51,9 +51,9 @@ class ModelContext:
     hf_config: Any
     dtype: torch.dtype
     device: torch.device
-    ranks: Communicator
+    tp_group: Communicator
     quantization: QuantizationScheme | None
-    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend]
+    register_attention: Callable[[AttentionRequest, KVCacheSpec], AttentionBackend]
     """Registers an attention layer and returns its backend."""
     max_model_len: int | None = None
     """Maximum sequence length of the engine. RoPE scalings depend on it."""
@@ -64,14 +64,14 @@ class ModelContext:
 class CausalModel(Protocol):
     """A decoder. Both methods run under ``torch.inference_mode``."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
         """Return hidden states ``[tokens, hidden]`` for ``[tokens]`` ids of several sequences.
 
-        ``step`` is the forward context, for the attention layers. If it has logits indices, a model
+        ``forward_ctx`` is the forward context, for the attention layers. If it has logits indices, a model
         may return the states of these tokens only.
         """
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits ``[rows, vocab]`` of the whole vocabulary, on every rank."""
 
 
@@ -83,12 +83,12 @@ class ModelSpec:
     build: Callable[[ModelContext], CausalModel]
     """Returns a ``torch.nn.Module`` that is also a ``CausalModel``, with empty parameters."""
     capabilities: Capability = Capability.GENERATE
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    packed_modules_mapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Module name of a fused layer → names of its parts in the checkpoint, in order."""
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    weight_prefix_map: Mapping[str, str] = field(default_factory=dict)
     """Checkpoint prefix → model prefix (``"language_model.model." → "model."``); the first match
     applies. Keys that begin with a dot (``".moe." → ".mlp."``) are replaced anywhere, and first."""
-    ignored: tuple[str, ...] = ()
+    ignored_weights: tuple[str, ...] = ()
     """Glob patterns of checkpoint tensors that the architecture does not use."""
 
 
@@ -114,10 +114,10 @@ class LinearSpec:
 class LinearMethod(Protocol):
     """Creates, post-processes and applies the weights of a linear layer."""
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         """Register the parameters to load, created with ``treadle.layers.weight``."""
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Post-process the loaded parameters: repack, convert, free. Called once."""
 
     def apply(self, module: nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -125,7 +125,7 @@ class LinearMethod(Protocol):
 
 
 @runtime_checkable
-class GatedMethod(LinearMethod, Protocol):
+class SupportsGatedInput(LinearMethod, Protocol):
     """A ``LinearMethod`` that can include the preceding activation of a gated MLP.
 
     This helps methods that quantize their input, which they read anyway.
@@ -154,22 +154,22 @@ class ExpertsSpec:
 class ExpertsMethod(Protocol):
     """Creates, post-processes and applies the weights of a layer's experts."""
 
-    def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
         """Register stacked parameters, created with ``treadle.layers.weight`` and ``stack``.
 
         Their names are ``gate_up_LEAF`` (of ``2 · intermediate_size`` output features) and
         ``down_LEAF``, where ``LEAF`` is the last component of the checkpoint's names.
         """
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Post-process the loaded parameters: repack, convert, free. Called once."""
 
     def apply(
-        self, module: nn.Module, x: Tensor, chosen: Tensor, op: Callable[[Tensor], Tensor]
+        self, module: nn.Module, x: Tensor, topk_ids: Tensor, activation: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return ``down(op(gate_up(x)))`` of each token's ``k`` experts, ``[tokens, k, hidden]``.
+        """Return ``down(activation(gate_up(x)))`` of each token's ``k`` experts, ``[tokens, k, hidden]``.
 
-        ``x`` is ``[tokens, hidden]``, ``chosen`` int64 ``[tokens, k]``; ``op``, the activation,
+        ``x`` is ``[tokens, hidden]``, ``topk_ids`` int64 ``[tokens, k]``; ``activation``, the activation,
         halves the last dimension. The result must still be summed over the ranks.
         """
 
@@ -179,21 +179,21 @@ class QuantizationScheme(Protocol):
 
     name: str
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         """Return the method of a layer, or ``None`` if it is not quantized."""
 
-    def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
+    def experts_method(self, spec: ExpertsSpec) -> ExpertsMethod | None:
         """Return the method of a layer's experts.
 
         ``None`` if they are not quantized, or if the scheme has no such method. In the second case
-        ``linear`` returns a method for each expert's matrices, which become linear layers.
+        ``linear_method`` returns a method for each expert's matrices, which become linear layers.
         """
 
-    def kv_dtype(self, layer: str) -> str | None: ...
+    def kv_cache_dtype(self, layer: str) -> str | None: ...
 
 
 @runtime_checkable
-class TensorNames(Protocol):
+class SupportsWeightRenaming(Protocol):
     """Optional protocol of a scheme for checkpoints with unusual tensor names."""
 
     def rename(self, name: str) -> str | None:

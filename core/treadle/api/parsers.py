@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 from treadle.api.structured_output import GrammarSpec
 
 __all__ = (
-    "CallIds",
     "Delta",
-    "Opens",
     "ReasoningDelta",
     "ReasoningParser",
-    "RunsInline",
     "StreamParser",
-    "Tagged",
+    "SupportsCallIds",
+    "SupportsInlineCalls",
+    "SupportsReasoningOpener",
+    "SupportsSpecialTags",
     "TextDelta",
     "Tool",
     "ToolCallDelta",
@@ -70,29 +70,29 @@ class StreamParser(Protocol):
 
 
 class ToolParser(StreamParser, Protocol):
-    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec | None:
         """Return the grammar for a ``tool_choice``: ``"required"`` or a named function."""
 
 
 class ReasoningParser(StreamParser, Protocol):
     @property
-    def open(self) -> bool:
+    def in_reasoning(self) -> bool:
         """Whether the output is inside the reasoning. A grammar applies after it."""
 
 
 @runtime_checkable
-class Tagged(Protocol):
+class SupportsSpecialTags(Protocol):
     """Optional protocol of a parser: the tags of its format.
 
     If tags are special tokens, they are kept in the text that the parser receives.
     """
 
     @property
-    def tags(self) -> Sequence[str]: ...
+    def special_tags(self) -> Sequence[str]: ...
 
 
 @runtime_checkable
-class Opens(Protocol):
+class SupportsReasoningOpener(Protocol):
     """Optional protocol of a ``ReasoningParser``, for models that generate the opening tag.
 
     If the tag is one token, structured output may begin with it; the grammar then applies after
@@ -100,19 +100,19 @@ class Opens(Protocol):
     """
 
     @property
-    def opener(self) -> str | None:
+    def opening_tag(self) -> str | None:
         """The opening tag before any output, or ``None`` if reasoning cannot start."""
 
 
 @runtime_checkable
-class CallIds(Protocol):
+class SupportsCallIds(Protocol):
     """Optional protocol of a ``ToolParser``, for formats that prescribe the form of call ids."""
 
     def call_id(self) -> str:
         """Return a new unique id."""
 
 
-class RunsInline(Protocol):
+class SupportsInlineCalls(Protocol):
     """An optional declaration of a parser's class, a plain ``bool`` named ``inline``.
 
     ``True``: its methods always return within microseconds, and a server calls them on its event

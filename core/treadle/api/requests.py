@@ -22,9 +22,9 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str
     prompt_ids: list[int]
     params: SamplingParams
-    arrival: float
+    arrival_time: float
     index: int = 0
-    leader: str | None = None
+    prefix_leader: str | None = None
     bad_words: list[list[int]] = []
 
 
@@ -38,7 +38,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     """
 
     id: str
-    tokens: list[int]
+    token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | None = None
     cached_tokens: int = 0

@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.errors import RequestError
 
-__all__ = ("BOUNDS", "GuidedParams", "SamplingParams")
+__all__ = ("BOUNDS", "SamplingParams", "StructuredOutputsParams")
 
 OutputKind = Literal["cumulative", "delta", "final"]
 
@@ -39,7 +39,7 @@ MAX_STOP_IDS, MAX_BIAS, MAX_BAD_WORDS = 64, 1024, 128
 MAX_SALT_CHARS = 128
 
 
-class GuidedParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The constraint of a structured output. Exactly one of the first five fields is set."""
 
     json: str | dict[str, Any] | None = None
@@ -88,8 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
-    guided: GuidedParams | None = None
-    extra: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    extra_args: dict[str, Any] | None = None
     """Arguments of logits processors, by name."""
     output_kind: OutputKind = "cumulative"
 

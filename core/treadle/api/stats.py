@@ -10,16 +10,16 @@ __all__ = ("EngineStats",)
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics after a step: totals since the start, and current values. Times are wall-clock."""
 
-    steps: int = 0
-    running: int = 0
-    waiting: int = 0
-    pages_total: int = 0
-    pages_used: int = 0
+    num_steps: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_pages: int = 0
+    num_used_pages: int = 0
     prompt_tokens: int = 0
-    generated_tokens: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
     finished: dict[str, int] = {}
     """Finished sequences by reason: stop, length, abort, error."""
     step_seconds: float = 0.0

@@ -11,18 +11,18 @@ import msgspec
 from treadle.api.sampling_params import SamplingParams
 
 __all__ = (
-    "CacheGroup",
-    "EngineFacts",
-    "PageWrite",
-    "SlotStart",
-    "StepEdits",
-    "StepPlan",
-    "StepResult",
+    "EngineInfo",
+    "GrammarOutput",
+    "KVCacheGroup",
+    "ModelRunnerOutput",
+    "NewSequenceData",
+    "PageTableUpdate",
+    "SchedulerOutput",
     "TokenLogprobs",
 )
 
 
-class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
+class KVCacheGroup(msgspec.Struct, frozen=True, array_like=True):
     """Layers that share page tables. ``page_bytes`` is for all layers, keys and values.
 
     ``window`` is the number of tokens that a token attends to, including itself; ``None`` if all.
@@ -30,12 +30,12 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
 
     kind: str
     window: int | None
-    pages: int
+    num_pages: int
     layers: int
     page_bytes: int
 
 
-class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Information about a started executor, for frontend and scheduler."""
 
     model: str
@@ -45,10 +45,10 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     page_size: int
-    groups: list[CacheGroup]
-    depth: int
+    kv_cache_groups: list[KVCacheGroup]
+    num_async_steps: int
     """Steps that may stay in flight while the next one is scheduled: 1 on CUDA, 0 on a CPU."""
-    eos_ids: list[int]
+    eos_token_ids: list[int]
     attention: str = ""
     weights_bytes: int = 0
     report: list[str] = []
@@ -56,31 +56,31 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each stage of the start-up, in order."""
 
 
-class SlotStart(msgspec.Struct, frozen=True, array_like=True):
+class NewSequenceData(msgspec.Struct, frozen=True, array_like=True):
     """A sequence that gets a slot, with the data that workers need while it has the slot.
 
-    ``tokens`` are prompt and, after a preemption, output ids. ``bad_words`` are encoded.
+    ``token_ids`` are prompt and, after a preemption, output ids. ``bad_words`` are encoded.
     """
 
     slot: int
     params: SamplingParams
-    prompt_len: int
-    tokens: list[int]
+    num_prompt_tokens: int
+    token_ids: list[int]
     seed: int
-    stop_ids: list[int]
+    stop_token_ids: list[int]
     bad_words: list[list[int]]
 
 
-class PageWrite(msgspec.Struct, frozen=True, array_like=True):
-    """Write ``pages`` to row ``slot`` of ``group``'s page table, starting at column ``first``."""
+class PageTableUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """Write ``pages`` to row ``slot`` of ``group``'s page table, starting at column ``start``."""
 
     group: int
     slot: int
-    first: int
+    start: int
     pages: list[int]
 
 
-class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+class SchedulerOutput(msgspec.Struct, frozen=True, array_like=True):
     """A step: row ``r`` computes ``num_scheduled_tokens[r]`` tokens of ``slots[r]``.
 
     The row has ``num_computed_tokens[r]`` tokens before the step. The first ``num_decodes`` rows
@@ -90,20 +90,20 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     slots: list[int]
-    starts: list[int]
-    counts: list[int]
-    decodes: int
+    num_computed_tokens: list[int]
+    num_scheduled_tokens: list[int]
+    num_decodes: int
     tokens: list[int]
-    samples: list[bool]
-    opened: list[SlotStart]
-    closed: list[int]
-    page_writes: list[PageWrite]
-    held: bool = False
+    needs_sampling: list[bool]
+    new_sequences: list[NewSequenceData]
+    freed_slots: list[int]
+    page_table_updates: list[PageTableUpdate]
+    defer_sampling: bool = False
     """Whether sampling is deferred, because a row needs a bitmask or a logits processor:
     ``execute_model`` then stops before sampling, and ``sample_tokens`` completes the step."""
 
 
-class StepEdits(msgspec.Struct, frozen=True, array_like=True):
+class GrammarOutput(msgspec.Struct, frozen=True, array_like=True):
     """Bitmasks for ``rows`` of a step with deferred sampling.
 
     ``bitmask`` has ``ceil(vocab_size / 32)`` little-endian int32 words per row. Bit ``i % 32`` of
@@ -111,7 +111,7 @@ class StepEdits(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rows: list[int]
-    masks: bytes
+    bitmask: bytes
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +123,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Rank of the sampled token, from 1."""
 
 
-class StepResult(msgspec.Struct, frozen=True, array_like=True):
+class ModelRunnerOutput(msgspec.Struct, frozen=True, array_like=True):
     """The output of a step: a sampled token for each row with ``needs_sampling``, in order.
 
     ``logprobs`` and ``prompt_logprobs`` are by row, for rows that requested them.
@@ -132,10 +132,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """
 
     id: int
-    tokens: list[int]
+    sampled_token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-    bad: list[int] = []
+    invalid_rows: list[int] = []
     error: str | None = None
-    faults: dict[int, str] = {}
+    row_errors: dict[int, str] = {}
     """Errors of logits processors, for rows in ``invalid_rows``."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ("Grammar", "GrammarCompiler", "GrammarSpec", "Matcher")
+__all__ = ("CompiledGrammar", "GrammarCompiler", "GrammarMatcher", "GrammarSpec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,37 +25,37 @@ class GrammarSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Matcher(Protocol):
+class GrammarMatcher(Protocol):
     """The state of a sequence in a grammar. Used by one thread at a time.
 
     It excludes stop tokens: the core allows them in the bitmask if the matcher is accepting.
     """
 
-    def fill(self, bitmask: Tensor, row: int) -> None:
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the allowed next tokens to ``bitmask[row]``, every bit of it.
 
         The row is int32 words: bit ``i % 32`` of word ``i // 32`` is token id ``i``, 1 is allowed.
         """
 
-    def accept(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """Advance by a token. Return ``False``, without a change, if it is not allowed."""
 
     def rollback(self, count: int) -> None:
         """Undo the last ``count`` accepted tokens."""
 
     @property
-    def complete(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether the accepted text matches the grammar, so that the sequence may end."""
 
     @property
-    def finished(self) -> bool:
+    def is_terminated(self) -> bool:
         """Whether it matches and no token may follow, so that the sequence must end."""
 
 
-class Grammar(Protocol):
+class CompiledGrammar(Protocol):
     """A compiled grammar, shared by all requests with the same spec. Thread-safe."""
 
-    def matcher(self) -> Matcher: ...
+    def matcher(self) -> GrammarMatcher: ...
 
 
 class GrammarCompiler(Protocol):
@@ -67,8 +67,8 @@ class GrammarCompiler(Protocol):
 
     name: str
 
-    def refuses(self, spec: GrammarSpec) -> str | None:
+    def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         """Return which part of ``spec`` the backend cannot enforce, or ``None``."""
 
-    def compile(self, spec: GrammarSpec) -> Grammar:
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compile ``spec``. May raise any exception; its text is shown to the client."""

@@ -9,8 +9,8 @@ from treadle.api.matching import *  # noqa: F403
 from treadle.api.models import *  # noqa: F403
 from treadle.api.parsers import *  # noqa: F403
 from treadle.api.stats import EngineStats as EngineStats
-from treadle.api.step_types import EngineFacts as EngineFacts
-from treadle.api.step_types import StepEdits as StepEdits
-from treadle.api.step_types import StepPlan as StepPlan
-from treadle.api.step_types import StepResult as StepResult
+from treadle.api.step_types import EngineInfo as EngineInfo
+from treadle.api.step_types import GrammarOutput as GrammarOutput
+from treadle.api.step_types import ModelRunnerOutput as ModelRunnerOutput
+from treadle.api.step_types import SchedulerOutput as SchedulerOutput
 from treadle.api.structured_output import *  # noqa: F403

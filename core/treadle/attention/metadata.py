@@ -12,24 +12,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBatch
+from treadle.api.attention import CommonAttentionMetadata
 
-__all__ = ("Decodes", "Plan", "Prompt", "bias", "make_plan", "width")
+__all__ = ("DecodeBatch", "PrefillRow", "SdpaMetadata", "bias", "make_plan", "width")
 
 
 @dataclass(slots=True)
-class Decodes:
+class DecodeBatch:
     """Rows of one new token each, with keys padded to the same width."""
 
     rows: Tensor | slice  # which tokens (= rows) of the step
     count: int
-    width: int
+    padded_kv_len: int
     index: Tensor  # int64 [count * kv_heads * width], rows of the cache as [slots * kv_heads, size]
-    bias: Tensor | None  # float32 [count * kv_heads, 1, width]: 0 or -inf; None: nothing is padded
+    attention_bias: (
+        Tensor | None
+    )  # float32 [count * kv_heads, 1, width]: 0 or -inf; None: nothing is padded
 
 
 @dataclass(slots=True)
-class Prompt:
+class PrefillRow:
     """A row of several new tokens: a prompt, a chunk of a prompt, or drafts to verify."""
 
     start: int  # first token in the step
@@ -41,11 +43,11 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Plan:
-    slots: Tensor
+class SdpaMetadata:
+    slot_mapping: Tensor
     page_size: int
-    decodes: list[Decodes] = field(default_factory=list)
-    prompts: list[Prompt] = field(default_factory=list)
+    decodes: list[DecodeBatch] = field(default_factory=list)
+    prompts: list[PrefillRow] = field(default_factory=list)
 
 
 def width(tokens: int) -> int:
@@ -69,16 +71,16 @@ def bias(
     return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def make_plan(batch: AttentionBatch, kv_heads: int, window: int | None) -> Plan:
-    plan = Plan(batch.slot_mapping, batch.page_size)
-    lengths = batch.kv_lens_host
+def make_plan(batch: CommonAttentionMetadata, kv_heads: int, window: int | None) -> SdpaMetadata:
+    plan = SdpaMetadata(batch.slot_mapping, batch.page_size)
+    lengths = batch.seq_lens_cpu
     if batch.num_decodes:
         for rows, size in _by_width(lengths[: batch.num_decodes], window):
             plan.decodes.append(_decodes(batch, rows, size, kv_heads, window))
     start = batch.num_decodes
     for row in range(batch.num_decodes, len(lengths)):
-        length = batch.query_lens_host[row]
-        plan.prompts.append(Prompt(start, length, lengths[row], batch.page_table[row]))
+        length = batch.query_lens_cpu[row]
+        plan.prompts.append(PrefillRow(start, length, lengths[row], batch.page_table[row]))
         start += length
     return plan
 
@@ -92,8 +94,8 @@ def _by_width(lengths: Sequence[int], window: int | None) -> Iterable[tuple[list
 
 
 def _decodes(
-    batch: AttentionBatch, rows: list[int], size: int, kv_heads: int, window: int | None
-) -> Decodes:
+    batch: CommonAttentionMetadata, rows: list[int], size: int, kv_heads: int, window: int | None
+) -> DecodeBatch:
     device = batch.page_table.device
     count = len(rows)
     chosen: Tensor | slice
@@ -101,7 +103,7 @@ def _decodes(
         chosen = slice(rows[0], rows[-1] + 1)
     else:
         chosen = torch.tensor(rows, device=device)
-    last = batch.kv_lens[chosen].to(torch.int64).sub_(1).unsqueeze_(1)
+    last = batch.seq_lens[chosen].to(torch.int64).sub_(1).unsqueeze_(1)
     position = torch.arange(size, device=device).unsqueeze(0)
     if window is not None:
         position = position + (last - (window - 1)).clamp_(min=0)
@@ -113,11 +115,11 @@ def _decodes(
     slot = page.to(torch.int64) * batch.page_size + position % batch.page_size
     heads = torch.arange(kv_heads, device=device).view(1, kv_heads, 1)
     index = (slot.unsqueeze(1) * kv_heads + heads).view(-1)
-    lengths = [batch.kv_lens_host[row] for row in rows]
+    lengths = [batch.seq_lens_cpu[row] for row in rows]
     if all(min(n, window or n) == size for n in lengths):
-        return Decodes(chosen, count, size, index, None)
+        return DecodeBatch(chosen, count, size, index, None)
     mask = torch.zeros(count, 1, size, device=device).masked_fill_(
         padded.unsqueeze(1), float("-inf")
     )
     mask = mask.expand(count, kv_heads, size).reshape(count * kv_heads, 1, size)
-    return Decodes(chosen, count, size, index, mask)
+    return DecodeBatch(chosen, count, size, index, mask)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import AttentionOffer, AttentionRequest, MaskKind, Refusal
 from treadle.api.hookspecs import Options, impl
 
 if TYPE_CHECKING:
     from treadle.api.attention import AttentionBackend
 
-__all__ = ("treadle_attention",)
+__all__ = ("treadle_attention_backend",)
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _FP8 = ("fp8_e4m3", "fp8_e5m2")
@@ -20,9 +20,11 @@ _MASKS = (MaskKind.CAUSAL, MaskKind.SLIDING, MaskKind.BIDIRECTIONAL)
 
 
 @impl
-def treadle_attention(request: AttentionRequest, options: Options) -> Offer | Refusal:
+def treadle_attention_backend(
+    request: AttentionRequest, options: Options
+) -> AttentionOffer | Refusal:
     """Offer torch's own operations: the best choice on a CPU, the last on CUDA."""
-    reasons = tuple(_reasons(request))
+    reasons = tuple(_refusal_reasons(request))
     if reasons:
         return Refusal("sdpa", reasons)
 
@@ -33,15 +35,15 @@ def treadle_attention(request: AttentionRequest, options: Options) -> Offer | Re
 
     # A gather copies whole tokens, so any page size works; small pages waste the least.
     sizes = _PAGE_SIZES if request.page_size in (None, *_PAGE_SIZES) else (request.page_size,)
-    return Offer("sdpa", _SCORES[request.device.kind], create, page_sizes=sizes)
+    return AttentionOffer("sdpa", _SCORES[request.device.type], create, page_sizes=sizes)
 
 
-def _reasons(request: AttentionRequest) -> list[str]:
+def _refusal_reasons(request: AttentionRequest) -> list[str]:
     kv_dtype = request.dtype if request.kv_dtype == "auto" else request.kv_dtype
     checks = (
         (
-            request.device.kind in _SCORES,
-            f"device {request.device.kind!r} is not supported (cpu, cuda)",
+            request.device.type in _SCORES,
+            f"device {request.device.type!r} is not supported (cpu, cuda)",
         ),
         (
             request.dtype in _DTYPES,
@@ -59,4 +61,4 @@ def _reasons(request: AttentionRequest) -> list[str]:
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
-    return request.contradictions() + [why for good, why in checks if not good]
+    return request.invalid_reasons() + [why for good, why in checks if not good]

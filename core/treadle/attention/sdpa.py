@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from treadle.api.attention import AttentionBatch, AttentionRequest, MaskKind
-from treadle.api.cache import LayerCacheSpec
+from treadle.api.attention import AttentionRequest, CommonAttentionMetadata, MaskKind
+from treadle.api.cache import KVCacheSpec
 from treadle.attention import storage
-from treadle.attention.metadata import Decodes, Plan, Prompt, bias, make_plan
+from treadle.attention.metadata import DecodeBatch, PrefillRow, SdpaMetadata, bias, make_plan
 
 __all__ = ("SdpaAttention",)
 
@@ -39,14 +39,14 @@ class SdpaAttention:
     """The SDPA backend of one ``AttentionRequest``. Not thread-safe: calls reuse its buffers."""
 
     def __init__(self, request: AttentionRequest) -> None:
-        self.kv_heads = request.kv_heads
-        self.group = request.heads // request.kv_heads
+        self.kv_heads = request.num_kv_heads
+        self.group = request.num_heads // request.num_kv_heads
         self.size = request.head_size
         self.scale = request.scale
         self.softcap = request.softcap
         self.window = request.window
         self.causal = request.mask is not MaskKind.BIDIRECTIONAL
-        self.cpu = request.device.kind == "cpu"
+        self.cpu = request.device.type == "cpu"
         dtype = storage.DTYPES[request.dtype]
         # CPUs without fp16 instructions multiply fp16 15 times slower than float32, and CPUs
         # without bfloat16 instructions emulate them.
@@ -54,14 +54,14 @@ class SdpaAttention:
         self.compute = torch.float32 if self.cpu and not fast else dtype
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
+    def kv_cache_shape(self, pages: int, page_size: int, spec: KVCacheSpec) -> tuple[int, ...]:
+        return (2, pages, page_size, spec.num_kv_heads, spec.head_size)
 
-    def plan(self, batch: AttentionBatch) -> Plan:
+    def build_metadata(self, batch: CommonAttentionMetadata) -> SdpaMetadata:
         return make_plan(batch, self.kv_heads, self.window)
 
-    def slots(self, plan: Plan) -> Tensor:
-        return plan.slots
+    def slot_mapping(self, plan: SdpaMetadata) -> Tensor:
+        return plan.slot_mapping
 
     def forward(
         self,
@@ -69,19 +69,19 @@ class SdpaAttention:
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: Plan,
+        metadata: SdpaMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            storage.write(cache, k, v, plan.slots, scales)
+            storage.write_kv(cache, k, v, metadata.slot_mapping, scales)
         if scales == (1.0, 1.0):
-            return self._attend(q, k, v, cache, plan)
+            return self._attend(q, k, v, cache, metadata)
         # Scores are linear in the queries, and outputs in the values, so scale those instead of
         # the cache. Rounding the scaled queries is negligible compared with rounding to fp8.
-        return self._attend(q * scales[0], k, v, cache, plan).mul_(scales[1])
+        return self._attend(q * scales[0], k, v, cache, metadata).mul_(scales[1])
 
     def _attend(
-        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: Plan
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor, plan: SdpaMetadata
     ) -> Tensor:
         if len(plan.decodes) == 1 and not plan.prompts:
             return self._decode(q, cache, plan.decodes[0])
@@ -94,25 +94,25 @@ class SdpaAttention:
 
     # -- one new token per row
 
-    def _decode(self, q: Tensor, cache: Tensor, rows: Decodes) -> Tensor:
+    def _decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
         units, dtype = rows.count * self.kv_heads, q.dtype
         q = q.reshape(units, self.group, self.size).to(self.compute)
         if not self.cpu and self.softcap is None:
             return self._fused_decode(q, cache, rows).reshape(rows.count, -1, self.size)
         step = (
-            max(1, _UNIT_BYTES // (rows.width * self.size * self.compute.itemsize))
+            max(1, _UNIT_BYTES // (rows.padded_kv_len * self.size * self.compute.itemsize))
             if self.cpu
             else units
         )
         if step >= units:
-            out = self._decode_units(q, cache, rows.index, rows.bias, rows.width)
+            out = self._decode_units(q, cache, rows.index, rows.attention_bias, rows.padded_kv_len)
         else:
             out = torch.empty_like(q)
             for a in range(0, units, step):
                 b = min(a + step, units)
-                index = rows.index[a * rows.width : b * rows.width]
-                mask = None if rows.bias is None else rows.bias[a:b]
-                out[a:b] = self._decode_units(q[a:b], cache, index, mask, rows.width)
+                index = rows.index[a * rows.padded_kv_len : b * rows.padded_kv_len]
+                mask = None if rows.attention_bias is None else rows.attention_bias[a:b]
+                out[a:b] = self._decode_units(q[a:b], cache, index, mask, rows.padded_kv_len)
         return out.view(rows.count, -1, self.size).to(dtype)
 
     def _decode_units(
@@ -124,13 +124,15 @@ class SdpaAttention:
         values = self._gather(cache[1], index, "v").view(shape)
         return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
 
-    def _fused_decode(self, q: Tensor, cache: Tensor, rows: Decodes) -> Tensor:
-        shape = (rows.count, self.kv_heads, rows.width, self.size)
+    def _fused_decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
+        shape = (rows.count, self.kv_heads, rows.padded_kv_len, self.size)
         keys = self._gather(cache[0], rows.index, "k").view(shape)
         values = self._gather(cache[1], rows.index, "v").view(shape)
         mask = None
-        if rows.bias is not None:
-            mask = rows.bias.view(rows.count, self.kv_heads, 1, rows.width).to(q.dtype)
+        if rows.attention_bias is not None:
+            mask = rows.attention_bias.view(rows.count, self.kv_heads, 1, rows.padded_kv_len).to(
+                q.dtype
+            )
             mask = mask.expand(-1, -1, self.group, -1)
         q = q.view(rows.count, self.kv_heads, self.group, self.size)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
@@ -143,7 +145,7 @@ class SdpaAttention:
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        row: Prompt,
+        row: PrefillRow,
         page_size: int,
         out: Tensor,
     ) -> None:
@@ -230,7 +232,7 @@ class SdpaAttention:
             scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
         return scores if mask is None else scores.add_(mask)
 
-    def _load(self, cache: Tensor, row: Prompt, page_size: int) -> tuple[Tensor, Tensor, int]:
+    def _load(self, cache: Tensor, row: PrefillRow, page_size: int) -> tuple[Tensor, Tensor, int]:
         """Return a row's keys and values ``[kv_heads, tokens, size]``, and the first position."""
         first = 0 if self.window is None else max(0, row.total - row.length - self.window + 1)
         if row.index is None:

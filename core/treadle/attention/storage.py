@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("DTYPES", "is_fp8", "narrow", "write")
+__all__ = ("DTYPES", "is_fp8", "saturating_cast", "write_kv")
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -24,7 +24,7 @@ def is_fp8(dtype: torch.dtype) -> bool:
     return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
+def saturating_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x`` as ``dtype``. Saturates for fp8: a plain cast turns large values into NaN."""
     if x.dtype == dtype:
         return x
@@ -34,7 +34,7 @@ def narrow(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def write(
+def write_kv(
     cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, scales: tuple[float, float] = (1.0, 1.0)
 ) -> None:
     """Store ``k`` and ``v`` (``[tokens, kv_heads, head_size]``), divided by ``scales``.
@@ -45,8 +45,8 @@ def write(
     table = cache.view(2, pages * page_size, heads * size)
     if scales != (1.0, 1.0):
         k, v = k.float() / scales[0], v.float() / scales[1]
-    k = narrow(k, cache.dtype).reshape(-1, heads * size)
-    v = narrow(v, cache.dtype).reshape(-1, heads * size)
+    k = saturating_cast(k, cache.dtype).reshape(-1, heads * size)
+    v = saturating_cast(v, cache.dtype).reshape(-1, heads * size)
     if is_fp8(cache.dtype):  # index_copy_ does not support fp8, so copy bytes
         table, k, v = table.view(torch.uint8), k.view(torch.uint8), v.view(torch.uint8)
     table[0].index_copy_(0, slots, k)

@@ -1,7 +1,7 @@
 """The paged KV cache: page pool, page hashes, page tables."""
 
-from treadle.cache.kv_cache_manager import KVCache, PageHolder
-from treadle.cache.page_hash import Digests
+from treadle.cache.kv_cache_manager import HasPages, KVCacheManager
+from treadle.cache.page_hash import PageHasher
 from treadle.cache.page_pool import NULL_PAGE, PagePool
 
-__all__ = ("NULL_PAGE", "Digests", "KVCache", "PageHolder", "PagePool")
+__all__ = ("NULL_PAGE", "HasPages", "KVCacheManager", "PageHasher", "PagePool")

@@ -7,10 +7,10 @@ import secrets
 from array import array
 from collections.abc import Sequence
 
-__all__ = ("Digests",)
+__all__ = ("PageHasher",)
 
 
-class Digests:
+class PageHasher:
     """Hashes of full pages over all tokens up to the page's end, the cache salt and the adapter.
 
     Keys and values of a token depend on all tokens before it, so the hash of a page includes its
@@ -22,7 +22,7 @@ class Digests:
         self.page_size = page_size
         self._secret = secret or secrets.token_bytes(32)
 
-    def root(self, salt: str | None = None, adapter: str | None = None) -> bytes:
+    def root_hash(self, salt: str | None = None, adapter: str | None = None) -> bytes:
         """Return the hash that precedes a sequence's first page."""
         digest = hashlib.sha256(self._secret)
         for part in (salt or "", adapter or ""):
@@ -31,7 +31,9 @@ class Digests:
             digest.update(data)
         return digest.digest()
 
-    def extend(self, chain: list[bytes], root: bytes, tokens: Sequence[int], pages: int) -> None:
+    def extend_hashes(
+        self, chain: list[bytes], root: bytes, tokens: Sequence[int], pages: int
+    ) -> None:
         """Extend ``chain`` in place to the hashes of the first ``pages`` pages of ``tokens``."""
         size = self.page_size
         parent = chain[-1] if chain else root

@@ -19,44 +19,44 @@ class PagePool:
     if no page is free, least recently used first.
     """
 
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
-        self._refs = [0] * pages
-        self._free = list(range(pages - 1, NULL_PAGE, -1))
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._refs = [0] * num_pages
+        self._free = list(range(num_pages - 1, NULL_PAGE, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
-        self._by_digest: dict[bytes, int] = {}
-        self._digest: dict[int, bytes] = {}
+        self._page_of_hash: dict[bytes, int] = {}
+        self._hash_of_page: dict[int, bytes] = {}
 
     @property
-    def available(self) -> int:
+    def num_available(self) -> int:
         """Number of free and evictable pages."""
         return len(self._free) + len(self._evictable)
 
     @property
-    def used(self) -> int:
+    def num_used(self) -> int:
         """Number of pages in use."""
-        return self.pages - 1 - self.available
+        return self.num_pages - 1 - self.num_available
 
     @property
     def capacity(self) -> int:
-        return self.pages - 1
+        return self.num_pages - 1
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Return ``count`` pages with one reference each. Raises ``ValueError`` if too few."""
-        if count > self.available:
-            raise ValueError(f"{count} pages requested, {self.available} are available")
+        if count > self.num_available:
+            raise ValueError(f"{count} pages requested, {self.num_available} are available")
         taken = []
         for _ in range(count):
             if self._free:
                 page = self._free.pop()
             else:
                 page, _ = self._evictable.popitem(last=False)
-                self._forget(page)
+                self._evict_hash(page)
             self._refs[page] = 1
             taken.append(page)
         return taken
 
-    def share(self, pages: Iterable[int]) -> None:
+    def add_reference(self, pages: Iterable[int]) -> None:
         """Add a reference to pages in use or evictable. The null page is ignored."""
         for page in pages:
             if page == NULL_PAGE:
@@ -65,8 +65,8 @@ class PagePool:
                 del self._evictable[page]
             self._refs[page] += 1
 
-    def release(self, pages: Sequence[int]) -> None:
-        """Remove a reference from each page. ``pages`` are in the order of the sequence.
+    def free(self, pages: Sequence[int]) -> None:
+        """Remove a reference from each page. ``num_pages`` are in the order of the sequence.
 
         The last ones are evicted first, because more requests can share a shorter prefix.
         """
@@ -77,34 +77,34 @@ class PagePool:
                 raise ValueError(f"page {page} is freed, but it is not in use")
             self._refs[page] -= 1
             if self._refs[page] == 0:
-                if page in self._digest:
+                if page in self._hash_of_page:
                     self._evictable[page] = None
                 else:
                     self._free.append(page)
 
-    def find(self, digest: bytes) -> int | None:
+    def get_cached_page(self, digest: bytes) -> int | None:
         """Return the page with the hash ``digest``, or ``None`` if it is not cached."""
-        return self._by_digest.get(digest)
+        return self._page_of_hash.get(digest)
 
-    def name(self, page: int, digest: bytes) -> None:
+    def cache_page(self, page: int, digest: bytes) -> None:
         """Add a page in use to the prefix cache, unless the hash or the page is in it already."""
-        if digest not in self._by_digest and page not in self._digest:
-            self._by_digest[digest] = page
-            self._digest[page] = digest
+        if digest not in self._page_of_hash and page not in self._hash_of_page:
+            self._page_of_hash[digest] = page
+            self._hash_of_page[page] = digest
 
     def reset(self) -> None:
         """Empty the prefix cache. Evictable pages become free."""
         self._free.extend(self._evictable)
         self._evictable.clear()
-        self._by_digest.clear()
-        self._digest.clear()
+        self._page_of_hash.clear()
+        self._hash_of_page.clear()
 
-    def _forget(self, page: int) -> None:
-        del self._by_digest[self._digest.pop(page)]
+    def _evict_hash(self, page: int) -> None:
+        del self._page_of_hash[self._hash_of_page.pop(page)]
 
-    def faults(self, holders: Iterable[Sequence[int]]) -> list[str]:
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> list[str]:
         """Return the violated invariants, given all page tables. O(pages)."""
-        held = [0] * self.pages
+        held = [0] * self.num_pages
         for table in holders:
             for page in table:
                 held[page] += 1
@@ -118,11 +118,11 @@ class PagePool:
         if len(set(idle)) != len(idle):
             faults.append("a page is free or evictable twice")
         idle_set = set(idle)
-        for page in range(1, self.pages):
+        for page in range(1, self.num_pages):
             if (self._refs[page] == 0) != (page in idle_set):
                 faults.append(f"page {page} must be either in use, or free or evictable")
-        if any(self._by_digest.get(d) != p for p, d in self._digest.items()):
+        if any(self._page_of_hash.get(d) != p for p, d in self._hash_of_page.items()):
             faults.append("a page's hash refers to another page")
-        if any(page not in self._digest for page in self._evictable):
+        if any(page not in self._hash_of_page for page in self._evictable):
             faults.append("an evictable page has no hash")
         return faults

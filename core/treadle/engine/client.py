@@ -12,28 +12,28 @@ from typing import Protocol
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.engine.ipc import (
-    Abort,
-    Add,
+    AbortRequests,
+    AddRequests,
     Command,
-    Dead,
+    EngineFailed,
+    EngineReady,
     Ping,
     Pong,
-    Ready,
-    Refused,
     Report,
-    Start,
-    Steps,
-    Stop,
+    RequestRejected,
+    StartEngine,
+    StepOutputs,
+    StopEngine,
     decode_report,
 )
 from treadle.errors import EngineDeadError, RequestError, TreadleError
 from treadle.processes.framing import FrameDecoder, encode_frame
 from treadle.processes.spawn import exit_reason, spawn
 
-__all__ = ("EngineClient", "Listener")
+__all__ = ("EngineClient", "EngineObserver")
 
 log = logging.getLogger("treadle.engine")
 
@@ -42,35 +42,37 @@ BUFFER = 4 * 2**20
 FRAME_TOKENS = 2**20
 
 
-class Listener(Protocol):
+class EngineObserver(Protocol):
     """Receives the engine's events. All methods are called in the event loop's thread."""
 
-    def outputs(self, outputs: list[TokenOutput]) -> None: ...
-    def refused(self, id: str, error: TreadleError) -> None: ...
+    def on_outputs(self, outputs: list[TokenOutput]) -> None: ...
+    def on_rejected(self, id: str, error: TreadleError) -> None: ...
 
-    def died(self, error: EngineDeadError) -> None:
+    def on_engine_dead(self, error: EngineDeadError) -> None:
         """Handle the end of the engine. Called once, as the last event."""
 
 
 class EngineClient(asyncio.Protocol):
     """An engine process and the connection to it. Use it from one event loop only."""
 
-    def __init__(self, listener: Listener, entry: str = "treadle.engine.process:main") -> None:
+    def __init__(
+        self, listener: EngineObserver, entry: str = "treadle.engine.process:main"
+    ) -> None:
         """``entry`` is the function that the child runs, as ``module:function``."""
-        self._listener = listener
+        self._observer = listener
         self._entry = entry
         self._child: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._frames = FrameDecoder()
-        self._ready: asyncio.Future[EngineFacts] | None = None
+        self._ready: asyncio.Future[EngineInfo] | None = None
         self._pings: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count(1)
         self._adding: list[EngineRequest] = []
         self._aborting: list[str] = []
         self._flushing = False
         self._closing = False
-        self._said: TreadleError | None = None
-        self.death: EngineDeadError | None = None
+        self._reported_error: TreadleError | None = None
+        self.fatal_error: EngineDeadError | None = None
 
     @property
     def pid(self) -> int | None:
@@ -78,7 +80,7 @@ class EngineClient(asyncio.Protocol):
 
     # -- life ------------------------------------------------------------------------
 
-    async def start(self, config: EngineConfig) -> EngineFacts:
+    async def start(self, config: EngineConfig) -> EngineInfo:
         """Start the process and wait until the model is loaded.
 
         Raises the engine's error (``CheckpointError``, ``ConfigError``, …), or ``EngineDeadError``
@@ -90,7 +92,7 @@ class EngineClient(asyncio.Protocol):
         try:
             await loop.create_unix_connection(lambda: self, sock=ours)
             level = logging.getLogger("treadle").getEffectiveLevel()
-            self._send(Start(config, level))
+            self._send(StartEngine(config, level))
             return await self._ready
         except BaseException:
             if self._transport is None:
@@ -102,8 +104,8 @@ class EngineClient(asyncio.Protocol):
         """Stop the process; kill it if it still runs after ``seconds``. May be called twice."""
         self._closing = True
         if self._transport is not None and not self._transport.is_closing():
-            if self.death is None:
-                self._send(Stop())
+            if self.fatal_error is None:
+                self._send(StopEngine())
             self._transport.close()
         child = self._child
         if child is None:
@@ -114,7 +116,7 @@ class EngineClient(asyncio.Protocol):
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await _exited(child, EXIT_SECONDS)
-        self._end("it was shut down")
+        self._fail("it was shut down")
 
     # -- sending ---------------------------------------------------------------------
 
@@ -122,13 +124,13 @@ class EngineClient(asyncio.Protocol):
         """Queue requests. All those of one iteration of the event loop are sent together."""
         self.check()
         self._adding += requests
-        self._soon()
+        self._schedule_flush()
 
     def abort(self, ids: Sequence[str]) -> None:
         """Queue aborts for sending. Does nothing if the engine is dead."""
-        if ids and self.death is None:
+        if ids and self.fatal_error is None:
             self._aborting += ids
-            self._soon()
+            self._schedule_flush()
 
     async def ping(self, timeout: float) -> EngineStats:
         """Return the engine's statistics. Raises ``EngineDeadError`` after ``timeout`` seconds."""
@@ -149,12 +151,12 @@ class EngineClient(asyncio.Protocol):
 
     def check(self) -> None:
         """Raise ``EngineDeadError`` if the engine has stopped or was not started."""
-        if self.death is not None:
-            raise EngineDeadError(str(self.death)) from self.death.__cause__
+        if self.fatal_error is not None:
+            raise EngineDeadError(str(self.fatal_error)) from self.fatal_error.__cause__
         if self._transport is None:
             raise EngineDeadError("the engine was not started; call start() first")
 
-    def _soon(self) -> None:
+    def _schedule_flush(self) -> None:
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -163,16 +165,16 @@ class EngineClient(asyncio.Protocol):
         self._flushing = False
         adding, self._adding = self._adding, []
         aborting, self._aborting = self._aborting, []
-        if self.death is not None:
+        if self.fatal_error is not None:
             return
         for part in _parts(adding):
             try:
-                self._send(Add(part))
+                self._send(AddRequests(part))
             except RequestError as error:  # too long for one frame
                 for request in part:
-                    self._listener.refused(request.id, error)
+                    self._observer.on_rejected(request.id, error)
         if aborting:
-            self._send(Abort(aborting))
+            self._send(AbortRequests(aborting))
 
     def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -189,54 +191,54 @@ class EngineClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for payload in self._frames.feed(data):
-                self._hear(decode_report(payload))
+                self._handle_event(decode_report(payload))
         except Exception as error:
             # After an invalid message the stream cannot be trusted: ignore the rest of it.
             log.exception("the engine process sent an invalid message")
-            self._end("it sent an invalid message", error)
+            self._fail("it sent an invalid message", error)
             if self._transport is not None:
                 self._transport.close()
             if self._child is not None:
                 self._child.kill()
 
-    def _hear(self, report: Report) -> None:
+    def _handle_event(self, report: Report) -> None:
         match report:
-            case Steps(outputs):
-                self._listener.outputs(outputs)
-            case Refused(id, failure):
-                self._listener.refused(id, failure.error())
+            case StepOutputs(outputs):
+                self._observer.on_outputs(outputs)
+            case RequestRejected(id, failure):
+                self._observer.on_rejected(id, failure.error())
             case Pong(number, stats):
                 answer = self._pings.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(stats)
-            case Ready(facts):
+            case EngineReady(info):
                 if self._ready is not None and not self._ready.done():
-                    self._ready.set_result(facts)
-            case Dead(failure):
-                self._said = failure.error()
+                    self._ready.set_result(info)
+            case EngineFailed(failure):
+                self._reported_error = failure.error()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closing:
             return
-        if self._said is not None:
-            self._end(str(self._said), self._said)
+        if self._reported_error is not None:
+            self._fail(str(self._reported_error), self._reported_error)
         else:
-            self._end(_epitaph(self._child), exc)
+            self._fail(_exit_reason(self._child), exc)
 
-    def _end(self, why: str, cause: BaseException | None = None) -> None:
-        if self.death is not None:
+    def _fail(self, why: str, cause: BaseException | None = None) -> None:
+        if self.fatal_error is not None:
             return
-        self.death = EngineDeadError(f"the engine has stopped: {why}")
-        self.death.__cause__ = cause
+        self.fatal_error = EngineDeadError(f"the engine has stopped: {why}")
+        self.fatal_error.__cause__ = cause
         if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(self._said or self.death)
+            self._ready.set_exception(self._reported_error or self.fatal_error)
         elif not self._closing:
             # A server does not report the reason to its clients, so log it for the operator.
-            log.error("%s", self.death)
+            log.error("%s", self.fatal_error)
         for answer in self._pings.values():
             if not answer.done():
-                answer.set_exception(EngineDeadError(str(self.death)))
-        self._listener.died(self.death)
+                answer.set_exception(EngineDeadError(str(self.fatal_error)))
+        self._observer.on_engine_dead(self.fatal_error)
 
 
 def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
@@ -253,7 +255,7 @@ def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
         yield part
 
 
-def _epitaph(child: subprocess.Popen[bytes] | None) -> str:
+def _exit_reason(child: subprocess.Popen[bytes] | None) -> str:
     """Return how the process ended. Its socket is closed, so wait shortly for its exit."""
     if child is None:
         return "it was never started"

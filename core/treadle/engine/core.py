@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, POLICIES, STAT_LOGGERS
+from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts, StepEdits
-from treadle.cache import KVCache
+from treadle.api.step_types import EngineInfo, GrammarOutput
+from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
 from treadle.errors import (
     EngineError,
@@ -23,8 +23,8 @@ from treadle.errors import (
 )
 from treadle.plugins import PluginManager
 from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.sequence import Sequence
-from treadle.structured_output import GrammarDesk, Ticket
+from treadle.scheduler.sequence import SequenceState
+from treadle.structured_output import GrammarFuture, StructuredOutputManager
 from treadle.text.request_checks import check_request
 
 __all__ = ("EngineCore",)
@@ -42,17 +42,17 @@ class EngineCore:
     previous output and schedules the next step. On a CPU each step ends before ``step`` returns.
     """
 
-    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
+    def __init__(self, config: EngineConfig, plugins: PluginManager) -> None:
         self.config = config
-        self.host = host
-        host.configure(config)
+        self.plugins = plugins
+        plugins.configure(config)
         try:
             self._start()
         except BaseException:
-            host.unconfigure()
+            plugins.unconfigure()
             raise
-        self._guided = GrammarDesk(config, host, self.facts)
-        self._compiling: dict[str, tuple[Sequence, Ticket]] = {}
+        self._structured_output = StructuredOutputManager(config, plugins, self.info)
+        self._waiting_for_grammar: dict[str, tuple[SequenceState, GrammarFuture]] = {}
         self._seeds = random.Random(config.model.seed)
         self._steps = 0
         self._step_seconds = 0.0
@@ -60,75 +60,80 @@ class EngineCore:
         self._closed = False
 
     def _start(self) -> None:
-        config, host = self.config, self.host
-        name = config.device.executor
-        self._executor = host.create_guarded(EXECUTORS, name, config=config, host=host)
+        config, plugins = self.config, self.plugins
+        name = config.device.distributed_executor_backend
+        self._executor = plugins.create_guarded(EXECUTORS, name, config=config, host=plugins)
         try:
-            self.facts: EngineFacts = self._executor.start()
-            self._cache = KVCache(
-                self.facts.groups,
-                self.facts.page_size,
+            self.info: EngineInfo = self._executor.start()
+            self._cache = KVCacheManager(
+                self.info.kv_cache_groups,
+                self.info.page_size,
                 prefix_caching=config.cache.enable_prefix_caching,
             )
-            policy = host.create_guarded(POLICIES, config.scheduler.scheduling_policy)
+            policy = plugins.create_guarded(SCHEDULING_POLICIES, config.scheduler.scheduling_policy)
             names = config.plugins.stat_loggers
-            self._loggers = [host.create_guarded(STAT_LOGGERS, name) for name in names]
+            self._loggers = [plugins.create_guarded(STAT_LOGGERS, name) for name in names]
             # These instances only validate requests. The model runner has its own, to edit logits.
             names = config.plugins.logits_processors
             self._processors = {
-                name: host.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.facts.vocab_size)
+                name: plugins.create_guarded(
+                    LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size
+                )
                 for name in names
             }
         except BaseException:
-            self._stop()
+            self._abort()
             raise
-        self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.facts.eos_ids)
+        self.scheduler = Scheduler(config.scheduler, self._cache, policy, self.info.eos_token_ids)
 
-    def _stop(self) -> None:
+    def _abort(self) -> None:
         """Stop the executor. Only log its errors, since the plugins must be released afterwards."""
         try:
-            self._executor.stop()
+            self._executor.shutdown()
         except TreadleError as error:
             log.error("%s", error, exc_info=error)
 
     # ----------------------------------------------------------------------------- requests
 
-    def add(self, request: EngineRequest) -> None:
+    def add_request(self, request: EngineRequest) -> None:
         """Queue a request. Raises as ``validate`` does, and ``QueueFullError`` if too many wait."""
         self.validate(request)
-        if request.id in self.scheduler.live or request.id in self._compiling:
+        if request.id in self.scheduler.sequences or request.id in self._waiting_for_grammar:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
-        waiting = len(self.scheduler.waiting) + len(self._compiling)
-        if waiting >= self.config.scheduler.max_queue:
+        waiting = len(self.scheduler.waiting) + len(self._waiting_for_grammar)
+        if waiting >= self.config.scheduler.max_num_queued_reqs:
             raise QueueFullError(
-                f"{waiting} requests are waiting; max_queue allows "
-                f"{self.config.scheduler.max_queue}; try again later"
+                f"{waiting} requests are waiting; max_num_queued_reqs allows "
+                f"{self.config.scheduler.max_num_queued_reqs}; try again later"
             )
-        root = self._cache.digests.root(request.params.cache_salt)
-        sequence = Sequence(request, self.facts, root, self._seed(request))
-        sequence.held = bool(request.params.extra)
-        if request.params.guided is None:
+        root = self._cache.page_hasher.root_hash(request.params.cache_salt)
+        sequence = SequenceState(request, self.info, root, self._seed(request))
+        sequence.defer_sampling = bool(request.params.extra_args)
+        if request.params.structured_outputs is None:
             self._queue(sequence)
         else:
-            self._compiling[request.id] = (sequence, self._guided.submit(request))
+            self._waiting_for_grammar[request.id] = (
+                sequence,
+                self._structured_output.submit(request),
+            )
 
-    def _queue(self, sequence: Sequence) -> None:
+    def _queue(self, sequence: SequenceState) -> None:
         """Add a sequence to the scheduler. If the policy fails, only this request fails."""
         try:
             self.scheduler.add(sequence)
         except EngineError as error:
-            if self.host.switches.strict:
+            if self.plugins.switches.strict:
                 raise
             log.error("request %s: %s", sequence.id, error)
             failed = TokenOutput(sequence.id, [], "error", error=str(error))
-            self.scheduler.outbox.append(failed)
+            self.scheduler.pending_outputs.append(failed)
 
     def validate(self, request: EngineRequest) -> None:
         """Raise ``RequestError`` if it is invalid, ``PluginLoadError`` if a plugin fails."""
-        check_request(request, self.facts)
-        if request.params.guided is not None:
-            self._guided.validate(request.params.guided)
-        for name, arguments in (request.params.extra or {}).items():
+        check_request(request, self.info)
+        if request.params.structured_outputs is not None:
+            self._structured_output.validate(request.params.structured_outputs)
+        for name, arguments in (request.params.extra_args or {}).items():
             if name not in self._processors:
                 raise RequestError(
                     f"extra names {name!r}, which is not a logits processor of this engine "
@@ -140,13 +145,13 @@ class EngineCore:
     def _check_extra(self, name: str, arguments: Any) -> None:
         """Raise ``RequestError`` for bad arguments, ``PluginLoadError`` if the plugin fails."""
         try:
-            self._processors[name].check(arguments)
+            self._processors[name].validate_params(arguments)
         except PluginLoadError as error:
             log.warning("%s", error, exc_info=error.__cause__)
             raise
 
-    def _end_if_strict(self, error: TreadleError) -> None:
-        if self.host.switches.strict:
+    def _shutdown_if_strict(self, error: TreadleError) -> None:
+        if self.plugins.switches.strict:
             raise EngineError(f"{error} (plugin_strict makes it fatal)") from error
 
     def _seed(self, request: EngineRequest) -> int:
@@ -157,16 +162,16 @@ class EngineCore:
         # The n outputs of a request need independent draws: space them by an odd 64-bit constant.
         return (base + request.index * 0x9E3779B97F4A7C15) & (2**63 - 1)
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def abort_requests(self, ids: Iterable[str]) -> None:
         """End sequences by id. Unknown ids are ignored."""
         for sequence_id in ids:
-            self._compiling.pop(sequence_id, None)
+            self._waiting_for_grammar.pop(sequence_id, None)
             self.scheduler.abort(sequence_id)
 
     @property
     def has_work(self) -> bool:
         scheduler = self.scheduler
-        waits = self._compiling or scheduler.outbox
+        waits = self._waiting_for_grammar or scheduler.pending_outputs
         return bool(waits) or scheduler.has_work or scheduler.in_flight > 0
 
     # -------------------------------------------------------------------------------- steps
@@ -174,70 +179,72 @@ class EngineCore:
     def step(self) -> list[TokenOutput]:
         """Launch the next step, get the oldest output, and return the new tokens."""
         began = time.perf_counter()
-        outputs = self._compiled() if self._compiling else []
-        plan = self.scheduler.plan()
-        if self.scheduler.outbox:
-            outputs += self.scheduler.outbox
-            self.scheduler.outbox = []
-        if plan is not None:
-            self._executor.launch(plan)
-        if plan is not None and plan.held:
+        outputs = self._admit_compiled() if self._waiting_for_grammar else []
+        scheduler_output = self.scheduler.schedule()
+        if self.scheduler.pending_outputs:
+            outputs += self.scheduler.pending_outputs
+            self.scheduler.pending_outputs = []
+        if scheduler_output is not None:
+            self._executor.execute_model(scheduler_output)
+        if scheduler_output is not None and scheduler_output.defer_sampling:
             # Bitmasks depend on the previous step's tokens, so get its output first. The forward
             # pass of this step already runs meanwhile.
             if self.scheduler.in_flight > 1:
-                outputs += self._collect()
-            self._executor.sample(self._edits())
-            if not self.facts.depth:
-                outputs += self._collect()
-        elif self.scheduler.in_flight > (self.facts.depth if plan is not None else 0):
-            outputs += self._collect()
+                outputs += self._get_output()
+            self._executor.sample_tokens(self._grammar_output())
+            if not self.info.num_async_steps:
+                outputs += self._get_output()
+        elif self.scheduler.in_flight > (
+            self.info.num_async_steps if scheduler_output is not None else 0
+        ):
+            outputs += self._get_output()
         self._step_seconds += time.perf_counter() - began
         for logger in self._loggers:
             logger.record(self.stats)
         return outputs
 
-    def _collect(self) -> list[TokenOutput]:
-        result = self._executor.collect()
+    def _get_output(self) -> list[TokenOutput]:
+        result = self._executor.get_output()
         if result.error is not None:
             log.error("step %d failed: %s", result.id, result.error)
-            self._executor.check()
-        fault = result.error or next(iter(result.faults.values()), None)
-        if fault is not None and self.host.switches.strict:
+            self._executor.check_health()
+        fault = result.error or next(iter(result.row_errors.values()), None)
+        if fault is not None and self.plugins.switches.strict:
             raise EngineError(f"{fault} (plugin_strict makes it fatal)")
         self._steps += 1
-        return self.scheduler.commit(result)
+        return self.scheduler.update_from_output(result)
 
-    def _edits(self) -> StepEdits | None:
+    def _grammar_output(self) -> GrammarOutput | None:
         """Return the bitmasks of the newest step, or ``None`` if no row needs one."""
-        rows = self.scheduler.guided_rows()
-        return self._guided.masks(rows) if rows else None
+        rows = self.scheduler.grammar_rows()
+        return self._structured_output.fill_bitmasks(rows) if rows else None
 
-    def _compiled(self) -> list[TokenOutput]:
+    def _admit_compiled(self) -> list[TokenOutput]:
         """Queue the sequences with a compiled grammar; return errors of failed compilations."""
         outputs = []
         if not self.scheduler.has_work:
-            self._guided.wait(IDLE_SECONDS)
-        for name, (sequence, ticket) in list(self._compiling.items()):
+            self._structured_output.wait(IDLE_SECONDS)
+        for name, (sequence, ticket) in list(self._waiting_for_grammar.items()):
             try:
-                guide = ticket.guide()
+                guide = ticket.result_if_done()
             except RequestError as error:
                 message = TokenOutput(name, [], "error", error=str(error), param=error.param)
                 outputs.append(message)
             except PluginLoadError as error:
-                self._end_if_strict(error)
+                self._shutdown_if_strict(error)
                 log.error("request %s: %s", name, error)
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
                 if guide is None:
                     continue
-                sequence.guide, sequence.held = guide, True
+                sequence.grammar_state, sequence.defer_sampling = guide, True
                 self._queue(sequence)
-            del self._compiling[name]
+            del self._waiting_for_grammar[name]
         return outputs
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Raise ``EngineDeadError`` if the executor has failed; count and log broken invariants."""
-        self._executor.check()
+        self._executor.check_health()
         faults = self.scheduler.check_integrity()
         self._integrity_faults += len(faults)
         for fault in faults:
@@ -247,28 +254,28 @@ class EngineCore:
     def stats(self) -> EngineStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
         return EngineStats(
-            steps=self._steps,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(self._compiling),
-            pages_total=sum(p.capacity for p in self._cache.pools),
-            pages_used=sum(p.used for p in self._cache.pools),
+            num_steps=self._steps,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(self._waiting_for_grammar),
+            num_pages=sum(p.capacity for p in self._cache.pools),
+            num_used_pages=sum(p.num_used for p in self._cache.pools),
             prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            prefix_query_tokens=counters.prefix_queries,
-            prefix_hit_tokens=counters.prefix_hits,
-            preemptions=counters.preemptions,
+            generation_tokens=counters.generation_tokens,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            num_preemptions=counters.num_preemptions,
             finished=dict(counters.finished),
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
-            plugin_calls=self.host.call_stats.rows(),
-            plugin_seconds=self.host.call_stats.seconds(),
-            plugin_states=self.host.states(),
+            plugin_calls=self.plugins.call_stats.rows(),
+            plugin_seconds=self.plugins.call_stats.seconds(),
+            plugin_states=self.plugins.states(),
         )
 
     def close(self) -> None:
         """Release the device and the plugins. May be called twice."""
         if not self._closed:
             self._closed = True
-            self._guided.close()
-            self._stop()
-            self.host.unconfigure()
+            self._structured_output.close()
+            self._abort()
+            self.plugins.unconfigure()

@@ -10,23 +10,23 @@ import msgspec
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.processes.failure import Failure
 
 __all__ = (
-    "Abort",
-    "Add",
+    "AbortRequests",
+    "AddRequests",
     "Command",
-    "Dead",
+    "EngineFailed",
+    "EngineReady",
     "Ping",
     "Pong",
-    "Ready",
-    "Refused",
     "Report",
-    "Start",
-    "Steps",
-    "Stop",
+    "RequestRejected",
+    "StartEngine",
+    "StepOutputs",
+    "StopEngine",
     "decode_command",
     "decode_report",
 )
@@ -34,16 +34,16 @@ __all__ = (
 # To the engine. ``StartEngine`` is the first message and is sent once.
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class StartEngine(msgspec.Struct, frozen=True, array_like=True, tag=True):
     config: EngineConfig
     log_level: int
 
 
-class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class AddRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     requests: list[EngineRequest]
 
 
-class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ids: list[str]
 
 
@@ -51,27 +51,27 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class StopEngine(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """End now; running requests are dropped."""
 
 
-Command = Start | Add | Abort | Ping | Stop
+Command = StartEngine | AddRequests | AbortRequests | Ping | StopEngine
 
 
-# From the engine. ``Ready`` or ``EngineFailed`` is the first message.
+# From the engine. ``EngineReady`` or ``EngineFailed`` is the first message.
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    facts: EngineFacts
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    info: EngineInfo
 
 
-class Steps(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The outputs of one step."""
 
     outputs: list[TokenOutput]
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RequestRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The engine did not accept a sequence."""
 
     id: str
@@ -83,13 +83,13 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: EngineStats
 
 
-class Dead(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The last message: the engine failed to start or cannot continue."""
 
     failure: Failure
 
 
-Report = Ready | Steps | Refused | Pong | Dead
+Report = EngineReady | StepOutputs | RequestRejected | Pong | EngineFailed
 
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

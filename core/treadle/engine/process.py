@@ -19,20 +19,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.api.requests import EngineRequest
-from treadle.config import patient_threads
+from treadle.config import set_passive_omp_wait
 from treadle.engine.ipc import (
-    Abort,
-    Add,
+    AbortRequests,
+    AddRequests,
     Command,
-    Dead,
+    EngineFailed,
+    EngineReady,
     Ping,
     Pong,
-    Ready,
-    Refused,
     Report,
-    Start,
-    Steps,
-    Stop,
+    RequestRejected,
+    StartEngine,
+    StepOutputs,
+    StopEngine,
     decode_command,
 )
 from treadle.errors import EngineError, TreadleError
@@ -55,7 +55,7 @@ RECEIVE = 256 * 1024
 MOST_UNSENT = 64 * 2**20
 
 
-class Closed(Exception):
+class ConnectionClosed(Exception):
     """The parent has closed the connection or has exited."""
 
 
@@ -87,9 +87,9 @@ class Channel:
             except BlockingIOError:
                 return commands
             except ConnectionError as error:
-                raise Closed from error
+                raise ConnectionClosed from error
             if not data:
-                raise Closed
+                raise ConnectionClosed
             commands += [decode_command(payload) for payload in self._frames.feed(data)]
             if len(data) < RECEIVE:
                 return commands
@@ -111,7 +111,7 @@ class Channel:
                 if not self._wait(select.POLLOUT, seconds):
                     return
                 self._flush()
-        except Closed:
+        except ConnectionClosed:
             return
         finally:
             self._sock.close()
@@ -132,7 +132,7 @@ class Channel:
             except BlockingIOError:
                 return
             except (ConnectionError, BrokenPipeError) as error:
-                raise Closed from error
+                raise ConnectionClosed from error
             self._unsent_bytes -= sent
             if sent == len(piece):
                 self._unsent.popleft()
@@ -153,14 +153,14 @@ def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
             level=start.log_level, format="%(levelname)s %(asctime)s engine %(name)s: %(message)s"
         )
         core = make(start.config)
-        channel.send(Ready(core.facts))
+        channel.send(EngineReady(core.info))
         _loop(channel, core, parent)
-    except Closed:
+    except ConnectionClosed:
         return 0
     except BaseException as error:  # the parent needs a report of any failure
         if not isinstance(error, TreadleError):
             log.exception("the engine failed")
-        _last_words(channel, Dead(Failure.of(error)))
+        _report_failure(channel, EngineFailed(Failure.of(error)))
         return 1
     finally:
         if core is not None:
@@ -168,10 +168,10 @@ def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
     return 0
 
 
-def _first(channel: Channel, parent: int) -> Start:
+def _first(channel: Channel, parent: int) -> StartEngine:
     while True:
         for command in channel.receive(IDLE_SECONDS):
-            if isinstance(command, Start):
+            if isinstance(command, StartEngine):
                 return command
             raise EngineError(f"the first command was {type(command).__name__}, not Start")
         _check_parent(parent)
@@ -183,25 +183,25 @@ def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
         busy = core.has_work
         commands = channel.receive(0.0 if busy else IDLE_SECONDS)
         for command in commands:
-            if isinstance(command, Stop):
+            if isinstance(command, StopEngine):
                 return
             _obey(channel, core, command)
         if core.has_work:
             if outputs := core.step():
-                channel.send(Steps(outputs))
+                channel.send(StepOutputs(outputs))
         elif not busy and (not commands or time.monotonic() - checked >= CHECK_SECONDS):
             _check_parent(parent)
-            core.check()
+            core.check_health()
             checked = time.monotonic()
 
 
 def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
     match command:
-        case Add(requests):
+        case AddRequests(requests):
             for request in requests:
                 _add(channel, core, request)
-        case Abort(ids):
-            core.abort(ids)
+        case AbortRequests(ids):
+            core.abort_requests(ids)
         case Ping(number):
             channel.send(Pong(number, core.stats))
         case _:
@@ -211,15 +211,15 @@ def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
 def _add(channel: Channel, core: EngineCore, request: EngineRequest) -> None:
     """Add a request. Any error except ``EngineError`` only rejects this request."""
     try:
-        core.add(request)
+        core.add_request(request)
     except EngineError:
         raise
     except TreadleError as error:
-        channel.send(Refused(request.id, Failure.of(error)))
+        channel.send(RequestRejected(request.id, Failure.of(error)))
     except Exception:
         log.exception("adding request %s failed", request.id)
         failure = Failure("EngineError", "the engine failed to add this request")
-        channel.send(Refused(request.id, failure))
+        channel.send(RequestRejected(request.id, failure))
 
 
 def _check_parent(parent: int) -> None:
@@ -228,14 +228,14 @@ def _check_parent(parent: int) -> None:
     The socket cannot tell: another child may have inherited the parent's end and keep it open.
     """
     if os.getppid() != parent:
-        raise Closed
+        raise ConnectionClosed
 
 
-def _last_words(channel: Channel, report: Report) -> None:
+def _report_failure(channel: Channel, report: Report) -> None:
     try:
         channel.send(report)
         channel.finish()
-    except Closed:
+    except ConnectionClosed:
         log.warning("the parent has closed the connection; not sent: %s", report)
 
 
@@ -250,7 +250,7 @@ def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:
     """Run the child process. ``fd`` is its end of a socket pair. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    patient_threads()
+    set_passive_omp_wait()
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     status = serve(Channel(sock), make)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.api.requests import TokenOutput, refusal
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.engine.client import EngineClient
 from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
 from treadle.outputs import RequestOutput
 from treadle.plugins import PluginManager
-from treadle.text.assets import Opened, open_checkpoint, plugin_config
+from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
 from treadle.text.chat import ChatProcessor, Conversation
-from treadle.text.input_processor import Processor
+from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
 from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
 from treadle.text.prompts import Prompt, PromptInput, parse_prompt
@@ -62,12 +62,12 @@ class AsyncLLM:
         """
         self.config = from_options(options, model=model) if config is None else config
         # A server's templates must not be able to hang or fill the process that serves.
-        self.host = PluginManager(plugin_config(self.config, isolated=True))
+        self.plugins = PluginManager(plugin_config(self.config, isolated=True))
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
-        self._opened: Opened | None = None
-        self._facts: EngineFacts | None = None
-        self._ready: tuple[Processor, OutputProcessor] | None = None
+        self._assets: FrontendAssets | None = None
+        self._info: EngineInfo | None = None
+        self._ready: tuple[InputProcessor, OutputProcessor] | None = None
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
         self._chats: ChatProcessor | None = None
@@ -86,18 +86,18 @@ class AsyncLLM:
 
     async def _start(self) -> None:
         # The text side is read while the child loads the weights.
-        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, self.config, self.host))
+        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, self.config, self.plugins))
         loading = asyncio.create_task(self._client.start(self.config))
         try:
-            opened, facts = await asyncio.gather(opening, loading)
+            opened, info = await asyncio.gather(opening, loading)
         except BaseException:
             loading.cancel()
             await asyncio.gather(opening, loading, return_exceptions=True)
             await self._client.stop(seconds=0.0)
             raise
-        self._opened, self._facts = opened, facts
-        outputs = OutputProcessor(opened.watched, facts.eos_ids)
-        self._ready = (opened.processor(facts), outputs)
+        self._assets, self._info = opened, info
+        outputs = OutputProcessor(opened.guarded_tokenizer, info.eos_token_ids)
+        self._ready = (opened.processor(info), outputs)
 
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
@@ -108,9 +108,9 @@ class AsyncLLM:
             for request_id in list(self._streams):
                 self._ready[1].abort(request_id)
         await self._client.stop()
-        if self._chats is not None and self._chats.plugins.watchdogs is not None:
-            self._chats.plugins.watchdogs.close()
-        renderer: Any = None if self._opened is None else self._opened.renderer
+        if self._chats is not None and self._chats.parser_plugins.watchdogs is not None:
+            self._chats.parser_plugins.watchdogs.close()
+        renderer: Any = None if self._assets is None else self._assets.renderer
         if hasattr(renderer, "close"):
             renderer.close()
 
@@ -123,11 +123,11 @@ class AsyncLLM:
     # -- what it is ------------------------------------------------------------------
 
     @property
-    def facts(self) -> EngineFacts:
+    def info(self) -> EngineInfo:
         """Raises ``EngineDeadError`` before ``start``."""
-        if self._facts is None:
+        if self._info is None:
             raise _not_started()
-        return self._facts
+        return self._info
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -154,7 +154,7 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        return self._ready is not None and self._client.death is None
+        return self._ready is not None and self._client.fatal_error is None
 
     @property
     def unfinished(self) -> int:
@@ -278,7 +278,7 @@ class AsyncLLM:
         count = len(request.sequences)
         limits = self.config.scheduler
         # The engine would refuse it too; here it costs nothing and bounds what is on the way.
-        most = limits.max_queue + limits.max_num_seqs
+        most = limits.max_num_queued_reqs + limits.max_num_seqs
         if self._sequences + count > max(most, count):
             raise QueueFullError(
                 f"{self._sequences} sequences are waiting or running; at most {most} are taken: try "
@@ -314,15 +314,15 @@ class AsyncLLM:
 
     # -- what the client tells -------------------------------------------------------
 
-    def outputs(self, outputs: list[TokenOutput]) -> None:
+    def on_outputs(self, outputs: list[TokenOutput]) -> None:
         if self._ready is None:
             return
         for output in outputs:
             if (error := refusal(output)) is not None:
-                self.refused(output.id, error)
+                self.on_rejected(output.id, error)
         self._client.abort(self._ready[1].process(outputs))
 
-    def refused(self, id: str, error: TreadleError) -> None:
+    def on_rejected(self, id: str, error: TreadleError) -> None:
         if self._ready is None:
             return
         processor = self._ready[1]
@@ -331,7 +331,7 @@ class AsyncLLM:
             self._client.abort(processor.drop(request_id))
             self._streams[request_id].fail(error)
 
-    def died(self, error: EngineDeadError) -> None:
+    def on_engine_dead(self, error: EngineDeadError) -> None:
         for request_id, stream in list(self._streams.items()):
             if self._ready is not None:
                 self._ready[1].drop(request_id)
@@ -339,7 +339,7 @@ class AsyncLLM:
 
     # --------------------------------------------------------------------------------
 
-    async def _started(self) -> tuple[Processor, OutputProcessor]:
+    async def _started(self) -> tuple[InputProcessor, OutputProcessor]:
         if self._ready is None:
             await self.start()
         if self._ready is None:
@@ -352,19 +352,19 @@ class AsyncLLM:
         if self._chats is None:
             opened = self._text()
             plugins = ParserPlugins.choose(
-                self.host,
+                self.plugins,
                 opened.tokenizer,
                 opened.traits,
                 self.config.model,
-                watchdogs=PluginWatchdogs(self.host.call_stats),
+                watchdogs=PluginWatchdogs(self.plugins.call_stats),
             )
             self._chats = ChatProcessor(self._ready[0], plugins)
         return self._chats
 
-    def _text(self) -> Opened:
-        if self._opened is None:
+    def _text(self) -> FrontendAssets:
+        if self._assets is None:
             raise _not_started()
-        return self._opened
+        return self._assets
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.api.requests import EngineRequest, refusal
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
-from treadle.config import EngineConfig, from_options, patient_threads
+from treadle.api.step_types import EngineInfo
+from treadle.config import EngineConfig, from_options, set_passive_omp_wait
 from treadle.entrypoints.progress import Progress
 from treadle.errors import (
     EngineDeadError,
@@ -71,27 +71,27 @@ class LLM:
     ) -> None:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         self.config = from_options(options, model=model) if config is None else config
-        self._host = PluginManager(plugin_config(self.config))
-        opened = open_checkpoint(self.config, self._host)
-        patient_threads()
+        self._plugins = PluginManager(plugin_config(self.config))
+        opened = open_checkpoint(self.config, self._plugins)
+        set_passive_omp_wait()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
-        self._core = EngineCore(self.config, self._host)
+        self._core = EngineCore(self.config, self._plugins)
         self._close = weakref.finalize(self, self._core.close)
-        for line in self._core.facts.report:
+        for line in self._core.info.report:
             log.info("%s", line)
-        self._opened = opened
-        self._processor = opened.processor(self._core.facts)
+        self._assets = opened
+        self._processor = opened.processor(self._core.info)
         self._chat: ChatProcessor | None = None
-        self._outputs = OutputProcessor(opened.watched, self._core.facts.eos_ids)
+        self._outputs = OutputProcessor(opened.guarded_tokenizer, self._core.info.eos_token_ids)
         self._failure: EngineError | None = None
-        self._refused: dict[str, RequestError | PluginLoadError] = {}
+        self._rejected: dict[str, RequestError | PluginLoadError] = {}
 
     # -- what it is --------------------------------------------------------------------
 
     @property
-    def facts(self) -> EngineFacts:
-        return self._core.facts
+    def info(self) -> EngineInfo:
+        return self._core.info
 
     @property
     def stats(self) -> EngineStats:
@@ -99,11 +99,11 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none."""
-        return self._opened.need_tokenizer()
+        return self._assets.need_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
-        return self._opened.defaults
+        return self._assets.defaults
 
     # -- generating --------------------------------------------------------------------
 
@@ -212,15 +212,15 @@ class LLM:
     # -- the loop ----------------------------------------------------------------------
 
     def _or_default(self, params: SamplingParams | None) -> SamplingParams:
-        return self._opened.defaults if params is None else params
+        return self._assets.defaults if params is None else params
 
     def _prepare_chat(
         self, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
     ) -> PreparedChat:
         if self._chat is None:
-            opened = self._opened
+            opened = self._assets
             plugins = ParserPlugins.choose(
-                self._host, opened.tokenizer, opened.traits, self.config.model
+                self._plugins, opened.tokenizer, opened.traits, self.config.model
             )
             self._chat = ChatProcessor(self._processor, plugins)
         chat = Conversation(messages=messages, **options)
@@ -266,11 +266,11 @@ class LLM:
             yield deque(itertools.chain.from_iterable(request.sequences for request in prepared))
         finally:
             for request in prepared:
-                self._refused.pop(request.id, None)
+                self._rejected.pop(request.id, None)
             ids = [i for request in prepared for i in self._outputs.drop(request.id)]
             if ids and self._failure is None and self._close.alive:
                 with self._core_alive():
-                    self._core.abort(ids)
+                    self._core.abort_requests(ids)
                     # Nobody else would take the steps that let the aborted ones go.
                     while not len(self._outputs) and self._core.has_work:
                         self._core.step()
@@ -289,14 +289,14 @@ class LLM:
             for output in outputs:
                 label = self._outputs.request_of(output.id)
                 if label is not None and (refused := refusal(output)) is not None:
-                    self._refused[label] = refused
+                    self._rejected[label] = refused
             aborts = self._outputs.process(outputs)
             if aborts:
-                self._core.abort(aborts)
-        if self._refused:  # perhaps a request of another stream, which will hear of it
+                self._core.abort_requests(aborts)
+        if self._rejected:  # perhaps a request of another stream, which will hear of it
             for request in prepared:
-                if request.id in self._refused:
-                    raise self._refused[request.id]
+                if request.id in self._rejected:
+                    raise self._rejected[request.id]
 
     @contextmanager
     def _core_alive(self) -> Iterator[None]:
@@ -319,11 +319,11 @@ class LLM:
             label = self._outputs.request_of(request.id)
             if label is not None:  # else it was ended before it began
                 try:
-                    self._core.add(request)
+                    self._core.add_request(request)
                 except QueueFullError:
                     return  # the rest waits here instead of in the engine
                 except (RequestError, PluginLoadError) as error:
-                    self._refused[label] = error
+                    self._rejected[label] = error
                     feed.clear()
                     return
             feed.popleft()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from treadle.errors import EngineDeadError, RequestError, TreadleError
 from treadle.outputs import RequestOutput
-from treadle.text.output_processor import merged
+from treadle.text.output_processor import merge_deltas
 
 __all__ = ("OutputStream",)
 
@@ -21,14 +21,14 @@ class OutputStream:
     reader, both in one event loop.
     """
 
-    __slots__ = ("_delta", "_error", "_leave", "_left", "_output", "_waiter", "request_id")
+    __slots__ = ("_delta", "_error", "_has_left", "_leave", "_output", "_waiter", "request_id")
 
     def __init__(self, request_id: str, delta: bool, leave: Callable[[OutputStream], None]) -> None:
         """``leave`` is called once, when the reader is done."""
         self.request_id = request_id
         self._delta = delta
         self._leave = leave
-        self._left = False
+        self._has_left = False
         self._output: RequestOutput | None = None
         self._error: TreadleError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -37,7 +37,9 @@ class OutputStream:
 
     def put(self, output: RequestOutput) -> None:
         waiting = self._output
-        self._output = merged(waiting, output) if waiting is not None and self._delta else output
+        self._output = (
+            merge_deltas(waiting, output) if waiting is not None and self._delta else output
+        )
         self._wake()
 
     def fail(self, error: TreadleError) -> None:
@@ -57,7 +59,7 @@ class OutputStream:
     async def __anext__(self) -> RequestOutput:
         """Raises what ``fail`` was given."""
         while self._output is None:
-            if self._left:
+            if self._has_left:
                 raise StopAsyncIteration
             if self._error is not None:
                 self._close()
@@ -78,8 +80,8 @@ class OutputStream:
         self._close()
 
     def _close(self) -> None:
-        if not self._left:
-            self._left = True
+        if not self._has_left:
+            self._has_left = True
             self._leave(self)
 
 

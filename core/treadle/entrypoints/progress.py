@@ -15,8 +15,8 @@ class Progress:
 
     def __init__(self, total: int, shown: bool) -> None:
         self._bar: Any = None
-        self._began = time.perf_counter()
-        self._read = self._written = 0
+        self._start_time = time.perf_counter()
+        self._num_prompt_tokens = self._num_output_tokens = 0
         if shown:
             from tqdm import tqdm
 
@@ -26,11 +26,11 @@ class Progress:
         """Take a finished output."""
         if self._bar is None:
             return
-        self._read += len(output.prompt_token_ids)
-        self._written += sum(len(completion.token_ids) for completion in output.outputs)
-        seconds = max(time.perf_counter() - self._began, 1e-9)
+        self._num_prompt_tokens += len(output.prompt_token_ids)
+        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        seconds = max(time.perf_counter() - self._start_time, 1e-9)
         self._bar.set_postfix_str(
-            f"input: {self._read / seconds:.1f} tok/s, output: {self._written / seconds:.1f} tok/s",
+            f"input: {self._num_prompt_tokens / seconds:.1f} tok/s, output: {self._num_output_tokens / seconds:.1f} tok/s",
             refresh=False,
         )
         self._bar.update()

@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from treadle.api.attention import AttentionRequest, MaskKind, Step
-from treadle.api.cache import LayerCacheSpec
+from treadle.api.attention import AttentionRequest, ForwardContext, MaskKind
+from treadle.api.cache import KVCacheSpec
 from treadle.api.models import ModelContext
 from treadle.errors import CheckpointError
-from treadle.layers.collective import divide_heads
+from treadle.layers.collective import shard_heads
 from treadle.layers.device import device_info, dtype_name
-from treadle.layers.weight import Part, bind, weight
+from treadle.layers.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Attention",)
 
@@ -22,11 +22,11 @@ class Attention(nn.Module):
     """Attention over everything that the sequence has in the cache.
 
     ``heads`` and ``kv_heads`` are those of the whole model. ``window`` counts the tokens that a
-    token sees, itself included. The runner sets ``cache`` (this layer's pages) and ``group``
-    (its index in ``Step.plans``) once, before the first step.
+    token sees, itself included. The runner sets ``cache`` (this layer's pages) and ``attn_group``
+    (its index in ``ForwardContext.attn_metadata``) once, before the first step.
 
     ``scales`` are those of the keys and values of a cache in fp8: numbers on the host, fixed before
-    graphs are captured, so that a kernel gets them as arguments. ``finish`` takes them from
+    graphs are captured, so that a kernel gets them as arguments. ``process_weights_after_loading`` takes them from
     ``kv_scale``, which the checkpoint fills.
     """
 
@@ -45,9 +45,9 @@ class Attention(nn.Module):
         sinks: bool = False,
     ) -> None:
         super().__init__()
-        q, kv = divide_heads(ctx.ranks, heads, kv_heads, head_size)
+        q, kv = shard_heads(ctx.tp_group, heads, kv_heads, head_size)
         dtype = dtype_name(ctx.dtype)
-        kv_dtype = ctx.quantization.kv_dtype(prefix) if ctx.quantization else None
+        kv_dtype = ctx.quantization.kv_cache_dtype(prefix) if ctx.quantization else None
         if window is not None and ctx.max_model_len is not None and ctx.max_model_len <= window:
             window = None  # no sequence is long enough to slide, and full attention is simpler
         if window is not None and mask is MaskKind.CAUSAL:
@@ -57,30 +57,30 @@ class Attention(nn.Module):
             dtype=dtype,
             kv_dtype=kv_dtype or dtype,
             head_size=head_size,
-            heads=q.size // head_size,
-            kv_heads=kv.size // head_size,
+            num_heads=q.size // head_size,
+            num_kv_heads=kv.size // head_size,
             scale=head_size**-0.5 if scale is None else scale,
             mask=mask,
             window=window,
             softcap=softcap,
             sinks=sinks,
         )
-        self.spec = LayerCacheSpec(
+        self.spec = KVCacheSpec(
             layer=prefix,
-            kv_heads=kv.size // head_size,
+            num_kv_heads=kv.size // head_size,
             head_size=head_size,
             dtype=kv_dtype or dtype,
             window=window,
             kind="full" if window is None else "sliding",
         )
-        self.backend = ctx.attention(self.request, self.spec)
+        self.backend = ctx.register_attention(self.request, self.spec)
         self.cache = torch.empty(0)
-        self.group = 0
+        self.attn_group = 0
         self.scales = (1.0, 1.0)
-        self.kv_scale = weight([2], torch.float32, per_part=True, default=1.0)
-        bind([self.kv_scale], (Part.whole(1), Part.whole(1)), None)
+        self.kv_scale = empty_weight([2], torch.float32, per_part=True, default=1.0)
+        set_shards([self.kv_scale], (Shard.whole(1), Shard.whole(1)), None)
 
-    def finish(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Called once by the loader. Raises ``CheckpointError`` for a scale that is not positive."""
         key, value = self.kv_scale.tolist()
         if not all(math.isfinite(scale) and scale > 0 for scale in (key, value)):
@@ -91,21 +91,23 @@ class Attention(nn.Module):
         self.scales = (key, value)
 
     @property
-    def narrow(self) -> bool:
+    def is_fp8_cache(self) -> bool:
         """Whether the cache is in fp8, so that ``scales`` matter."""
         return self.cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
 
-    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, step: Step) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor | None, v: Tensor | None, forward_ctx: ForwardContext
+    ) -> Tensor:
         """``[tokens, heads, head_size]`` queries to ``[tokens, heads · head_size]``.
 
         The arguments may be views whose tokens lie further apart than their sizes say. ``k`` and
         ``v`` are ``None`` where a fused kernel has written them already.
         """
-        plan = step.plans[self.group]
-        if self.narrow:
+        plan = forward_ctx.attn_metadata[self.attn_group]
+        if self.is_fp8_cache:
             return self.backend.forward(q, k, v, self.cache, plan, self.scales).flatten(-2)
         return self.backend.forward(q, k, v, self.cache, plan).flatten(-2)
 
     def extra_repr(self) -> str:
         r = self.request
-        return f"heads={r.heads}, kv_heads={r.kv_heads}, head_size={r.head_size}, window={r.window}"
+        return f"heads={r.num_heads}, kv_heads={r.num_kv_heads}, head_size={r.head_size}, window={r.window}"

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
-from treadle.layers.weight import Part
+from treadle.layers.weight import Shard
 
-__all__ = ("SingleRankCommunicator", "divide", "divide_heads")
+__all__ = ("SingleRankCommunicator", "shard_features", "shard_heads")
 
 
 class SingleRankCommunicator:
@@ -30,36 +30,36 @@ class SingleRankCommunicator:
         return list(values)
 
 
-def divide(ranks: Communicator, features: int, what: str) -> Part:
+def shard_features(tp_group: Communicator, features: int, what: str) -> Shard:
     """This rank's equal share of ``features``. Raises ``ConfigError`` if they cannot be divided."""
-    if features % ranks.world_size:
+    if features % tp_group.world_size:
         raise ConfigError(
-            f"{what} has {features} features, which {ranks.world_size} ranks cannot share equally; "
+            f"{what} has {features} features, which {tp_group.world_size} ranks cannot share equally; "
             "choose a tensor_parallel_size that divides it"
         )
-    size = features // ranks.world_size
-    return Part(full=features, start=ranks.rank * size, size=size)
+    size = features // tp_group.world_size
+    return Shard(total=features, start=tp_group.rank * size, size=size)
 
 
-def divide_heads(
-    ranks: Communicator, heads: int, kv_heads: int, head_size: int
-) -> tuple[Part, Part]:
+def shard_heads(
+    tp_group: Communicator, heads: int, kv_heads: int, head_size: int
+) -> tuple[Shard, Shard]:
     """This rank's query heads and the key/value heads that serve them, both counted in features.
 
     With fewer key/value heads than ranks, several ranks hold a copy of the same head.
     Raises ``ConfigError`` if the heads cannot be divided.
     """
-    whole = max(kv_heads, ranks.world_size) % min(kv_heads, ranks.world_size) == 0
-    if heads % ranks.world_size or not whole or heads % kv_heads:
+    whole = max(kv_heads, tp_group.world_size) % min(kv_heads, tp_group.world_size) == 0
+    if heads % tp_group.world_size or not whole or heads % kv_heads:
         raise ConfigError(
-            f"{heads} query heads and {kv_heads} key/value heads cannot be shared by {ranks.world_size} "
+            f"{heads} query heads and {kv_heads} key/value heads cannot be shared by {tp_group.world_size} "
             "ranks; choose a tensor_parallel_size that divides the query heads and divides, or is a "
             "multiple of, the key/value heads"
         )
-    own = heads // ranks.world_size
-    own_kv = max(1, kv_heads // ranks.world_size)
-    first_kv = ranks.rank * kv_heads // ranks.world_size
+    own = heads // tp_group.world_size
+    own_kv = max(1, kv_heads // tp_group.world_size)
+    first_kv = tp_group.rank * kv_heads // tp_group.world_size
     return (
-        Part(heads * head_size, ranks.rank * own * head_size, own * head_size),
-        Part(kv_heads * head_size, first_kv * head_size, own_kv * head_size),
+        Shard(heads * head_size, tp_group.rank * own * head_size, own * head_size),
+        Shard(kv_heads * head_size, first_kv * head_size, own_kv * head_size),
     )

@@ -45,21 +45,23 @@ def install_collective_ops(model: nn.Module) -> dict[str, str]:
     installed: dict[str, str] = {}
     norms: dict[tuple[int, torch.dtype], Kernel | None] = {}
     for module in model.modules():
-        if isinstance(module, RMSNorm) and module.ranks is not None:
+        if isinstance(module, RMSNorm) and module.tp_group is not None:
             weight = module.weight
             key = len(weight), weight.dtype
             if key not in norms:  # norms run one after the other: they can share a kernel's memory
-                norms[key] = _create(ALL_REDUCE_ADD_RMS_NORM, module.ranks, *key, weight.device)
+                norms[key] = _create(ALL_REDUCE_ADD_RMS_NORM, module.tp_group, *key, weight.device)
             module.all_reduce_op = norms[key]
-            used, ranks, op = norms[key], module.ranks, ALL_REDUCE_ADD_RMS_NORM
-        elif isinstance(module, LMHead) and module.ranks.world_size > 1:
-            ranks, op = module.ranks, ALL_GATHER
+            used, tp_group, op = norms[key], module.tp_group, ALL_REDUCE_ADD_RMS_NORM
+        elif isinstance(module, LMHead) and module.tp_group.world_size > 1:
+            tp_group, op = module.tp_group, ALL_GATHER
             device = next(model.parameters()).device
-            module.gather_op = used = _create(op, ranks, module.out_features, module.dtype, device)
+            module.gather_op = used = _create(
+                op, tp_group, module.out_features, module.dtype, device
+            )
         else:
             continue
-        if used is not None and isinstance(ranks, SupportsFusedOps):
-            installed[op.name] = ranks.name
+        if used is not None and isinstance(tp_group, SupportsFusedOps):
+            installed[op.name] = tp_group.name
     return installed
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.layers.embedding import Embedding, LMHead
 from treadle.layers.norm import RMSNorm
 from treadle.layers.rope import rope_parameters
-from treadle.layers.rotary import Angles, RotaryEmbedding
+from treadle.layers.rotary import CosSin, RotaryEmbedding
 
 __all__ = ("CausalDecoder", "Decoder", "DecoderLayer", "LayerFactory", "head_size")
 
@@ -29,7 +29,7 @@ def head_size(config: Any) -> int:
     return int(stated or config.hidden_size // config.num_attention_heads)
 
 
-def turned_types(config: Any) -> list[str | None]:
+def rope_layer_types(config: Any) -> list[str | None]:
     """The key into ``rope_parameters`` for each layer; ``None`` where they are not by layer type."""
     found = getattr(config, "rope_parameters", None) or {}
     types = getattr(config, "layer_types", None)
@@ -55,11 +55,11 @@ class DecoderLayer(nn.Module):
         self.self_attn = self_attn
         self.post_attention_layernorm = RMSNorm(ctx, size, eps, offset=offset)
         self.mlp = mlp
-        self.last = False
+        self.is_last = False
         """Set by the ``Decoder`` on its last layer."""
 
-    def attended(
-        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+    def forward_attention(
+        self, x: Tensor, residual: Tensor | None, angles: CosSin, forward_ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """What attention adds, and the sum it is added to.
 
@@ -70,15 +70,17 @@ class DecoderLayer(nn.Module):
             x, residual = self.input_layernorm(x), x
         else:
             x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, angles, step)
-        if self.last and step.wanted is not None:
-            return x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+        x = self.self_attn(x, angles, forward_ctx)
+        if self.is_last and forward_ctx.logits_indices is not None:
+            return x.index_select(0, forward_ctx.logits_indices), residual.index_select(
+                0, forward_ctx.logits_indices
+            )
         return x, residual
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+        self, x: Tensor, residual: Tensor | None, angles: CosSin, forward_ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attended(x, residual, angles, step)
+        x, residual = self.forward_attention(x, residual, angles, forward_ctx)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -96,32 +98,32 @@ class Decoder(nn.Module):
         super().__init__()
         config = ctx.hf_config
         self.embed_tokens = Embedding(ctx, config.vocab_size, config.hidden_size)
-        types = turned_types(config)
+        types = rope_layer_types(config)
         kinds = list(dict.fromkeys(types))
         # A tuple, not a ModuleList: each belongs to the attention layers that turn by it.
-        self.rotaries = tuple(
+        self.rotary_embs = tuple(
             RotaryEmbedding(ctx, head_size(config), parameters=rope_parameters(config, kind))
             for kind in kinds
         )
-        self.turned = [kinds.index(kind) for kind in types]
+        self.rope_index = [kinds.index(kind) for kind in types]
         self.layers = nn.ModuleList(
-            layer(ctx, f"{prefix}.layers.{index}", index, self.rotaries[turned])
-            for index, turned in enumerate(self.turned)
+            layer(ctx, f"{prefix}.layers.{index}", index, self.rotary_embs[turned])
+            for index, turned in enumerate(self.rope_index)
         )
         if isinstance(self.layers[-1], DecoderLayer):
-            self.layers[-1].last = True
+            self.layers[-1].is_last = True
         self.norm = RMSNorm(ctx, config.hidden_size, config.rms_norm_eps, offset=offset)
 
     def embed(self, ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(ids)
         return x
 
-    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``step.wanted`` names."""
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
+        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``forward_ctx.wanted`` names."""
         x, residual = self.embed(input_ids), None
-        angles = [rotary.angles(positions) for rotary in self.rotaries]
-        for layer, turned in zip(self.layers, self.turned, strict=True):
-            x, residual = layer(x, residual, angles[turned], step)
+        angles = [rotary.cos_sin(positions) for rotary in self.rotary_embs]
+        for layer, turned in zip(self.layers, self.rope_index, strict=True):
+            x, residual = layer(x, residual, angles[turned], forward_ctx)
         return x if residual is None else self.norm(x, residual)[0]
 
 
@@ -148,12 +150,12 @@ class CausalDecoder(nn.Module):
             tied=self.model.embed_tokens if config.tie_word_embeddings else None,
         )
 
-    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
         """As ``CausalModel.forward``."""
-        hidden: Tensor = self.model(input_ids, positions, step)
+        hidden: Tensor = self.model(input_ids, positions, forward_ctx)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """``[rows, hidden]`` to ``[rows, vocab]``."""
         logits: Tensor = self.lm_head(hidden)
         return logits

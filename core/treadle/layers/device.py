@@ -12,10 +12,10 @@ __all__ = ("device_info", "dtype_name")
 def device_info(device: torch.device) -> DeviceInfo:
     """Describe a device to plugins."""
     if device.type != "cuda":
-        return DeviceInfo(kind=device.type)
+        return DeviceInfo(type=device.type)
     properties = torch.cuda.get_device_properties(device)
     return DeviceInfo(
-        kind="cuda",
+        type="cuda",
         capability=(properties.major, properties.minor),
         memory=properties.total_memory,
         name=properties.name,

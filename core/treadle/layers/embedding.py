@@ -11,7 +11,7 @@ from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelContext
 from treadle.layers.linear import Linear
 from treadle.layers.plain import PlainLinear
-from treadle.layers.weight import Part, bind, weight
+from treadle.layers.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Embedding", "LMHead")
 
@@ -19,13 +19,13 @@ __all__ = ("Embedding", "LMHead")
 BLOCK = 64
 
 
-def share(ranks: Communicator, vocab_size: int) -> Part:
+def share(tp_group: Communicator, vocab_size: int) -> Shard:
     """This rank's rows of a vocabulary. One rank holds exactly the vocabulary, without padding."""
-    if ranks.world_size == 1:
-        return Part.whole(vocab_size)
-    each = -(-vocab_size // ranks.world_size)
+    if tp_group.world_size == 1:
+        return Shard.whole(vocab_size)
+    each = -(-vocab_size // tp_group.world_size)
     each = -(-each // BLOCK) * BLOCK
-    return Part(full=vocab_size, start=ranks.rank * each, size=each)
+    return Shard(total=vocab_size, start=tp_group.rank * each, size=each)
 
 
 class Embedding(nn.Module):
@@ -33,19 +33,19 @@ class Embedding(nn.Module):
 
     def __init__(self, ctx: ModelContext, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.ranks = ctx.ranks
+        self.tp_group = ctx.tp_group
         self.vocab_size = vocab_size
-        self.rows = share(ctx.ranks, vocab_size)
-        self.weight = weight([self.rows.size, hidden_size], ctx.dtype, output_dim=0)
-        bind([self.weight], [self.rows], None)
+        self.rows = share(ctx.tp_group, vocab_size)
+        self.weight = empty_weight([self.rows.size, hidden_size], ctx.dtype, output_dim=0)
+        set_shards([self.weight], [self.rows], None)
 
     def forward(self, ids: Tensor) -> Tensor:
-        if self.ranks.world_size == 1:
+        if self.tp_group.world_size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.rows.start
         elsewhere = (local < 0) | (local >= self.rows.size)
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.ranks.all_reduce(x.masked_fill(elsewhere[..., None], 0))
+        return self.tp_group.all_reduce(x.masked_fill(elsewhere[..., None], 0))
 
 
 class _Tied(PlainLinear):
@@ -59,7 +59,7 @@ class _Tied(PlainLinear):
         super().__init__()
         self.weight = embedding.weight
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         module.register_parameter("weight", self.weight)
 
 
@@ -80,7 +80,7 @@ class LMHead(Linear):
         tied: Embedding | None = None,
     ) -> None:
         method = None if tied is None else _Tied(tied)
-        rows = share(ctx.ranks, vocab_size)
+        rows = share(ctx.tp_group, vocab_size)
         super().__init__(ctx, prefix, hidden_size, (rows,), bias=bias, method=method)
         self.vocab_size = vocab_size
         self.gather_op: Callable[[Tensor], Tensor | None] | None = None
@@ -88,9 +88,9 @@ class LMHead(Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.method.apply(self, hidden, self.bias)
-        if self.ranks.world_size == 1:
+        if self.tp_group.world_size == 1:
             return logits
         gathered = self.gather_op(logits) if self.gather_op is not None else None
         if gathered is None:
-            gathered = self.ranks.all_gather(logits, dim=-1)
+            gathered = self.tp_group.all_gather(logits, dim=-1)
         return gathered[..., : self.vocab_size]

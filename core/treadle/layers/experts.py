@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
 from treadle.errors import ConfigError
-from treadle.layers.collective import divide
+from treadle.layers.collective import shard_features
 from treadle.layers.linear import Linear
 from treadle.layers.mlp import gated_activation
 from treadle.layers.plain import PlainLinear
-from treadle.layers.weight import Part, Slot, bind, weight
+from treadle.layers.weight import Shard, WeightTarget, empty_weight, set_shards
 
 __all__ = ("Experts", "LinearExperts", "MoE", "PlainExperts")
 
@@ -35,9 +35,9 @@ GATHER_COST = 3
 
 
 class MoE(nn.Module):
-    """``[tokens, hidden] -> [tokens, hidden]``: the weighted sum of ``chosen`` experts of many.
+    """``[tokens, hidden] -> [tokens, hidden]``: the weighted sum of ``top_k`` experts of many.
 
-    Weights are the softmax over all experts; ``normalised`` makes those of the chosen ones sum
+    Weights are the softmax over all experts; ``norm_topk_prob`` makes those of the chosen ones sum
     to one. ``names`` are the last components of the checkpoint's gate, up and down matrices. The
     router is never quantized: writers leave it alone, and not all of them say so.
     """
@@ -50,15 +50,15 @@ class MoE(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         experts: int,
-        chosen: int,
-        normalised: bool = True,
+        top_k: int,
+        norm_topk_prob: bool = True,
         activation: str = "silu",
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
-        if not 0 < chosen <= experts:
+        if not 0 < top_k <= experts:
             raise ConfigError(
-                f"the configuration says that each token uses {chosen} of {experts} experts; "
+                f"the configuration says that each token uses {top_k} of {experts} experts; "
                 f"allowed: 1 to {experts}"
             )
         self.gate = Linear(ctx, f"{prefix}.gate", hidden_size, experts, method=PlainLinear())
@@ -71,12 +71,12 @@ class MoE(nn.Module):
             activation=activation,
             names=names,
         )
-        self.chosen, self.normalised = chosen, normalised
+        self.top_k, self.norm_topk_prob = top_k, norm_topk_prob
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.gate(x).float().softmax(dim=-1)
-        weights, chosen = scores.topk(self.chosen, dim=-1)
-        if self.normalised:
+        weights, chosen = scores.topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         y: Tensor = self.experts(x, chosen, weights)
         return y
@@ -102,9 +102,9 @@ class Experts(nn.Module):
         names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> None:
         super().__init__()
-        self.ranks = ctx.ranks
-        inner = divide(ctx.ranks, intermediate_size, prefix)
-        self.places = dict(
+        self.tp_group = ctx.tp_group
+        inner = shard_features(ctx.tp_group, intermediate_size, prefix)
+        self.local_expert_ids = dict(
             zip(names, (("gate_up", 0), ("gate_up", 1), ("down", None)), strict=True)
         )
         spec = ExpertsSpec(
@@ -117,42 +117,42 @@ class Experts(nn.Module):
         )
         self.op = gated_activation(activation)
         self.method = _method(ctx, spec, intermediate_size)
-        self.method.create(self, spec)
-        hidden = Part.whole(hidden_size)
+        self.method.create_weights(self, spec)
+        hidden = Shard.whole(hidden_size)
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("gate_up_"):
-                bind([parameter], (inner, inner), hidden)
+                set_shards([parameter], (inner, inner), hidden)
             else:
-                bind([parameter], (hidden,), inner)
+                set_shards([parameter], (hidden,), inner)
 
-    def locate(self, rest: str) -> Slot | None:
+    def locate(self, rest: str) -> WeightTarget | None:
         """The slot of ``INDEX.NAME.LEAF``, or of a tensor that holds all experts."""
         if rest in ("gate_up_proj", "down_proj"):
             whole = rest.replace("_proj", "_weight")
-            return Slot(whole) if whole in self._parameters else None
+            return WeightTarget(whole) if whole in self._parameters else None
         index, _, leaf = rest.partition(".")
         name, _, leaf = leaf.rpartition(".")
-        if name not in self.places or not index.isdecimal():
+        if name not in self.local_expert_ids or not index.isdecimal():
             return None
-        matrix, part = self.places[name]
+        matrix, part = self.local_expert_ids[name]
         if index in self._modules:
             own = f"{matrix}.{leaf}"
             found = dict(self._modules[index].named_parameters())  # type: ignore[union-attr]
-            return Slot(f"{index}.{own}", part) if own in found else None
+            return WeightTarget(f"{index}.{own}", part) if own in found else None
         parameter = self._parameters.get(f"{matrix}_{leaf}")
         if parameter is None or int(index) >= parameter.shape[0]:
             return None
-        return Slot(f"{matrix}_{leaf}", part, int(index))
+        return WeightTarget(f"{matrix}_{leaf}", part, int(index))
 
-    def finish(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Called once by the loader, when all parameters are filled."""
-        self.method.finish(self)
+        self.method.process_weights_after_loading(self)
 
-    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """``x [tokens, hidden]``; ``chosen`` int64 and ``weights`` float32 ``[tokens, k]``."""
-        y = self.method.apply(self, x, chosen, self.op)
-        total = torch.einsum("tkh,tk->th", y.float(), weights).to(x.dtype)
-        return self.ranks.all_reduce(total)
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """``x [tokens, hidden]``; ``topk_ids`` int64 and ``topk_weights`` float32 ``[tokens, k]``."""
+        y = self.method.apply(self, x, topk_ids, self.op)
+        total = torch.einsum("tkh,tk->th", y.float(), topk_weights).to(x.dtype)
+        return self.tp_group.all_reduce(total)
 
     def extra_repr(self) -> str:
         return type(self.method).__name__
@@ -161,18 +161,18 @@ class Experts(nn.Module):
 class PlainExperts:
     """Weights in the model's dtype; the ``ExpertsMethod`` without a quantization scheme."""
 
-    def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
         """Register ``gate_up_weight [experts, 2 · inner, hidden]`` and ``down_weight``
         ``[experts, hidden, inner]``."""
         n, hidden, inner = spec.experts, spec.hidden_size, spec.intermediate_size
         for name, shape in (("gate_up", (2 * inner, hidden)), ("down", (hidden, inner))):
-            parameter = weight((n, *shape), spec.dtype, output_dim=0, input_dim=1, stack=n)
+            parameter = empty_weight((n, *shape), spec.dtype, output_dim=0, input_dim=1, stack=n)
             module.register_parameter(f"{name}_weight", parameter)
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Nothing to do."""
 
-    def apply(self, module: Any, x: Tensor, chosen: Tensor, op: Gated) -> Tensor:
+    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
         """``[tokens, k, hidden]``: what each token's experts make of it.
 
         On a GPU, steps of up to ``DENSE`` tokens never wait for the device, so that they can be
@@ -181,9 +181,9 @@ class PlainExperts:
         gate_up, down = module.gate_up_weight, module.down_weight
         run = grouped
         if x.device.type != "cpu" and len(x) <= DENSE:
-            few = GATHER_COST * chosen.numel() <= len(gate_up)
+            few = GATHER_COST * topk_ids.numel() <= len(gate_up)
             run = gathered if few else dense
-        return run(x, chosen, gate_up, down, op)
+        return run(x, topk_ids, gate_up, down, activation)
 
 
 def grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
@@ -259,27 +259,27 @@ class LinearExperts:
     def __init__(self, ctx: ModelContext, inner: int) -> None:
         self._ctx, self._inner = ctx, inner
 
-    def create(self, module: nn.Module, spec: ExpertsSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
         """Add an ``Expert`` for each index."""
         for index in range(spec.experts):
             expert = Expert(self._ctx, f"{spec.prefix}.{index}", spec, self._inner)
             module.add_module(str(index), expert)
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Nothing to do: the loader finishes the linear layers."""
 
-    def apply(self, module: Any, x: Tensor, chosen: Tensor, op: Gated) -> Tensor:
+    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
         """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: all
         experts see them, which costs reading experts that nobody chose."""
         experts = list(module.children())
 
         def run(index: int, rows: Tensor) -> Tensor:
-            y: Tensor = experts[index](rows, op)
+            y: Tensor = experts[index](rows, activation)
             return y
 
         if x.device.type != "cpu" and len(x) <= DENSE:
-            return by_all(x, chosen, run, len(experts))
-        return by_expert(x, chosen, run)
+            return by_all(x, topk_ids, run, len(experts))
+        return by_expert(x, topk_ids, run)
 
 
 def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
@@ -287,13 +287,13 @@ def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
     scheme = ctx.quantization
     if scheme is None:
         return PlainExperts()
-    method = scheme.experts(spec)
+    method = scheme.experts_method(spec)
     if method is not None:
         return method
     sizes = [(spec.hidden_size, spec.intermediate_size)] * 2
     sizes.append((spec.intermediate_size, spec.hidden_size))
     for name, (inputs, outputs) in zip(spec.names, sizes, strict=True):
         linear = LinearSpec(name, (name,), inputs, (outputs,), bias=False, dtype=spec.dtype)
-        if scheme.linear(linear) is not None:
+        if scheme.linear_method(linear) is not None:
             return LinearExperts(ctx, inner)
     return PlainExperts()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from treadle.api.attention import PagedWriter, Step
+from treadle.api.attention import ForwardContext, SupportsExternalKVWrite
 from treadle.layers import ops
 from treadle.layers.attention import Attention
 from treadle.layers.decoder import Decoder, DecoderLayer
@@ -21,7 +21,7 @@ from treadle.layers.linear import Linear
 from treadle.layers.mlp import GatedMLP
 from treadle.layers.norm import RMSNorm
 from treadle.layers.plain import PlainLinear
-from treadle.layers.rotary import Angles
+from treadle.layers.rotary import CosSin
 from treadle.layers.self_attention import SelfAttention
 
 __all__ = (
@@ -110,7 +110,7 @@ def _gated_projections(model: nn.Module) -> Iterator[Site]:
 def _rope_writes(model: nn.Module, *, fp8: bool) -> Iterator[Site]:
     """Head norms, rotation and cache write of an attention block."""
     for path, block in _modules(model, SelfAttention):
-        if block.attn.narrow != fp8:
+        if block.attn.is_fp8_cache != fp8:
             continue
         if reason := _rope_obstacle(block):
             yield Site(path, reason=reason)
@@ -128,10 +128,13 @@ def _rope_obstacle(block: SelfAttention) -> str:
             "queries or keys have norms other than RMSNorm",
         ),
         (not rotary.interleaved, "rotated pairs are interleaved"),
-        (rotary.turns.numel() == attn.request.head_size, "only a part of each head is rotated"),
-        (isinstance(attn.backend, PagedWriter), "the attention backend writes its cache itself"),
+        (rotary.inv_freq.numel() == attn.request.head_size, "only a part of each head is rotated"),
         (
-            attn.narrow or attn.cache.dtype == rotary.dtype,
+            isinstance(attn.backend, SupportsExternalKVWrite),
+            "the attention backend writes its cache itself",
+        ),
+        (
+            attn.is_fp8_cache or attn.cache.dtype == rotary.dtype,
             "the cache has another dtype than the model",
         ),
     )
@@ -152,11 +155,13 @@ class FusedRope:
             q, k = block.q_norm, block.k_norm
             self._norms = (q.weight, k.weight, q.eps, q.offset)
 
-    def __call__(self, qkv: Tensor, angles: Angles, attn: Attention, step: Step) -> Tensor:
-        plan = step.plans[attn.group]
+    def __call__(
+        self, qkv: Tensor, angles: CosSin, attn: Attention, forward_ctx: ForwardContext
+    ) -> Tensor:
+        plan = forward_ctx.attn_metadata[attn.attn_group]
         slots = attn.backend.slots(plan)  # type: ignore[attr-defined]
         cache = attn.cache.view(2, -1, *attn.cache.shape[-2:])
-        scales = (attn.scales,) if attn.narrow else ()
+        scales = (attn.scales,) if attn.is_fp8_cache else ()
         return self._kernel(qkv, angles.cos, angles.sin, self._norms, cache, slots, *scales)
 
 
@@ -214,8 +219,8 @@ def _pairs(path: str, decoder: Decoder) -> Iterator[LinearNormPair | Site]:
 def defer_all_reduce(model: nn.Module) -> None:
     """Move the sum over ranks that ends a linear layer into the norm that reads the result."""
     for pair in linear_norm_pairs(model):
-        if isinstance(pair, LinearNormPair) and pair.linear.reduces:
-            pair.linear.reduces, pair.norm.ranks = False, pair.linear.ranks
+        if isinstance(pair, LinearNormPair) and pair.linear.reduce_results:
+            pair.linear.reduce_results, pair.norm.tp_group = False, pair.linear.tp_group
 
 
 def _split_k_norms(model: nn.Module) -> Iterator[Site]:
@@ -227,7 +232,7 @@ def _split_k_norms(model: nn.Module) -> Iterator[Site]:
         linear, norm = pair.linear, pair.norm
         checks = (
             (not pair.selects_rows, "the last layer selects rows before the norm"),
-            (norm.ranks is None and not linear.reduces, "the ranks sum before the norm"),
+            (norm.tp_group is None and not linear.reduce_results, "the ranks sum before the norm"),
             (linear.bias is None, "the linear layer has a bias"),
             (isinstance(linear.method, PlainLinear), "the linear layer is quantized"),
         )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.models import LinearMethod, LinearSpec, ModelContext
-from treadle.layers.collective import divide, divide_heads
+from treadle.layers.collective import shard_features, shard_heads
 from treadle.layers.plain import PlainLinear
-from treadle.layers.weight import Part, bind, weight
+from treadle.layers.weight import Shard, empty_weight, set_shards
 
 __all__ = ("Linear", "QKVLinear")
 
@@ -22,7 +22,7 @@ class Linear(nn.Module):
     ``split="column"`` gives every rank a share of the output features, ``"row"`` a share of the
     input features, with a sum over the ranks at the end; ``None`` replicates the layer. Several
     ``out_features`` make one layer of several checkpoint matrices, whose last path components are
-    ``names``; the output holds them one after the other. A ``Part`` in place of a number says what
+    ``names``; the output holds them one after the other. A ``Shard`` in place of a number says what
     this rank holds. ``method`` ``None`` asks the checkpoint's quantization scheme. Raises ``ConfigError`` when the ranks cannot share the features equally.
     """
 
@@ -31,7 +31,7 @@ class Linear(nn.Module):
         ctx: ModelContext,
         prefix: str,
         in_features: int,
-        out_features: int | Sequence[int | Part],
+        out_features: int | Sequence[int | Shard],
         *,
         bias: bool = False,
         split: Literal["column", "row"] | None = None,
@@ -42,13 +42,15 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.prefix = prefix
-        self.ranks = ctx.ranks
+        self.tp_group = ctx.tp_group
         sizes = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         self.outputs = tuple(self._output(size, split) for size in sizes)
         self.inputs = (
-            divide(ctx.ranks, in_features, prefix) if split == "row" else Part.whole(in_features)
+            shard_features(ctx.tp_group, in_features, prefix)
+            if split == "row"
+            else Shard.whole(in_features)
         )
-        self.reduces = split == "row" and reduce and ctx.ranks.world_size > 1
+        self.reduce_results = split == "row" and reduce and ctx.tp_group.world_size > 1
         self.dtype = dtype or ctx.dtype
         self.out_features = sum(part.size for part in self.outputs)
         """Output features on this rank."""
@@ -56,12 +58,16 @@ class Linear(nn.Module):
         paths = tuple(f"{home}.{name}" if home else name for name in names or (last,))
         self._create(ctx, paths, bias, method)
         # The ranks' results are summed, so only one of them may hold the bias.
-        self.adds_bias = bias and (split != "row" or ctx.ranks.rank == 0)
+        self.applies_bias = bias and (split != "row" or ctx.tp_group.rank == 0)
 
-    def _output(self, size: int | Part, split: str | None) -> Part:
-        if isinstance(size, Part):
+    def _output(self, size: int | Shard, split: str | None) -> Shard:
+        if isinstance(size, Shard):
             return size
-        return divide(self.ranks, size, self.prefix) if split == "column" else Part.whole(size)
+        return (
+            shard_features(self.tp_group, size, self.prefix)
+            if split == "column"
+            else Shard.whole(size)
+        )
 
     def _create(
         self, ctx: ModelContext, paths: tuple[str, ...], bias: bool, method: LinearMethod | None
@@ -75,31 +81,35 @@ class Linear(nn.Module):
             dtype=self.dtype,
         )
         if method is None and ctx.quantization is not None:
-            method = ctx.quantization.linear(spec)
+            method = ctx.quantization.linear_method(spec)
         self.method: LinearMethod = method or PlainLinear()
-        self.method.create(self, spec)
+        self.method.create_weights(self, spec)
         if bias:
-            self.bias: Tensor | None = weight([sum(spec.out_features)], spec.dtype, output_dim=0)
+            self.bias: Tensor | None = empty_weight(
+                [sum(spec.out_features)], spec.dtype, output_dim=0
+            )
         else:
             self.bias = None
-        bind(self.parameters(recurse=False), self.outputs, self.inputs)
+        set_shards(self.parameters(recurse=False), self.outputs, self.inputs)
 
-    def finish(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Called once by the loader, when all parameters are filled."""
-        self.method.finish(self)
+        self.method.process_weights_after_loading(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.method.apply(self, x, self.bias if self.adds_bias else None)
-        return self.ranks.all_reduce(y) if self.reduces else y
+        y = self.method.apply(self, x, self.bias if self.applies_bias else None)
+        return self.tp_group.all_reduce(y) if self.reduce_results else y
 
     def gated(self, x: Tensor) -> Tensor:
         """The layer of ``ops.silu_and_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
-        y = self.method.apply_gated(self, x, self.bias if self.adds_bias else None)  # type: ignore[attr-defined]
-        return self.ranks.all_reduce(y) if self.reduces else y
+        y = self.method.apply_gated(self, x, self.bias if self.applies_bias else None)  # type: ignore[attr-defined]
+        return self.tp_group.all_reduce(y) if self.reduce_results else y
 
     def extra_repr(self) -> str:
-        shares = " + ".join(f"{p.size} of {p.full}" for p in self.outputs)
-        return f"{self.inputs.size} of {self.inputs.full} -> {shares}, {type(self.method).__name__}"
+        shares = " + ".join(f"{p.size} of {p.total}" for p in self.outputs)
+        return (
+            f"{self.inputs.size} of {self.inputs.total} -> {shares}, {type(self.method).__name__}"
+        )
 
 
 class QKVLinear(Linear):
@@ -120,7 +130,7 @@ class QKVLinear(Linear):
         bias: bool = False,
         names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
     ) -> None:
-        q, kv = divide_heads(ctx.ranks, heads, kv_heads, head_size)
+        q, kv = shard_heads(ctx.tp_group, heads, kv_heads, head_size)
         super().__init__(ctx, prefix, hidden_size, (q, kv, kv), bias=bias, names=names)
         self.head_size = head_size
         self.heads = q.size // head_size

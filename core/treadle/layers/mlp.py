@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from treadle.api.models import GatedMethod, ModelContext
+from treadle.api.models import ModelContext, SupportsGatedInput
 from treadle.errors import UnsupportedModelError
 from treadle.layers import ops
 from treadle.layers.linear import Linear
@@ -74,7 +74,7 @@ class GatedMLP(nn.Module):
         )
         self.op = gated_activation(activation)
         self.fuses_down_proj = self.op is ops.silu_and_mul and isinstance(
-            self.down_proj.method, GatedMethod
+            self.down_proj.method, SupportsGatedInput
         )
         """Whether ``down_proj`` computes the activation too."""
         self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.layers import ops
-from treadle.layers.weight import weight
+from treadle.layers.weight import empty_weight
 
 __all__ = ("LayerNorm", "RMSNorm")
 
@@ -27,10 +27,10 @@ class RMSNorm(nn.Module):
     def __init__(self, ctx: ModelContext, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
-        self.weight = weight([size], ctx.dtype)
+        self.weight = empty_weight([size], ctx.dtype)
         self.op = ops.rms_norm
         self.add_op = ops.fused_add_rms_norm
-        self.ranks: Communicator | None = None
+        self.tp_group: Communicator | None = None
         """Set if ``x`` is this rank's summand: it is summed over the ranks before the addition."""
         self.all_reduce_op: Callable[..., tuple[Tensor, Tensor] | None] | None = None
         """``all_reduce_add_rms_norm``; returns ``None`` for arguments that it does not support."""
@@ -46,12 +46,12 @@ class RMSNorm(nn.Module):
             return self.op(x, self.weight, self.eps, self.offset)
         if self.partials_op is not None and x.dim() > residual.dim():
             return self.partials_op(x, residual, self.weight, self.eps, self.offset)
-        if self.ranks is not None:
+        if self.tp_group is not None:
             if self.all_reduce_op is not None:
                 done = self.all_reduce_op(x, residual, self.weight, self.eps, self.offset)
                 if done is not None:
                     return done
-            x = self.ranks.all_reduce(x)
+            x = self.tp_group.all_reduce(x)
         return self.add_op(x, residual, self.weight, self.eps, self.offset)
 
     def extra_repr(self) -> str:
@@ -64,8 +64,8 @@ class LayerNorm(nn.Module):
     def __init__(self, ctx: ModelContext, size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = weight([size], ctx.dtype)
-        self.bias = weight([size], ctx.dtype) if bias else None
+        self.weight = empty_weight([size], ctx.dtype)
+        self.bias = empty_weight([size], ctx.dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

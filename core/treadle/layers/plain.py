@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers.weight import weight
+from treadle.layers.weight import empty_weight
 
 __all__ = ("PlainLinear",)
 
@@ -22,7 +22,7 @@ class PlainLinear:
     """``x @ W.T + bias`` with the weight in the model's dtype; the ``LinearMethod`` without a scheme.
 
     On a CPU in bfloat16 ``F.linear`` lays the weight out anew on every call, which costs more than
-    half of a decode step. ``finish`` does it once with oneDNN and frees the plain weight; the
+    half of a decode step. ``process_weights_after_loading`` does it once with oneDNN and frees the plain weight; the
     result is bit-identical. The packed tensor is opaque: no views, no ``state_dict``.
     A kernel that is better at some number of rows may take the place of ``op``.
     """
@@ -30,12 +30,14 @@ class PlainLinear:
     def __init__(self) -> None:
         self.op: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         """Register ``weight`` ``[sum(out_features), in_features]``."""
         shape = (sum(spec.out_features), spec.in_features)
-        module.register_parameter("weight", weight(shape, spec.dtype, output_dim=0, input_dim=1))
+        module.register_parameter(
+            "weight", empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
+        )
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         parameter = module.get_parameter("weight")
         packed = _prepack(parameter.data)
         if packed is None:

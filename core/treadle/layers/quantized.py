@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from treadle.api.models import LinearSpec
 from treadle.errors import UnsupportedModelError
 
-__all__ = ("CpuInt4", "all_or_none", "left_alone")
+__all__ = ("CpuInt4", "all_or_none", "is_layer_skipped")
 
 log = logging.getLogger(__name__)
 
 
-def left_alone(spec: LinearSpec, patterns: Iterable[str]) -> bool:
+def is_layer_skipped(spec: LinearSpec, patterns: Iterable[str]) -> bool:
     """Whether a list such as ``modules_to_not_convert`` names a layer.
 
     A pattern names a module and all that is below it, by any run of whole components of its path:

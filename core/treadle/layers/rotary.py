@@ -12,10 +12,10 @@ from treadle.api.models import ModelContext
 from treadle.layers import ops
 from treadle.layers.rope import frequencies, rope_parameters
 
-__all__ = ("Angles", "RotaryEmbedding")
+__all__ = ("CosSin", "RotaryEmbedding")
 
 
-class Angles(NamedTuple):
+class CosSin(NamedTuple):
     """What the positions of one step mean for queries and keys; the same for many layers."""
 
     cos: Tensor  # [tokens, 1, rotary_size]
@@ -58,15 +58,15 @@ class RotaryEmbedding(nn.Module):
         else:
             signs = torch.tensor([-1.0, 1.0]).repeat_interleave(turns.numel())
             turns = turns.repeat(2)
-        self.turns: Tensor
+        self.inv_freq: Tensor
         self.signs: Tensor
         self.register_buffer("turns", turns.to(ctx.device), persistent=False)
         self.register_buffer("signs", (signs * self.scaling).to(ctx.device), persistent=False)
         self.op = ops.rotary
 
-    def angles(self, positions: Tensor) -> Angles:
+    def cos_sin(self, positions: Tensor) -> CosSin:
         """The angles of ``[tokens]`` positions: called once for each step, not for each layer."""
-        turned = positions[:, None, None] * self.turns
+        turned = positions[:, None, None] * self.inv_freq
         # Rounded to the model's dtype as they are written: four kernels a step instead of eight.
         cos, sin = (torch.empty_like(turned, dtype=self.dtype) for _ in range(2))
         if self.scaling == 1.0:
@@ -74,8 +74,8 @@ class RotaryEmbedding(nn.Module):
         else:
             torch.mul(turned.cos(), self.scaling, out=cos)
         torch.mul(turned.sin(), self.signs, out=sin)
-        return Angles(cos, sin)
+        return CosSin(cos, sin)
 
-    def forward(self, q: Tensor, k: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, angles: CosSin) -> tuple[Tensor, Tensor]:
         """Turn ``[tokens, heads, head_size]`` queries and keys."""
         return self.op(q, k, angles.cos, angles.sin, self.interleaved)

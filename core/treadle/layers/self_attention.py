@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.layers.attention import Attention
 from treadle.layers.linear import Linear, QKVLinear
-from treadle.layers.rotary import Angles, RotaryEmbedding
-from treadle.layers.weight import Slot
+from treadle.layers.rotary import CosSin, RotaryEmbedding
+from treadle.layers.weight import WeightTarget
 
 __all__ = ("SelfAttention", "cache_scale")
 
@@ -23,7 +23,7 @@ CACHE_SCALE = re.compile(
 )
 
 
-def cache_scale(rest: str, parameter: str) -> Slot | None:
+def cache_scale(rest: str, parameter: str) -> WeightTarget | None:
     """The slot in ``parameter``, the ``kv_scale`` of an ``Attention``, of a checkpoint's scale.
 
     ``rest`` is the tensor's name below the attention block; ``None`` for what is no scale.
@@ -32,7 +32,7 @@ def cache_scale(rest: str, parameter: str) -> Slot | None:
     if found is None:
         return None
     kind = found["kind"] or found["output"]
-    return Slot(parameter, {"k": 0, "v": 1, "kv": None}[kind])
+    return WeightTarget(parameter, {"k": 0, "v": 1, "kv": None}[kind])
 
 
 class SelfAttention(nn.Module):
@@ -83,18 +83,18 @@ class SelfAttention(nn.Module):
         self.fused: Callable[..., Tensor] | None = None
         """``rope_and_cache``, as ``treadle.layers.fusion.FusedRope`` calls it."""
 
-    def locate(self, rest: str) -> Slot | None:
+    def locate(self, rest: str) -> WeightTarget | None:
         """The slot of a scale of the cache, under any name that checkpoints give it."""
         return cache_scale(rest, "attn.kv_scale")
 
-    def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
+    def forward(self, x: Tensor, angles: CosSin, forward_ctx: ForwardContext) -> Tensor:
         if self.fused is not None:
-            q = self.fused(self.qkv_proj.packed(x), angles, self.attn, step)
-            fused: Tensor = self.o_proj(self.attn(q, None, None, step))
+            q = self.fused(self.qkv_proj.packed(x), angles, self.attn, forward_ctx)
+            fused: Tensor = self.o_proj(self.attn(q, None, None, forward_ctx))
             return fused
         q, k, v = self.qkv_proj(x)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotary(q, k, angles)
-        y: Tensor = self.o_proj(self.attn(q, k, v, step))
+        y: Tensor = self.o_proj(self.attn(q, k, v, forward_ctx))
         return y

@@ -17,33 +17,33 @@ import torch
 from torch import Tensor, nn
 
 __all__ = (
-    "Finishing",
     "Layout",
-    "Locating",
-    "Mismatch",
-    "Part",
-    "Slot",
-    "bind",
+    "Shard",
+    "SupportsPostLoad",
+    "SupportsWeightLookup",
+    "WeightMismatchError",
+    "WeightTarget",
+    "empty_weight",
     "layout_of",
-    "place",
+    "load_weight",
+    "set_shards",
     "slots",
-    "weight",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A run of features: ``full`` of them in the checkpoint, ``[start, start + size)`` here.
+class Shard:
+    """A run of features: ``total`` of them in the checkpoint, ``[start, start + size)`` here.
 
-    The share may reach beyond ``full`` (a padded vocabulary); what is beyond is filled with zero.
+    The share may reach beyond ``total`` (a padded vocabulary); what is beyond is filled with zero.
     """
 
-    full: int
+    total: int
     start: int
     size: int
 
     @classmethod
-    def whole(cls, features: int) -> Part:
+    def whole(cls, features: int) -> Shard:
         return cls(features, 0, features)
 
 
@@ -66,11 +66,11 @@ class Layout:
     per_part: bool = False
     stack: int = 0
     default: float | None = None
-    outputs: tuple[Part, ...] = ()
-    inputs: Part | None = None
+    outputs: tuple[Shard, ...] = ()
+    inputs: Shard | None = None
 
 
-class Slot(NamedTuple):
+class WeightTarget(NamedTuple):
     """Where one checkpoint tensor goes; ``None`` stands for all of them."""
 
     parameter: str
@@ -80,28 +80,28 @@ class Slot(NamedTuple):
 
 
 @runtime_checkable
-class Locating(Protocol):
+class SupportsWeightLookup(Protocol):
     """A module that finds its own checkpoint tensors, because no list of names could (experts)."""
 
-    def locate(self, rest: str) -> Slot | None:
+    def locate(self, rest: str) -> WeightTarget | None:
         """The slot of the tensor whose name is ``rest`` below this module; ``None``: unknown.
 
-        ``Slot.parameter`` is the name of a parameter of this module.
+        ``WeightTarget.parameter`` is the name of a parameter of this module.
         """
 
 
 @runtime_checkable
-class Finishing(Protocol):
+class SupportsPostLoad(Protocol):
     """A module that repacks or converts its parameters when all of them are filled."""
 
-    def finish(self) -> None: ...
+    def process_weights_after_loading(self) -> None: ...
 
 
-class Mismatch(ValueError):
+class WeightMismatchError(ValueError):
     """A checkpoint tensor does not fit a parameter; the message says what does."""
 
 
-def weight(
+def empty_weight(
     shape: Sequence[int],
     dtype: torch.dtype,
     *,
@@ -130,7 +130,9 @@ def layout_of(parameter: Tensor) -> Layout:
     return found if isinstance(found, Layout) else Layout()
 
 
-def bind(parameters: Iterable[Tensor], outputs: Sequence[Part], inputs: Part | None) -> None:
+def set_shards(
+    parameters: Iterable[Tensor], outputs: Sequence[Shard], inputs: Shard | None
+) -> None:
     """Tell parameters which features of the checkpoint this rank holds."""
     for parameter in parameters:
         parameter.treadle_layout = replace(  # type: ignore[attr-defined]
@@ -138,46 +140,50 @@ def bind(parameters: Iterable[Tensor], outputs: Sequence[Part], inputs: Part | N
         )
 
 
-def slots(name: str, parameter: Tensor) -> Iterator[Slot]:
+def slots(name: str, parameter: Tensor) -> Iterator[WeightTarget]:
     """Every slot of a parameter that must be filled once."""
     layout = layout_of(parameter)
     items: Iterable[int | None] = range(layout.stack) if layout.stack else (None,)
     for item in items:
         for part in range(max(1, len(layout.outputs))):
-            yield Slot(name, part, item)
+            yield WeightTarget(name, part, item)
 
 
-def place(parameter: Tensor, tensor: Tensor, slot: Slot, *, again: bool = False) -> None:
+def load_weight(
+    parameter: Tensor, tensor: Tensor, slot: WeightTarget, *, again: bool = False
+) -> None:
     """Copy this rank's share of a checkpoint tensor into a parameter.
 
     ``slot.part`` ``None`` means that the tensor holds all fused matrices one after the other.
     ``again`` says that another fused matrix came before; where a parameter has no output features
     of its own (an input permutation), both must bring the same values.
-    Raises ``Mismatch`` when shape or dtype do not fit.
+    Raises ``WeightMismatchError`` when shape or dtype do not fit.
     """
     layout = layout_of(parameter)
     target = parameter.data
     if layout.stack:
         if slot.item is None:
             if tensor.shape[:1] != target.shape[:1]:
-                raise Mismatch(f"expected {target.shape[0]} stacked matrices")
+                raise WeightMismatchError(f"expected {target.shape[0]} stacked matrices")
             for item in range(layout.stack):
-                _place(layout, target[item], tensor[item], slot.part, again)
+                _load_shard(layout, target[item], tensor[item], slot.part, again)
             return
         target = target[slot.item]
-    _place(layout, target, tensor, slot.part, again)
+    _load_shard(layout, target, tensor, slot.part, again)
 
 
-def _place(layout: Layout, target: Tensor, tensor: Tensor, part: int | None, again: bool) -> None:
+def _load_shard(
+    layout: Layout, target: Tensor, tensor: Tensor, part: int | None, again: bool
+) -> None:
     if layout.per_part:
         return _place_scalars(target, tensor, part)
     if layout.output_dim is None or len(layout.outputs) < 2:
         return _copy(layout, target, tensor, 0, again and layout.output_dim is None)
     if part is not None:
         return _copy(layout, target, tensor, part)
-    sizes = [_blocks(p.full, layout.output_block) for p in layout.outputs]
+    sizes = [_blocks(p.total, layout.output_block) for p in layout.outputs]
     if tensor.dim() <= layout.output_dim or tensor.shape[layout.output_dim] != sum(sizes):
-        raise Mismatch(f"expected {sum(sizes)} in dimension {layout.output_dim}")
+        raise WeightMismatchError(f"expected {sum(sizes)} in dimension {layout.output_dim}")
     first = 0
     for index, size in enumerate(sizes):
         _copy(layout, target, tensor.narrow(layout.output_dim, first, size), index)
@@ -187,7 +193,7 @@ def _place(layout: Layout, target: Tensor, tensor: Tensor, part: int | None, aga
 def _place_scalars(target: Tensor, tensor: Tensor, part: int | None) -> None:
     chosen = target if part is None else target[part : part + 1]
     if tensor.numel() not in (1, chosen.numel()):
-        raise Mismatch(f"expected one value or {chosen.numel()}")
+        raise WeightMismatchError(f"expected one value or {chosen.numel()}")
     _check_dtype(target, tensor)
     chosen.copy_(tensor.reshape(-1).expand_as(chosen))
 
@@ -201,11 +207,11 @@ def _copy(layout: Layout, target: Tensor, tensor: Tensor, part: int, again: bool
         before = sum(_blocks(p.size, block) for p in layout.outputs[:part])
         count = _blocks(own.size, block)
         target = target.narrow(dim, before, count)
-        wanted[dim] = _blocks(own.full, block)
+        wanted[dim] = _blocks(own.total, block)
         source_range.append((dim, _first(own, block), count))
     if layout.input_dim is not None and layout.inputs is not None:
         own, block, dim = layout.inputs, layout.input_block, layout.input_dim
-        wanted[dim] = _blocks(own.full, block)
+        wanted[dim] = _blocks(own.total, block)
         source_range.append((dim, _first(own, block), target.shape[dim]))
     tensor = _shaped(tensor, wanted)
     _check_dtype(target, tensor)
@@ -216,7 +222,7 @@ def _copy(layout: Layout, target: Tensor, tensor: Tensor, part: int, again: bool
             target = target.narrow(dim, 0, here)
         tensor = tensor.narrow(dim, min(first, tensor.shape[dim]), here)
     if again and not torch.equal(target, tensor.to(target.device, target.dtype)):
-        raise Mismatch("the fused matrices need the same values here, and they differ")
+        raise WeightMismatchError("the fused matrices need the same values here, and they differ")
     target.copy_(tensor)
 
 
@@ -225,7 +231,7 @@ def _shaped(tensor: Tensor, wanted: Sequence[int]) -> Tensor:
     if list(tensor.shape) == list(wanted):
         return tensor
     if [n for n in tensor.shape if n != 1] != [n for n in wanted if n != 1]:
-        raise Mismatch(f"expected shape {list(wanted)}")
+        raise WeightMismatchError(f"expected shape {list(wanted)}")
     return tensor.reshape(tuple(wanted))
 
 
@@ -234,18 +240,18 @@ def _check_dtype(target: Tensor, tensor: Tensor) -> None:
     plain = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     same = target.dtype == tensor.dtype or (target.dtype in plain and tensor.dtype in plain)
     if not same:
-        raise Mismatch(f"expected dtype {str(target.dtype).removeprefix('torch.')}")
+        raise WeightMismatchError(f"expected dtype {str(target.dtype).removeprefix('torch.')}")
 
 
 def _blocks(features: int, block: int) -> int:
     return -(-features // block)
 
 
-def _first(part: Part, block: int) -> int:
-    ends_inside = part.start + part.size < part.full and part.size % block
+def _first(part: Shard, block: int) -> int:
+    ends_inside = part.start + part.size < part.total and part.size % block
     if part.start % block or ends_inside:
-        raise Mismatch(
-            f"this rank's features {part.start} to {part.start + part.size} of {part.full} cut "
+        raise WeightMismatchError(
+            f"this rank's features {part.start} to {part.start + part.size} of {part.total} cut "
             f"through blocks of {block}; use a smaller tensor_parallel_size"
         )
     return part.start // block

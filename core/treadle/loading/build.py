@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from treadle.api.attention import AttentionBackend, AttentionRequest
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.api.communicators import Communicator
 from treadle.api.files import ModelFiles, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
@@ -25,17 +25,17 @@ from treadle.api.models import (
     ModelContext,
     ModelSpec,
     QuantizationScheme,
-    TensorNames,
+    SupportsWeightRenaming,
 )
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
 from treadle.loading.config import quantization_config
 from treadle.loading.formats import detect_format
-from treadle.loading.weights import load_weights, their_name
+from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
 from treadle.plugins.matching import AUTO, Decision, decide
 
-__all__ = ("build_model", "empty_model", "find_method", "find_model", "find_scheme")
+__all__ = ("build_model", "create_quantization_scheme", "empty_model", "find_method", "find_model")
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 def build_model(
     files: ModelFiles,
     hf_config: Any,
-    host: PluginManager,
+    plugins: PluginManager,
     device: torch.device,
     dtype: torch.dtype,
-    ranks: Communicator,
-    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    tp_group: Communicator,
+    attention: Callable[[AttentionRequest, KVCacheSpec], AttentionBackend],
     *,
     load_format: str = "auto",
     quantization: str = AUTO,
@@ -60,32 +60,32 @@ def build_model(
     Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
     and ``CheckpointError`` if the weights do not fit.
     """
-    loader = _loader(host, files, load_format, seed)
+    loader = _loader(plugins, files, load_format, seed)
     started = perf_counter()
     model, spec, scheme = empty_model(
         hf_config,
-        host,
+        plugins,
         device,
         device_info(device),
         dtype,
-        ranks,
+        tp_group,
         attention,
         quantization=quantization,
         max_model_len=max_model_len,
     )
-    load_weights(model, spec, loader, ranks, rename=_renaming(scheme))
+    load_weights(model, spec, loader, tp_group, rename=_renaming(scheme))
     log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
     return model.eval(), spec
 
 
 def empty_model(
     hf_config: Any,
-    host: PluginManager,
+    plugins: PluginManager,
     device: torch.device,
     info: DeviceInfo,
     dtype: torch.dtype,
-    ranks: Communicator,
-    attention: Callable[[AttentionRequest, LayerCacheSpec], AttentionBackend],
+    tp_group: Communicator,
+    attention: Callable[[AttentionRequest, KVCacheSpec], AttentionBackend],
     *,
     quantization: str = AUTO,
     max_model_len: int | None = None,
@@ -95,17 +95,19 @@ def empty_model(
     ``info`` is the device for which kernels are chosen. It may differ from ``device``, which may
     be ``meta`` to use no memory. Raises ``UnsupportedModelError`` as ``build_model`` does.
     """
-    spec = find_model(host, hf_config)
-    scheme = find_scheme(host, hf_config, info, quantization)
+    spec = find_model(plugins, hf_config)
+    scheme = create_quantization_scheme(plugins, hf_config, info, quantization)
     ctx = ModelContext(
         hf_config=hf_config,
         dtype=dtype,
         device=device,
-        ranks=ranks,
-        quantization=_CheckpointNames(scheme, spec.renamed) if scheme and spec.renamed else scheme,
-        attention=attention,
+        tp_group=tp_group,
+        quantization=_CheckpointNames(scheme, spec.weight_prefix_map)
+        if scheme and spec.weight_prefix_map
+        else scheme,
+        register_attention=attention,
         max_model_len=max_model_len,
-        options=host.options("models", spec.architecture),
+        options=plugins.options("models", spec.architecture),
     )
     with torch.device(device):
         model = spec.build(ctx)
@@ -117,7 +119,7 @@ def empty_model(
     return model, spec, scheme
 
 
-def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
+def find_model(plugins: PluginManager, hf_config: Any) -> ModelSpec:
     """Return the spec of the first architecture that a plugin supports.
 
     Raises ``UnsupportedModelError`` if there is none; the message says what to install.
@@ -131,7 +133,7 @@ def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
     refusals: list[str] = []
     for name in names:
         try:
-            return host.create_guarded(MODELS, name, hf_config=hf_config)
+            return plugins.create_guarded(MODELS, name, hf_config=hf_config)
         except PluginNotFoundError as error:
             refusals.append(str(error))
             cause = error
@@ -140,8 +142,8 @@ def find_model(host: PluginManager, hf_config: Any) -> ModelSpec:
     ) from cause
 
 
-def find_scheme(
-    host: PluginManager, hf_config: Any, device: DeviceInfo, option: str = AUTO
+def create_quantization_scheme(
+    plugins: PluginManager, hf_config: Any, device: DeviceInfo, option: str = AUTO
 ) -> QuantizationScheme | None:
     """Return the quantization scheme of a checkpoint, or ``None`` if it is not quantized.
 
@@ -150,11 +152,11 @@ def find_scheme(
     checkpoint does not name its method and no plugin recognizes it.
     """
     checkpoint = quantization_config(hf_config) or {}
-    method = find_method(host, hf_config, option).key
+    method = find_method(plugins, hf_config, option).key
     if method is None:
         return None
     try:
-        return host.create_guarded(QUANTIZATION, method, checkpoint=checkpoint, device=device)
+        return plugins.create_guarded(QUANTIZATION, method, checkpoint=checkpoint, device=device)
     except PluginNotFoundError as error:
         what = (
             "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
@@ -162,7 +164,7 @@ def find_scheme(
         raise UnsupportedModelError(f"{what} {method!r}: {error}") from error
 
 
-def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:
+def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:
     """Return the method of the option, the checkpoint or a match. Raises ``CheckpointError``."""
     checkpoint = quantization_config(hf_config)
     if option != AUTO:
@@ -172,7 +174,7 @@ def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Deci
     if method := checkpoint.get("quant_method"):
         return Decision(method, "quantization_config names it as quant_method")
     model = ModelTraits(config={**vars(hf_config), "quantization_config": checkpoint})
-    found = decide(host, QUANTIZATION, model, option)
+    found = decide(plugins, QUANTIZATION, model, option)
     if found.key is None:
         raise CheckpointError(
             f"quantization_config has no quant_method (only {', '.join(checkpoint)}) and no "
@@ -181,7 +183,7 @@ def find_method(host: PluginManager, hf_config: Any, option: str = AUTO) -> Deci
     return found
 
 
-def _loader(host: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
+def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
     if load_format == "auto":
         found = detect_format(files)
         if found is None:
@@ -190,11 +192,11 @@ def _loader(host: PluginManager, files: ModelFiles, load_format: str, seed: int)
                 "folder, set another load_format, or use load_format 'dummy' for random weights"
             )
         load_format = found
-    return host.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
+    return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 
 
 def _renaming(scheme: object) -> Callable[[str], str | None] | None:
-    return scheme.rename if isinstance(scheme, TensorNames) else None
+    return scheme.rename if isinstance(scheme, SupportsWeightRenaming) else None
 
 
 class _CheckpointNames:
@@ -204,14 +206,16 @@ class _CheckpointNames:
         self._scheme, self._renamed = scheme, renamed
         self.name = scheme.name
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
-        return self._scheme.linear(replace(spec, names=self._theirs(spec.names)))
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
+        return self._scheme.linear_method(replace(spec, names=self._to_checkpoint_name(spec.names)))
 
-    def experts(self, spec: ExpertsSpec) -> ExpertsMethod | None:
-        return self._scheme.experts(replace(spec, names=self._theirs(spec.names)))
+    def experts_method(self, spec: ExpertsSpec) -> ExpertsMethod | None:
+        return self._scheme.experts_method(
+            replace(spec, names=self._to_checkpoint_name(spec.names))
+        )
 
-    def kv_dtype(self, layer: str) -> str | None:
-        return self._scheme.kv_dtype(layer)
+    def kv_cache_dtype(self, layer: str) -> str | None:
+        return self._scheme.kv_cache_dtype(layer)
 
-    def _theirs(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(their_name(name, self._renamed) for name in names)
+    def _to_checkpoint_name(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(to_checkpoint_name(name, self._renamed) for name in names)

@@ -125,8 +125,8 @@ def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtyp
     if isinstance(found, str):
         found = table.get(found.removeprefix("torch."))
     if not isinstance(found, torch.dtype) or found not in table.values():
-        found = torch.float32 if device.kind == "cpu" else torch.bfloat16
-    if found is torch.float16 and device.kind == "cpu":
+        found = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if found is torch.float16 and device.type == "cpu":
         log.info("the checkpoint is float16, which is slow on a CPU; using bfloat16")
         found = torch.bfloat16
     elif found is torch.bfloat16 and old_gpu:

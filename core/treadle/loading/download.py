@@ -12,14 +12,14 @@ __all__ = ("fetch",)
 
 
 def fetch(
-    host: PluginManager, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
+    plugins: PluginManager, ref: ModelRef, load_format: str = "auto", *, weights: bool = True
 ) -> ModelFiles:
     """Return the local files of a checkpoint: configuration, tokenizer and, optionally, weights.
 
     ``auto`` uses PyTorch files only if there are no safetensors, so that a hub checkpoint with
     both is not downloaded twice. Raises ``CheckpointError`` if there are no weights.
     """
-    source = host.create_guarded(MODEL_SOURCES, ref.scheme)
+    source = plugins.create_guarded(MODEL_SOURCES, ref.scheme)
     if not weights:
         return source.resolve(ref, patterns=SMALL)
     if load_format != "auto":

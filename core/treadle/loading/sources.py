@@ -132,11 +132,11 @@ class HubSource:
                 ignore_patterns=list(BESIDE),
             )
         except Exception as error:  # the hub library raises its own, httpx's and OS errors
-            raise CheckpointError(self._why(ref, error)) from error
+            raise CheckpointError(self._failure_reason(ref, error)) from error
         return files_in(Path(root), patterns, ref.path)
 
     @staticmethod
-    def _why(ref: ModelRef, error: Exception) -> str:
+    def _failure_reason(ref: ModelRef, error: Exception) -> str:
         from huggingface_hub import constants, errors
 
         name = f"{ref.path!r} at revision {ref.revision!r}" if ref.revision else repr(ref.path)

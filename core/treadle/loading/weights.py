@@ -9,12 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
-from treadle.api.files import ParameterFiller, TensorFiles, WeightLoader
+from treadle.api.files import SupportsFill, SupportsTensorFiles, WeightLoader
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
-from treadle.layers.weight import Finishing, Locating, Mismatch, Slot, layout_of, place, slots
+from treadle.layers.weight import (
+    SupportsPostLoad,
+    SupportsWeightLookup,
+    WeightMismatchError,
+    WeightTarget,
+    layout_of,
+    load_weight,
+    slots,
+)
 
-__all__ = ("finish", "load_weights", "our_name", "their_name")
+__all__ = ("finish", "load_weights", "to_checkpoint_name", "to_model_name")
 
 # Derived values that some older checkpoints contain. They are not loaded.
 DERIVED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq", "*.attn.masked_bias")
@@ -26,7 +34,7 @@ def load_weights(
     model: nn.Module,
     spec: ModelSpec,
     loader: WeightLoader,
-    ranks: Communicator,
+    tp_group: Communicator,
     *,
     rename: Rename | None = None,
 ) -> None:
@@ -38,21 +46,21 @@ def load_weights(
     of tensors that are missing, unknown, duplicate or of the wrong shape.
     """
     with torch.no_grad():
-        if isinstance(loader, ParameterFiller):
+        if isinstance(loader, SupportsFill):
             loader.fill(model)
         else:
-            _Filling(model, spec, loader, ranks, rename).run()
+            _WeightLoading(model, spec, loader, tp_group, rename).run()
         finish(model)
 
 
 def finish(model: nn.Module) -> None:
     """Call ``finish`` of every layer that has it, to repack the loaded weights."""
     for module in list(model.modules()):
-        if isinstance(module, Finishing):
-            module.finish()
+        if isinstance(module, SupportsPostLoad):
+            module.process_weights_after_loading()
 
 
-class _Filling:
+class _WeightLoading:
     """The state of loading: which parts of which parameters are still empty."""
 
     def __init__(
@@ -60,10 +68,10 @@ class _Filling:
         model: nn.Module,
         spec: ModelSpec,
         loader: WeightLoader,
-        ranks: Communicator,
+        tp_group: Communicator,
         rename: Rename | None,
     ) -> None:
-        self.spec, self.loader, self.ranks, self.rename = spec, loader, ranks, rename
+        self.spec, self.loader, self.tp_group, self.rename = spec, loader, tp_group, rename
         self.modules = dict(model.named_modules())
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
         first: dict[int, str] = {}
@@ -72,7 +80,7 @@ class _Filling:
             for name, parameter in self.parameters.items()
             if first.setdefault(id(parameter), name) != name
         }
-        self.empty: dict[str, set[Slot]] = {
+        self.empty: dict[str, set[WeightTarget]] = {
             name: set(slots(name, parameter))
             for name, parameter in self.parameters.items()
             if name not in self.aliases
@@ -81,22 +89,22 @@ class _Filling:
         self.from_alias: set[str] = set()
         self.stacked = {  # last component of a checkpoint name -> (the model's component, index)
             theirs: (ours, index)
-            for ours, names in spec.fused.items()
+            for ours, names in spec.packed_modules_mapping.items()
             for index, theirs in enumerate(names)
         }
         self.unknown: list[str] = []
 
     def run(self) -> None:
-        for name, tensor in self.loader.tensors(self.wanted):
+        for name, tensor in self.loader.tensors(self.should_load):
             slot = self.locate(name)
             if slot is not None:
                 self.fill(name, tensor, slot)
         self.fill_defaults()
         self.report()
 
-    def wanted(self, name: str) -> bool:
+    def should_load(self, name: str) -> bool:
         """Return whether to load a checkpoint tensor. Records unknown names for the report."""
-        if any(fnmatchcase(name, pattern) for pattern in (*DERIVED, *self.spec.ignored)):
+        if any(fnmatchcase(name, pattern) for pattern in (*DERIVED, *self.spec.ignored_weights)):
             return False
         if self.rename is not None and self.rename(name) is None:
             return False
@@ -105,18 +113,18 @@ class _Filling:
             return False
         return True
 
-    def locate(self, name: str) -> Slot | None:
+    def locate(self, name: str) -> WeightTarget | None:
         """Return the target of a checkpoint tensor, or ``None`` if it is unknown or not needed."""
         renamed = self.rename(name) if self.rename is not None else name
         if renamed is None:
             return None
-        name = our_name(renamed, self.spec.renamed)
+        name = to_model_name(renamed, self.spec.weight_prefix_map)
         if name in self.parameters:
-            return Slot(name)
+            return WeightTarget(name)
         path, _, leaf = name.rpartition(".")
         for candidate, part in self.fusions(path):
             if (whole := f"{candidate}.{leaf}") in self.parameters:
-                return Slot(whole, part)
+                return WeightTarget(whole, part)
         return self.by_module(name)
 
     def fusions(self, path: str) -> Iterator[tuple[str, int]]:
@@ -124,18 +132,18 @@ class _Filling:
             if path == theirs or path.endswith(f".{theirs}"):
                 yield path[: len(path) - len(theirs)] + ours, index
 
-    def by_module(self, name: str) -> Slot | None:
+    def by_module(self, name: str) -> WeightTarget | None:
         """Return the target from the nearest parent module with a ``locate`` method (experts)."""
         path = name
         while "." in path:
             path = path.rpartition(".")[0]
             module = self.modules.get(path)
-            if isinstance(module, Locating):
+            if isinstance(module, SupportsWeightLookup):
                 found = module.locate(name[len(path) + 1 :])
                 return found and found._replace(parameter=f"{path}.{found.parameter}")
         return None
 
-    def fill(self, name: str, tensor: Tensor, slot: Slot) -> None:
+    def fill(self, name: str, tensor: Tensor, slot: WeightTarget) -> None:
         alias = slot.parameter in self.aliases
         own = self.aliases.get(slot.parameter, slot.parameter)
         slot = slot._replace(parameter=own)
@@ -152,8 +160,8 @@ class _Filling:
             )
         again = len(self.empty[own]) < self.sizes[own]
         try:
-            place(self.parameters[own], tensor, slot, again=again)
-        except Mismatch as error:
+            load_weight(self.parameters[own], tensor, slot, again=again)
+        except WeightMismatchError as error:
             raise CheckpointError(self.mismatch(name, tensor, own, error)) from error
         self.empty[own] -= taken
         if alias:
@@ -168,7 +176,7 @@ class _Filling:
 
     def report(self) -> None:
         lines: list[str] = []
-        missing = [self.named(name, found) for name, found in self.empty.items() if found]
+        missing = [self.parameter_names(name, found) for name, found in self.empty.items() if found]
         if missing:
             lines.append(f"parameters without a tensor ({len(missing)}): {_some(missing)}")
         if self.unknown:
@@ -183,26 +191,26 @@ class _Filling:
                 "and model plugins support this kind of checkpoint"
             )
 
-    def named(self, name: str, missing: set[Slot]) -> str:
+    def parameter_names(self, name: str, missing: set[WeightTarget]) -> str:
         """Return the checkpoint's names of the missing parts of a parameter."""
         path, _, leaf = name.rpartition(".")
         items = sorted({slot.item for slot in missing if slot.item is not None})
         if items:
             return f"{name} (of {', '.join(map(str, items[:8]))}{', …' if len(items) > 8 else ''})"
         parts = {slot.part for slot in missing}
-        for ours, theirs in self.spec.fused.items():
+        for ours, theirs in self.spec.packed_modules_mapping.items():
             if path == ours or path.endswith(f".{ours}"):
                 home = path[: len(path) - len(ours)]
                 absent = [f"{home}{n}.{leaf}" for i, n in enumerate(theirs) if i in parts]
                 return ", ".join(absent) or name
         return name
 
-    def mismatch(self, name: str, tensor: Tensor, own: str, error: Mismatch) -> str:
+    def mismatch(self, name: str, tensor: Tensor, own: str, error: WeightMismatchError) -> str:
         parameter = self.parameters[own]
         alone = (
             ""
-            if self.ranks.world_size == 1
-            else f" on rank {self.ranks.rank} of {self.ranks.world_size}"
+            if self.tp_group.world_size == 1
+            else f" on rank {self.tp_group.rank} of {self.tp_group.world_size}"
         )
         return (
             f"{name} in {self.where(name)} is {_described(tensor)}, which does not fit {own} "
@@ -211,10 +219,14 @@ class _Filling:
         )
 
     def where(self, name: str) -> str:
-        return self.loader.where(name) if isinstance(self.loader, TensorFiles) else "the checkpoint"
+        return (
+            self.loader.file_of(name)
+            if isinstance(self.loader, SupportsTensorFiles)
+            else "the checkpoint"
+        )
 
 
-def our_name(name: str, renamed: Mapping[str, str]) -> str:
+def to_model_name(name: str, renamed: Mapping[str, str]) -> str:
     """Return the model's name of a checkpoint tensor, by ``ModelSpec.weight_prefix_map``."""
     for theirs, ours in renamed.items():
         if theirs.startswith("."):
@@ -225,7 +237,7 @@ def our_name(name: str, renamed: Mapping[str, str]) -> str:
     return name
 
 
-def their_name(name: str, renamed: Mapping[str, str]) -> str:
+def to_checkpoint_name(name: str, renamed: Mapping[str, str]) -> str:
     """Return the checkpoint's name of the model's ``name``: the inverse of ``to_model_name``."""
     for theirs, ours in renamed.items():
         if not theirs.startswith(".") and name.startswith(ours):
@@ -237,7 +249,7 @@ def their_name(name: str, renamed: Mapping[str, str]) -> str:
     return name
 
 
-def _within(slot: Slot, filled: Slot) -> bool:
+def _within(slot: WeightTarget, filled: WeightTarget) -> bool:
     return (filled.part is None or slot.part == filled.part) and (
         filled.item is None or slot.item == filled.item
     )

@@ -44,7 +44,7 @@ class PluginHooks:
         self._loader, self._entry, self._stats = loader, entry, stats
         self._plugin = loader.load(entry)
         self._wrappers = wrappers or []
-        self._repeatable = repeatable
+        self._repeatable_hooks = repeatable
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
         return lambda **arguments: self.call(hook, arguments)
@@ -85,7 +85,7 @@ class PluginHooks:
         entry = self._entry
         for wrapper in wrappers:
             if wrapper[0] is failing:
-                if self._repeatable:
+                if self._repeatable_hooks:
                     wrapper[1].failed(hook, error, began)
                     wrappers.remove(wrapper)
                     return
@@ -107,7 +107,7 @@ class PluginHooks:
         self, hook: str, arguments: Mapping[str, Any], wrappers: HookWrappers, result: Any
     ) -> tuple[object, CircuitBreaker] | None:
         """Return the extension without which the hook has an answer."""
-        if result is not None or not self._repeatable:
+        if result is not None or not self._repeatable_hooks:
             return None
         wrapping = {id(implementation.plugin) for implementation in self._wrapping(hook)}
         suspects = [wrapper for wrapper in wrappers if id(wrapper[0]) in wrapping]

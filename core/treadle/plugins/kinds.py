@@ -46,7 +46,7 @@ def installed_kinds() -> Mapping[str, PluginKind[Any]]:
 
 
 def parse_group(group: str) -> tuple[str, int] | None:
-    """Return ``("attention", 2)`` for ``treadle.attention.v2``, ``None`` for a group without plugins."""
+    """Return ``("models", 2)`` for ``treadle.models.v2``, ``None`` for a group without plugins."""
     if group == DECLARATIONS or not group.startswith(f"{PROJECT}."):
         return None
     if match := _GROUP.fullmatch(group):

@@ -30,7 +30,7 @@ class PluginLoader:
     def __init__(self, kinds: Iterable[PluginKind[Any]], foreign: Collection[str] = ()) -> None:
         self.pm = pluggy.PluginManager(PROJECT)
         self._specs = list(dict.fromkeys(kind.specs for kind in kinds))
-        self._foreign = foreign
+        self._third_party = foreign
         for specs in self._specs:
             self.pm.add_hookspecs(specs)
         self._lock = threading.RLock()
@@ -41,7 +41,7 @@ class PluginLoader:
         """Import and register the plugin of an entry. Raises ``PluginLoadError`` if it is broken."""
         with self._lock:
             if entry.state == "ready":
-                self._try(entry)
+                self._import(entry)
             if entry.state != "loaded":
                 raise PluginLoadError(
                     f"{entry.id} from {entry.owner} failed to load: {entry.why}"
@@ -50,7 +50,7 @@ class PluginLoader:
 
     def copy_without(self, entries: Iterable[Entry]) -> PluginLoader:
         """Return another loader with the plugins of this one, except those of ``entries``."""
-        other = PluginLoader((), self._foreign)
+        other = PluginLoader((), self._third_party)
         other._specs = self._specs
         for specs in self._specs:
             other.pm.add_hookspecs(specs)
@@ -68,7 +68,7 @@ class PluginLoader:
         with self._lock:
             return [p for p in self.pm.get_plugins() if id(p) not in keep]
 
-    def _try(self, entry: Entry) -> None:
+    def _import(self, entry: Entry) -> None:
         try:
             self._plugins[plugin_name(entry)] = self._register(entry)
         except (Exception, SystemExit) as error:  # a plugin may do anything while it is imported
@@ -93,7 +93,7 @@ class PluginLoader:
         self._check_arguments(plugin)
         try:
             self.pm.register(plugin, name=name)
-            self._check_hooks(plugin, name in self._foreign)
+            self._check_hooks(plugin, name in self._third_party)
         except BaseException:
             # Left registered, the failed plugin would be blamed on whoever is registered next.
             if self.pm.is_registered(plugin):

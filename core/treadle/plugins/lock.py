@@ -54,13 +54,13 @@ def check_lock(entries: Iterable[Entry], path: Path) -> None:
         locked = msgspec.json.decode(path.read_bytes(), type=Lock)
     except OSError as error:
         raise ConfigError(
-            f"--locked {path} cannot be read: {error.strerror}; write it with treadle plugin lock"
+            f"--plugin-lock-file {path} cannot be read: {error.strerror}; write it with treadle plugin lock"
         ) from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--locked {path} is not a lock file: {error}") from error
+        raise ConfigError(f"--plugin-lock-file {path} is not a lock file: {error}") from error
     if locked.version != VERSION:
         raise ConfigError(
-            f"--locked {path} has version {locked.version}, this treadle reads {VERSION}"
+            f"--plugin-lock-file {path} has version {locked.version}, this treadle reads {VERSION}"
         )
     if drift := list(_drift(locked, lock_of(entries))):
         raise PluginConflictError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from treadle.api.hookspecs import Options
-from treadle.api.kinds import ATTENTION, COMMUNICATORS, KERNELS
+from treadle.api.kinds import ATTENTION_BACKENDS, COMMUNICATORS, KERNEL_OPS
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import (
@@ -78,7 +78,7 @@ class PluginManager:
         self._check_lock()
         foreign = {plugin_name(e) for e in self.entries if e.kind not in self.kinds}
         self._loader = PluginLoader(self.kinds.values(), foreign)
-        self._chosen: dict[tuple[str, str], Entry] = {}
+        self._selected: dict[tuple[str, str], Entry] = {}
         self._extensions: list[Entry] | None = None
         self._configured: list[Entry] = []
         self._breakers: dict[str, CircuitBreaker] = {}
@@ -97,7 +97,11 @@ class PluginManager:
         The parent has applied pins and switches; this process's environment must not add its own.
         """
         config = msgspec.structs.replace(
-            config or PluginConfig(), plugin=[], no_plugin=[], plugin_file=[], locked=None
+            config or PluginConfig(),
+            pin_plugin=[],
+            disable_plugin=[],
+            plugin_file=[],
+            plugin_lock_file=None,
         )
         switches = Switches(strict=config.plugin_strict)
         return cls(config, source=lambda: selection.entries(source or scan), switches=switches)
@@ -127,11 +131,11 @@ class PluginManager:
 
     def choose(self, kind: str, key: str) -> Entry:
         """Return the entry that serves ``kind:key``. Imports nothing."""
-        if (kind, key) not in self._chosen:
+        if (kind, key) not in self._selected:
             self.kind(kind)
             entry = resolution.choose(self.entries, self.switches.pins, kind, key)
-            self._chosen[kind, key] = entry
-        return self._chosen[kind, key]
+            self._selected[kind, key] = entry
+        return self._selected[kind, key]
 
     def load(self, kind: str, key: str) -> object:
         """Import the plugin that serves ``kind:key`` and return it."""
@@ -170,7 +174,7 @@ class PluginManager:
         self.switches.apply(new)
         other._check_lock()
         other._loader = self._loader.copy_without(old)
-        other._chosen = {}
+        other._selected = {}
         return other
 
     # --------------------------------------------------------------------------- calling
@@ -222,19 +226,21 @@ class PluginManager:
         """Return the offers of all backends, the best first, and their refusals."""
         return offers.all_offers(self, kind, **arguments)
 
-    def attention(self, request: t.AttentionRequest, pin: str | None = None) -> t.Offer:
+    def attention_offer(
+        self, request: t.AttentionRequest, pin: str | None = None
+    ) -> t.AttentionOffer:
         """Return the best offer, or that of the backend ``pin``, behind the boundary.
 
         Raises ``PluginNotFoundError`` with every refusal if there is none, ``ConfigError`` if the
         pinned backend refuses.
         """
         if pin is not None:
-            return offers.pinned_offer(self, ATTENTION, pin, request=request)
-        return offers.required_offer(self, ATTENTION, request=request)
+            return offers.pinned_offer(self, ATTENTION_BACKENDS, pin, request=request)
+        return offers.required_offer(self, ATTENTION_BACKENDS, request=request)
 
     def kernel(self, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
         """Return the best offer for one operation behind the boundary; ``None`` if there is none."""
-        return offers.best_offer(self, KERNELS, op=op, request=request)
+        return offers.best_offer(self, KERNEL_OPS, op=op, request=request)
 
     def communicator(self, request: t.CommunicatorRequest) -> t.CommunicatorOffer | None:
         """Return the best offer behind the boundary; ``None`` if there is none."""
@@ -377,8 +383,8 @@ class PluginManager:
             )
 
     def _check_lock(self) -> None:
-        if self.config.locked is not None:
-            check_lock(self.entries, Path(self.config.locked))
+        if self.config.plugin_lock_file is not None:
+            check_lock(self.entries, Path(self.config.plugin_lock_file))
 
     def _check_names(self) -> None:
         """Refuse options for plugins that are not there: a spelling mistake would be ignored."""
@@ -393,6 +399,6 @@ class PluginManager:
             if name not in declared and f"{kind}:{FALLBACK}" not in declared:
                 raise ConfigError(f"plugin_options: {resolution.missing(self.entries, kind, key)}")
         present = declared | {normal(e.dist) for e in self.entries}
-        for name in self.config.no_plugin:
+        for name in self.config.disable_plugin:
             if (name if ":" in name else normal(name)) not in present:
-                log.warning("--no-plugin %s: nothing of that name is installed", name)
+                log.warning("--disable-plugin %s: nothing of that name is installed", name)

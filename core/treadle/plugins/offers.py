@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.api.plugin_kind import PluginKind
-from treadle.api.types import CommunicatorOffer, KernelOffer, Offer, Refusal
+from treadle.api.types import AttentionOffer, CommunicatorOffer, KernelOffer, Refusal
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 from treadle.plugins.boundary import wrap
 from treadle.plugins.entries import Entry
@@ -117,7 +117,7 @@ def _ask(
 def _is_sound(answer: object) -> bool:
     """Whether an answer can be compared with others; one that cannot must not spoil theirs."""
     match answer:
-        case Offer(name=str(), score=int() | float(), page_sizes=[_, *_] as sizes):
+        case AttentionOffer(name=str(), score=int() | float(), page_sizes=[_, *_] as sizes):
             return all(isinstance(size, int) for size in sizes)
         case KernelOffer(name=str(), score=int() | float()):
             return True

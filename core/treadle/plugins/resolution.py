@@ -32,7 +32,7 @@ def choose(entries: Sequence[Entry], pins: Mapping[str, str], kind: str, key: st
     if found:
         who = ", ".join(sorted(e.owner for e in found))
         raise PluginConflictError(
-            f"{kind}:{key} is provided by {who}; choose one with --plugin {kind}:{key}=DIST"
+            f"{kind}:{key} is provided by {who}; choose one with --pin-plugin {kind}:{key}=DIST"
         )
     if key != FALLBACK and any(e.usable for e in entries if e.kind == kind and e.key == FALLBACK):
         return choose(entries, pins, kind, FALLBACK)
@@ -53,7 +53,7 @@ def _pinned(entries: Iterable[Entry], kind: str, key: str, dist: str) -> Entry:
     others = ", ".join(sorted({e.dist for e in able if e.usable})) or "nobody"
     raise PluginNotFoundError(
         f"{kind}:{key} is pinned to {dist}, which does not provide it (provided by: {others}); "
-        f"{install_hint(dist)}; or change --plugin {kind}:{key}=DIST"
+        f"{install_hint(dist)}; or change --pin-plugin {kind}:{key}=DIST"
     )
 
 

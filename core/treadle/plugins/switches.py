@@ -37,8 +37,8 @@ class Switches:
         """Merge the configuration with the environment. Raises ``ConfigError`` for a bad pin."""
         variables: dict[str, Any] = environment()
         return cls(
-            pins=dict(_pin(text) for text in config.plugin),
-            disabled=frozenset(map(_plain, [*config.no_plugin, *variables["disable"]])),
+            pins=dict(_pin(text) for text in config.pin_plugin),
+            disabled=frozenset(map(_plain, [*config.disable_plugin, *variables["disable"]])),
             allowed=frozenset(map(_plain, variables["allow"])),
             autoload=variables["autoload"],
             strict=config.plugin_strict or variables["strict"],
@@ -49,13 +49,13 @@ class Switches:
         for entry in entries:
             names = {entry.id, normal(entry.dist)}
             if names & set(self.disabled):
-                entry.close("disabled", "disabled by --no-plugin or TREADLE_DISABLE")
+                entry.close("disabled", "disabled by --disable-plugin or TREADLE_DISABLED_PLUGINS")
             elif entry.file is not None or normal(entry.dist) in ALWAYS_ALLOWED:
                 continue
             elif self.allowed and not names & set(self.allowed):
                 entry.close("disabled", "not in the allow-list TREADLE_PLUGINS")
             elif not self.autoload and normal(entry.dist) not in DISTRIBUTIONS:
-                entry.close("disabled", "a third party's, and TREADLE_AUTOLOAD is 0")
+                entry.close("disabled", "a third party's, and TREADLE_PLUGIN_AUTOLOAD is 0")
 
 
 def _pin(text: str) -> tuple[str, str]:
@@ -63,11 +63,13 @@ def _pin(text: str) -> tuple[str, str]:
     kind, _, key = name.partition(":")
     if not (key and dist):
         raise ConfigError(
-            f"--plugin is {text!r}; write kind:key=distribution, as in quantization:awq=treadle-awq"
+            f"--pin-plugin is {text!r}; write kind:key=distribution, as in quantization:awq=treadle-awq"
         )
     if kind not in installed_kinds():
         known = ", ".join(installed_kinds())
-        raise ConfigError(f"--plugin is {text!r}: there is no kind {kind!r}; known kinds: {known}")
+        raise ConfigError(
+            f"--pin-plugin is {text!r}: there is no kind {kind!r}; known kinds: {known}"
+        )
     return name, dist
 
 

@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBackend, AttentionBatch, AttentionRequest, Step
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
-from treadle.api.step_types import CacheGroup
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionRequest,
+    CommonAttentionMetadata,
+    ForwardContext,
+)
+from treadle.api.cache import DeviceInfo, KVCacheSpec
+from treadle.api.step_types import KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.plugins import PluginManager
@@ -20,7 +25,7 @@ __all__ = ("AttentionLayers",)
 
 
 @dataclass(slots=True)
-class PlanGroup:
+class AttentionGroup:
     """Layers with the same request, which share a backend and its metadata."""
 
     request: AttentionRequest
@@ -37,31 +42,31 @@ class AttentionLayers:
     the same request share a backend and its metadata (an *attention group*).
     """
 
-    def __init__(self, config: EngineConfig, host: PluginManager, device: DeviceInfo) -> None:
+    def __init__(self, config: EngineConfig, plugins: PluginManager, device: DeviceInfo) -> None:
         self.page_size = config.cache.page_size
-        self.plan_groups: list[PlanGroup] = []
+        self.attention_groups: list[AttentionGroup] = []
         self.cache_groups: list[tuple[str, int | None]] = []
-        self.specs: list[tuple[LayerCacheSpec, int]] = []
+        self.specs: list[tuple[KVCacheSpec, int]] = []
         self.caches: dict[str, Tensor] = {}
         self._config = config
-        self._host = host
+        self._plugins = plugins
         self._device = device
 
-    def register(self, request: AttentionRequest, spec: LayerCacheSpec) -> AttentionBackend:
+    def register(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionBackend:
         """Register an attention layer and return its backend. Raises ``ConfigError``."""
         kv_dtype = self._config.cache.kv_cache_dtype
         spec = replace(spec, dtype=spec.dtype if kv_dtype == "auto" else kv_dtype)
         request = replace(
             request, device=self._device, kv_dtype=spec.dtype, page_size=self.page_size
         )
-        group = next((g for g in self.plan_groups if g.request == request), None)
+        group = next((g for g in self.attention_groups if g.request == request), None)
         if group is None:
-            group = self._open_group(request, spec)
-        self.specs.append((spec, self.plan_groups.index(group)))
+            group = self._create_group(request, spec)
+        self.specs.append((spec, self.attention_groups.index(group)))
         return group.backend
 
-    def _open_group(self, request: AttentionRequest, spec: LayerCacheSpec) -> PlanGroup:
-        offer = self._host.attention(request, pin=self._config.device.attention_backend)
+    def _create_group(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionGroup:
+        offer = self._plugins.attention_offer(request, pin=self._config.device.attention_backend)
         if self.page_size is None:
             self.page_size = offer.page_sizes[0]
             request = replace(request, page_size=self.page_size)
@@ -73,24 +78,24 @@ class AttentionLayers:
         key = (spec.kind, spec.window)
         if key not in self.cache_groups:
             self.cache_groups.append(key)
-        group = PlanGroup(
+        group = AttentionGroup(
             request, offer.create(), self.cache_groups.index(key), offer.graph_safe, offer.name
         )
-        self.plan_groups.append(group)
+        self.attention_groups.append(group)
         return group
 
     @property
     def graph_safe(self) -> bool:
-        return all(group.graph_safe for group in self.plan_groups)
+        return all(group.graph_safe for group in self.attention_groups)
 
     @property
     def names(self) -> str:
-        return ", ".join(sorted({group.name for group in self.plan_groups}))
+        return ", ".join(sorted({group.name for group in self.attention_groups}))
 
-    def _layer_bytes(self, spec: LayerCacheSpec, plan_group: int) -> int:
+    def _layer_bytes(self, spec: KVCacheSpec, plan_group: int) -> int:
         """Return the bytes of a page of one layer."""
-        backend = self.plan_groups[plan_group].backend
-        shape = backend.cache_shape(1, self._size, spec)
+        backend = self.attention_groups[plan_group].backend
+        shape = backend.kv_cache_shape(1, self._size, spec)
         return math.prod(shape) * torch_dtype(spec.dtype).itemsize
 
     @property
@@ -103,16 +108,16 @@ class AttentionLayers:
         """Return the bytes of a page of each KV cache group, over all its layers."""
         totals = [0] * len(self.cache_groups)
         for spec, plan_group in self.specs:
-            group = self.plan_groups[plan_group].cache_group
+            group = self.attention_groups[plan_group].cache_group
             totals[group] += self._layer_bytes(spec, plan_group)
         return totals
 
-    def describe(self, pages: list[int]) -> list[CacheGroup]:
+    def describe(self, pages: list[int]) -> list[KVCacheGroup]:
         counts = [0] * len(self.cache_groups)
         for _, plan_group in self.specs:
-            counts[self.plan_groups[plan_group].cache_group] += 1
+            counts[self.attention_groups[plan_group].cache_group] += 1
         return [
-            CacheGroup(kind=kind, window=window, pages=n, layers=layers, page_bytes=size)
+            KVCacheGroup(kind=kind, window=window, num_pages=n, layers=layers, page_bytes=size)
             for (kind, window), n, layers, size in zip(
                 self.cache_groups, pages, counts, self.page_bytes(), strict=True
             )
@@ -128,8 +133,8 @@ class AttentionLayers:
         groups = {}
         self.caches = {}
         for spec, plan_group in self.specs:
-            group = self.plan_groups[plan_group]
-            shape = group.backend.cache_shape(pages[group.cache_group], self._size, spec)
+            group = self.attention_groups[plan_group]
+            shape = group.backend.kv_cache_shape(pages[group.cache_group], self._size, spec)
             self.caches[spec.layer] = torch.zeros(
                 shape, dtype=torch_dtype(spec.dtype), device=device
             )
@@ -137,9 +142,11 @@ class AttentionLayers:
         for module in model.modules():
             if isinstance(module, Attention):
                 module.cache = self.caches[module.spec.layer]
-                module.group = groups[module.spec.layer]
+                module.attn_group = groups[module.spec.layer]
 
-    def plan(self, batches: list[AttentionBatch], wanted: Tensor | None = None) -> Step:
+    def build_metadata(
+        self, batches: list[CommonAttentionMetadata], wanted: Tensor | None = None
+    ) -> ForwardContext:
         """Return the forward context of a step. ``batches`` are by KV cache group."""
-        plans = [g.backend.plan(batches[g.cache_group]) for g in self.plan_groups]
-        return Step(plans, wanted)
+        plans = [g.backend.build_metadata(batches[g.cache_group]) for g in self.attention_groups]
+        return ForwardContext(plans, wanted)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBatch
+from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.models import CausalModel
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.inputs import Packer, PageTables
-from treadle.runner.outputs import marked
+from treadle.runner.outputs import flag_invalid
 from treadle.sampling.features import Features
 from treadle.sampling.sampler import Sampler
 
@@ -28,30 +28,30 @@ def bucket_sizes(most: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Captured:
+class CapturedForward:
     """A captured forward pass of ``rows`` decodes, with its tensors at fixed addresses."""
 
     rows: int
     inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; for each group: slot mapping,
     # flat index of the token's page in the page table, and the page id (int32, first half)
-    starts: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
+    num_computed_tokens: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [rows, vocab]
 
 
 @dataclass(slots=True)
-class Sampling:
-    """Captured sampling after a captured forward pass, for a set of features."""
+class CapturedSampling:
+    """CapturedForward sampling after a captured forward pass, for a set of features."""
 
     graph: torch.cuda.CUDAGraph
     tokens: Tensor  # int64 [rows], from ``flag_invalid``
 
 
 class DecodeGraphs:
-    """Captured decode steps by batch size.
+    """CapturedForward decode steps by batch size.
 
     A step of ``n`` rows replays the smallest captured size of at least ``n``; the other rows use
-    the padding slot. Sampling is captured separately, when a set of features first occurs: there
+    the padding slot. CapturedSampling is captured separately, when a set of features first occurs: there
     are many sets, and each has only a few kernels.
     """
 
@@ -77,8 +77,8 @@ class DecodeGraphs:
         self._device = last_tokens.device
         self._padding = len(last_tokens) - 1
         self._pool = torch.cuda.graph_pool_handle()
-        self._captured: dict[int, Captured] = {}
-        self._sampling: dict[tuple[int, Features], Sampling] = {}
+        self._captured: dict[int, CapturedForward] = {}
+        self._sampling: dict[tuple[int, Features], CapturedSampling] = {}
         self._sizes: list[int] = []
 
     # ----------------------------------------------------------------------------- capture
@@ -91,7 +91,7 @@ class DecodeGraphs:
             self._captured[rows] = self._capture_forward(rows)
         self._sizes = sorted(self._captured)
 
-    def _capture_forward(self, rows: int) -> Captured:
+    def _capture_forward(self, rows: int) -> CapturedForward:
         inputs = torch.zeros(
             2 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
         )
@@ -103,7 +103,7 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._forward(inputs, starts)
-        return Captured(rows, inputs, starts, graph, logits)
+        return CapturedForward(rows, inputs, starts, graph, logits)
 
     def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
         slots, positions = inputs[0], inputs[1]
@@ -116,56 +116,58 @@ class DecodeGraphs:
             # 10 to 25 us.
             table.view(-1).index_copy_(0, where, pages.view(torch.int32)[:rows])
         batches = [
-            AttentionBatch(
+            CommonAttentionMetadata(
                 page_size=self._page_size,
                 num_decodes=rows,
                 max_query_len=1,
-                max_kv_len=self._max_len,
-                query_start=query_start,
-                kv_lens=kv_lens,
+                max_seq_len=self._max_len,
+                query_start_loc=query_start,
+                seq_lens=kv_lens,
                 page_table=table.index_select(0, slots),
                 slot_mapping=mapping,
-                query_lens_host=[1] * rows,
-                kv_lens_host=[self._max_len] * rows,
+                query_lens_cpu=[1] * rows,
+                seq_lens_cpu=[self._max_len] * rows,
             )
             for table, (mapping, _, _) in groups
         ]
-        step = self._attention.plan(batches)
+        forward_ctx = self._attention.build_metadata(batches)
         ids = self._last_tokens.index_select(0, slots)
-        return self._model.logits(self._model.forward(ids, positions, step))
+        return self._model.compute_logits(self._model.forward(ids, positions, forward_ctx))
 
-    def _capture_sampling(self, captured: Captured, features: Features) -> Sampling:
+    def _capture_sampling(self, captured: CapturedForward, features: Features) -> CapturedSampling:
         self._sample(captured, features)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             tokens = self._sample(captured, features)
-        return Sampling(graph, tokens)
+        return CapturedSampling(graph, tokens)
 
-    def _sample(self, captured: Captured, features: Features) -> Tensor:
+    def _sample(self, captured: CapturedForward, features: Features) -> Tensor:
         slots, positions = captured.inputs[0], captured.inputs[1]
         tokens, bad = self._sampler.sample_graphable(
             captured.logits, slots, positions + 1, features
         )
         self._last_tokens.index_copy_(0, slots, tokens)
-        return marked(tokens, bad)
+        return flag_invalid(tokens, bad)
 
     # ------------------------------------------------------------------------------ replay
 
-    def find(self, rows: int) -> Captured | None:
+    def find(self, rows: int) -> CapturedForward | None:
         """Return the smallest captured step of at least ``rows`` decodes, or ``None``."""
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
 
-    def forward(self, captured: Captured, slots: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def forward(
+        self, captured: CapturedForward, slots: Sequence[int], positions: Sequence[int]
+    ) -> Tensor:
         """Replay the forward pass; return logits ``[len(slots), vocab]``, valid until the next."""
         rows = len(slots)
         size = self._page_size
-        inputs = np.zeros((2 + 3 * len(self._tables.host), captured.rows), dtype=np.int64)
+        inputs = np.zeros((2 + 3 * len(self._tables.tables_cpu), captured.rows), dtype=np.int64)
         inputs[0, :rows] = slots
         inputs[0, rows:] = self._padding
         inputs[1, :rows] = positions
         column = inputs[1] // size
-        for group, table in enumerate(self._tables.host):
+        for group, table in enumerate(self._tables.tables_cpu):
             mapping, where, pages = inputs[2 + 3 * group : 5 + 3 * group]
             pages.view(np.int32)[: len(pages)] = found = table[inputs[0], column]
             mapping[:] = found.astype(np.int64) * size + inputs[1] % size
@@ -174,7 +176,7 @@ class DecodeGraphs:
         captured.graph.replay()
         return captured.logits[:rows]
 
-    def sample(self, captured: Captured, rows: int, features: Features) -> Tensor:
+    def sample(self, captured: CapturedForward, rows: int, features: Features) -> Tensor:
         """Replay sampling after ``forward``. Return tokens ``[rows]``, from ``flag_invalid``."""
         key = (captured.rows, features)
         if key not in self._sampling:

@@ -58,9 +58,9 @@ def describe(device: torch.device) -> DeviceInfo:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return DeviceInfo(
-            kind="cuda",
+            type="cuda",
             capability=(properties.major, properties.minor),
             memory=properties.total_memory,
             name=properties.name,
         )
-    return DeviceInfo(kind=device.type)
+    return DeviceInfo(type=device.type)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBatch
-from treadle.api.step_types import PageWrite, StepPlan
+from treadle.api.attention import CommonAttentionMetadata
+from treadle.api.step_types import PageTableUpdate, SchedulerOutput
 
 __all__ = ("Packer", "PageTables", "StepInputs", "build_inputs")
 
@@ -84,36 +84,37 @@ class PageTables:
     """
 
     def __init__(self, groups: int, slots: int, columns: int, packer: Packer, device: torch.device):
-        self.host = [np.zeros((slots, columns), dtype=np.int32) for _ in range(groups)]
+        self.tables_cpu = [np.zeros((slots, columns), dtype=np.int32) for _ in range(groups)]
         self._packer = packer
         if device.type == "cpu":
-            self.device = [torch.from_numpy(table) for table in self.host]
+            self.device = [torch.from_numpy(table) for table in self.tables_cpu]
         else:
             self.device = [
-                torch.zeros(slots, columns, dtype=torch.int32, device=device) for _ in self.host
+                torch.zeros(slots, columns, dtype=torch.int32, device=device)
+                for _ in self.tables_cpu
             ]
         self._cuda = device.type != "cpu"
 
-    def write(self, writes: list[PageWrite], current: Mapping[int, int]) -> None:
+    def write(self, writes: list[PageTableUpdate], current: Mapping[int, int]) -> None:
         """Apply updates to the tables.
 
         ``current`` maps the slots of a captured step to the column of the new token. If an update
         consists of that column, it is not copied to the device: the CUDA graph writes it.
         """
-        changed: list[list[np.ndarray]] = [[] for _ in self.host]
+        changed: list[list[np.ndarray]] = [[] for _ in self.tables_cpu]
         for write in writes:
-            table = self.host[write.group]
-            end = write.first + len(write.pages)
-            table[write.slot, write.first : end] = write.pages
+            table = self.tables_cpu[write.group]
+            end = write.start + len(write.pages)
+            table[write.slot, write.start : end] = write.pages
             if self._cuda and not (
-                len(write.pages) == 1 and current.get(write.slot) == write.first
+                len(write.pages) == 1 and current.get(write.slot) == write.start
             ):
                 base = write.slot * table.shape[1]
-                changed[write.group].append(np.arange(base + write.first, base + end))
+                changed[write.group].append(np.arange(base + write.start, base + end))
         for group, pieces in enumerate(changed):
             if pieces:
                 where = np.concatenate(pieces)
-                values = self.host[group].reshape(-1)[where]
+                values = self.tables_cpu[group].reshape(-1)[where]
                 index, pages = self._packer.upload(where, values)
                 self.device[group].view(-1).index_copy_(0, index, pages)
 
@@ -124,24 +125,30 @@ class StepInputs:
 
     input_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens]
-    batches: list[AttentionBatch]
-    wanted: Tensor | None  # int64 [sampled], index of the row's last token; None: all tokens
+    batches: list[CommonAttentionMetadata]
+    logits_indices: (
+        Tensor | None
+    )  # int64 [sampled], index of the row's last token; None: all tokens
     sample_slots: Tensor  # int64 [sampled]
     sample_positions: Tensor  # int64 [sampled], index of the new token in its sequence
-    sampled: list[int]  # slots of the sampled rows
+    num_sampled: list[int]  # slots of the sampled rows
 
 
 def build_inputs(
-    plan: StepPlan, tables: PageTables, last_tokens: Tensor, page_size: int, packer: Packer
+    scheduler_output: SchedulerOutput,
+    tables: PageTables,
+    last_tokens: Tensor,
+    page_size: int,
+    packer: Packer,
 ) -> StepInputs:
     """Build the inputs of a step. Ids of decode rows are taken from ``last_tokens``."""
-    slots = np.asarray(plan.slots, dtype=np.int64)
-    starts = np.asarray(plan.starts, dtype=np.int64)
-    counts = np.asarray(plan.counts, dtype=np.int64)
+    slots = np.asarray(scheduler_output.slots, dtype=np.int64)
+    starts = np.asarray(scheduler_output.num_computed_tokens, dtype=np.int64)
+    counts = np.asarray(scheduler_output.num_scheduled_tokens, dtype=np.int64)
     kv_lens = (starts + counts).astype(np.int32)
     query_start = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_start[1:])
-    if plan.decodes == len(slots):
+    if scheduler_output.num_decodes == len(slots):
         rows_slots, positions = slots, starts
     else:
         row = np.repeat(np.arange(len(slots)), counts)
@@ -150,38 +157,38 @@ def build_inputs(
     mappings = [
         table[rows_slots, positions // page_size].astype(np.int64) * page_size
         + positions % page_size
-        for table in tables.host
+        for table in tables.tables_cpu
     ]
-    chosen = np.asarray(plan.samples, dtype=bool)
+    chosen = np.asarray(scheduler_output.needs_sampling, dtype=bool)
     ends = query_start[1:][chosen].astype(np.int64) - 1
     if not len(ends):  # at least one, since kernels need a row
         ends = query_start[1:2].astype(np.int64) - 1
     sampled_slots = slots[chosen]
     sampled_at = kv_lens[chosen].astype(np.int64)
-    ids = np.asarray(plan.tokens, dtype=np.int64)
+    ids = np.asarray(scheduler_output.tokens, dtype=np.int64)
 
     uploaded = packer.upload(
         slots, query_start, kv_lens, positions, ids, ends, sampled_slots, sampled_at, *mappings
     )
     d_slots, d_start, d_kv, d_pos, d_ids, d_ends, d_sampled, d_at = uploaded[:8]
-    if plan.decodes:
-        first = last_tokens.index_select(0, d_slots[: plan.decodes])
-        d_ids = first if plan.decodes == len(slots) else torch.cat((first, d_ids))
+    if scheduler_output.num_decodes:
+        first = last_tokens.index_select(0, d_slots[: scheduler_output.num_decodes])
+        d_ids = first if scheduler_output.num_decodes == len(slots) else torch.cat((first, d_ids))
     longest = int(kv_lens.max())
     columns = -(-longest // page_size)
-    counts_host, kv_host = plan.counts, kv_lens.tolist()
+    counts_host, kv_host = scheduler_output.num_scheduled_tokens, kv_lens.tolist()
     batches = [
-        AttentionBatch(
+        CommonAttentionMetadata(
             page_size=page_size,
-            num_decodes=plan.decodes,
+            num_decodes=scheduler_output.num_decodes,
             max_query_len=int(counts.max()),
-            max_kv_len=longest,
-            query_start=d_start,
-            kv_lens=d_kv,
+            max_seq_len=longest,
+            query_start_loc=d_start,
+            seq_lens=d_kv,
             page_table=table[:, :columns].index_select(0, d_slots),
             slot_mapping=mapping,
-            query_lens_host=counts_host,
-            kv_lens_host=kv_host,
+            query_lens_cpu=counts_host,
+            seq_lens_cpu=kv_host,
         )
         for table, mapping in zip(tables.device, uploaded[8:], strict=True)
     ]
@@ -189,8 +196,8 @@ def build_inputs(
         input_ids=d_ids,
         positions=d_pos,
         batches=batches,
-        wanted=None if len(ends) == len(positions) else d_ends,
+        logits_indices=None if len(ends) == len(positions) else d_ends,
         sample_slots=d_sampled,
         sample_positions=d_at,
-        sampled=sampled_slots.tolist(),
+        num_sampled=sampled_slots.tolist(),
     )

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 
-from treadle.api.attention import AttentionBatch
+from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
 from treadle.api.models import CausalModel, ModelSpec
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.layers import SingleRankCommunicator
@@ -22,58 +22,67 @@ from treadle.plugins import PluginManager
 from treadle.plugins.guard import PluginGuard
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.device import describe, dtype_name, pick_device
-from treadle.runner.memory import GIB, Usage, count_pages, explained, plain_bytes, weight_bytes
-from treadle.runner.report import Stages, memory_lines
+from treadle.runner.memory import (
+    GIB,
+    MemoryUsage,
+    count_pages,
+    explain_out_of_memory,
+    plain_bytes,
+    weight_bytes,
+)
+from treadle.runner.report import StartupTimer, memory_lines
 from treadle.runner.scales import calculate_scales
 
-__all__ = ("Started", "start_model")
+__all__ = ("LoadedModel", "start_model")
 
 
 @dataclass(slots=True)
-class Started:
+class LoadedModel:
     """A loaded model with its KV cache."""
 
     model: CausalModel
     spec: ModelSpec
     device: torch.device
     attention: AttentionLayers
-    facts: EngineFacts
-    usage: Usage
-    stages: Stages
+    info: EngineInfo
+    memory: MemoryUsage
+    timer: StartupTimer
     guard: PluginGuard
     """Guard for calls of ``model``."""
 
 
-def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator | None) -> Started:
+def start_model(
+    config: EngineConfig, plugins: PluginManager, tp_group: Communicator | None
+) -> LoadedModel:
     """Build and load the model, then size and allocate its KV cache."""
-    stages = Stages()
-    ranks = ranks or SingleRankCommunicator()
-    device = pick_device(config.device.device, ranks.rank)
+    stages = StartupTimer()
+    tp_group = tp_group or SingleRankCommunicator()
+    device = pick_device(config.device.device, tp_group.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif config.device.threads is not None:
-        torch.set_num_threads(config.device.threads)
+    elif config.device.cpu_threads is not None:
+        torch.set_num_threads(config.device.cpu_threads)
     options = config.model
     ref = parse_ref(options.model, options.revision, options.download_dir)
-    files = fetch(host, ref, options.load_format)
+    files = fetch(plugins, ref, options.load_format)
     _, hf_config = read_config(files, options.hf_overrides)
     info = describe(device)
     dtype = resolve_dtype(options.dtype, hf_config, info)
     max_len = max_model_len(hf_config, options.max_model_len)
     vocab_size: int = text_config(hf_config).vocab_size
-    attention = AttentionLayers(config, host, info)
-    usage = Usage(total=info.memory or 0)
+    attention = AttentionLayers(config, plugins, info)
+    usage = MemoryUsage(total=info.memory or 0)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     stages.done("configuration")
     advice = "use a larger tensor_parallel_size, a quantized checkpoint, or quantization=fp8"
-    with explained(device, "loading the weights", advice):
+    with explain_out_of_memory(device, "loading the weights", advice):
         model, spec = build_model(
             files,
             hf_config,
-            host,
+            plugins,
             device,
             dtype,
-            ranks,
+            tp_group,
             attention.register,
             load_format=options.load_format,
             quantization=options.quantization,
@@ -81,26 +90,26 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator |
             seed=options.seed,
         )
     stages.done("weights")
-    guard = host.guard(MODELS, spec.architecture)
-    usage.weights, usage.plain = weight_bytes(model), plain_bytes(model)
+    guard = plugins.guard(MODELS, spec.architecture)
+    usage.weights, usage.quantizable = weight_bytes(model), plain_bytes(model)
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
     pages = _size_cache(config, model, attention, device, max_len, usage, guard)
-    pages = ranks.all_reduce_min(pages)
+    pages = tp_group.all_reduce_min(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
-    with explained(
+    with explain_out_of_memory(
         device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
     ):
         attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
         with guard.call_context("forward"):
-            calculate_scales(model, attention, ranks, pages, device, vocab_size, max_len)
-    fusions = apply_fusions(model, host, info, dtype_name(dtype))
-    usage.shared = ranks.memory_bytes
+            calculate_scales(model, attention, tp_group, pages, device, vocab_size, max_len)
+    fusions = apply_fusions(model, plugins, info, dtype_name(dtype))
+    usage.shared = tp_group.memory_bytes
     groups = attention.describe(pages)
     stages.done("cache and kernels")
-    facts = EngineFacts(
+    facts = EngineInfo(
         model=config.model.model,
         architecture=spec.architecture,
         dtype=dtype_name(dtype),
@@ -108,9 +117,9 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator |
         vocab_size=vocab_size,
         max_model_len=max_len,
         page_size=attention.page_size or 0,
-        groups=groups,
-        depth=1 if device.type == "cuda" else 0,
-        eos_ids=sorted(eos_ids(hf_config, files)),
+        kv_cache_groups=groups,
+        num_async_steps=1 if device.type == "cuda" else 0,
+        eos_token_ids=sorted(eos_ids(hf_config, files)),
         attention=attention.names,
         weights_bytes=usage.weights,
         report=[],
@@ -118,7 +127,9 @@ def start_model(config: EngineConfig, host: PluginManager, ranks: Communicator |
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
-    return Started(cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard)
+    return LoadedModel(
+        cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard
+    )
 
 
 def _size_cache(
@@ -127,13 +138,13 @@ def _size_cache(
     attention: AttentionLayers,
     device: torch.device,
     max_len: int,
-    usage: Usage,
+    usage: MemoryUsage,
     guard: PluginGuard,
 ) -> list[int]:
     """Return the pages of each group. Sets ``usage.activations``, the memory of a full step."""
     if device.type == "cuda":
         tokens = config.scheduler.max_num_batched_tokens
-        with explained(
+        with explain_out_of_memory(
             device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
         ):
             usage.activations = _measure_activations(config, model, attention, device, guard)
@@ -143,7 +154,7 @@ def _size_cache(
         [window for _, window in attention.cache_groups],
         attention.page_size or 0,
         max_len,
-        usage.room(config, device),
+        usage.available_for_kv_cache(config, device),
         usage,
     )
 
@@ -165,23 +176,23 @@ def _measure_activations(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
-    batch = AttentionBatch(
+    batch = CommonAttentionMetadata(
         page_size=size,
         num_decodes=tokens,
         max_query_len=1,
-        max_kv_len=1,
-        query_start=torch.arange(tokens + 1, dtype=torch.int32, device=device),
-        kv_lens=torch.ones(tokens, dtype=torch.int32, device=device),
+        max_seq_len=1,
+        query_start_loc=torch.arange(tokens + 1, dtype=torch.int32, device=device),
+        seq_lens=torch.ones(tokens, dtype=torch.int32, device=device),
         page_table=torch.zeros(tokens, 1, dtype=torch.int32, device=device),
         slot_mapping=zeros,
-        query_lens_host=[1] * tokens,
-        kv_lens_host=[1] * tokens,
+        query_lens_cpu=[1] * tokens,
+        seq_lens_cpu=[1] * tokens,
     )
-    step = attention.plan([batch] * len(attention.cache_groups))
+    forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
     with guard.call_context("forward"):
-        hidden = model.forward(zeros, zeros, step)
+        hidden = model.forward(zeros, zeros, forward_ctx)
     with guard.call_context("logits"):
-        logits = model.logits(hidden[:rows])
+        logits = model.compute_logits(hidden[:rows])
     # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
     scratch = [logits.clone() for _ in range(3)]
@@ -208,6 +219,6 @@ def _fit_length(
         raise ConfigError(
             f"max_model_len is {max_len} tokens, but the KV cache holds {room} "
             f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
-            "memory_fraction or cpu_cache_gib"
+            "gpu_memory_utilization or kv_cache_memory_bytes"
         )
     return room

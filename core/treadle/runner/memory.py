@@ -16,26 +16,27 @@ from treadle.layers.plain import PlainLinear
 
 __all__ = (
     "GIB",
-    "Usage",
+    "MemoryUsage",
     "count_pages",
-    "explained",
-    "held_pages",
-    "lacks_memory",
+    "explain_out_of_memory",
+    "is_out_of_memory",
+    "max_pages_per_sequence",
     "plain_bytes",
     "savings",
     "weight_bytes",
 )
 
 GIB = 1 << 30
+CPU_CACHE_BYTES = GIB
 
 
 @dataclass(slots=True)
-class Usage:
+class MemoryUsage:
     """Memory of a rank's device, in bytes. ``total`` is 0 unless it is a CUDA device."""
 
     total: int = 0
     weights: int = 0
-    plain: int = 0
+    quantizable: int = 0
     """The part of the weights in 16 bits that ``quantization`` could store in 8."""
     activations: int = 0
     cache: int = 0
@@ -43,13 +44,15 @@ class Usage:
     """Symmetric buffers, for communication between ranks."""
     graphs: int = 0
 
-    def room(self, config: EngineConfig, device: torch.device) -> int:
+    def available_for_kv_cache(self, config: EngineConfig, device: torch.device) -> int:
         """Return the bytes available for the KV cache. Call it after loading the weights."""
+        if config.cache.kv_cache_memory_bytes is not None:
+            return config.cache.kv_cache_memory_bytes
         if device.type != "cuda":
-            return int(config.cache.cpu_cache_gib * GIB)
+            return CPU_CACHE_BYTES
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        return int(config.cache.memory_fraction * total - (total - free) - self.activations)
+        return int(config.cache.gpu_memory_utilization * total - (total - free) - self.activations)
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -66,7 +69,7 @@ def plain_bytes(model: nn.Module) -> int:
     return sum(w.numel() * 2 for w in plain if w.element_size() == 2)
 
 
-def held_pages(max_model_len: int, window: int | None, page_size: int) -> int:
+def max_pages_per_sequence(max_model_len: int, window: int | None, page_size: int) -> int:
     """Return the maximum number of pages of a sequence in a group with ``window``."""
     longest = -(-max_model_len // page_size)
     return longest if window is None else min(longest, -(-window // page_size) + 2)
@@ -79,7 +82,7 @@ def count_pages(
     page_size: int,
     max_model_len: int,
     available: int,
-    usage: Usage,
+    usage: MemoryUsage,
 ) -> list[int]:
     """Return the pages of each KV cache group, including the null page.
 
@@ -90,10 +93,10 @@ def count_pages(
     if config.cache.num_pages is not None:
         return [config.cache.num_pages] * len(page_bytes)
     seqs = config.scheduler.max_num_seqs
-    step = config.scheduler.prefill_chunk or config.scheduler.max_num_batched_tokens
+    step = config.scheduler.chunked_prefill_size or config.scheduler.max_num_batched_tokens
     most = []
     for window in windows:
-        held = held_pages(max_model_len, window, page_size)
+        held = max_pages_per_sequence(max_model_len, window, page_size)
         most.append(1 + held * seqs + (0 if window is None else -(-step // page_size)))
     wanted = sum(n * size for n, size in zip(most, page_bytes, strict=True))
     if wanted <= available:
@@ -105,32 +108,32 @@ def count_pages(
     return pages
 
 
-def _too_little(config: EngineConfig, available: int, needed: int, usage: Usage) -> str:
+def _too_little(config: EngineConfig, available: int, needed: int, usage: MemoryUsage) -> str:
     text = (
         f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, but the smallest one needs "
         f"{needed / GIB:.2f} GiB"
     )
     if not usage.total:
-        return f"{text}; raise cpu_cache_gib or lower page_size"
-    fraction = config.cache.memory_fraction
+        return f"{text}; raise kv_cache_memory_bytes or lower page_size"
+    fraction = config.cache.gpu_memory_utilization
     allowed = fraction * usage.total
     others = allowed - available - usage.weights - usage.activations
     return (
-        f"{text}: memory_fraction {fraction} of {usage.total / GIB:.1f} GiB allows "
+        f"{text}: gpu_memory_utilization {fraction} of {usage.total / GIB:.1f} GiB allows "
         f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations "
         f"of a step {usage.activations / GIB:.2f} and everything else on the device "
-        f"{max(0.0, others) / GIB:.2f}; raise memory_fraction "
+        f"{max(0.0, others) / GIB:.2f}; raise gpu_memory_utilization "
         f"(0.01 is {usage.total / 100 / GIB:.2f} GiB), use a larger tensor_parallel_size, or free memory with "
         + ", ".join(f"{option} ({size / GIB:.2f} GiB)" for option, size in savings(config, usage))
     )
 
 
-def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
+def savings(config: EngineConfig, usage: MemoryUsage) -> list[tuple[str, int]]:
     """Return options that would free memory, with estimated bytes, the largest first."""
     tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     narrow = config.cache.kv_cache_dtype.startswith("fp8")
     found = [
-        ("quantization=fp8", usage.plain // 2 if usage.total else 0),
+        ("quantization=fp8", usage.quantizable // 2 if usage.total else 0),
         ("kv_cache_dtype=fp8_e4m3 for as many tokens", 0 if narrow else usage.cache // 2),
         (f"max_num_batched_tokens={max(1, tokens // 2)}", usage.activations // 2),
         (f"max_num_seqs={max(1, seqs // 2)}", usage.graphs // 2),
@@ -139,7 +142,7 @@ def savings(config: EngineConfig, usage: Usage) -> list[tuple[str, int]]:
     return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Return whether torch ran out of memory, in a plugin or elsewhere."""
     root = error.__cause__ if isinstance(error, PluginLoadError) else error
     # On a CPU, torch has no special exception type for it.
@@ -147,12 +150,12 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explained(device: torch.device, doing: str, advice: str) -> Iterator[None]:
+def explain_out_of_memory(device: torch.device, doing: str, advice: str) -> Iterator[None]:
     """Convert torch's out-of-memory errors to ``OutOfMemoryError`` with figures and ``advice``."""
     try:
         yield
     except (RuntimeError, PluginLoadError) as error:
-        if not lacks_memory(error):
+        if not is_out_of_memory(error):
             raise
         state = ""
         if device.type == "cuda":

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.api.step_types import StepResult, TokenLogprobs
+from treadle.api.step_types import ModelRunnerOutput, TokenLogprobs
 from treadle.sampling.logprobs import Logprobs
 
-__all__ = ("PendingStep", "marked")
+__all__ = ("InFlightOutput", "flag_invalid")
 
 
-def marked(tokens: Tensor, bad: Tensor) -> Tensor:
+def flag_invalid(tokens: Tensor, bad: Tensor) -> Tensor:
     """Return ``tokens`` with negative values where ``bad``, to copy one tensor instead of two."""
     return torch.add(tokens, bad, alpha=-(1 << 40))
 
 
-class PendingStep:
+class InFlightOutput:
     """A launched step. The copies to the CPU side are enqueued; ``result`` waits for them.
 
     The copies are in the step's stream: while another stream waits for the step, each kernel of a
@@ -30,9 +30,9 @@ class PendingStep:
         self._tokens: Tensor | None = None
         self._logprobs: Logprobs | None = None
         self._prompts: list[tuple[int, Logprobs]] = []
-        self.faults: dict[int, str] = {}
+        self.row_errors: dict[int, str] = {}
         """Errors of logits processors, by index into the tokens."""
-        self.edited: dict[int, list[str]] = {}
+        self.is_edited: dict[int, list[str]] = {}
         """Names of the logits processors that have edited a row, by index into the tokens."""
         self._event = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -58,7 +58,7 @@ class PendingStep:
         if self._event is not None:
             self._event.record()
 
-    def result(self) -> StepResult:
+    def result(self) -> ModelRunnerOutput:
         if self._event is not None:
             self._event.synchronize()
         logprobs: dict[int, TokenLogprobs] = {}
@@ -67,11 +67,11 @@ class PendingStep:
             logprobs = dict(zip(rows, self._logprobs.to_host(), strict=True))
         tokens: list[int] = self._tokens.tolist() if self._tokens is not None else []
         bad = [i for i, token in enumerate(tokens) if token < 0]
-        return StepResult(
+        return ModelRunnerOutput(
             id=self._id,
-            tokens=tokens,
+            sampled_token_ids=tokens,
             logprobs=logprobs,
             prompt_logprobs={row: values.to_host() for row, values in self._prompts},
-            bad=sorted({*bad, *self.faults}),
-            faults=self.faults,
+            invalid_rows=sorted({*bad, *self.row_errors}),
+            row_errors=self.row_errors,
         )

@@ -1,4 +1,4 @@
-"""The plugin of the executor ``inline``."""
+"""The plugin of the executor ``uni``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ("treadle_executor",)
 
 
 @impl
-def treadle_executor(name: str, config: EngineConfig, host: Any) -> Executor | None:
-    if name != "inline":
+def treadle_executor(name: str, config: EngineConfig, plugins: Any) -> Executor | None:
+    if name != "uni":
         return None
-    from treadle.runner.inline import InlineExecutor
+    from treadle.runner.uniproc_executor import UniProcExecutor
 
-    return InlineExecutor(config, host)
+    return UniProcExecutor(config, plugins)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
-from treadle.runner.memory import GIB, Usage, held_pages, savings
+from treadle.runner.memory import GIB, MemoryUsage, max_pages_per_sequence, savings
 
-__all__ = ("Stages", "memory_lines", "option_line", "process_seconds", "stage_line")
+__all__ = ("StartupTimer", "memory_lines", "option_line", "process_seconds", "stage_line")
 
 
-class Stages:
+class StartupTimer:
     """Seconds of each stage of the startup, in order."""
 
     def __init__(self) -> None:
@@ -28,16 +28,20 @@ class Stages:
         self._last = now
 
 
-def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator[str]:
+def memory_lines(info: EngineInfo, usage: MemoryUsage, step_tokens: int) -> Iterator[str]:
     """Yield lines for weights, activations and KV cache. CUDA graphs have a separate line."""
     yield f"weights      {usage.weights / GIB:8.3f} GiB"
     if usage.activations:
         yield f"activations  {usage.activations / GIB:8.3f} GiB in a step of {step_tokens} tokens"
-    size, length = facts.page_size, facts.max_model_len
+    size, length = info.page_size, info.max_model_len
     parts = ", ".join(
-        f"{g.pages} pages x {size} = {g.pages * size} tokens ({g.kind})" for g in facts.groups
+        f"{g.num_pages} pages x {size} = {g.num_pages * size} tokens ({g.kind})"
+        for g in info.kv_cache_groups
     )
-    longest = min((g.pages - 1) / held_pages(length, g.window, size) for g in facts.groups)
+    longest = min(
+        (g.num_pages - 1) / max_pages_per_sequence(length, g.window, size)
+        for g in info.kv_cache_groups
+    )
     yield (
         f"KV cache     {usage.cache / GIB:8.3f} GiB: {parts}, "
         f"enough for {longest:.1f} sequences of {length} tokens"
@@ -46,17 +50,17 @@ def memory_lines(facts: EngineFacts, usage: Usage, step_tokens: int) -> Iterator
         yield f"shared       {usage.shared / GIB:8.3f} GiB of symmetric buffers between ranks"
 
 
-def option_line(config: EngineConfig, usage: Usage) -> str:
+def option_line(config: EngineConfig, usage: MemoryUsage) -> str:
     """Return a line with options that free memory, and how much."""
     parts = [f"{size / GIB:.3f} GiB {option}" for option, size in savings(config, usage)]
     if usage.total:
-        parts.append(f"memory_fraction: 0.01 is {usage.total / 100 / GIB:.3f} GiB")
+        parts.append(f"gpu_memory_utilization: 0.01 is {usage.total / 100 / GIB:.3f} GiB")
     else:
-        parts.append("cpu_cache_gib is the size of the cache")
+        parts.append("kv_cache_memory_bytes is the size of the cache")
     return "would free   " + ", ".join(parts)
 
 
-def stage_line(stages: Stages) -> str:
+def stage_line(stages: StartupTimer) -> str:
     """Return a line with the time of each stage and the age of the process."""
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.seconds.items())
     total = sum(stages.seconds.values())

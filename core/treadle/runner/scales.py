@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from treadle.api.attention import AttentionBatch
+from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
@@ -26,7 +26,7 @@ MARGIN = 4.0
 def calculate_scales(
     model: nn.Module,
     attention: AttentionLayers,
-    ranks: Communicator,
+    tp_group: Communicator,
     pages: Sequence[int],
     device: torch.device,
     vocab_size: int,
@@ -39,7 +39,7 @@ def calculate_scales(
     layers, and before capturing CUDA graphs, which contain the scales. Raises ``ConfigError`` if no
     cache is fp8.
     """
-    layers = [m for m in model.modules() if isinstance(m, Attention) and m.narrow]
+    layers = [m for m in model.modules() if isinstance(m, Attention) and m.is_fp8_cache]
     if not layers:
         raise ConfigError(
             "calculate_kv_scales is on, but no cache is fp8; set kv_cache_dtype to fp8_e4m3 or "
@@ -58,13 +58,13 @@ def calculate_scales(
     try:
         batch = _prompt(attention.page_size or 0, pages, device, max_len)
         drawn = torch.Generator().manual_seed(0)
-        ids = torch.randint(vocab_size, (batch.max_kv_len,), generator=drawn).to(device)
-        step = attention.plan([batch] * len(attention.cache_groups))
-        model(ids, torch.arange(batch.max_kv_len, device=device), step)
+        ids = torch.randint(vocab_size, (batch.max_seq_len,), generator=drawn).to(device)
+        forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
+        model(ids, torch.arange(batch.max_seq_len, device=device), forward_ctx)
     finally:
         for made in hooks:
             made.remove()
-    of_ranks = ranks.all_gather(largest, dim=0).view(ranks.world_size, len(layers), 2)
+    of_ranks = tp_group.all_gather(largest, dim=0).view(tp_group.world_size, len(layers), 2)
     for layer, (key, value) in zip(layers, of_ranks.amax(dim=0).tolist(), strict=True):
         limit = torch.finfo(layer.cache.dtype).max
         layer.scales = (_scale(key, limit), _scale(value, limit))
@@ -76,20 +76,22 @@ def _scale(largest: float, limit: float) -> float:
     return scale if 0.0 < scale < float("inf") else 1.0
 
 
-def _prompt(size: int, pages: Sequence[int], device: torch.device, max_len: int) -> AttentionBatch:
+def _prompt(
+    size: int, pages: Sequence[int], device: torch.device, max_len: int
+) -> CommonAttentionMetadata:
     """Return a batch of one prompt, of at most ``TOKENS`` tokens, in the pages from 1 on."""
     length = min(TOKENS, max_len, (min(pages) - 1) * size)
     count = -(-length // size)
     slots = torch.arange(size, size + length, device=device)
-    return AttentionBatch(
+    return CommonAttentionMetadata(
         page_size=size,
         num_decodes=int(length == 1),
         max_query_len=length,
-        max_kv_len=length,
-        query_start=torch.tensor([0, length], dtype=torch.int32, device=device),
-        kv_lens=torch.tensor([length], dtype=torch.int32, device=device),
+        max_seq_len=length,
+        query_start_loc=torch.tensor([0, length], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([length], dtype=torch.int32, device=device),
         page_table=torch.arange(1, count + 1, dtype=torch.int32, device=device).view(1, count),
         slot_mapping=slots,
-        query_lens_host=[length],
-        kv_lens_host=[length],
+        query_lens_cpu=[length],
+        seq_lens_cpu=[length],
     )

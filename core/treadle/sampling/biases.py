@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.api.step_types import SlotStart
-from treadle.sampling.logits_edit import Part
-from treadle.sampling.slot_row_pool import Pool, grown
-from treadle.sampling.transfer import Parcel
+from treadle.api.step_types import NewSequenceData
+from treadle.sampling.logits_edit import EditRows
+from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("Biases",)
 
@@ -24,29 +24,29 @@ BANNED = float("-inf")
 class Biases:
     """Tables ``[capacity, max entries of a slot]``, padded with additions of 0 to token 0."""
 
-    remembers = False
+    needs_sampled_tokens = False
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.pool = Pool()
+        self.pool = SlotRowPool()
         self._vocab_size = vocab_size
         self._ids = torch.zeros(0, 0, dtype=torch.int64, device=device)
         self._values = torch.zeros(0, 0, dtype=torch.float32, device=device)
         self._until = torch.zeros(0, 0, dtype=torch.int32, device=device)
         self._pending: list[tuple[int, slice, slice, slice]] = []
 
-    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
         params = start.params
         entries = [(token, bias, ALWAYS) for token, bias in (params.logit_bias or {}).items()]
         entries += [(word[0], BANNED, ALWAYS) for word in start.bad_words if len(word) == 1]
         if params.min_tokens:
-            end = min(start.prompt_len + params.min_tokens, ALWAYS)
-            entries += [(token, BANNED, end) for token in start.stop_ids]
+            end = min(start.num_prompt_tokens + params.min_tokens, ALWAYS)
+            entries += [(token, BANNED, end) for token in start.stop_token_ids]
         # A token id outside the vocabulary cannot be sampled anyway.
         entries = [entry for entry in entries if 0 <= entry[0] < self._vocab_size]
         if not entries:
             return
         ids, values, until = zip(*entries, strict=True)
-        row = self.pool.take(start.slot)
+        row = self.pool.assign(start.slot)
         self._pending.append((row, parcel.add(ids), parcel.add_floats(values), parcel.add(until)))
 
     def write(self, data: Tensor) -> None:
@@ -62,12 +62,12 @@ class Biases:
             self._until[row].zero_()[:count] = data[until]
         self._pending = []
 
-    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+    def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
         now = positions.index_select(0, part.rows).unsqueeze(1)
         over = now >= self._until.index_select(0, part.owned)
         values = self._values.index_select(0, part.owned).masked_fill_(over, 0.0)
         places = self._ids.index_select(0, part.owned) + (part.rows * logits.shape[1]).unsqueeze(1)
         logits.view(-1).scatter_add_(0, places.flatten(), values.flatten())
 
-    def accept(self, part: Part, tokens: Tensor) -> None:
+    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
         """Do nothing: biases do not depend on sampled tokens."""

@@ -24,7 +24,7 @@ class Blocks:
     vocab_size: int
     width: int
     count: int
-    lanes: Tensor  # int64 [width]: 0, 1, …; on the device, so that a CUDA graph can read it
+    num_lanes: Tensor  # int64 [width]: 0, 1, …; on the device, so that a CUDA graph can read it
 
     @classmethod
     def of(cls, vocab_size: int, device: torch.device) -> Blocks:
@@ -56,7 +56,7 @@ class Blocks:
 
         Ids past the end of a short block are ``vocab_size`` or larger.
         """
-        ids = (chosen * self.width).unsqueeze(-1) + self.lanes
+        ids = (chosen * self.width).unsqueeze(-1) + self.num_lanes
         return ids.flatten(1)
 
     def gather(self, values: Tensor, ids: Tensor, fill: float) -> Tensor:

@@ -60,7 +60,7 @@ class Features:
         return self.top_k > 0 or self.top_p or self.min_p
 
     @property
-    def searches(self) -> bool:
+    def needs_thresholds(self) -> bool:
         """Whether a filter needs a binary search, with many passes over the vocabulary."""
         return self.top_k > HEAD or self.long_top_p
 

@@ -1,16 +1,16 @@
-"""Allowed tokens: grammar bitmasks of a step, and ``allowed_token_ids`` of a slot."""
+"""AllowedTokenIds tokens: grammar bitmasks of a step, and ``allowed_token_ids`` of a slot."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from treadle.api.step_types import SlotStart
-from treadle.sampling.logits_edit import Part
-from treadle.sampling.slot_row_pool import Pool, grown
-from treadle.sampling.transfer import Parcel
+from treadle.api.step_types import NewSequenceData
+from treadle.sampling.logits_edit import EditRows
+from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.transfer import Int32Packer
 
-__all__ = ("Allowed", "apply_bitmask", "bitmask_words")
+__all__ = ("AllowedTokenIds", "apply_bitmask", "bitmask_words")
 
 
 def bitmask_words(vocab_size: int) -> int:
@@ -37,20 +37,20 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
         logits.index_add_(0, rows, bans)
 
 
-class Allowed:
+class AllowedTokenIds:
     """The logits edit of ``allowed_token_ids``: a table bool ``[capacity, vocab]`` of bans."""
 
-    remembers = False
+    needs_sampled_tokens = False
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.pool = Pool()
+        self.pool = SlotRowPool()
         self._forbidden = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._pending: list[tuple[int, slice]] = []
 
-    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
         ids = start.params.allowed_token_ids
         if ids is not None:
-            self._pending.append((self.pool.take(start.slot), parcel.add(ids)))
+            self._pending.append((self.pool.assign(start.slot), parcel.add(ids)))
 
     def write(self, data: Tensor) -> None:
         self._forbidden = grown(self._forbidden, self.pool.capacity, self._forbidden.shape[1])
@@ -58,10 +58,10 @@ class Allowed:
             self._forbidden[row].fill_(True).index_fill_(0, data[ids].long(), False)
         self._pending = []
 
-    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+    def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
         forbidden = self._forbidden.index_select(0, part.owned)
         masked = logits.index_select(0, part.rows).masked_fill_(forbidden, float("-inf"))
         logits.index_copy_(0, part.rows, masked)
 
-    def accept(self, part: Part, tokens: Tensor) -> None:
+    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
         """Do nothing: the bans do not depend on sampled tokens."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
-from treadle.sampling.logits_edit import Part
-from treadle.sampling.slot_row_pool import Pool, grown
-from treadle.sampling.transfer import Parcel
+from treadle.api.step_types import NewSequenceData
+from treadle.sampling.logits_edit import EditRows
+from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("Penalties",)
 
@@ -28,10 +28,10 @@ MARGIN = 1024  # extra columns, so that a growing sequence does not enlarge the 
 class Penalties:
     """The logits edit of penalties: counts ``[capacity, vocab]``, tokens ``[capacity, len]``."""
 
-    remembers = True
+    needs_sampled_tokens = True
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.pool = Pool()
+        self.pool = SlotRowPool()
         self._vocab_size = vocab_size
         self._counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         # Padding with token 0 is harmless: logits of tokens with count 0 are written unchanged.
@@ -44,22 +44,26 @@ class Penalties:
         self._pending: list[tuple[int, slice, slice, slice]] = []
 
     @staticmethod
-    def wanted(params: SamplingParams) -> bool:
+    def is_needed(params: SamplingParams) -> bool:
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0)
 
-    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
         params = start.params
-        if not self.wanted(params):
+        if not self.is_needed(params):
             return
-        row = self.pool.take(start.slot)
+        row = self.pool.assign(start.slot)
         numbers = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         # Image placeholders may be outside the vocabulary; they cannot be sampled.
         prompt = [
-            token for token in start.tokens[: start.prompt_len] if 0 <= token < self._vocab_size
+            token
+            for token in start.token_ids[: start.num_prompt_tokens]
+            if 0 <= token < self._vocab_size
         ]
         output = [
-            token for token in start.tokens[start.prompt_len :] if 0 <= token < self._vocab_size
+            token
+            for token in start.token_ids[start.num_prompt_tokens :]
+            if 0 <= token < self._vocab_size
         ]
         self._known[start.slot] = len(prompt) + len(output)
         self._pending.append(
@@ -85,7 +89,7 @@ class Penalties:
             counts.index_add_(0, said, torch.full_like(said, OUTPUT, dtype=torch.int32))
         self._pending = []
 
-    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+    def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
         width = max(self._known[slot] for slot in part.slots)
         tokens = self._tokens[:, :width].index_select(0, part.owned)
         counts = self._counts.view(-1)[tokens + (part.owned * self._vocab_size).unsqueeze(1)]
@@ -99,7 +103,7 @@ class Penalties:
         # A token that occurs twice is written twice, with the same value.
         logits.view(-1)[places] = x.flatten()
 
-    def accept(self, part: Part, tokens: Tensor) -> None:
+    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
         for slot in part.slots:
             self._known[slot] += 1
         self._widen(max(self._known[slot] for slot in part.slots))

@@ -20,22 +20,22 @@ import torch
 from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.errors import RequestError
 from treadle.sampling.biases import Biases
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.draw import argmax, draw
 from treadle.sampling.features import Features
-from treadle.sampling.logits_edit import Table
+from treadle.sampling.logits_edit import LogitsEdit
 from treadle.sampling.logprobs import Logprobs, gather_logprobs
-from treadle.sampling.masks import Allowed, apply_bitmask
+from treadle.sampling.masks import AllowedTokenIds, apply_bitmask
 from treadle.sampling.noise import uniforms
 from treadle.sampling.penalties import Penalties
 from treadle.sampling.scratch import Scratch, spans
-from treadle.sampling.selection import Group, Selection
-from treadle.sampling.slot_params import Cells, Slots
+from treadle.sampling.selection import FilterGroup, SamplingMetadata
+from treadle.sampling.slot_params import RowParams, SlotParams
 from treadle.sampling.thresholds import apply_filters, mask_dtype
-from treadle.sampling.transfer import Parcel
+from treadle.sampling.transfer import Int32Packer
 from treadle.sampling.words import BadWords
 
 __all__ = ("SampleOutput", "Sampler", "check_ids")
@@ -45,8 +45,8 @@ __all__ = ("SampleOutput", "Sampler", "check_ids")
 class SampleOutput:
     """The sampled tokens, on the device."""
 
-    tokens: Tensor  # int64 [rows]
-    bad: Tensor  # bool [rows]: no valid distribution, so the token is meaningless
+    token_ids: Tensor  # int64 [rows]
+    invalid: Tensor  # bool [rows]: no valid distribution, so the token is meaningless
     logprobs: Logprobs | None = None
 
 
@@ -62,10 +62,10 @@ class Sampler:
         self.device = torch.device(device)
         self.vocab_size = vocab_size
         self.blocks = Blocks.of(vocab_size, self.device)
-        self._slots = Slots(slots, vocab_size, self.device)
+        self._slots = SlotParams(slots, vocab_size, self.device)
         # In the order in which they edit the logits.
-        self._tables: tuple[Table, ...] = (
-            Allowed(vocab_size, self.device),
+        self._logits_edits: tuple[LogitsEdit, ...] = (
+            AllowedTokenIds(vocab_size, self.device),
             BadWords(vocab_size, self.device),
             Biases(vocab_size, self.device),
             Penalties(vocab_size, self.device),
@@ -73,12 +73,12 @@ class Sampler:
         self._scratch = Scratch()
         self._features = [Features(greedy=True)] * slots
         self._logprobs: dict[int, int] = {}
-        self._selected: Selection | None = None
+        self._selected: SamplingMetadata | None = None
         self.argmax_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
         """Kernel for steps without filters; see ``treadle.sampling.kernels``."""
 
-    def open(self, starts: Sequence[SlotStart]) -> None:
+    def add_sequences(self, starts: Sequence[NewSequenceData]) -> None:
         """Set the parameters of slots, replacing earlier ones, in one transfer to the device.
 
         Raises ``RequestError``, without changing any slot, if a token id is outside the vocabulary.
@@ -87,27 +87,27 @@ class Sampler:
             return
         for start in starts:
             check_ids(start.params, self.vocab_size)
-        self.close([start.slot for start in starts])
-        parcel = Parcel()
+        self.remove_slots([start.slot for start in starts])
+        parcel = Int32Packer()
         for start in starts:
             self._features[start.slot] = Features.of(start.params, self.vocab_size)
             if start.params.logprobs is not None:
                 self._logprobs[start.slot] = start.params.logprobs
             self._slots.pack(start, parcel)
-            for table in self._tables:
+            for table in self._logits_edits:
                 table.pack(start, parcel)
-        data = parcel.ship(self.device)
+        data = parcel.to_device(self.device)
         self._slots.write(data)
-        for table in self._tables:
+        for table in self._logits_edits:
             table.write(data)
 
-    def close(self, slots: Iterable[int]) -> None:
+    def remove_slots(self, slots: Iterable[int]) -> None:
         """Remove the parameters of slots. Unused slots are ignored. No device work."""
         for slot in slots:
             self._features[slot] = Features(greedy=True)
             self._logprobs.pop(slot, None)
-            for table in self._tables:
-                table.pool.give(slot)
+            for table in self._logits_edits:
+                table.pool.release(slot)
         self._selected = None
 
     def features(self, rows: Sequence[int]) -> Features | None:
@@ -137,11 +137,11 @@ class Sampler:
         ``logits``.
         """
         selection = self._select(rows)
-        edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
+        edited = self._apply_edits(logits, positions, selection, bitmask, bitmask_rows)
         tokens, bad = self._choose(edited, slots, positions, selection.features, selection.groups)
         for table, part in selection.edits:
-            if table.remembers:
-                table.accept(part, tokens)
+            if table.needs_sampled_tokens:
+                table.record_sampled(part, tokens)
         logprobs = None
         if selection.logprobs is not None:
             source = (logits if raw is None else raw).index_select(0, selection.logprobs)
@@ -158,7 +158,7 @@ class Sampler:
         The device operations depend only on ``features`` and the shape, and the tables that they
         read never move, so a CUDA graph stays valid when sequences are added or removed.
         """
-        groups = [Group(None, features)] if features.filters else []
+        groups = [FilterGroup(None, features)] if features.filters else []
         return self._choose(logits, slots, positions, features, groups)
 
     def distribution(
@@ -176,7 +176,7 @@ class Sampler:
         Greedy rows are one-hot. Records nothing.
         """
         selection = self._select(rows)
-        edited = self._edited(logits, positions, selection, bitmask, bitmask_rows)
+        edited = self._apply_edits(logits, positions, selection, bitmask, bitmask_rows)
         cells = self._slots.cells(slots)
         weights = self._weights(edited, cells, selection.groups)
         probs = weights / weights.sum(dim=-1, keepdim=True)
@@ -186,18 +186,18 @@ class Sampler:
             probs = torch.where(cells.greedy.unsqueeze(1) > 0, one_hot, probs)
         return probs
 
-    def _edited(
+    def _apply_edits(
         self,
         logits: Tensor,
         positions: Tensor,
-        selection: Selection,
+        selection: SamplingMetadata,
         bitmask: Tensor | None,
         bitmask_rows: Tensor | None,
     ) -> Tensor:
         """Return the logits after stages 2 and 3; ``logits`` itself if there are no edits."""
         if bitmask is None and not selection.edits:
             return logits
-        x = self._scratch.take("edited", logits).copy_(logits)
+        x = self._scratch.get("edited", logits).copy_(logits)
         if bitmask is not None:
             apply_bitmask(x, bitmask, bitmask_rows)
         for table, part in selection.edits:
@@ -210,7 +210,7 @@ class Sampler:
         slots: Tensor,
         positions: Tensor,
         features: Features,
-        groups: Sequence[Group],
+        groups: Sequence[FilterGroup],
     ) -> tuple[Tensor, Tensor]:
         if not features.random:
             return self._argmax(logits)
@@ -238,12 +238,12 @@ class Sampler:
             return self.argmax_op(logits)
         return argmax(logits, self.blocks)
 
-    def _weights(self, logits: Tensor, cells: Cells, groups: Sequence[Group]) -> Tensor:
+    def _weights(self, logits: Tensor, cells: RowParams, groups: Sequence[FilterGroup]) -> Tensor:
         """Return a softmax with the entries removed by filters set to zero (stage 4)."""
-        probs = self._scratch.take("probs", logits)
+        probs = self._scratch.get("probs", logits)
         for rows in spans(logits):
             # Dividing float16 by a float32 column gives float32 in one pass.
-            scaled = self._scratch.take("scaled", logits[rows])
+            scaled = self._scratch.get("scaled", logits[rows])
             torch.div(logits[rows], cells.temperature[rows], out=scaled)
             torch.softmax(scaled, dim=-1, out=probs[rows])
         for group in groups:
@@ -251,27 +251,27 @@ class Sampler:
                 self._filter(probs, cells, group.features)
             else:
                 part = probs.index_select(0, group.rows)
-                self._filter(part, cells.at(group.rows), group.features)
+                self._filter(part, cells.index(group.rows), group.features)
                 probs.index_copy_(0, group.rows, part)
         return probs
 
-    def _filter(self, probs: Tensor, cells: Cells, features: Features) -> None:
+    def _filter(self, probs: Tensor, cells: RowParams, features: Features) -> None:
         for rows in spans(probs):
             part = probs[rows]
             apply_filters(
                 part,
-                self._scratch.take("scaled", part, mask_dtype(part.device)),
+                self._scratch.get("scaled", part, mask_dtype(part.device)),
                 self.blocks,
                 top_k=(cells.top_k[rows].long(), features.top_k) if features.top_k else None,
                 top_p=(cells.top_p[rows], not features.long_top_p) if features.top_p else None,
                 min_p=cells.min_p[rows] if features.min_p else None,
             )
 
-    def _select(self, rows: Sequence[int]) -> Selection:
+    def _select(self, rows: Sequence[int]) -> SamplingMetadata:
         """Return the metadata of ``rows``, cached: successive decode steps have the same rows."""
         if self._selected is None or self._selected.rows != rows:
-            self._selected = Selection.of(
-                rows, self._features, self._tables, self._logprobs, self.device
+            self._selected = SamplingMetadata.of(
+                rows, self._features, self._logits_edits, self._logprobs, self.device
             )
         return self._selected
 

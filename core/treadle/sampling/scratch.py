@@ -33,14 +33,14 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def take(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def get(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a contiguous buffer of ``like``'s shape on its device."""
         if not like.is_cpu:
             return torch.empty(like.shape, dtype=dtype, device=like.device)
         size = like.numel() * dtype.itemsize
-        kept = self._kept.get(name)
+        kept = self._buffers.get(name)
         if kept is None or kept.numel() < size:
-            self._kept[name] = kept = torch.empty(size, dtype=torch.uint8)
+            self._buffers[name] = kept = torch.empty(size, dtype=torch.uint8)
         return kept[:size].view(dtype).view(like.shape)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from treadle.sampling.features import Features
-from treadle.sampling.logits_edit import Part, Table
-from treadle.sampling.slot_row_pool import Pool
+from treadle.sampling.logits_edit import EditRows, LogitsEdit
+from treadle.sampling.slot_row_pool import SlotRowPool
 from treadle.sampling.transfer import upload
 
-__all__ = ("Group", "Selection")
+__all__ = ("FilterGroup", "SamplingMetadata")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FilterGroup:
     """Rows that use the same filters."""
 
     rows: Tensor | None  # int64 [n]; None: all rows
@@ -25,13 +25,13 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SamplingMetadata:
     """What ``Sampler.sample`` does for these rows, as lists and as tensors on the device."""
 
     rows: list[int]
     features: Features
-    groups: list[Group]
-    edits: list[tuple[Table, Part]]
+    groups: list[FilterGroup]
+    edits: list[tuple[LogitsEdit, EditRows]]
     logprobs: Tensor | None  # int64 [n]: batch rows
     logprob_rows: list[int]
     logprob_counts: list[int]
@@ -41,13 +41,13 @@ class Selection:
         cls,
         rows: Sequence[int],
         features: Sequence[Features],
-        tables: Sequence[Table],
+        tables: Sequence[LogitsEdit],
         logprobs: Mapping[int, int],
         device: torch.device,
-    ) -> Selection:
+    ) -> SamplingMetadata:
         """Create the metadata. ``features`` and ``logprobs`` (alternatives) are by slot."""
         asked = [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
-        chosen = [(table, concerned(table.pool, rows)) for table in tables]
+        chosen = [(table, rows_in_pool(table.pool, rows)) for table in tables]
         chosen = [(table, batch) for table, batch in chosen if batch]
         kinds = {features[slot] for slot in rows}
         groups = split(rows, features, kinds)
@@ -65,16 +65,17 @@ class Selection:
             logprob_rows=asked,
             logprob_counts=[logprobs[rows[row]] for row in asked],
             edits=[
-                (table, Part(next(tensors), next(tensors), [rows[row] for row in batch]))
+                (table, EditRows(next(tensors), next(tensors), [rows[row] for row in batch]))
                 for table, batch in chosen
             ],
             groups=[
-                Group(None if batch is None else next(tensors), kind) for batch, kind in groups
+                FilterGroup(None if batch is None else next(tensors), kind)
+                for batch, kind in groups
             ],
         )
 
 
-def concerned(pool: Pool, rows: Sequence[int]) -> list[int]:
+def rows_in_pool(pool: SlotRowPool, rows: Sequence[int]) -> list[int]:
     return [row for row, slot in enumerate(rows) if slot in pool] if len(pool) else []
 
 
@@ -93,7 +94,7 @@ def split(
     Otherwise one row with a binary search would cause a search for the whole batch.
     """
     groups: list[tuple[list[int] | None, Features]] = []
-    searching = {kind for kind in kinds if kind.searches}
+    searching = {kind for kind in kinds if kind.needs_thresholds}
     listing = {kind for kind in kinds if kind.filters} - searching
     for members in (listing, searching):
         if not members:

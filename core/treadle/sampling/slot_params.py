@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.noise import keys
-from treadle.sampling.transfer import Parcel
+from treadle.sampling.transfer import Int32Packer
 
-__all__ = ("GREEDY_BELOW", "Cells", "Slots", "effective_temperature")
+__all__ = ("GREEDY_BELOW", "RowParams", "SlotParams", "effective_temperature")
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, since dividing by it may overflow float32."""
@@ -29,7 +29,7 @@ def effective_temperature(params: SamplingParams) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class RowParams:
     """Parameters of the rows of a step. The tensors are views of one gathered tensor."""
 
     offsets: Tensor  # int64 [rows, 2]
@@ -40,7 +40,7 @@ class Cells:
     top_k: Tensor  # int32 [rows, 1]; the vocabulary size if it is off
     greedy: Tensor  # int32 [rows]; 1 or 0
 
-    def at(self, rows: Tensor) -> Cells:
+    def index(self, rows: Tensor) -> RowParams:
         """Return a copy with the filter parameters of ``rows`` (int64 ``[n]``) only."""
         top_k, top_p, min_p = (
             t.index_select(0, rows) for t in (self.top_k, self.top_p, self.min_p)
@@ -48,25 +48,25 @@ class Cells:
         return replace(self, top_k=top_k, top_p=top_p, min_p=min_p)
 
 
-class Slots:
+class SlotParams:
     """A table int32 ``[slots, WIDTH]``, viewed as other types. Slots are greedy at first."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        idle = SlotStart(
+        idle = NewSequenceData(
             slot=0,
             params=SamplingParams(temperature=0.0),
-            prompt_len=0,
-            tokens=[],
+            num_prompt_tokens=0,
+            token_ids=[],
             seed=0,
-            stop_ids=[],
+            stop_token_ids=[],
             bad_words=[],
         )
         row = torch.frombuffer(bytearray(self._pack(idle)), dtype=torch.int32)
         self._table = row.repeat(count, 1).to(device)
         self._pending: list[tuple[slice, slice]] = []
 
-    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
         where = parcel.add((start.slot,))
         self._pending.append((where, parcel.add(struct.unpack(f"={WIDTH}i", self._pack(start)))))
 
@@ -77,11 +77,11 @@ class Slots:
         self._table.index_copy_(0, slots, rows)
         self._pending = []
 
-    def cells(self, slots: Tensor) -> Cells:
+    def cells(self, slots: Tensor) -> RowParams:
         """Return the parameters of ``slots`` (int64 ``[rows]``)."""
         rows = self._table.index_select(0, slots)
         longs, floats = rows.view(torch.int64), rows.view(torch.float32)
-        return Cells(
+        return RowParams(
             offsets=longs[:, 0:2],
             strides=longs[:, 2:4],
             top_p=rows.view(torch.float64)[:, 4:5],
@@ -91,7 +91,7 @@ class Slots:
             greedy=rows[:, 13],
         )
 
-    def _pack(self, start: SlotStart) -> bytes:
+    def _pack(self, start: NewSequenceData) -> bytes:
         params = start.params
         temperature = effective_temperature(params)
         return LAYOUT.pack(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("Pool",)
+__all__ = ("SlotRowPool",)
 
 FIRST_ROWS = 4
 
 
-class Pool:
+class SlotRowPool:
     """Assignment of table rows to slots. The owner's tables need ``capacity`` rows.
 
     The smallest free row is assigned first, so that the tables stay short.
@@ -30,7 +30,7 @@ class Pool:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(self, slot: int) -> int:
+    def assign(self, slot: int) -> int:
         """Return the row of ``slot``; assign one if it has none."""
         if slot in self._rows:
             return self._rows[slot]
@@ -42,7 +42,7 @@ class Pool:
         self._rows[slot] = row
         return row
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Release the row of ``slot``, if it has one."""
         row = self._rows.pop(slot, None)
         if row is not None:

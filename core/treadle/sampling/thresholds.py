@@ -26,9 +26,9 @@ __all__ = (
     "apply_filters",
     "keep",
     "mask_dtype",
-    "nucleus_of_sorted",
-    "nucleus_selected",
     "search",
+    "top_p_threshold",
+    "top_p_threshold_sorted",
 )
 
 HEAD = 128
@@ -71,11 +71,11 @@ def apply_filters(
         total = blocks.reduce(probs, Tensor.sum).sum(dim=-1, keepdim=True, dtype=torch.float64)
         budget = total * p
         if listed and largest is not None:
-            found = nucleus_of_sorted(largest, budget)
+            found = top_p_threshold_sorted(largest, budget)
         elif probs.is_cpu:
-            found = nucleus_selected(probs, budget, blocks)
+            found = top_p_threshold(probs, budget, blocks)
         else:
-            found = search(probs, mask, lambda mask: mass(probs, mask) >= budget)
+            found = search(probs, mask, lambda mask: kept_probability(probs, mask) >= budget)
         threshold = found * (p < 1)
     if min_p is not None:
         floor = probs.amax(dim=-1, keepdim=True) * min_p
@@ -94,7 +94,7 @@ def keep(probs: Tensor, mask: Tensor, threshold: Tensor) -> None:
     probs.mul_(torch.ge(probs, threshold, out=mask))
 
 
-def mass(probs: Tensor, mask: Tensor) -> Tensor:
+def kept_probability(probs: Tensor, mask: Tensor) -> Tensor:
     # float64 sums agree to 1e-15 in any order, so all top-p algorithms keep the same tokens.
     return (probs * mask).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
@@ -113,7 +113,7 @@ def search(probs: Tensor, mask: Tensor, enough: Callable[[Tensor], Tensor]) -> T
     return bits.view(torch.float32)
 
 
-def nucleus_of_sorted(values: Tensor, budget: Tensor) -> Tensor:
+def top_p_threshold_sorted(values: Tensor, budget: Tensor) -> Tensor:
     """Return the top-p threshold, float32 ``[rows, 1]``.
 
     It is the smallest probability whose strictly larger probabilities sum to less than ``budget``
@@ -127,13 +127,13 @@ def nucleus_of_sorted(values: Tensor, budget: Tensor) -> Tensor:
     return values.gather(1, inside.sub_(1).clamp_(min=0))
 
 
-def nucleus_selected(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
+def top_p_threshold(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
     """Return ``top_p_threshold_sorted`` of all probabilities. For CPUs: control flow reads values.
 
     The 128 largest are nearly always enough; otherwise the row is partitioned as in quickselect.
     """
     largest = blocks.largest(probs, min(HEAD, probs.shape[1]))[0]
-    found = nucleus_of_sorted(largest, budget)
+    found = top_p_threshold_sorted(largest, budget)
     listed = largest.sum(dim=-1, keepdim=True, dtype=torch.float64)
     for row in (listed < budget).squeeze(1).nonzero().squeeze(1).tolist():
         found[row, 0] = select(probs[row], float(budget[row]))
@@ -158,6 +158,6 @@ def select(values: Tensor, budget: float) -> Tensor:
     if not len(values):
         return pivot  # the budget is the whole sum, up to rounding
     values = values.sort(descending=True).values
-    return nucleus_of_sorted(values.unsqueeze(0), torch.tensor([[budget]], dtype=torch.float64))[
-        0, 0
-    ]
+    return top_p_threshold_sorted(
+        values.unsqueeze(0), torch.tensor([[budget]], dtype=torch.float64)
+    )[0, 0]

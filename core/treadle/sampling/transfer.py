@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ("Parcel", "download", "upload")
+__all__ = ("Int32Packer", "download", "upload")
 
 
-class Parcel:
+class Int32Packer:
     """Lists of int32 in one buffer, for one transfer. ``add`` returns the position of a list."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Parcel:
         """Add floats as float32 bits; view the slice as float32."""
         return self.add(array("i", array("f", values).tobytes()))
 
-    def ship(self, device: torch.device) -> Tensor:
+    def to_device(self, device: torch.device) -> Tensor:
         """Return the data, int32 ``[length]``, on ``device``. The copy is ordered in the stream."""
         return upload(torch.frombuffer(self._data, dtype=torch.int32).clone(), device)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treadle.api.step_types import SlotStart
-from treadle.sampling.logits_edit import Part
-from treadle.sampling.slot_row_pool import Pool, grown
-from treadle.sampling.transfer import Parcel
+from treadle.api.step_types import NewSequenceData
+from treadle.sampling.logits_edit import EditRows
+from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("BadWords",)
 
@@ -22,10 +22,10 @@ ANY, NOTHING = -1, -2
 class BadWords:
     """The logits edit of ``bad_words``: prefixes, last tokens, and each slot's newest tokens."""
 
-    remembers = True
+    needs_sampled_tokens = True
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.pool = Pool()
+        self.pool = SlotRowPool()
         self._vocab_size = vocab_size
         # [capacity, words, length], right-aligned and padded with ANY; unused rows: NOTHING
         self._prefixes = torch.zeros(0, 0, 0, dtype=torch.int32, device=device)
@@ -33,7 +33,7 @@ class BadWords:
         self._recent = torch.zeros(0, 0, dtype=torch.int32, device=device)  # newest at the right
         self._pending: list[tuple[int, int, slice, slice, slice]] = []
 
-    def pack(self, start: SlotStart, parcel: Parcel) -> None:
+    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
         words = [
             word for word in start.bad_words if len(word) > 1 and 0 <= word[-1] < self._vocab_size
         ]
@@ -43,10 +43,10 @@ class BadWords:
         prefixes = [
             token for word in words for token in [ANY] * (length + 1 - len(word)) + word[:-1]
         ]
-        recent = [NOTHING] * max(0, length - len(start.tokens)) + start.tokens[-length:]
+        recent = [NOTHING] * max(0, length - len(start.token_ids)) + start.token_ids[-length:]
         lasts = parcel.add(word[-1] for word in words)
         spans = (parcel.add(prefixes), lasts, parcel.add(recent))
-        self._pending.append((self.pool.take(start.slot), length, *spans))
+        self._pending.append((self.pool.assign(start.slot), length, *spans))
 
     def write(self, data: Tensor) -> None:
         words = max((lasts.stop - lasts.start for *_, lasts, _ in self._pending), default=0)
@@ -61,7 +61,7 @@ class BadWords:
             self._recent[row].fill_(NOTHING)[left:] = data[recent]
         self._pending = []
 
-    def apply(self, logits: Tensor, part: Part, positions: Tensor) -> None:
+    def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
         prefixes = self._prefixes.index_select(0, part.owned)
         said = self._recent.index_select(0, part.owned).unsqueeze(1)
         hit = ((prefixes == said) | (prefixes == ANY)).all(dim=-1)
@@ -71,7 +71,7 @@ class BadWords:
         )
         logits.view(-1).scatter_add_(0, places.flatten(), bans.flatten())
 
-    def accept(self, part: Part, tokens: Tensor) -> None:
+    def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
         said = self._recent.index_select(0, part.owned)
         newest = tokens.index_select(0, part.rows).to(said.dtype).unsqueeze(1)
         self._recent.index_copy_(0, part.owned, torch.cat((said[:, 1:], newest), dim=1))

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from treadle.api import impl
 from treadle.api.engine import QueuedRequest, SchedulingPolicy
 
-__all__ = ("FirstCome", "Priority", "treadle_policy")
+__all__ = ("FirstCome", "Priority", "treadle_scheduling_policy")
 
 
 class FirstCome:
     """Policy ``fcfs``: admit in order of arrival, preempt the sequence that arrived last."""
 
-    def order(self, request: QueuedRequest) -> tuple[float, ...]:
-        return (request.arrival,)
+    def sort_key(self, request: QueuedRequest) -> tuple[float, ...]:
+        return (request.arrival_time,)
 
-    def victim(self, running: Sequence[QueuedRequest]) -> int:
-        return max(range(len(running)), key=lambda i: self.order(running[i]))
+    def select_victim(self, running: Sequence[QueuedRequest]) -> int:
+        return max(range(len(running)), key=lambda i: self.sort_key(running[i]))
 
 
 class Priority(FirstCome):
     """Policy ``priority``: admit the lowest ``priority`` first, then by arrival."""
 
-    def order(self, request: QueuedRequest) -> tuple[float, ...]:
-        return (request.priority, request.arrival)
+    def sort_key(self, request: QueuedRequest) -> tuple[float, ...]:
+        return (request.priority, request.arrival_time)
 
 
 @impl
-def treadle_policy(name: str) -> SchedulingPolicy | None:
+def treadle_scheduling_policy(name: str) -> SchedulingPolicy | None:
     policies = {"fcfs": FirstCome, "priority": Priority}
     return policies[name]() if name in policies else None

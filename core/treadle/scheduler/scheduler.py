@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 from treadle.api.engine import SchedulingPolicy
 from treadle.api.requests import TokenOutput
-from treadle.api.step_types import StepPlan, StepResult, TokenLogprobs
-from treadle.cache import KVCache
+from treadle.api.step_types import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from treadle.cache import KVCacheManager
 from treadle.config import SchedulerConfig
 from treadle.errors import EngineDeadError
-from treadle.scheduler.counters import Counters
+from treadle.scheduler.counters import SchedulerCounters
 from treadle.scheduler.queue import WaitingQueue
-from treadle.scheduler.sequence import Sequence
-from treadle.scheduler.step import PlannedStep
-from treadle.structured_output import Guide
+from treadle.scheduler.sequence import SequenceState
+from treadle.scheduler.step import InFlightStep
+from treadle.structured_output import StructuredOutputState
 
 __all__ = ("Scheduler",)
 
@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
-        cache: KVCache,
+        cache: KVCacheManager,
         policy: SchedulingPolicy,
         eos_ids: Iterable[int],
     ) -> None:
@@ -45,179 +45,192 @@ class Scheduler:
         self.policy = policy
         self.eos_ids = frozenset(eos_ids)
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
-        self.live: dict[str, Sequence] = {}
-        self.counters = Counters()
-        self.outbox: list[TokenOutput] = []
+        self.running: list[SequenceState] = []
+        self.sequences: dict[str, SequenceState] = {}
+        self.counters = SchedulerCounters()
+        self.pending_outputs: list[TokenOutput] = []
         """Outputs of ``schedule`` itself (errors). Its caller delivers and clears them."""
-        self._slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._closed: list[int] = []
-        self._in_flight: deque[PlannedStep] = deque()
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._freed_slots: list[int] = []
+        self._in_flight: deque[InFlightStep] = deque()
         self._next_id = 0
         self._reserve = int(WATERMARK * min(pool.capacity for pool in cache.pools))
 
     # ----------------------------------------------------------------------- arrivals, ends
 
-    def add(self, sequence: Sequence) -> None:
-        sequence.order = self.policy.order(sequence)
-        self.live[sequence.id] = sequence
+    def add(self, sequence: SequenceState) -> None:
+        sequence.sort_key = self.policy.sort_key(sequence)
+        self.sequences[sequence.id] = sequence
         self.waiting.push(sequence)
 
     def abort(self, sequence_id: str) -> bool:
         """End a sequence. Return ``False`` if no live sequence has this id."""
-        sequence = self.live.get(sequence_id)
+        sequence = self.sequences.get(sequence_id)
         if sequence is None:
             return False
-        self._end(sequence, "abort")
+        self._finish(sequence, "abort")
         return True
 
     @property
     def has_work(self) -> bool:
-        return bool(self.live)
+        return bool(self.sequences)
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 
-    def _end(self, sequence: Sequence, reason: str) -> None:
+    def _finish(self, sequence: SequenceState, reason: str) -> None:
         sequence.finished = True
-        del self.live[sequence.id]
-        if sequence.running:
-            self._leave_slot(sequence)
+        del self.sequences[sequence.id]
+        if sequence.is_running:
+            self._free_slot(sequence)
         else:
-            self.waiting.forget(sequence)
-        self.cache.release(sequence)
+            self.waiting.discard(sequence)
+        self.cache.free(sequence)
         self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
 
-    def _leave_slot(self, sequence: Sequence) -> None:
+    def _free_slot(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
-        self._slots.append(sequence.slot)
-        self._closed.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self._freed_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.last_on_device = False
 
     # ----------------------------------------------------------------------------- planning
 
-    def plan(self) -> StepPlan | None:
+    def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or ``None`` if nothing can run before a step in flight ends."""
-        step = PlannedStep(self._next_id)
-        self._fill(step)
+        step = InFlightStep(self._next_id)
+        self._schedule_rows(step)
         while not len(step) and self.running and not self._in_flight:
             # All pages are in use and no sequence can run: free the pages of one.
             if len(self.running) == 1:
-                self.outbox.append(self._error(self.running[0], NO_ROOM))
+                self.pending_outputs.append(self._error(self.running[0], NO_ROOM))
             else:
                 self._preempt()
-            self._fill(step)
+            self._schedule_rows(step)
         if not len(step):
             return None
         self._next_id += 1
         self._in_flight.append(step)
-        closed, self._closed = self._closed, []
-        return step.finish(closed)
+        closed, self._freed_slots = self._freed_slots, []
+        return step.to_output(closed)
 
-    def _fill(self, step: PlannedStep) -> None:
+    def _schedule_rows(self, step: InFlightStep) -> None:
         budget = self.config.max_num_batched_tokens
-        budget -= self._plan_decodes(step, budget)
+        budget -= self._schedule_decodes(step, budget)
         for sequence in self.running:
             if budget and not sequence.last_on_device:
-                budget -= self._plan_chunk(step, sequence, budget)
+                budget -= self._schedule_prefill_chunk(step, sequence, budget)
         if budget:
             self._admit(step, budget)
 
-    def _plan_decodes(self, step: PlannedStep, budget: int) -> int:
+    def _schedule_decodes(self, step: InFlightStep, budget: int) -> int:
         while True:
             ready = [
                 s
                 for s in self.running
-                if s.last_on_device and s.total - s.computed == 1 and s.total < s.max_len
+                if s.last_on_device
+                and s.num_tokens - s.num_computed_tokens == 1
+                and s.num_tokens < s.max_num_tokens
             ][:budget]
             size = self.cache.page_size
-            growing = [s for s in ready if s.computed >= len(s.tables[0]) * size]
+            growing = [s for s in ready if s.num_computed_tokens >= len(s.page_tables[0]) * size]
             if len(growing) <= self.cache.available:
                 break
             self._preempt()
         for sequence in growing:
-            step.write_pages(self.cache.grow(sequence, sequence.computed + 1))
+            step.add_page_table_update(
+                self.cache.allocate_pages(sequence, sequence.num_computed_tokens + 1)
+            )
         if ready:
-            step.decode(ready)
+            step.add_decodes(ready)
         return len(ready)
 
-    def _plan_chunk(self, step: PlannedStep, sequence: Sequence, budget: int) -> int:
+    def _schedule_prefill_chunk(
+        self, step: InFlightStep, sequence: SequenceState, budget: int
+    ) -> int:
         """Schedule known tokens within ``budget`` and the available pages; return their number."""
-        most = min(budget, self.config.prefill_chunk or budget)
-        count = min(len(sequence.tokens), self.cache.room(sequence)) - sequence.computed
+        most = min(budget, self.config.chunked_prefill_size or budget)
+        count = (
+            min(len(sequence.token_ids), self.cache.max_tokens_for(sequence))
+            - sequence.num_computed_tokens
+        )
         count = min(count, most)
         if count <= 0:
             return 0
-        step.write_pages(self.cache.grow(sequence, sequence.computed + count))
-        step.chunk(sequence, count)
+        step.add_page_table_update(
+            self.cache.allocate_pages(sequence, sequence.num_computed_tokens + count)
+        )
+        step.add_chunk(sequence, count)
         self.counters.prompt_tokens += count
         return count
 
-    def _admit(self, step: PlannedStep, budget: int) -> None:
+    def _admit(self, step: InFlightStep, budget: int) -> None:
         held = []
-        while budget and self._slots and (sequence := self.waiting.peek()) is not None:
-            if sequence.pending or self._follows(sequence):
+        while budget and self._free_slots and (sequence := self.waiting.peek()) is not None:
+            if sequence.num_pending_tokens or self._waits_for_leader(sequence):
                 held.append(self.waiting.pop())
                 continue
-            if not self._share_and_check(sequence):
+            if not self._try_admit(sequence):
                 break
             self.waiting.pop()
-            sequence.slot = self._slots.pop()
+            sequence.slot = self._free_slots.pop()
             self.running.append(sequence)
-            step.open(sequence, self.cache.written(sequence))
-            budget -= self._plan_chunk(step, sequence, budget)
+            step.add_new_sequence(sequence, self.cache.page_table_updates(sequence))
+            budget -= self._schedule_prefill_chunk(step, sequence, budget)
         for sequence in held:
             self.waiting.push(sequence)
 
-    def _follows(self, sequence: Sequence) -> bool:
+    def _waits_for_leader(self, sequence: SequenceState) -> bool:
         """Return whether the prefix leader's prompt, which ``sequence`` shares, is incomplete."""
-        leader = self.live.get(sequence.leader) if sequence.leader else None
-        return leader is not None and leader.computed < leader.prompt_len
+        leader = self.sequences.get(sequence.prefix_leader) if sequence.prefix_leader else None
+        return leader is not None and leader.num_computed_tokens < leader.num_prompt_tokens
 
-    def _share_and_check(self, sequence: Sequence) -> bool:
+    def _try_admit(self, sequence: SequenceState) -> bool:
         """Start the page tables with cached pages; undo it if the other tokens do not fit now."""
         cache = self.cache
-        leader = self.live.get(sequence.leader) if sequence.leader else None
-        most = (sequence.prompt_len - 1) // cache.page_size
-        whole = sequence.prompt_logprobs is not None and not sequence.output_len
+        leader = self.sequences.get(sequence.prefix_leader) if sequence.prefix_leader else None
+        most = (sequence.num_prompt_tokens - 1) // cache.page_size
+        whole = sequence.prompt_logprobs is not None and not sequence.num_output_tokens
         if whole:
             hit = 0
-        elif leader is not None and leader.running and cache.share_tables(sequence, leader, most):
+        elif (
+            leader is not None and leader.is_running and cache.share_tables(sequence, leader, most)
+        ):
             hit = most
         else:
-            hit = cache.match(sequence, sequence.tokens)
+            hit = cache.find_cached_prefix(sequence, sequence.token_ids)
             cache.share_prefix(sequence, hit)
-        length = len(sequence.tokens)
+        length = len(sequence.token_ids)
         chunk = min(length, self.config.max_num_batched_tokens)
         reserve = self._reserve if self.running else 0
-        stuck = cache.room(sequence) <= hit * cache.page_size
-        if stuck or (self.running and not cache.fits(sequence, length, chunk, reserve)):
-            cache.release(sequence)
+        stuck = cache.max_tokens_for(sequence) <= hit * cache.page_size
+        if stuck or (self.running and not cache.can_allocate(sequence, length, chunk, reserve)):
+            cache.free(sequence)
             return False
-        sequence.computed = hit * cache.page_size
-        if not sequence.output_len and not sequence.epoch:
-            sequence.cached_tokens = sequence.computed
-            self.counters.prefix_queries += sequence.prompt_len
-            self.counters.prefix_hits += sequence.computed
+        sequence.num_computed_tokens = hit * cache.page_size
+        if not sequence.num_output_tokens and not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.prefix_cache_queries += sequence.num_prompt_tokens
+            self.counters.prefix_cache_hits += sequence.num_computed_tokens
         return True
 
     def _preempt(self) -> None:
         """Free the pages of the policy's victim, which is recomputed when it is admitted again."""
-        victim = self.running[self.policy.victim(tuple(self.running))]
-        self._leave_slot(victim)
-        self.cache.release(victim)
-        victim.computed = 0
-        victim.epoch += 1
-        if victim.prompt_logprobs is not None and not victim.output_len:
+        victim = self.running[self.policy.select_victim(tuple(self.running))]
+        self._free_slot(victim)
+        self.cache.free(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        if victim.prompt_logprobs is not None and not victim.num_output_tokens:
             victim.prompt_logprobs = []
         self.waiting.push(victim)
-        self.counters.preemptions += 1
+        self.counters.num_preemptions += 1
 
     # --------------------------------------------------------------------------- collecting
 
-    def commit(self, result: StepResult) -> list[TokenOutput]:
+    def update_from_output(self, result: ModelRunnerOutput) -> list[TokenOutput]:
         """Apply the model runner output of the oldest step in flight; return the new outputs.
 
         Raises ``EngineDeadError`` if it is of another step or has a wrong number of tokens.
@@ -229,37 +242,40 @@ class Scheduler:
             )
         if result.error is not None:
             return self._fail(step, result.error)
-        if len(result.tokens) != sum(step.samples):
+        if len(result.sampled_token_ids) != sum(step.needs_sampling):
             raise EngineDeadError(
-                f"the executor returned {len(result.tokens)} tokens for step {step.id}; "
-                f"expected {sum(step.samples)}"
+                f"the executor returned {len(result.sampled_token_ids)} tokens for step {step.id}; "
+                f"expected {sum(step.needs_sampling)}"
             )
         outputs = []
-        sampled = iter(result.tokens)
-        bad = set(result.bad)
+        sampled = iter(result.sampled_token_ids)
+        bad = set(result.invalid_rows)
         index = -1
         size = self.cache.page_size
         for row, sequence in enumerate(step.sequences):
             token = None
-            if step.samples[row]:
+            if step.needs_sampling[row]:
                 token = next(sampled)
                 index += 1
             if sequence.finished:
                 continue
-            end = step.ends[row]
-            current = step.epochs[row] == sequence.epoch
+            end = step.num_computed_tokens_after[row]
+            current = step.num_preemptions[row] == sequence.num_preemptions
             if token is not None:
-                sequence.pending -= 1
+                sequence.num_pending_tokens -= 1
                 if index in bad:
                     outputs.append(
                         self._error(
-                            sequence, result.faults.get(index) or _guide_error(sequence) or NO_TOKEN
+                            sequence,
+                            result.row_errors.get(index) or _guide_error(sequence) or NO_TOKEN,
                         )
                     )
                     continue
-                sequence.tokens.append(token)
-            if current and (end % size == 0 or step.counts[row] > 1):  # a page may be full now
-                self.cache.keep(sequence, sequence.tokens, end)
+                sequence.token_ids.append(token)
+            if current and (
+                end % size == 0 or step.num_scheduled_tokens[row] > 1
+            ):  # a page may be full now
+                self.cache.cache_full_pages(sequence, sequence.token_ids, end)
             if row in result.prompt_logprobs and current and sequence.prompt_logprobs is not None:
                 sequence.prompt_logprobs.extend(result.prompt_logprobs[row])
             if token is not None:
@@ -267,50 +283,53 @@ class Scheduler:
         return outputs
 
     def _advance(
-        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None
+        self, sequence: SequenceState, token: int, logprobs: TokenLogprobs | None
     ) -> TokenOutput:
-        self.counters.generated_tokens += 1
+        self.counters.generation_tokens += 1
         reason, stop = self._stops(sequence, token)
         if (error := _guide_error(sequence)) is not None:
             return self._error(sequence, error)
-        first = sequence.output_len == 1
+        first = sequence.num_output_tokens == 1
         output = TokenOutput(
             id=sequence.id,
-            tokens=[token],
+            token_ids=[token],
             finish_reason=reason,
             stop_reason=stop,
-            cached_tokens=sequence.cached_tokens if first else 0,
+            cached_tokens=sequence.num_cached_tokens if first else 0,
             logprobs=None if logprobs is None else [logprobs],
             prompt_logprobs=sequence.prompt_logprobs if first else None,
         )
         if reason is not None:
-            self._end(sequence, reason)
+            self._finish(sequence, reason)
         return output
 
-    def guided_rows(self) -> list[tuple[int, Guide, frozenset[int]]]:
+    def grammar_rows(self) -> list[tuple[int, StructuredOutputState, frozenset[int]]]:
         """Return row, grammar state and stop ids of each constrained row of the newest step."""
         step = self._in_flight[-1]
         return [
-            (row, s.guide, s.stop_ids)
+            (row, s.grammar_state, s.stop_token_ids)
             for row, s in enumerate(step.sequences)
-            if s.guide is not None and step.samples[row] and not s.finished
+            if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
         ]
 
-    def _stops(self, sequence: Sequence, token: int) -> tuple[str | None, int | None]:
-        if token in sequence.stop_ids and sequence.output_len > sequence.params.min_tokens:
+    def _stops(self, sequence: SequenceState, token: int) -> tuple[str | None, int | None]:
+        if (
+            token in sequence.stop_token_ids
+            and sequence.num_output_tokens > sequence.params.min_tokens
+        ):
             eos = token in self.eos_ids and not sequence.params.ignore_eos
             return "stop", None if eos else token
-        if sequence.guide is not None and sequence.guide.advance(token):
+        if sequence.grammar_state is not None and sequence.grammar_state.accept_token(token):
             return "stop", None
-        if len(sequence.tokens) >= sequence.max_len:
+        if len(sequence.token_ids) >= sequence.max_num_tokens:
             return "length", None
         return None, None
 
-    def _error(self, sequence: Sequence, message: str) -> TokenOutput:
-        self._end(sequence, "error")
-        return TokenOutput(id=sequence.id, tokens=[], finish_reason="error", error=message)
+    def _error(self, sequence: SequenceState, message: str) -> TokenOutput:
+        self._finish(sequence, "error")
+        return TokenOutput(id=sequence.id, token_ids=[], finish_reason="error", error=message)
 
-    def _fail(self, step: PlannedStep, message: str) -> list[TokenOutput]:
+    def _fail(self, step: InFlightStep, message: str) -> list[TokenOutput]:
         """End every sequence of a failed step with the error ``message``."""
         return [self._error(s, message) for s in step.sequences if not s.finished]
 
@@ -318,25 +337,26 @@ class Scheduler:
 
     def check_integrity(self) -> list[str]:
         """Return the violated invariants of pages, slots and queue. O(pages)."""
-        faults = self.cache.faults(self.live.values())
+        faults = self.cache.check_integrity(self.sequences.values())
         slots = [s.slot for s in self.running]
-        if sorted(slots + self._slots) != list(range(self.config.max_num_seqs)):
+        if sorted(slots + self._free_slots) != list(range(self.config.max_num_seqs)):
             faults.append("a slot is lost or in use twice")
-        for sequence in self.live.values():
-            if not sequence.running and any(sequence.tables):
+        for sequence in self.sequences.values():
+            if not sequence.is_running and any(sequence.page_tables):
                 faults.append(f"{sequence!r} is waiting, but has pages")
             if (
-                sequence.running
-                and sequence.computed > len(sequence.tables[0]) * self.cache.page_size
+                sequence.is_running
+                and sequence.num_computed_tokens
+                > len(sequence.page_tables[0]) * self.cache.page_size
             ):
                 faults.append(f"{sequence!r} has fewer pages than tokens")
-        if len(self.live) != len(self.running) + len(self.waiting):
+        if len(self.sequences) != len(self.running) + len(self.waiting):
             faults.append("a live sequence is neither running nor waiting")
         return faults
 
 
-def _guide_error(sequence: Sequence) -> str | None:
-    return None if sequence.guide is None else sequence.guide.error
+def _guide_error(sequence: SequenceState) -> str | None:
+    return None if sequence.grammar_state is None else sequence.grammar_state.error
 
 
 NO_ROOM = "the KV cache is too small for this sequence, even alone; raise num_pages"

@@ -3,101 +3,103 @@
 from __future__ import annotations
 
 from treadle.api.requests import EngineRequest
-from treadle.api.step_types import EngineFacts, TokenLogprobs
-from treadle.structured_output.state import Guide
+from treadle.api.step_types import EngineInfo, TokenLogprobs
+from treadle.structured_output.state import StructuredOutputState
 
-__all__ = ("Sequence",)
+__all__ = ("SequenceState",)
 
 
-class Sequence:
+class SequenceState:
     """State of a sequence from its arrival in the queue until it is finished.
 
-    ``tokens`` are the ids known on the CPU side: prompt, then output. ``num_computed_tokens``
+    ``token_ids`` are the ids known on the CPU side: prompt, then output. ``num_computed_tokens``
     and ``num_pending_tokens`` include the steps in flight: tokens with keys and values in the
-    cache, and sampled tokens that are not in ``tokens`` yet. ``slot`` is -1 while it waits.
+    cache, and sampled tokens that are not in ``token_ids`` yet. ``slot`` is -1 while it waits.
     ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled.
     """
 
     __slots__ = (
-        "arrival",
-        "cached_tokens",
-        "chain",
-        "computed",
-        "epoch",
+        "arrival_time",
+        "defer_sampling",
         "finished",
-        "guide",
-        "held",
+        "grammar_state",
         "id",
         "last_on_device",
-        "leader",
-        "max_len",
-        "named",
-        "order",
+        "max_num_tokens",
+        "num_cached_pages",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_pending_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "page_hashes",
+        "page_tables",
         "params",
-        "pending",
+        "prefix_leader",
         "priority",
-        "prompt_len",
         "prompt_logprobs",
         "request",
-        "root",
+        "root_hash",
         "seed",
         "slot",
-        "stop_ids",
-        "tables",
-        "tokens",
+        "sort_key",
+        "stop_token_ids",
+        "token_ids",
     )
 
-    def __init__(self, request: EngineRequest, facts: EngineFacts, root: bytes, seed: int) -> None:
+    def __init__(
+        self, request: EngineRequest, info: EngineInfo, root_hash: bytes, seed: int
+    ) -> None:
         params = request.params
         self.id = request.id
         self.request = request
         self.params = params
-        self.arrival = request.arrival
+        self.arrival_time = request.arrival_time
         self.priority = params.priority
-        self.leader = request.leader
-        self.tokens = list(request.prompt_ids)
-        self.prompt_len = len(self.tokens)
-        room = facts.max_model_len - self.prompt_len
+        self.prefix_leader = request.prefix_leader
+        self.token_ids = list(request.prompt_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        room = info.max_model_len - self.num_prompt_tokens
         wanted = room if params.max_tokens is None else params.max_tokens
-        self.max_len = self.prompt_len + min(wanted, room)
+        self.max_num_tokens = self.num_prompt_tokens + min(wanted, room)
         stops = set(params.stop_token_ids or ())
         if not params.ignore_eos:
-            stops.update(facts.eos_ids)
-        self.stop_ids = frozenset(stops)
+            stops.update(info.eos_token_ids)
+        self.stop_token_ids = frozenset(stops)
         self.seed = seed
         self.slot = -1
-        self.tables: list[list[int]] = [[] for _ in facts.groups]
-        self.chain: list[bytes] = []
-        self.root = root
-        self.named = 0
-        self.computed = 0
-        self.pending = 0
-        self.epoch = 0
+        self.page_tables: list[list[int]] = [[] for _ in info.kv_cache_groups]
+        self.page_hashes: list[bytes] = []
+        self.root_hash = root_hash
+        self.num_cached_pages = 0
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_preemptions = 0
         self.last_on_device = False
-        self.cached_tokens = 0
+        self.num_cached_tokens = 0
         self.finished = False
-        self.guide: Guide | None = None
-        self.held = False
-        self.order: tuple[float, ...] = ()
+        self.grammar_state: StructuredOutputState | None = None
+        self.defer_sampling = False
+        self.sort_key: tuple[float, ...] = ()
         self.prompt_logprobs: list[TokenLogprobs] | None = (
             [] if params.prompt_logprobs is not None else None
         )
 
     @property
-    def output_len(self) -> int:
-        return len(self.tokens) - self.prompt_len
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def total(self) -> int:
+    def num_tokens(self) -> int:
         """Number of tokens, including those that the steps in flight will sample."""
-        return len(self.tokens) + self.pending
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.slot >= 0
 
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.id!r}, {self.prompt_len}+{self.output_len} tokens, "
-            f"{self.computed} computed, slot {self.slot})"
+            f"SequenceState({self.id!r}, {self.num_prompt_tokens}+{self.num_output_tokens} tokens, "
+            f"{self.num_computed_tokens} computed, slot {self.slot})"
         )

@@ -4,99 +4,102 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from treadle.api.step_types import PageWrite, SlotStart, StepPlan
-from treadle.scheduler.sequence import Sequence
+from treadle.api.step_types import NewSequenceData, PageTableUpdate, SchedulerOutput
+from treadle.scheduler.sequence import SequenceState
 
-__all__ = ("PlannedStep",)
+__all__ = ("InFlightStep",)
 
 _computed = attrgetter("computed")
 
 
-class PlannedStep:
+class InFlightStep:
     """Rows of a step in the order of ``SchedulerOutput``: decodes first, then prefill chunks."""
 
     def __init__(self, step_id: int) -> None:
         self.id = step_id
-        self.sequences: list[Sequence] = []
-        self.epochs: list[int] = []
-        self.ends: list[int] = []
-        self.counts: list[int] = []
-        self.samples: list[bool] = []
+        self.sequences: list[SequenceState] = []
+        self.num_preemptions: list[int] = []
+        self.num_computed_tokens_after: list[int] = []
+        self.num_scheduled_tokens: list[int] = []
+        self.needs_sampling: list[bool] = []
         self._slots: list[int] = []
-        self._starts: list[int] = []
-        self._decodes = 0
+        self._num_computed_tokens: list[int] = []
+        self._num_decodes = 0
         self._tokens: list[int] = []
-        self._opened: list[SlotStart] = []
-        self._page_writes: list[PageWrite] = []
+        self._new_sequences: list[NewSequenceData] = []
+        self._page_table_updates: list[PageTableUpdate] = []
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def decode(self, sequences: list[Sequence]) -> None:
+    def add_decodes(self, sequences: list[SequenceState]) -> None:
         """Add a row of one token per sequence; the token id is on the device.
 
-        Called at most once, before ``chunk``. The longest sequences come first: attention starts
+        Called at most once, before ``add_chunk``. The longest sequences come first: attention starts
         its programs in the order of rows, and a long one that starts last would run alone.
         """
         self.sequences = sorted(sequences, key=_computed, reverse=True)
-        self._decodes = len(sequences)
+        self._num_decodes = len(sequences)
         self._slots = [s.slot for s in self.sequences]
-        self._starts = [s.computed for s in self.sequences]
-        self.counts = [1] * len(sequences)
-        self.samples = [True] * len(sequences)
-        self.epochs = [s.epoch for s in self.sequences]
+        self._num_computed_tokens = [s.num_computed_tokens for s in self.sequences]
+        self.num_scheduled_tokens = [1] * len(sequences)
+        self.needs_sampling = [True] * len(sequences)
+        self.num_preemptions = [s.num_preemptions for s in self.sequences]
         for s in sequences:
-            s.computed += 1
-            s.pending += 1
-        self.ends = [s.computed for s in self.sequences]
+            s.num_computed_tokens += 1
+            s.num_pending_tokens += 1
+        self.num_computed_tokens_after = [s.num_computed_tokens for s in self.sequences]
 
-    def chunk(self, sequence: Sequence, count: int) -> None:
+    def add_chunk(self, sequence: SequenceState, count: int) -> None:
         """Add the next ``count`` known tokens of a sequence; sample after the last one."""
-        start = sequence.computed
+        start = sequence.num_computed_tokens
         end = start + count
-        samples = end == len(sequence.tokens)
+        samples = end == len(sequence.token_ids)
         self.sequences.append(sequence)
-        self.epochs.append(sequence.epoch)
-        self.ends.append(end)
-        self.samples.append(samples)
+        self.num_preemptions.append(sequence.num_preemptions)
+        self.num_computed_tokens_after.append(end)
+        self.needs_sampling.append(samples)
         self._slots.append(sequence.slot)
-        self._starts.append(start)
-        self.counts.append(count)
-        self._tokens.extend(sequence.tokens[start:end])
-        sequence.computed = end
+        self._num_computed_tokens.append(start)
+        self.num_scheduled_tokens.append(count)
+        self._tokens.extend(sequence.token_ids[start:end])
+        sequence.num_computed_tokens = end
         if samples:
-            sequence.pending += 1
+            sequence.num_pending_tokens += 1
             sequence.last_on_device = True
 
-    def open(self, sequence: Sequence, tables: list[PageWrite]) -> None:
+    def add_new_sequence(self, sequence: SequenceState, tables: list[PageTableUpdate]) -> None:
         """Announce a sequence in a new slot. ``tables`` are the pages that it starts with."""
-        self._opened.append(
-            SlotStart(
+        self._new_sequences.append(
+            NewSequenceData(
                 slot=sequence.slot,
                 params=sequence.params,
-                prompt_len=sequence.prompt_len,
-                tokens=list(sequence.tokens),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                token_ids=list(sequence.token_ids),
                 seed=sequence.seed,
-                stop_ids=sorted(sequence.stop_ids),
+                stop_token_ids=sorted(sequence.stop_token_ids),
                 bad_words=sequence.request.bad_words,
             )
         )
-        self._page_writes.extend(tables)
+        self._page_table_updates.extend(tables)
 
-    def write_pages(self, writes: list[PageWrite]) -> None:
-        self._page_writes.extend(writes)
+    def add_page_table_update(self, writes: list[PageTableUpdate]) -> None:
+        self._page_table_updates.extend(writes)
 
-    def finish(self, closed: list[int]) -> StepPlan:
-        return StepPlan(
+    def to_output(self, closed: list[int]) -> SchedulerOutput:
+        return SchedulerOutput(
             id=self.id,
             slots=self._slots,
-            starts=self._starts,
-            counts=self.counts,
-            decodes=self._decodes,
+            num_computed_tokens=self._num_computed_tokens,
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            num_decodes=self._num_decodes,
             tokens=self._tokens,
-            samples=self.samples,
-            opened=self._opened,
-            closed=closed,
-            page_writes=self._page_writes,
-            held=any(s.held and x for s, x in zip(self.sequences, self.samples, strict=True)),
+            needs_sampling=self.needs_sampling,
+            new_sequences=self._new_sequences,
+            freed_slots=closed,
+            page_table_updates=self._page_table_updates,
+            defer_sampling=any(
+                s.defer_sampling and x
+                for s, x in zip(self.sequences, self.needs_sampling, strict=True)
+            ),
         )

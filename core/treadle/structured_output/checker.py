@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from treadle.api.kinds import GUIDED
+from treadle.api.kinds import STRUCTURED_OUTPUT
 from treadle.api.structured_output import GrammarCompiler, GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import RequestError
@@ -21,7 +21,7 @@ from treadle.processes.isolated import (
     serve_requests,
 )
 
-__all__ = ("GrammarChecker", "Verdict", "main")
+__all__ = ("CheckResult", "GrammarChecker", "main")
 
 CPU_SECONDS = 2.0
 MEMORY = 512 << 20
@@ -29,27 +29,27 @@ MEMORY = 512 << 20
 WALL_SECONDS = 30.0
 
 
-class _Hello(msgspec.Struct, array_like=True):
+class _CheckerSetup(msgspec.Struct, array_like=True):
     config: EngineConfig
-    plan: PluginSelection
+    selection: PluginSelection
     vocab_size: int
     backend: str
 
 
-class _Question(msgspec.Struct, array_like=True):
+class _CompileRequest(msgspec.Struct, array_like=True):
     kind: str
     source: str
     options: dict[str, Any]
 
 
-class Verdict(msgspec.Struct, array_like=True):
+class CheckResult(msgspec.Struct, array_like=True):
     """``size`` is the memory that a grammar keeps, in bytes.
 
-    ``refusal`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
+    ``rejection`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
     """
 
     size: int = 0
-    refusal: str | None = None
+    rejection: str | None = None
     error: str | None = None
 
 
@@ -60,14 +60,16 @@ class GrammarChecker:
     """
 
     def __init__(self, config: EngineConfig, plan: PluginSelection, vocab_size: int) -> None:
-        self._hello = _Hello(config, plan, vocab_size, "")
+        self._hello = _CheckerSetup(config, plan, vocab_size, "")
         self._children: dict[str, IsolatedProcess] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def check(self, backend: str, spec: GrammarSpec) -> Verdict:
+    def check(self, backend: str, spec: GrammarSpec) -> CheckResult:
         """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
-        question = msgspec.msgpack.encode(_Question(spec.kind, spec.source, dict(spec.options)))
+        question = msgspec.msgpack.encode(
+            _CompileRequest(spec.kind, spec.source, dict(spec.options))
+        )
         try:
             data = self._child(backend).request(question, WALL_SECONDS)
         except OSError as error:
@@ -75,12 +77,12 @@ class GrammarChecker:
                 f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
                 f"time and {MEMORY >> 20} MiB; simplify it (long bounded repeats cost the most), "
                 "or choose another guided_decoding_backend",
-                param="guided",
+                param="structured_outputs",
             ) from error
-        verdict = msgspec.msgpack.decode(data, type=Verdict)
+        verdict = msgspec.msgpack.decode(data, type=CheckResult)
         if verdict.error is not None:
             raise RequestError(
-                f"{backend} cannot compile the grammar: {verdict.error}", param="guided"
+                f"{backend} cannot compile the grammar: {verdict.error}", param="structured_outputs"
             )
         return verdict
 
@@ -97,7 +99,7 @@ class GrammarChecker:
     def _child(self, backend: str) -> IsolatedProcess:
         with self._lock:
             if self._closed:
-                raise RequestError("the engine is being shut down", param="guided")
+                raise RequestError("the engine is being shut down", param="structured_outputs")
             if backend not in self._children:
                 hello = msgspec.structs.replace(self._hello, backend=backend)
                 self._children[backend] = IsolatedProcess(
@@ -111,7 +113,7 @@ class GrammarChecker:
 
 def main(fd: int) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
-    serve_requests(fd, _Child().answer)
+    serve_requests(fd, _Child().check)
 
 
 class _Child:
@@ -120,37 +122,37 @@ class _Child:
     def __init__(self) -> None:
         self._compiler: GrammarCompiler | None = None
 
-    def answer(self, data: bytes) -> bytes:
+    def check(self, data: bytes) -> bytes:
         if self._compiler is None:
-            return self._set_up(msgspec.msgpack.decode(data, type=_Hello))
-        question = msgspec.msgpack.decode(data, type=_Question)
+            return self._set_up(msgspec.msgpack.decode(data, type=_CheckerSetup))
+        question = msgspec.msgpack.decode(data, type=_CompileRequest)
         return msgspec.msgpack.encode(_checked(self._compiler, question))
 
-    def _set_up(self, hello: _Hello) -> bytes:
+    def _set_up(self, hello: _CheckerSetup) -> bytes:
         from treadle.structured_output.compilers import open_tokenizer
 
-        host = PluginManager.from_selection(hello.plan, hello.config.plugins)
-        tokenizer = open_tokenizer(hello.config, host)
-        self._compiler = host.create(
-            GUIDED, hello.backend, tokenizer=tokenizer, vocab_size=hello.vocab_size
+        plugins = PluginManager.from_selection(hello.selection, hello.config.plugins)
+        tokenizer = open_tokenizer(hello.config, plugins)
+        self._compiler = plugins.create(
+            STRUCTURED_OUTPUT, hello.backend, tokenizer=tokenizer, vocab_size=hello.vocab_size
         )
         gc.freeze()  # a vocabulary is large, and each measurement of a grammar would look through it
         limit_memory(MEMORY)
         return b""
 
 
-def _checked(compiler: GrammarCompiler, question: _Question) -> Verdict:
+def _checked(compiler: GrammarCompiler, question: _CompileRequest) -> CheckResult:
     spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
     before = resident()
     limit_cpu(CPU_SECONDS)
     try:
-        if (refusal := compiler.refuses(spec)) is not None:
-            return Verdict(refusal=str(refusal))
+        if (refusal := compiler.unsupported_reason(spec)) is not None:
+            return CheckResult(rejection=str(refusal))
         grammar = compiler.compile(spec)
         grammar.matcher()
         kept = resident() - before
     except (MemoryError, SystemExit, KeyboardInterrupt):
         raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
     except BaseException as error:  # a panic of a Rust library is no Exception
-        return Verdict(error=str(error) or type(error).__name__)
-    return Verdict(max(0, kept))
+        return CheckResult(error=str(error) or type(error).__name__)
+    return CheckResult(max(0, kept))

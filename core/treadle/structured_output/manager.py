@@ -10,27 +10,27 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
-from treadle.api.kinds import GUIDED
+from treadle.api.kinds import STRUCTURED_OUTPUT
 from treadle.api.matching import ModelTraits
 from treadle.api.requests import EngineRequest
-from treadle.api.sampling_params import GuidedParams
-from treadle.api.step_types import EngineFacts, StepEdits
+from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.api.structured_output import GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
 from treadle.plugins import PluginManager
 from treadle.plugins.matching import candidates
-from treadle.structured_output.compilers import Compiled, Compilers
+from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.reasoning import reasoning_gate
 from treadle.structured_output.spec import grammar_spec
-from treadle.structured_output.state import Guide
+from treadle.structured_output.state import StructuredOutputState
 
-__all__ = ("GrammarDesk", "Ticket", "preferred_order")
+__all__ = ("GrammarFuture", "StructuredOutputManager", "preferred_order")
 
 log = logging.getLogger("treadle.guided")
 
-# Compiled grammars that are kept; failures are kept too, so that a bad one costs its limits once.
+# SizedGrammar grammars that are kept; failures are kept too, so that a bad one costs its limits once.
 MOST_GRAMMARS = 256
 MOST_BYTES = 1 << 30
 THREADS = 2
@@ -41,94 +41,94 @@ def preferred_order(plugins: PluginManager) -> list[str]:
 
     A backend says with ``treadle_match`` how good it is; one that does not comes last.
     """
-    return [candidate.key for candidate in candidates(plugins, GUIDED, ModelTraits())]
+    return [candidate.key for candidate in candidates(plugins, STRUCTURED_OUTPUT, ModelTraits())]
 
 
-class Ticket:
+class GrammarFuture:
     """A grammar that was ordered for one sequence."""
 
-    def __init__(self, ready: Future[Guide]) -> None:
+    def __init__(self, ready: Future[StructuredOutputState]) -> None:
         self._ready = ready
 
-    def guide(self) -> Guide | None:
+    def result_if_done(self) -> StructuredOutputState | None:
         """The guide once it is ready, ``None`` until then. Raises ``RequestError``, and
         ``PluginLoadError`` for what is not the client's fault."""
         return self._ready.result() if self._ready.done() else None
 
 
-class GrammarDesk:
+class StructuredOutputManager:
     """Compiles the grammars of requests beside the step loop, and fills masks inside it.
 
     Used by the engine's thread. Backends that the configuration names are made ready at once;
     otherwise nothing is started before the first request that needs a grammar.
     """
 
-    def __init__(self, config: EngineConfig, host: PluginManager, facts: EngineFacts) -> None:
+    def __init__(self, config: EngineConfig, plugins: PluginManager, info: EngineInfo) -> None:
         self._config = config
-        self._host = host
-        self._vocab_size = facts.vocab_size
+        self._plugins = plugins
+        self._vocab_size = info.vocab_size
         import torch  # not above: processes that compile grammars come by here without it
 
-        self._mask = torch.empty((0, -(-facts.vocab_size // 32)), dtype=torch.int32)
-        self._grammars: OrderedDict[tuple[str, ...], Future[Compiled]] = OrderedDict()
+        self._bitmask = torch.empty((0, -(-info.vocab_size // 32)), dtype=torch.int32)
+        self._grammars: OrderedDict[tuple[str, ...], Future[SizedGrammar]] = OrderedDict()
         self._threads: _Threads | None = None
-        self._news = threading.Event()
-        for name in config.plugins.guided_backends:
-            if name in host.keys("guided"):  # others are refused with each request
+        self._on_compiled = threading.Event()
+        for name in config.plugins.structured_output_backends:
+            if name in plugins.keys("structured_output"):  # others are refused with each request
                 warmed = self._started().pool.submit(self._started().compilers.warm, name)
                 warmed.add_done_callback(_tell)
 
     @cached_property
     def _preferred(self) -> list[str]:
-        return preferred_order(self._host)
+        return preferred_order(self._plugins)
 
     # ----------------------------------------------------------------------------- ordering
 
-    def validate(self, params: GuidedParams) -> None:
+    def validate(self, params: StructuredOutputsParams) -> None:
         """Raise ``RequestError`` for what is plainly wrong, without compiling anything."""
         grammar_spec(params)
         self._backends(params.backend)
 
-    def submit(self, request: EngineRequest) -> Ticket:
+    def submit(self, request: EngineRequest) -> GrammarFuture:
         """Order the grammar of a request. Raises ``RequestError`` for what is plainly wrong."""
-        params = request.params.guided
+        params = request.params.structured_outputs
         if params is None:
-            raise RequestError("the request asks for no grammar", param="guided")
+            raise RequestError("the request asks for no grammar", param="structured_outputs")
         spec = grammar_spec(params)
         compiled = self._compiled(spec, self._backends(params.backend))
         threads = self._started()
-        ready: Future[Guide] = Future()
-        ready.add_done_callback(lambda _: self._news.set())
+        ready: Future[StructuredOutputState] = Future()
+        ready.add_done_callback(lambda _: self._on_compiled.set())
 
         def work() -> None:
-            _settle(ready, guide)
+            _complete_future(ready, guide)
 
-        def guide() -> Guide:
+        def guide() -> StructuredOutputState:
             made = compiled.result()
-            strict = self._host.switches.strict
-            return Guide(made.grammar.matcher(), *gate(), strict=strict)
+            strict = self._plugins.switches.strict
+            return StructuredOutputState(made.grammar.matcher(), *gate(), strict=strict)
 
         def gate() -> tuple[Callable[[int], bool] | None, int | None]:
             if params.reasoning is None:
                 return None, None
             tokenizer = threads.compilers.tokenizer
-            return reasoning_gate(self._host, params.reasoning, tokenizer, request.prompt_ids)
+            return reasoning_gate(self._plugins, params.reasoning, tokenizer, request.prompt_ids)
 
         # A future keeps what it has called, and a grammar that is kept must not keep the request.
         once = [work]
 
         # In a thread of its own: the prompt may be long, and both others busy with bad grammars.
-        def follow(_: Future[Compiled]) -> None:
+        def follow(_: Future[SizedGrammar]) -> None:
             with contextlib.suppress(RuntimeError):  # the desk was closed meanwhile
                 threads.short.submit(once.pop())
 
         compiled.add_done_callback(follow)
-        return Ticket(ready)
+        return GrammarFuture(ready)
 
     def _backends(self, named: str | None) -> list[str]:
         """The backends that may serve a request, the best first."""
-        installed = self._host.keys("guided")
-        wanted = [named] if named else self._config.plugins.guided_backends
+        installed = self._plugins.keys("structured_output")
+        wanted = [named] if named else self._config.plugins.structured_output_backends
         for name in wanted:
             if name not in installed:
                 raise RequestError(
@@ -142,14 +142,14 @@ class GrammarDesk:
             raise RequestError(
                 "guided decoding needs a backend and none is installed; for one of "
                 f"{', '.join(known_keys('guided'))}, {install_hint(*known_distributions('guided'))}",
-                param="guided",
+                param="structured_outputs",
             )
         return self._preferred
 
-    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Compiled]:
+    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[SizedGrammar]:
         key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))
         kept = self._grammars.get(key)
-        if kept is None or _bad_luck(kept):
+        if kept is None or _is_retryable(kept):
             threads = self._started()
             kept = threads.pool.submit(threads.compilers.compile, spec, backends)
             self._grammars[key] = kept
@@ -169,24 +169,28 @@ class GrammarDesk:
 
     def _started(self) -> _Threads:
         if self._threads is None:
-            self._threads = _Threads(Compilers(self._config, self._host, self._vocab_size))
+            self._threads = _Threads(Compilers(self._config, self._plugins, self._vocab_size))
         return self._threads
 
     # -------------------------------------------------------------------------------- steps
 
-    def masks(self, rows: Sequence[tuple[int, Guide, Collection[int]]]) -> StepEdits:
+    def fill_bitmasks(
+        self, rows: Sequence[tuple[int, StructuredOutputState, Collection[int]]]
+    ) -> GrammarOutput:
         """Return the bitmasks of ``rows``: row of the step, its state, and its stop token ids."""
-        if len(self._mask) < len(rows):
-            self._mask = self._mask.new_empty((len(rows), self._mask.shape[1]))
+        if len(self._bitmask) < len(rows):
+            self._bitmask = self._bitmask.new_empty((len(rows), self._bitmask.shape[1]))
         for line, (_, guide, stop_ids) in enumerate(rows):
-            guide.fill(self._mask, line, stop_ids)
-        return StepEdits([row for row, _, _ in rows], self._mask[: len(rows)].numpy().tobytes())
+            guide.fill_bitmask(self._bitmask, line, stop_ids)
+        return GrammarOutput(
+            [row for row, _, _ in rows], self._bitmask[: len(rows)].numpy().tobytes()
+        )
 
     def wait(self, seconds: float) -> None:
         """There is nothing to do but to wait for a grammar: for the next that is ready or has
         failed, or ``seconds``."""
-        self._news.wait(seconds)
-        self._news.clear()
+        self._on_compiled.wait(seconds)
+        self._on_compiled.clear()
 
     def close(self) -> None:
         """Leave what is being compiled to itself. May be called twice."""
@@ -205,17 +209,21 @@ class _Threads:
         self.short = ThreadPoolExecutor(1, thread_name_prefix="treadle-guide")
 
 
-def _settle(ready: Future[Guide], make: Callable[[], Guide]) -> None:
+def _complete_future(
+    ready: Future[StructuredOutputState], make: Callable[[], StructuredOutputState]
+) -> None:
     """Complete ``ready`` whatever happens: a sequence waits for it."""
     try:
         ready.set_result(make())
     except (RequestError, PluginLoadError, EngineError) as error:
         ready.set_exception(error)
     except TreadleError as error:
-        ready.set_exception(RequestError(f"the grammar failed: {error}", param="guided"))
+        ready.set_exception(
+            RequestError(f"the grammar failed: {error}", param="structured_outputs")
+        )
     except BaseException as error:  # a panic of a Rust library is no Exception
         text = f"the grammar failed: {type(error).__name__}: {error}"
-        ready.set_exception(RequestError(text, param="guided"))
+        ready.set_exception(RequestError(text, param="structured_outputs"))
 
 
 def _tell(warmed: Future[None]) -> None:
@@ -224,12 +232,12 @@ def _tell(warmed: Future[None]) -> None:
         log.error("%s", error, exc_info=error)
 
 
-def _size(kept: Future[Compiled]) -> int:
+def _size(kept: Future[SizedGrammar]) -> int:
     failed = not kept.done() or kept.cancelled() or kept.exception() is not None
     return 0 if failed else kept.result().size
 
 
-def _bad_luck(kept: Future[Compiled]) -> bool:
+def _is_retryable(kept: Future[SizedGrammar]) -> bool:
     """Whether it failed for want of time on a busy machine, or because of a plugin and not of the
     grammar, and may be better next time."""
     if not kept.done() or kept.cancelled():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from treadle.api.kinds import REASONING
-from treadle.api.parsers import Opens
+from treadle.api.kinds import REASONING_PARSERS
+from treadle.api.parsers import SupportsReasoningOpener
 from treadle.plugins import PluginManager
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ __all__ = ("reasoning_gate",)
 
 
 def reasoning_gate(
-    host: PluginManager, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+    plugins: PluginManager, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int]
 ) -> tuple[Callable[[int], bool] | None, int | None]:
     """What ``Guide`` takes: a function that takes each token and tells whether the reasoning goes
     on after it, and the token that opens the reasoning if the prompt has left that to the model.
@@ -26,18 +26,20 @@ def reasoning_gate(
     function, that is a ``PluginLoadError``.
     """
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
-    reasoning = host.create_guarded(REASONING, parser, tokenizer=tokenizer, prompt=prompt)
+    reasoning = plugins.create_guarded(
+        REASONING_PARSERS, parser, tokenizer=tokenizer, prompt=prompt
+    )
     opener: int | None = None
-    if not reasoning.open:
-        tag = reasoning.opener if isinstance(reasoning, Opens) else None
+    if not reasoning.in_reasoning:
+        tag = reasoning.opening_tag if isinstance(reasoning, SupportsReasoningOpener) else None
         ids = tokenizer.encode(tag, add_special_tokens=False) if tag else []
         if len(ids) != 1:
             return None, None
         opener = ids[0]
-    stream = tokenizer.stream(prompt_ids, skip_special_tokens=False)
+    stream = tokenizer.create_detokenizer(prompt_ids, skip_special_tokens=False)
 
     def goes_on(token: int) -> bool:
-        reasoning.feed(stream.step(token), [token])
-        return reasoning.open
+        reasoning.feed(stream.decode_next(token), [token])
+        return reasoning.in_reasoning
 
     return goes_on, opener

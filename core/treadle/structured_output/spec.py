@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import RequestError
 from treadle.structured_output.regexes import ascii_classes, brackets, without_anchors
@@ -21,14 +21,14 @@ MAX_CHOICES = 1024
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
 
-def grammar_spec(params: GuidedParams) -> GrammarSpec:
+def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
     """The one grammar that ``params`` asks for. Raises ``RequestError`` that names the parameter."""
     given = [name for name in FORMS if getattr(params, name) not in (None, False)]
     if len(given) != 1:
         raise RequestError(
             f"guided decoding takes exactly one of {', '.join(FORMS)}; given: "
             f"{', '.join(given) or 'none'}",
-            param="guided",
+            param="structured_outputs",
         )
     options = {}
     if params.whitespace_pattern is not None:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.api.structured_output import Matcher
+from treadle.api.structured_output import GrammarMatcher
 from treadle.errors import EngineError, TreadleError
 from treadle.plugins.call_stats import NOT_CAUGHT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ("Guide",)
+__all__ = ("StructuredOutputState",)
 
 
-class Guide:
+class StructuredOutputState:
     """A matcher, and the gate before it: while the sequence is reasoning, it may write anything,
     but not end.
 
@@ -30,7 +30,7 @@ class Guide:
 
     def __init__(
         self,
-        matcher: Matcher,
+        matcher: GrammarMatcher,
         reasoning: Callable[[int], bool] | None = None,
         opener: int | None = None,
         *,
@@ -42,8 +42,8 @@ class Guide:
         self._strict = strict
         self.error: str | None = None
 
-    def fill(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
-        """Write the allowed ids of the next token into ``bitmask[row]``, as ``Matcher.fill`` does.
+    def fill_bitmask(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
+        """Write the allowed ids of the next token into ``bitmask[row]``, as ``GrammarMatcher.fill_bitmask`` does.
 
         ``stop_ids`` are allowed exactly if the output is complete. With ``error`` nothing is.
         """
@@ -60,8 +60,8 @@ class Guide:
 
     def _fill(self, own: Tensor, stop_ids: Collection[int]) -> None:
         try:
-            self._matcher.fill(own, 0)
-            complete = self._matcher.complete
+            self._matcher.fill_bitmask(own, 0)
+            complete = self._matcher.is_accepting
         except NOT_CAUGHT:
             raise
         except BaseException as error:
@@ -76,7 +76,7 @@ class Guide:
         if self._opener is not None:
             line[self._opener >> 5] |= np.uint32(1 << (self._opener & 31))
 
-    def advance(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """The sequence has gained ``token``, which is no stop id. ``True`` if it must end here:
         the output is complete and nothing may follow, or there is an ``error``."""
         if self._opener is not None:
@@ -86,10 +86,10 @@ class Guide:
         if self._reasoning is not None:
             return self._reason(self._reasoning, token)
         try:
-            if not self._matcher.accept(token):
+            if not self._matcher.accept_token(token):
                 self.error = f"the grammar does not allow token {token}, which its mask allowed"
                 return True
-            return self._matcher.finished
+            return self._matcher.is_terminated
         except NOT_CAUGHT:
             raise
         except BaseException as error:

@@ -7,7 +7,7 @@
 
 
     class TestShortest(PluginSuite, PolicySuite):
-        plugin = "policies:shortest"
+        plugin = "scheduling_policies:shortest"
 """
 
 import sys

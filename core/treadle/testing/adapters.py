@@ -21,14 +21,14 @@ import pytest
 from treadle.api.engine import LoRA, LoRAResolver
 from treadle.api.kinds import LORA_RESOLVERS
 from treadle.errors import CheckpointError
-from treadle.testing.plugin import FOREIGN, Subject
+from treadle.testing.plugin import FOREIGN, PluginTest
 
 __all__ = ("LoRAResolverSuite",)
 
 BASE = "org/base"
 
 
-class LoRAResolverSuite(Subject):
+class LoRAResolverSuite(PluginTest):
     """Adapters are folders in the form of PEFT, inside of one folder, unless ``write`` says more."""
 
     def settings(self, folder: Path) -> Mapping[str, Any]:

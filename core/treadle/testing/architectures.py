@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from treadle.api.kinds import MODELS
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ __all__ = ("ModelSuite",)
 LENGTH = 45
 
 
-class ModelSuite(Subject):
+class ModelSuite(PluginTest):
     """Runs tiny random checkpoints that transformers writes; the key is the architecture."""
 
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {}}
@@ -49,10 +49,12 @@ class ModelSuite(Subject):
             pytest.skip("the configuration has parts; override checkpoint and make them tiny")
         return make_checkpoint(folder, self.key, **changes)
 
-    def model(self, folder: Path, ranks: Communicator | None = None, **options: Any) -> TinyModel:
+    def model(
+        self, folder: Path, tp_group: Communicator | None = None, **options: Any
+    ) -> TinyModel:
         from treadle.testing.models import TinyModel
 
-        return TinyModel(folder, self.host(), ranks=ranks, **options)
+        return TinyModel(folder, self.host(), tp_group=tp_group, **options)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -117,9 +119,9 @@ class ModelSuite(Subject):
         """Lists of layers that are left alone go by them."""
         from safetensors import safe_open
 
-        from treadle.testing.models import Asked, TinyModel
+        from treadle.testing.models import RecordingScheme, TinyModel
 
-        asked: Any = Asked(self.host())
+        asked: Any = RecordingScheme(self.host())
         TinyModel(plain, asked, quantization="asked")
         stored: set[str] = set()
         for file in plain.glob("*.safetensors"):
@@ -145,10 +147,10 @@ class ModelSuite(Subject):
         assert layers and len(set(layers)) == len(layers)
 
     def test_ranks_agree_with_one_device(self, plain: Path) -> None:
-        from treadle.testing.ranks import on_ranks
+        from treadle.testing.ranks import run_on_ranks
 
         if self.ranks == 1:
             pytest.skip("it says that it cannot be divided")
         alone = self.model(plain).logits(self.ids)
-        for got in on_ranks(self.ranks, lambda r: self.model(plain, r).logits(self.ids)):
+        for got in run_on_ranks(self.ranks, lambda r: self.model(plain, r).logits(self.ids)):
             self.close(got, alone)

@@ -3,7 +3,7 @@
 ::
 
     class TestMine(PluginSuite, AttentionSuite):
-        plugin = "attention:mine"
+        plugin = "attention_backends:mine"
         device = DeviceInfo("cuda", (9, 0))              # what to bid for and to run on
 
 Every request of the grid is put to the backend. What it offers for is run and compared with
@@ -20,21 +20,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from treadle.api.attention import AttentionRequest, MaskKind, Offer, PagedWriter, Refusal
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
-from treadle.testing.plugin import Subject
+from treadle.api.attention import (
+    AttentionOffer,
+    AttentionRequest,
+    MaskKind,
+    Refusal,
+    SupportsExternalKVWrite,
+)
+from treadle.api.cache import DeviceInfo, KVCacheSpec
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from treadle.api.attention import AttentionBackend, AttentionBatch
+    from treadle.api.attention import AttentionBackend, CommonAttentionMetadata
     from treadle.plugins import PluginManager
 
-__all__ = ("AttentionSuite", "Case", "requests", "steps")
+__all__ = ("AttentionCase", "AttentionSuite", "requests", "steps")
 
 _PLAIN = AttentionRequest(
-    DeviceInfo("cpu"), "float32", "float32", head_size=64, heads=4, kv_heads=2, scale=0.125
+    DeviceInfo("cpu"), "float32", "float32", head_size=64, num_heads=4, num_kv_heads=2, scale=0.125
 )
 
 requests: dict[str, AttentionRequest] = {
@@ -43,8 +49,8 @@ requests: dict[str, AttentionRequest] = {
     "float16": replace(_PLAIN, dtype="float16", kv_dtype="float16"),
     "fp8_e4m3": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e4m3"),
     "fp8_e5m2": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e5m2"),
-    "one query head per kv head": replace(_PLAIN, heads=3, kv_heads=3),
-    "one kv head": replace(_PLAIN, heads=7, kv_heads=1),
+    "one query head per kv head": replace(_PLAIN, num_heads=3, num_kv_heads=3),
+    "one kv head": replace(_PLAIN, num_heads=7, num_kv_heads=1),
     "head size 32": replace(_PLAIN, head_size=32, scale=32**-0.5),
     "head size 80": replace(_PLAIN, head_size=80, scale=80**-0.5),
     "head size 96": replace(_PLAIN, head_size=96, scale=96**-0.5),
@@ -78,8 +84,8 @@ _ODD: dict[str, AttentionRequest] = {
     "old device": replace(_PLAIN, device=DeviceInfo("cuda", (3, 5))),
     "unknown dtype": replace(_PLAIN, dtype="int3", kv_dtype="int3"),
     "unknown kv_dtype": replace(_PLAIN, kv_dtype="int3"),
-    "uneven heads": replace(_PLAIN, heads=5, kv_heads=2),
-    "no kv heads": replace(_PLAIN, kv_heads=0),
+    "uneven heads": replace(_PLAIN, num_heads=5, num_kv_heads=2),
+    "no kv heads": replace(_PLAIN, num_kv_heads=0),
     "odd head size": replace(_PLAIN, head_size=7),
     "huge head size": replace(_PLAIN, head_size=1000),
     "odd page size": replace(_PLAIN, page_size=3),
@@ -98,7 +104,7 @@ _TOLERANCE = {
 }
 
 
-class Case:
+class AttentionCase:
     """Random queries, keys and values of one step, and what must come out.
 
     ``page_size`` tokens a page; rows own shuffled pages; the page table is wider than needed.
@@ -135,9 +141,9 @@ class Case:
             x = torch.randn(tokens, heads, request.head_size, generator=made)
             return x.to(device, self.dtype)
 
-        self.queries = [random(n, request.heads) for n in query_lens]
-        self.keys = [random(n, request.kv_heads) for n in kv_lens]
-        self.values = [random(n, request.kv_heads) for n in kv_lens]
+        self.queries = [random(n, request.num_heads) for n in query_lens]
+        self.keys = [random(n, request.num_kv_heads) for n in kv_lens]
+        self.values = [random(n, request.num_kv_heads) for n in kv_lens]
         if scales is not None:  # the size that needs them
             self.keys = [x * scales[0] for x in self.keys]
             self.values = [x * scales[1] for x in self.values]
@@ -147,8 +153,8 @@ class Case:
         import torch
 
         request = self.request
-        spec = LayerCacheSpec("layer", request.kv_heads, request.head_size, request.kv_dtype)
-        shape = backend.cache_shape(self.pages, self.page_size, spec)
+        spec = KVCacheSpec("layer", request.num_kv_heads, request.head_size, request.kv_dtype)
+        shape = backend.kv_cache_shape(self.pages, self.page_size, spec)
         cache = torch.full(shape, 7.0).to(self.device, _storage(request.kv_dtype))
         before = [n - m for n, m in zip(self.kv_lens, self.query_lens, strict=True)]
         # Rows of one token are decodes to a backend, and decodes come first.
@@ -157,12 +163,12 @@ class Case:
             lengths = [before[r] for r in rows]
             k = torch.cat([self.keys[r][: before[r]] for r in rows])
             v = torch.cat([self.values[r][: before[r]] for r in rows])
-            q = k.new_zeros(len(k), request.heads, request.head_size)
+            q = k.new_zeros(len(k), request.num_heads, request.head_size)
             batch = self._batch(rows, lengths)
-            backend.forward(q, k, v, cache, backend.plan(batch), *self.scales)
+            backend.forward(q, k, v, cache, backend.build_metadata(batch), *self.scales)
         return cache
 
-    def _batch(self, rows: list[int], lengths: list[int]) -> AttentionBatch:
+    def _batch(self, rows: list[int], lengths: list[int]) -> CommonAttentionMetadata:
         """The step that writes the first ``lengths`` tokens of ``rows`` into this case's pages."""
         import torch
 
@@ -191,9 +197,9 @@ class Case:
         batch.page_table.zero_()
         batch.slot_mapping = torch.arange(size, device=self.device)
         k = self.keys[0].new_full((size, *self.keys[0].shape[1:]), float("nan"))
-        q = k.new_zeros(size, self.request.heads, self.request.head_size)
+        q = k.new_zeros(size, self.request.num_heads, self.request.head_size)
         batch.num_decodes = int(size == 1)
-        backend.forward(q, k, k, cache, backend.plan(batch))
+        backend.forward(q, k, k, cache, backend.build_metadata(batch))
 
     def release(self, window: int) -> None:
         """Give back the pages that no query of the step sees any more."""
@@ -258,36 +264,40 @@ def _storage(name: str) -> torch.dtype:
     return fp8.get(name) or getattr(torch, name)
 
 
-class AttentionSuite(Subject):
+class AttentionSuite(PluginTest):
     """Subclass it with ``plugin`` and ``device``; its name must begin with ``Test``."""
 
     device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
     steps: ClassVar[Mapping[str, tuple[list[int], list[int]]]] = steps
     """Query and key lengths of the steps to run every request with; fewer where each is slow."""
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         """The backend's answer, or what it raised: for an engine that would be a refusal. Override
         it for a backend that is not installed."""
-        host = self._bidding
-        asked: Any = host.hooks_for("attention", self.key)
-        options = host.options("attention", self.key)
-        bids: list[Offer | Refusal] = asked.treadle_attention(request=request, options=options)
+        plugins = self._bidding
+        asked: Any = plugins.hooks_for("attention_backends", self.key)
+        options = plugins.options("attention_backends", self.key)
+        bids: list[AttentionOffer | Refusal] = asked.treadle_attention_backend(
+            request=request, options=options
+        )
         return next(bid for bid in bids if bid.name == self.key)
 
     @cached_property
     def _bidding(self) -> PluginManager:
         return self.host()
 
-    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+    def offer(self, name: str) -> tuple[AttentionRequest, AttentionOffer]:
         request = replace(requests[name], device=self.device)
         bid = self.bid(request)
         if isinstance(bid, Refusal):
             pytest.skip("; ".join(bid.reasons))
         return request, bid
 
-    def step(self, request: AttentionRequest, step: str, page_size: int, seed: int = 0) -> Case:
-        return Case(
-            request, *{**steps, **self.steps}[step], page_size, device=self.device.kind, seed=seed
+    def step(
+        self, request: AttentionRequest, step: str, page_size: int, seed: int = 0
+    ) -> AttentionCase:
+        return AttentionCase(
+            request, *{**steps, **self.steps}[step], page_size, device=self.device.type, seed=seed
         )
 
     @pytest.mark.parametrize("name", [*requests, *_ODD])
@@ -310,7 +320,7 @@ class AttentionSuite(Subject):
         for seed, step in enumerate(self.steps):
             case = self.step(request, step, offer.page_sizes[0], seed)
             cache = case.cache(backend)
-            plan = backend.plan(case.batch)
+            plan = backend.build_metadata(case.batch)
             case.check(backend.forward(case.q, case.k, case.v, cache, plan), step)
 
     @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2"])
@@ -320,19 +330,19 @@ class AttentionSuite(Subject):
         scales = (50000.0, 1 / 50000)
         request = replace(request, scale=request.scale / scales[0])
         bid = self.bid(request)
-        assert isinstance(bid, Offer)
+        assert isinstance(bid, AttentionOffer)
         backend = bid.create()
         for seed, step in enumerate(self.steps):
             lengths = {**steps, **self.steps}[step]
-            case = Case(
+            case = AttentionCase(
                 request,
                 *lengths,
                 offer.page_sizes[0],
-                device=self.device.kind,
+                device=self.device.type,
                 seed=seed,
                 scales=scales,
             )
-            cache, plan = case.cache(backend), backend.plan(case.batch)
+            cache, plan = case.cache(backend), backend.build_metadata(case.batch)
             case.check(backend.forward(case.q, case.k, case.v, cache, plan, scales), step)
             again = backend.forward(case.q, None, None, cache, plan, scales)
             case.check(again, f"{step}, written before")
@@ -341,18 +351,20 @@ class AttentionSuite(Subject):
         request, offer = self.offer("float32")
         for page_size in offer.page_sizes:
             bid = self.bid(replace(request, page_size=page_size))
-            assert isinstance(bid, Offer), f"offers pages of {page_size}, then refuses them"
+            assert isinstance(bid, AttentionOffer), (
+                f"offers pages of {page_size}, then refuses them"
+            )
             backend = bid.create()
             case = self.step(request, "mixed", page_size)
             cache = case.cache(backend)
-            out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+            out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
             case.check(out, f"pages of {page_size}")
 
     def test_tokens_may_have_been_written_already(self) -> None:
         request, offer = self.offer("float32")
         backend = offer.create()
         case = self.step(request, "mixed", offer.page_sizes[0])
-        cache, plan = case.cache(backend), backend.plan(case.batch)
+        cache, plan = case.cache(backend), backend.build_metadata(case.batch)
         backend.forward(case.q, case.k, case.v, cache, plan)
         case.check(backend.forward(case.q, None, None, cache, plan))
 
@@ -369,7 +381,7 @@ class AttentionSuite(Subject):
             case.poison(backend, cache)
             if request.window is not None:
                 case.release(request.window)
-            out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+            out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
             case.check(out, step)
 
     def test_slices_of_one_projection_will_do(self) -> None:
@@ -381,11 +393,11 @@ class AttentionSuite(Subject):
         for step in ("decodes", "prompts", "mixed"):
             case = self.step(request, step, offer.page_sizes[0])
             fused = torch.cat([x.flatten(1) for x in (case.q, case.k, case.v)], dim=1)
-            kv = request.kv_heads * request.head_size
-            parts = torch.split(fused, [request.heads * request.head_size, kv, kv], dim=1)
+            kv = request.num_kv_heads * request.head_size
+            parts = torch.split(fused, [request.num_heads * request.head_size, kv, kv], dim=1)
             q, k, v = (x.unflatten(1, (-1, request.head_size)) for x in parts)
             cache = case.cache(backend)
-            case.check(backend.forward(q, k, v, cache, backend.plan(case.batch)), step)
+            case.check(backend.forward(q, k, v, cache, backend.build_metadata(case.batch)), step)
 
     def test_one_plan_serves_every_layer(self) -> None:
         request, offer = self.offer("float32")
@@ -393,7 +405,7 @@ class AttentionSuite(Subject):
         layers = [self.step(request, "mixed", offer.page_sizes[0]) for _ in range(2)]
         layers[1].values = [-x for x in layers[1].values]
         caches = [layer.cache(backend) for layer in layers]
-        plan = backend.plan(layers[0].batch)
+        plan = backend.build_metadata(layers[0].batch)
         for _ in range(2):
             for layer, kv in zip(layers, caches, strict=True):
                 layer.check(backend.forward(layer.q, layer.k, layer.v, kv, plan))
@@ -404,24 +416,24 @@ class AttentionSuite(Subject):
         backend = offer.create()
         cases = [self.step(request, step, offer.page_sizes[0]) for step in ("decodes", "mixed")]
         caches = [case.cache(backend) for case in cases]
-        plans = [backend.plan(case.batch) for case in cases]
+        plans = [backend.build_metadata(case.batch) for case in cases]
         for case, cache, plan in zip(cases, caches, plans, strict=True):
             case.check(backend.forward(case.q, case.k, case.v, cache, plan))
 
     def test_its_slots_are_where_tokens_lie(self) -> None:
-        """Others write there, as it would have, if it is a ``PagedWriter``."""
+        """Others write there, as it would have, if it is a ``SupportsExternalKVWrite``."""
         import torch
 
         request, offer = self.offer("float32")
         backend: Any = offer.create()
         paged: object = backend
-        if not isinstance(paged, PagedWriter):
+        if not isinstance(paged, SupportsExternalKVWrite):
             pytest.skip("it lets nobody else write")
         for step in ("decodes", "mixed"):
             case = self.step(request, step, offer.page_sizes[0])
-            cache, plan = case.cache(backend), backend.plan(case.batch)
+            cache, plan = case.cache(backend), backend.build_metadata(case.batch)
             backend.forward(case.q, case.k, case.v, cache, plan)
-            slots = paged.slots(plan)
+            slots = paged.slot_mapping(plan)
             for half, written in zip(cache, (case.k, case.v), strict=True):
                 assert torch.equal(half.flatten(0, 1)[slots], written), step
 
@@ -432,15 +444,17 @@ class AttentionSuite(Subject):
         backend = offer.create()
         case = self.step(request, "decodes", offer.page_sizes[0])
         cache = case.cache(backend)
-        out = backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+        out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
         start = 0
         for row, (count, tokens) in enumerate(zip(case.query_lens, case.kv_lens, strict=True)):
-            alone = Case(request, [count], [tokens], case.page_size, device=case.device)
+            alone = AttentionCase(request, [count], [tokens], case.page_size, device=case.device)
             alone.queries, alone.keys, alone.values = (
                 [x[row]] for x in (case.queries, case.keys, case.values)
             )
             cache = alone.cache(backend)
-            got = backend.forward(alone.q, alone.k, alone.v, cache, backend.plan(alone.batch))
+            got = backend.forward(
+                alone.q, alone.k, alone.v, cache, backend.build_metadata(alone.batch)
+            )
             # Splitting a row differently may round differently, and tf32 is coarse.
             torch.testing.assert_close(got, out[start : start + count], rtol=2e-3, atol=2e-3)
             start += count
@@ -451,17 +465,19 @@ class AttentionSuite(Subject):
         if not offer.graph_safe:
             pytest.skip("does not say graph_safe")
         backend = offer.create()
-        big = Case(request, [1] * 4, [90, 64, 33, 80], offer.page_sizes[0], device=self.device.kind)
+        big = AttentionCase(
+            request, [1] * 4, [90, 64, 33, 80], offer.page_sizes[0], device=self.device.type
+        )
         static = big.batch
-        plan = backend.plan(static)
+        plan = backend.build_metadata(static)
         backend.forward(big.q, big.k, big.v, big.cache(backend), plan)
-        static.query_lens_host, static.kv_lens_host = (), ()
+        static.query_lens_cpu, static.seq_lens_cpu = (), ()
         for seed, lengths in enumerate(([1, 2, 17, 90], [64, 64, 5, 33], [90, 90, 90, 90])):
-            case = Case(
-                request, [1] * 4, lengths, big.page_size, device=self.device.kind, seed=seed
+            case = AttentionCase(
+                request, [1] * 4, lengths, big.page_size, device=self.device.type, seed=seed
             )
             cache = case.cache(backend)
-            static.kv_lens.copy_(case.batch.kv_lens)
+            static.seq_lens.copy_(case.batch.seq_lens)
             static.slot_mapping.copy_(case.batch.slot_mapping)
             columns = min(static.page_table.shape[1], case.batch.page_table.shape[1])
             static.page_table.zero_()

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionBatch, AttentionRequest, MaskKind, Step
-from treadle.api.cache import LayerCacheSpec
+from treadle.api.attention import (
+    AttentionRequest,
+    CommonAttentionMetadata,
+    ForwardContext,
+    MaskKind,
+)
+from treadle.api.cache import KVCacheSpec
 
 __all__ = ("ReferenceBackend", "attend", "batch_of", "reference_step")
 
@@ -66,10 +71,10 @@ class ReferenceBackend:
         self.request = request
         self.sinks = sinks
 
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
+    def kv_cache_shape(self, pages: int, page_size: int, spec: KVCacheSpec) -> tuple[int, ...]:
+        return (2, pages, page_size, spec.num_kv_heads, spec.head_size)
 
-    def plan(self, batch: AttentionBatch) -> AttentionBatch:
+    def build_metadata(self, batch: CommonAttentionMetadata) -> CommonAttentionMetadata:
         return batch
 
     def forward(
@@ -78,18 +83,18 @@ class ReferenceBackend:
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: AttentionBatch,
+        metadata: CommonAttentionMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
-        size = plan.page_size
+        size = metadata.page_size
         if k is not None and v is not None:
-            for token, slot in enumerate(plan.slot_mapping.tolist()):
+            for token, slot in enumerate(metadata.slot_mapping.tolist()):
                 for half, new, scale in zip(cache, (k, v), scales, strict=True):
                     half[slot // size, slot % size] = _stored(new[token], scale, cache.dtype)
         out = torch.empty_like(q)
-        for row, length in enumerate(plan.kv_lens_host):
-            begin, end = plan.query_start[row : row + 2].tolist()
-            pages = plan.page_table[row, : -(-length // size)].long()
+        for row, length in enumerate(metadata.seq_lens_cpu):
+            begin, end = metadata.query_start_loc[row : row + 2].tolist()
+            pages = metadata.page_table[row, : -(-length // size)].long()
             keys, values = (
                 (half[pages].flatten(0, 1)[:length].float() * scale).to(q.dtype)
                 for half, scale in zip(cache, scales, strict=True)
@@ -120,7 +125,7 @@ def batch_of(
     device: str | torch.device = "cpu",
     shuffle: int | None = None,
     spare_columns: int = 0,
-) -> tuple[AttentionBatch, int]:
+) -> tuple[CommonAttentionMetadata, int]:
     """A batch whose rows own pages of their own, and the number of pages it needs.
 
     Pages are numbered in row order from 1 (page 0 stays unused), or shuffled by the seed
@@ -143,24 +148,24 @@ def batch_of(
     for queries in query_lens:
         start.append(start[-1] + queries)
     decodes = next((i for i, n in enumerate(query_lens) if n != 1), len(query_lens))
-    batch = AttentionBatch(
+    batch = CommonAttentionMetadata(
         page_size=page_size,
         num_decodes=decodes,
         max_query_len=max(query_lens, default=0),
-        max_kv_len=max(kv_lens, default=0),
-        query_start=torch.tensor(start, dtype=torch.int32, device=device),
-        kv_lens=torch.tensor(list(kv_lens), dtype=torch.int32, device=device),
+        max_seq_len=max(kv_lens, default=0),
+        query_start_loc=torch.tensor(start, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(list(kv_lens), dtype=torch.int32, device=device),
         page_table=torch.tensor(rows, dtype=torch.int32, device=device).view(len(rows), width),
         slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        query_lens_host=list(query_lens),
-        kv_lens_host=list(kv_lens),
+        query_lens_cpu=list(query_lens),
+        seq_lens_cpu=list(kv_lens),
     )
     return batch, sum(needed) + 1
 
 
 def reference_step(
     query_lens: Sequence[int], kv_lens: Sequence[int], *, page_size: int = 16, groups: int = 1
-) -> tuple[Step, int]:
-    """A ``Step`` for models whose layers use ``ReferenceBackend``, and the pages it needs."""
+) -> tuple[ForwardContext, int]:
+    """A ``ForwardContext`` for models whose layers use ``ReferenceBackend``, and the pages it needs."""
     batch, pages = batch_of(query_lens, kv_lens, page_size=page_size)
-    return Step(plans=[batch] * groups), pages
+    return ForwardContext(attn_metadata=[batch] * groups), pages

@@ -23,7 +23,7 @@ from treadle.api.communicators import (
     SupportsFusedOps,
 )
 from treadle.api.types import Refusal
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,17 +34,17 @@ Work = Callable[[Communicator, Communicator], list[str]]
 """``(communicator, base)`` to what is wrong."""
 
 
-class CommunicatorSuite(Subject):
+class CommunicatorSuite(PluginTest):
     """Creates the communicator on several ranks, if it offers to serve CPUs."""
 
     world_size: ClassVar[int] = 3
 
     def bid(self, device: DeviceInfo, world_size: int) -> CommunicatorOffer | Refusal | None:
-        host = self.host()
-        hooks: Any = host.hooks_for(self.kind, self.key)
+        plugins = self.host()
+        hooks: Any = plugins.hooks_for(self.kind, self.key)
         bids: list[CommunicatorOffer | Refusal] = hooks.treadle_communicator(
             request=CommunicatorRequest(device, world_size),
-            options=host.options(self.kind, self.key),
+            options=plugins.options(self.kind, self.key),
         )
         return next((bid for bid in bids if bid.name == self.key), None)
 
@@ -61,7 +61,7 @@ class CommunicatorSuite(Subject):
         """Fail with what ``work`` reports on any rank. Skips if CPUs are refused."""
         import torch
 
-        from treadle.testing.ranks import on_ranks
+        from treadle.testing.ranks import run_on_ranks
 
         offer = self.bid(DeviceInfo("cpu"), self.world_size)
         if not isinstance(offer, CommunicatorOffer):
@@ -70,7 +70,7 @@ class CommunicatorSuite(Subject):
         def run(base: Communicator) -> list[str]:
             return work(offer.create(base, torch.device("cpu")), base)
 
-        assert on_ranks(self.world_size, run) == [[]] * self.world_size
+        assert run_on_ranks(self.world_size, run) == [[]] * self.world_size
 
     def test_ranks_keep_their_places(self) -> None:
         def work(communicator: Communicator, base: Communicator) -> list[str]:

@@ -1,4 +1,4 @@
-"""The conformance suite of executors: the tokens of ``inline``, in order, and a clean end.
+"""The conformance suite of executors: the tokens of ``uni``, in order, and a clean end.
 
 ::
 
@@ -19,18 +19,18 @@ import pytest
 
 from treadle.api.kinds import EXECUTORS
 from treadle.errors import TreadleError
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     from treadle.api.engine import Executor
-    from treadle.api.step_types import EngineFacts, StepPlan
+    from treadle.api.step_types import EngineInfo, SchedulerOutput
     from treadle.config import EngineConfig
     from treadle.engine.core import EngineCore
 
 __all__ = ("ExecutorSuite",)
 
 
-class ExecutorSuite(Subject):
+class ExecutorSuite(PluginTest):
     """Runs a tiny Llama on the CPU under the executor, and compares."""
 
     engine: ClassVar[Mapping[str, Any]] = {}
@@ -44,7 +44,7 @@ class ExecutorSuite(Subject):
     def config(self, model: Path, executor: str, **options: Any) -> EngineConfig:
         from treadle.config import from_options
 
-        given = {"device": "cpu", "dtype": "float32", "threads": 1, "num_pages": 64, **options}
+        given = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "num_pages": 64, **options}
         return from_options(model=str(model), executor=executor, **given)
 
     def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
@@ -53,7 +53,7 @@ class ExecutorSuite(Subject):
         return EngineCore(self.config(model, executor, **options), self.host())
 
     @contextmanager
-    def started(self, model: Path) -> Iterator[tuple[Executor, EngineFacts]]:
+    def started(self, model: Path) -> Iterator[tuple[Executor, EngineInfo]]:
         """The executor alone, for steps that are planned here."""
         executor = self.host().create(
             EXECUTORS,
@@ -64,17 +64,20 @@ class ExecutorSuite(Subject):
         try:
             yield executor, executor.start()
         finally:
-            executor.stop()
+            executor.shutdown()
 
-    def prompt(self, number: int, facts: EngineFacts, *, held: bool = False) -> StepPlan:
+    def prompt(self, number: int, info: EngineInfo, *, held: bool = False) -> SchedulerOutput:
         """A step of one prompt, whose sequence has the slot and the first page ``number``."""
         from treadle.api.sampling_params import SamplingParams
-        from treadle.api.step_types import PageWrite, SlotStart, StepPlan
+        from treadle.api.step_types import NewSequenceData, PageTableUpdate, SchedulerOutput
 
         ids = [number, 9, 200, 17]
-        begins = SlotStart(number, SamplingParams(temperature=0.0), len(ids), ids, 0, [], [])
-        pages = [PageWrite(group, number, 0, [number]) for group in range(len(facts.groups))]
-        return StepPlan(
+        begins = NewSequenceData(number, SamplingParams(temperature=0.0), len(ids), ids, 0, [], [])
+        pages = [
+            PageTableUpdate(group, number, 0, [number])
+            for group in range(len(info.kv_cache_groups))
+        ]
+        return SchedulerOutput(
             number, [number], [0], [len(ids)], 0, ids, [True], [begins], [], pages, held
         )
 
@@ -93,81 +96,81 @@ class ExecutorSuite(Subject):
             for i, (name, heat) in enumerate((("a", 0.0), ("b", 0.9), ("c", 0.0)))
         ]
         found: dict[str, list[int]] = {request.id: [] for request in requests}
-        core.add(requests[0])
-        core.add(requests[1])
+        core.add_request(requests[0])
+        core.add_request(requests[1])
         for step in range(200):
             if step == 3:
-                core.add(requests[2])
+                core.add_request(requests[2])
             if step > 3 and not core.has_work:
                 break
             for output in core.step():
                 assert output.error is None, output.error
-                found[output.id] += output.tokens
+                found[output.id] += output.token_ids
         return found
 
     def test_its_tokens_are_those_of_one_process(self, checkpoint: Path) -> None:
-        with closing(self.core(checkpoint, "inline")) as core:
+        with closing(self.core(checkpoint, "uni")) as core:
             expected = self.tokens(core)
         with closing(self.core(checkpoint, self.key, **self.engine)) as core:
-            facts = core.facts
+            info = core.info
             assert self.tokens(core) == expected
-            core.check()
+            core.check_health()
             assert self.tokens(core) == expected, "a second round differs"
-        assert facts.vocab_size and facts.page_size and facts.groups and facts.max_model_len
+        assert info.vocab_size and info.page_size and info.kv_cache_groups and info.max_model_len
 
     def test_results_come_in_the_order_of_launches(self, checkpoint: Path) -> None:
-        with self.started(checkpoint) as (executor, facts):
-            plans = [self.prompt(number, facts) for number in (3, 1, 2)]
-            for plan in plans:
-                executor.launch(plan)
-            assert [executor.collect().id for _ in plans] == [3, 1, 2]
+        with self.started(checkpoint) as (executor, info):
+            plans = [self.prompt(number, info) for number in (3, 1, 2)]
+            for scheduler_output in plans:
+                executor.execute_model(scheduler_output)
+            assert [executor.get_output().id for _ in plans] == [3, 1, 2]
 
     def test_a_held_step_is_completed_by_sample(self, checkpoint: Path) -> None:
         """A grammar leaves one token only, or the step was held for a logits processor."""
-        from treadle.api.step_types import StepEdits
+        from treadle.api.step_types import GrammarOutput
 
-        with self.started(checkpoint) as (executor, facts):
-            executor.launch(self.prompt(1, facts))
-            free = executor.collect().tokens
-            executor.launch(self.prompt(2, facts, held=True))
-            executor.sample(None)
-            assert len(executor.collect().tokens) == 1
-            for only in (7, facts.vocab_size - 1):
+        with self.started(checkpoint) as (executor, info):
+            executor.execute_model(self.prompt(1, info))
+            free = executor.get_output().sampled_token_ids
+            executor.execute_model(self.prompt(2, info, held=True))
+            executor.sample_tokens(None)
+            assert len(executor.get_output().sampled_token_ids) == 1
+            for only in (7, info.vocab_size - 1):
                 assert only not in free
-                mask = bytearray(-(-facts.vocab_size // 32) * 4)
+                mask = bytearray(-(-info.vocab_size // 32) * 4)
                 mask[only // 8] = 1 << only % 8
-                executor.launch(self.prompt(1, facts, held=True))
-                executor.sample(StepEdits([0], bytes(mask)))
-                assert executor.collect().tokens == [only]
+                executor.execute_model(self.prompt(1, info, held=True))
+                executor.sample_tokens(GrammarOutput([0], bytes(mask)))
+                assert executor.get_output().sampled_token_ids == [only]
 
     def test_a_step_that_fails_is_said_so(self, checkpoint: Path) -> None:
         """In its result, and the next step runs; or by an error of treadle: the executor is lost."""
         import msgspec
 
-        with self.started(checkpoint) as (executor, facts):
-            wrong = msgspec.structs.replace(self.prompt(1, facts), slots=[10**6])
+        with self.started(checkpoint) as (executor, info):
+            wrong = msgspec.structs.replace(self.prompt(1, info), slots=[10**6])
             try:
-                executor.launch(wrong)
-                failed = executor.collect()
+                executor.execute_model(wrong)
+                failed = executor.get_output()
             except TreadleError:
                 return
-            assert failed.id == wrong.id and failed.error and not failed.tokens
-            executor.launch(self.prompt(2, facts))
-            right = executor.collect()
-            assert right.id == 2 and right.error is None and len(right.tokens) == 1
+            assert failed.id == wrong.id and failed.error and not failed.sampled_token_ids
+            executor.execute_model(self.prompt(2, info))
+            right = executor.get_output()
+            assert right.id == 2 and right.error is None and len(right.sampled_token_ids) == 1
 
     def test_two_executors_share_nothing(self, checkpoint: Path) -> None:
-        with self.started(checkpoint) as (first, facts):
-            first.launch(self.prompt(1, facts))
-            want = first.collect().tokens
+        with self.started(checkpoint) as (first, info):
+            first.execute_model(self.prompt(1, info))
+            want = first.get_output().sampled_token_ids
             with self.started(checkpoint) as (second, _):
-                first.launch(self.prompt(2, facts))
-                second.launch(self.prompt(1, facts))
-                assert second.collect().tokens == want
-                assert first.collect().id == 2
-            first.check()
-            first.launch(self.prompt(1, facts))
-            assert first.collect().tokens == want, "the end of another one is seen"
+                first.execute_model(self.prompt(2, info))
+                second.execute_model(self.prompt(1, info))
+                assert second.get_output().sampled_token_ids == want
+                assert first.get_output().id == 2
+            first.check_health()
+            first.execute_model(self.prompt(1, info))
+            assert first.get_output().sampled_token_ids == want, "the end of another one is seen"
 
     def test_it_leaves_nothing_behind(self, checkpoint: Path) -> None:
         before = {*threading.enumerate()}, _children()
@@ -183,7 +186,7 @@ class ExecutorSuite(Subject):
 
     def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
         config = self.config(checkpoint, self.key, **self.engine)
-        self.host().create(EXECUTORS, self.key, config=config, host=self.host()).stop()
+        self.host().create(EXECUTORS, self.key, config=config, host=self.host()).shutdown()
 
 
 def _children() -> set[str]:

@@ -14,26 +14,26 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from treadle.api import hookspecs
-from treadle.api.kinds import POLICIES
+from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.config import EngineConfig, from_options
 from treadle.plugins import PluginManager
-from treadle.testing.plugin import Subject, hook_arguments
-from treadle.testing.policies import Queued
+from treadle.testing.plugin import PluginTest, hook_arguments
+from treadle.testing.policies import FakeQueuedRequest
 
 __all__ = ("ExtensionSuite",)
 
 
-class ExtensionSuite(Subject):
+class ExtensionSuite(PluginTest):
     """Its two hooks are called in pairs, and its wrappers hand on what they were given."""
 
     def config(self) -> EngineConfig:
         return from_options(model="nowhere")
 
-    def quiet(self, host: PluginManager) -> None:
+    def quiet(self, plugins: PluginManager) -> None:
         """A host goes on without a hook that fails; here it must not."""
         failed = [
             hook
-            for plugin, hook, outcome, _ in host.call_stats.rows()
+            for plugin, hook, outcome, _ in plugins.call_stats.rows()
             if plugin == self.plugin and outcome == "error"
         ]
         assert failed == [], f"{failed} raised; see the log"
@@ -43,44 +43,46 @@ class ExtensionSuite(Subject):
         for count in (1, 1, 2):
             hosts = [self.host() for _ in range(count)]
             try:
-                for host in hosts:
-                    host.configure(self.config())
+                for plugins in hosts:
+                    plugins.configure(self.config())
             finally:
-                for host in hosts:
-                    host.unconfigure()
-                    self.quiet(host)
+                for plugins in hosts:
+                    plugins.unconfigure()
+                    self.quiet(plugins)
 
     def test_the_configuration_is_left_as_it_is(self) -> None:
         config = self.config()
-        host = self.host()
-        host.configure(config)
-        host.unconfigure()
+        plugins = self.host()
+        plugins.configure(config)
+        plugins.unconfigure()
         assert config == self.config()
 
     def test_what_it_reports_is_one_line(self) -> None:
         """While an engine runs, and where none does: ``treadle doctor`` starts none."""
-        host = self.host()
-        lines = host.report()
-        host.configure(self.config())
+        plugins = self.host()
+        lines = plugins.report()
+        plugins.configure(self.config())
         try:
-            lines += host.report()
-            self.quiet(host)
+            lines += plugins.report()
+            self.quiet(plugins)
             assert all("\n" not in line for line in lines)
         finally:
-            host.unconfigure()
+            plugins.unconfigure()
 
     def test_its_wrappers_give_an_answer(self) -> None:
         """A wrapper that forgets ``return`` turns every plugin into one that answers ``None``."""
-        host = self.host()
-        for hook, wrapper in self.wrappers(host):
+        plugins = self.host()
+        for hook, wrapper in self.wrappers(plugins):
             source = inspect.getsource(wrapper)
             assert "yield" in source and "return" in source, f"{hook} returns nothing"
-        assert host.create(POLICIES, "fcfs").order(Queued("r", 1.0)) == (1.0,)
+        assert plugins.create(SCHEDULING_POLICIES, "fcfs").sort_key(
+            FakeQueuedRequest("r", 1.0)
+        ) == (1.0,)
 
     def test_its_wrappers_keep_what_nobody_provides(self) -> None:
         """Else it cannot be said which plugin is missing."""
         for hook, wrapper in self.wrappers(self.host()):
-            nothing: list[Any] | None = [] if hasattr(hookspecs.Every, hook) else None
+            nothing: list[Any] | None = [] if hasattr(hookspecs.AllResultsHooks, hook) else None
             wrapping = self.wrapping(hook, wrapper)
             try:
                 wrapping.send(nothing)
@@ -98,9 +100,9 @@ class ExtensionSuite(Subject):
                 raised = True
             assert raised, f"{hook} swallows what another plugin raises"
 
-    def wrappers(self, host: PluginManager) -> Iterator[tuple[str, Any]]:
-        plugin = host.load(self.kind, self.key)
-        for hook in host.hooks_of(plugin)[1]:
+    def wrappers(self, plugins: PluginManager) -> Iterator[tuple[str, Any]]:
+        plugin = plugins.load(self.kind, self.key)
+        for hook in plugins.hooks_of(plugin)[1]:
             yield hook, getattr(plugin, hook)
 
     def wrapping(self, hook: str, wrapper: Any) -> Generator[None, Any, Any]:

@@ -6,18 +6,18 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.kinds import GUIDED
-from treadle.api.structured_output import GrammarSpec, Matcher
+from treadle.api.kinds import STRUCTURED_OUTPUT
+from treadle.api.structured_output import GrammarMatcher, GrammarSpec
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
 
-__all__ = ("Bytes", "drawn")
+__all__ = ("ByteTokenizer", "sample_texts")
 
 LONGEST = 4000
 
 
-class Bytes:
+class ByteTokenizer:
     """A tokenizer whose ids are the 256 bytes, and then special tokens."""
 
     eos_id = None
@@ -42,8 +42,8 @@ class Bytes:
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
 
 
-def drawn(
-    host: PluginManager,
+def sample_texts(
+    plugins: PluginManager,
     spec: GrammarSpec,
     count: int,
     *,
@@ -51,9 +51,11 @@ def drawn(
     backend: str = "llguidance",
 ) -> Iterator[str]:
     """``count`` whole texts of the grammar, always the same ones."""
-    tokenizer = tokenizer or Bytes()
-    compiler = host.create(GUIDED, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
-    refusal = compiler.refuses(spec)
+    tokenizer = tokenizer or ByteTokenizer()
+    compiler = plugins.create(
+        STRUCTURED_OUTPUT, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size
+    )
+    refusal = compiler.unsupported_reason(spec)
     assert refusal is None, f"{backend} refuses it: {refusal}"
     grammar = compiler.compile(spec)
     for seed in range(count):
@@ -61,23 +63,23 @@ def drawn(
         yield tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _walk(matcher: Matcher, vocab_size: int, draw: random.Random) -> list[int]:
+def _walk(matcher: GrammarMatcher, vocab_size: int, draw: random.Random) -> list[int]:
     import torch
 
     mask = torch.zeros((1, (vocab_size + 31) // 32), dtype=torch.int32)
     ends = set(b'"}])')
     ids: list[int] = []
-    while not matcher.finished:
-        matcher.fill(mask, 0)
+    while not matcher.is_terminated:
+        matcher.fill_bitmask(mask, 0)
         words = [word & 0xFFFFFFFF for word in mask[0].tolist()]
         allowed = [i for i in range(vocab_size) if words[i >> 5] >> (i & 31) & 1]
-        if matcher.complete and (not allowed or draw.random() < 0.5):
+        if matcher.is_accepting and (not allowed or draw.random() < 0.5):
             break
         assert allowed, "the grammar has come to a dead end"
         # Letters and ends now and then, or a walk would seldom leave a string.
         likely = [i for i in allowed if i in ends] if draw.random() < 0.3 else []
         token = draw.choice(likely or [i for i in allowed if i < 128] or allowed)
-        assert matcher.accept(token), "the grammar refuses what its mask allows"
+        assert matcher.accept_token(token), "the grammar refuses what its mask allows"
         ids.append(token)
         assert len(ids) < LONGEST, "the grammar does not come to an end"
     return ids

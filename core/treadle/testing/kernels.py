@@ -3,7 +3,7 @@
 ::
 
     class TestMine(PluginSuite, KernelSuite):
-        plugin = "kernels:mine"
+        plugin = "kernel_ops:mine"
         device = DeviceInfo("cuda", (9, 0))     # what to bid for and to run on
 
 Its cases are the operations of ``treadle.sampling.kernels.KERNEL_OPS``.
@@ -24,7 +24,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.layers.kernel_op import Arg, KernelOp
 from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.kernel_examples import copied, example_args
-from treadle.testing.plugin import FOREIGN, Subject
+from treadle.testing.plugin import FOREIGN, PluginTest
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
@@ -37,7 +37,7 @@ FP8_TOLERANCE = 0.13
 """One step of the three bits of a float8_e4m3fn."""
 
 
-class KernelSuite(Subject):
+class KernelSuite(PluginTest):
     """Every operation is put to the backend; what it offers for is run with several row counts."""
 
     device: ClassVar[DeviceInfo] = DeviceInfo("cpu")
@@ -45,10 +45,10 @@ class KernelSuite(Subject):
 
     def bid(self, op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
         """Its answer, or what it raised: for an engine that would be a refusal."""
-        host = self._bidding
-        hooks: Any = host.hooks_for(self.kind, self.key)
-        options = host.options(self.kind, self.key)
-        bids: list[KernelOffer | Refusal] = hooks.treadle_kernel(
+        plugins = self._bidding
+        hooks: Any = plugins.hooks_for(self.kind, self.key)
+        options = plugins.options(self.kind, self.key)
+        bids: list[KernelOffer | Refusal] = hooks.treadle_kernel_op(
             op=op, request=request, options=options
         )
         return next((bid for bid in bids if bid.name == self.key), None)
@@ -122,7 +122,7 @@ class KernelSuite(Subject):
         }
         found = [(d, bid.load()) for d, bid in bids.items() if isinstance(bid, KernelOffer)]
         if not found:
-            pytest.skip(f"does not offer {op.name} for {self.device.kind}")
+            pytest.skip(f"does not offer {op.name} for {self.device.type}")
         return found
 
     def calls(
@@ -136,7 +136,7 @@ class KernelSuite(Subject):
                 args = example_args(
                     op, {**op.small_sizes, **sizes}, getattr(torch, dtype), count, optional=optional
                 )
-                yield [_moved(arg, self.device.kind) for arg in args], optional
+                yield [_moved(arg, self.device.type) for arg in args], optional
 
     def compare(self, op: KernelOp, got: Tensor, want: Tensor, dtype: str) -> None:
         assert got.shape == want.shape and got.dtype == want.dtype

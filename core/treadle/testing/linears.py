@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
-from treadle.api.models import ModelContext, ModelSpec, QuantizationScheme, TensorNames
+from treadle.api.models import ModelContext, ModelSpec, QuantizationScheme, SupportsWeightRenaming
 from treadle.layers import Linear, SingleRankCommunicator
 from treadle.loading.weights import load_weights
 from treadle.testing.packing import Format
@@ -73,12 +73,12 @@ def fill(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     *,
-    ranks: Communicator | None = None,
+    tp_group: Communicator | None = None,
     device: str = "cpu",
 ) -> Linear:
     """The layer of one rank, with the tensors of ``pack``. Raises what loading raises."""
-    ranks = ranks or SingleRankCommunicator()
-    ctx: Any = ModelContext(None, dtype, torch.device(device), ranks, scheme, _no_attention)
+    tp_group = tp_group or SingleRankCommunicator()
+    ctx: Any = ModelContext(None, dtype, torch.device(device), tp_group, scheme, _no_attention)
     with torch.device(device):
         built = Linear(
             ctx,
@@ -94,9 +94,9 @@ def fill(
         outer = nn.Module()
         outer.add_module(part, root)
         root = outer
-    spec = ModelSpec("layer", _no_attention, fused={"fused": layer.names})
-    rename = scheme.rename if isinstance(scheme, TensorNames) else None
-    load_weights(root, spec, _Tensors(tensors), ranks, rename=rename)
+    spec = ModelSpec("layer", _no_attention, packed_modules_mapping={"fused": layer.names})
+    rename = scheme.rename if isinstance(scheme, SupportsWeightRenaming) else None
+    load_weights(root, spec, _Tensors(tensors), tp_group, rename=rename)
     return built
 
 

@@ -4,7 +4,7 @@
 
     class TestMine(PluginSuite, LogitsProcessorSuite):
         plugin = "logits_processors:mine"
-        arguments = [{"ngram": 2}]      # values of SamplingParams.extra["mine"] that it takes
+        arguments = [{"ngram": 2}]      # values of SamplingParams.extra_args["mine"] that it takes
         refused = [{"ngram": 0}]        # and some that it must refuse
 """
 
@@ -20,7 +20,7 @@ import pytest
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS
 from treadle.errors import RequestError
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ("LogitsProcessorSuite",)
 
 
-class LogitsProcessorSuite(Subject):
+class LogitsProcessorSuite(PluginTest):
     """A processor refuses in ``check`` and never in ``apply``; rows know nothing of each other."""
 
     arguments: ClassVar[Sequence[Any]]
@@ -57,14 +57,14 @@ class LogitsProcessorSuite(Subject):
     def test_good_arguments_pass(self) -> None:
         processor = self.build()
         for arguments in self.arguments:
-            processor.check(arguments)
+            processor.validate_params(arguments)
 
     def test_bad_arguments_are_the_requests_error(self) -> None:
         assert self.refused, "name some arguments that it refuses"
         processor = self.build()
         for arguments in self.refused:
             with pytest.raises(RequestError):
-                processor.check(arguments)
+                processor.validate_params(arguments)
 
     @pytest.mark.parametrize("count", [1, 2, 5])
     def test_the_result_has_the_shape_of_the_logits(self, count: int) -> None:
@@ -107,6 +107,6 @@ class LogitsProcessorSuite(Subject):
         processor = self.build()
         for arguments in given:
             with suppress(RequestError):
-                processor.check(arguments)
+                processor.validate_params(arguments)
         processor.apply(logits, given, tokens)
         assert (given, tokens) == before

@@ -19,7 +19,7 @@ import pytest
 
 from treadle.api.matching import Match, ModelTraits
 from treadle.plugins import PluginManager
-from treadle.testing.plugin import FOREIGN, Subject
+from treadle.testing.plugin import FOREIGN, PluginTest
 
 __all__ = ("PLAIN", "Matching")
 
@@ -38,24 +38,24 @@ PLAIN = (
 """Models that call no tools and do not reason."""
 
 
-class Matching(Subject):
+class Matching(PluginTest):
     """``matched`` are models that the plugin is made for, ``unmatched`` others that look alike."""
 
     matched: ClassVar[Sequence[ModelTraits]] = ()
     unmatched: ClassVar[Sequence[ModelTraits]] = ()
 
     def test_it_matches_its_models(self) -> None:
-        host = self._matching()
+        plugins = self._matching()
         if not self.matched:
             pytest.skip("it was given no models that it matches")
         for model in self.matched:
-            assert self._match(host, model) is not None, f"no match: {model}"
+            assert self._match(plugins, model) is not None, f"no match: {model}"
 
     def test_it_leaves_other_models_alone(self) -> None:
         """It would be chosen for each model that has no better match."""
-        host = self._matching()
+        plugins = self._matching()
         for model in (*PLAIN, *self.unmatched):
-            assert self._match(host, model) is None, f"it matches {model}"
+            assert self._match(plugins, model) is None, f"it matches {model}"
 
     def test_it_matches_under_its_own_key_only(self) -> None:
         """A module may serve several keys, and is asked for each of them."""
@@ -67,22 +67,22 @@ class Matching(Subject):
 
     def test_its_reason_can_be_shown(self) -> None:
         """In a line of ``treadle serve --explain``."""
-        host = self._matching()
+        plugins = self._matching()
         for model in self.matched:
-            found: Any = self._match(host, model)
+            found: Any = self._match(plugins, model)
             if found is not None:
                 assert isinstance(found, Match) and found.score > 0
                 assert 8 <= len(found.reason) <= 80 and found.reason.isprintable()
 
-    def _match(self, host: PluginManager, model: ModelTraits) -> Any:
-        options = host.options(self.kind, self.key)
-        hooks: Any = host.hooks_for(self.kind, self.key)
+    def _match(self, plugins: PluginManager, model: ModelTraits) -> Any:
+        options = plugins.options(self.kind, self.key)
+        hooks: Any = plugins.hooks_for(self.kind, self.key)
         return hooks.treadle_match(kind=self.kind, key=self.key, model=model, options=options)
 
     def _matching(self) -> PluginManager:
-        host = self.host()
-        if self.key not in host.keys(self.kind):
+        plugins = self.host()
+        if self.key not in plugins.keys(self.kind):
             pytest.skip("it is not installed")
-        if "treadle_match" not in host.hooks_of(host.load(self.kind, self.key))[0]:
+        if "treadle_match" not in plugins.hooks_of(plugins.load(self.kind, self.key))[0]:
             pytest.skip("it is chosen by name only")
-        return host
+        return plugins

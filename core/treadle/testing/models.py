@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
@@ -22,7 +22,7 @@ from treadle.loading.sources import files_in
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend, batch_of
 
-__all__ = ("Asked", "TinyModel", "transformers_logits")
+__all__ = ("RecordingScheme", "TinyModel", "transformers_logits")
 
 PAGE = 8
 
@@ -36,9 +36,9 @@ class TinyModel:
     def __init__(
         self,
         folder: str | Path,
-        host: PluginManager,
+        plugins: PluginManager,
         *,
-        ranks: Communicator | None = None,
+        tp_group: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
         longest: int | None = None,
         load_format: str = "auto",
@@ -50,10 +50,10 @@ class TinyModel:
         self.model, self.spec = build_model(
             files,
             self.config,
-            host,
+            plugins,
             torch.device("cpu"),
             dtype,
-            ranks or SingleRankCommunicator(),
+            tp_group or SingleRankCommunicator(),
             lambda request, spec: ReferenceBackend(request),
             load_format=load_format,
             quantization=quantization,
@@ -94,7 +94,7 @@ class TinyModel:
     def _clear(self, totals: Sequence[int]) -> None:
         _, pages = batch_of(totals, totals, page_size=PAGE)
         for layer in self.attentions:
-            layer.cache = torch.zeros(layer.backend.cache_shape(pages, PAGE, layer.spec))
+            layer.cache = torch.zeros(layer.backend.kv_cache_shape(pages, PAGE, layer.spec))
 
     def step(
         self,
@@ -108,24 +108,26 @@ class TinyModel:
         lengths = [d + n for d, n in zip(done, counts, strict=True)]
         batch, _ = batch_of(counts, lengths, page_size=PAGE)
         batch.page_table = whole.page_table  # pages stay where they are between steps
-        starts = whole.query_start.tolist()
+        starts = whole.query_start_loc.tolist()
         spans = [(d, e) for d, e in zip(done, lengths, strict=True)]
         batch.slot_mapping = torch.cat(
             [whole.slot_mapping[s + d : s + e] for s, (d, e) in zip(starts, spans, strict=False)]
         )
         ids = torch.cat([q[d:e] for q, (d, e) in zip(sequences, spans, strict=True)])
         positions = torch.cat([torch.arange(d, e) for d, e in spans])
-        hidden = self.model(ids, positions, Step(plans=[batch], wanted=wanted))
-        result: Tensor = self.model.logits(hidden)
+        hidden = self.model(
+            ids, positions, ForwardContext(attn_metadata=[batch], logits_indices=wanted)
+        )
+        result: Tensor = self.model.compute_logits(hidden)
         return result.float()
 
 
-class Asked:
+class RecordingScheme:
     """A plugin manager of which the quantization leaves every layer as it is, and notes the ``names``
     of the matrices that it is called for."""
 
-    def __init__(self, host: PluginManager) -> None:
-        self._host = host
+    def __init__(self, plugins: PluginManager) -> None:
+        self._host = plugins
         self.name = "asked"
         self.names: set[str] = set()
 
@@ -137,13 +139,13 @@ class Asked:
             return self
         return self._host.create_guarded(kind, key, **arguments)
 
-    def linear(self, spec: LinearSpec) -> None:
+    def linear_method(self, spec: LinearSpec) -> None:
         self.names.update(spec.names)
 
-    def experts(self, spec: ExpertsSpec) -> None:
+    def experts_method(self, spec: ExpertsSpec) -> None:
         self.names.update(spec.names)
 
-    def kv_dtype(self, layer: str) -> None:
+    def kv_cache_dtype(self, layer: str) -> None:
         """Nothing is said of caches."""
 
 

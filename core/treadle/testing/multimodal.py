@@ -19,14 +19,14 @@ import pytest
 
 from treadle.api.engine import MultimodalProcessor
 from treadle.api.files import ModelFiles
-from treadle.api.kinds import MULTIMODAL
+from treadle.api.kinds import MULTIMODAL_PROCESSORS
 from treadle.errors import RequestError
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 __all__ = ("MultimodalSuite", "equal")
 
 
-class MultimodalSuite(Subject):
+class MultimodalSuite(PluginTest):
     """An item is the same wherever it comes; the prompt has a place for each of its features."""
 
     items: ClassVar[Sequence[Any]]
@@ -41,7 +41,7 @@ class MultimodalSuite(Subject):
         return len(processed)
 
     def open(self, folder: Path) -> MultimodalProcessor:
-        return self.host().create(MULTIMODAL, self.key, files=self.files(folder))
+        return self.host().create(MULTIMODAL_PROCESSORS, self.key, files=self.files(folder))
 
     def test_two_builds_are_two_objects(self, tmp_path: Path) -> None:
         assert self.open(tmp_path) is not self.open(tmp_path)

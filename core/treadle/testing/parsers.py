@@ -8,7 +8,7 @@
 
 
     class TestThoughts(PluginSuite, ReasoningSuite):
-        plugin = "reasoning:mine"
+        plugin = "reasoning_parsers:mine"
         cases = [("the prompt", "<think>hm</think>yes", [reasoning("hm"), text("yes")])]
 
 Give cases for every form that the format has. The suites cut each of them at every place, end them
@@ -26,13 +26,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from treadle.api.kinds import REASONING, TOOL_PARSERS
+from treadle.api.kinds import REASONING_PARSERS, TOOL_PARSERS
 from treadle.api.parsers import (
     Delta,
-    Opens,
     ReasoningDelta,
     ReasoningParser,
     StreamParser,
+    SupportsReasoningOpener,
     TextDelta,
     Tool,
     ToolCallDelta,
@@ -40,7 +40,15 @@ from treadle.api.parsers import (
 )
 from treadle.api.structured_output import GrammarSpec
 from treadle.testing.json_prefix import is_json_prefix
-from treadle.testing.streams import HELD, ODD, PROSE, Letters, Streams, merged, said
+from treadle.testing.streams import (
+    HELD,
+    ODD,
+    PROSE,
+    CodePointTokenizer,
+    StreamParserSuite,
+    collect,
+    merged,
+)
 
 __all__ = ("ReasoningSuite", "ToolParserSuite", "call", "merged", "reasoning", "text")
 
@@ -75,14 +83,14 @@ def reasoning(said: str) -> ReasoningDelta:
     return ReasoningDelta(said)
 
 
-class ToolParserSuite(Streams):
+class ToolParserSuite(StreamParserSuite):
     """Calls out of text, and text as it was. ``streams`` is whether arguments are handed on before
     a call is complete; ``prose`` holds no calls."""
 
     cases: ClassVar[Sequence[tuple[str, Sequence[Delta]]]] = ()
     prose: ClassVar[Sequence[str]] = PROSE
     tools: ClassVar[Sequence[Tool]] = TOOLS
-    tokenizer: ClassVar[Any] = Letters()
+    tokenizer: ClassVar[Any] = CodePointTokenizer()
     streams: ClassVar[bool] = True
 
     def open(self) -> ToolParser:
@@ -127,9 +135,9 @@ class ToolParserSuite(Streams):
             found = self.parsed(self.open, [output])
             calls = [delta for delta in found if isinstance(delta, ToolCallDelta)]
             if not calls:
-                assert said(found) == output
+                assert collect(found) == output
             elif ODD in output:
-                told = said(found) + "".join(delta.arguments for delta in calls)
+                told = collect(found) + "".join(delta.arguments for delta in calls)
                 assert ODD in told, f"its end is missing: {output!r} became {found}"
 
     def test_prose_holds_no_calls(self) -> None:
@@ -141,7 +149,7 @@ class ToolParserSuite(Streams):
         """Somebody is reading it."""
         parser, told = self.open(), ""
         for at, char in enumerate("The quick brown fox; " * 20, start=1):
-            told += said(parser.feed(char, ()))
+            told += collect(parser.feed(char, ()))
             assert at - len(told) <= HELD, f"{at - len(told)} characters are kept back"
 
     def test_arguments_stream(self) -> None:
@@ -169,21 +177,21 @@ class ToolParserSuite(Streams):
         """``None`` says that the format cannot be forced; an exception says nothing."""
         name: Mapping[str, Any] = {"type": "function", "function": {"name": self.tools[-1].name}}
         for choice in ("required", name):
-            spec = self.open().grammar(choice)
+            spec = self.open().grammar_for_tool_choice(choice)
             assert spec is None or isinstance(spec, GrammarSpec)
 
     def test_a_forced_call_parses(self) -> None:
         """Texts drawn from the grammar, by llguidance if that is installed."""
-        if "llguidance" not in self.opener.keys("guided"):
+        if "llguidance" not in self.opener.keys("structured_output"):
             pytest.skip("no backend for it is installed")
-        from treadle.testing.grammars import drawn
+        from treadle.testing.grammars import sample_texts
 
         for tool in self.tools:
             choice = {"type": "function", "function": {"name": tool.name}}
-            spec = self.open().grammar(choice)
+            spec = self.open().grammar_for_tool_choice(choice)
             if spec is None:
                 pytest.skip("it cannot force a call")
-            for output in drawn(self.opener, spec, 3):
+            for output in sample_texts(self.opener, spec, 3):
                 found = self.parsed(self.open, [output])
                 assert [type(d) for d in found] == [ToolCallDelta], f"{output!r} became {found}"
                 for delta in found:
@@ -193,16 +201,18 @@ class ToolParserSuite(Streams):
                     assert not missing, f"{missing} is missing in {output!r}"
 
 
-class ReasoningSuite(Streams):
+class ReasoningSuite(StreamParserSuite):
     """Reasoning apart from the answer. A case is a prompt, an output, and what becomes of it."""
 
     cases: ClassVar[Sequence[tuple[str, str, Sequence[Delta]]]] = ()
     prose: ClassVar[Sequence[str]] = PROSE
     tags: ClassVar[Sequence[str]] = ("<think>", "</think>")
-    tokenizer: ClassVar[Any] = Letters()
+    tokenizer: ClassVar[Any] = CodePointTokenizer()
 
     def open(self, prompt: str) -> ReasoningParser:
-        return self.opener.create(REASONING, self.key, tokenizer=self.tokenizer, prompt=prompt)
+        return self.opener.create(
+            REASONING_PARSERS, self.key, tokenizer=self.tokenizer, prompt=prompt
+        )
 
     def samples(self) -> Iterator[tuple[str, Callable[[], StreamParser]]]:
         for output, open_, _ in self.expected():
@@ -235,26 +245,30 @@ class ReasoningSuite(Streams):
             parser: Any = open_()
             closed = False
             for char in output:
-                before = parser.open
+                before = parser.in_reasoning
                 found = parser.feed(char, ())
                 if any(isinstance(d, ReasoningDelta) for d in found):
-                    assert before or parser.open, f"reasoning while it is closed: {output!r}"
-                if said(found).strip():
-                    assert not parser.open, f"an answer while it is open: {output!r}"
+                    assert before or parser.in_reasoning, (
+                        f"reasoning while it is closed: {output!r}"
+                    )
+                if collect(found).strip():
+                    assert not parser.in_reasoning, f"an answer while it is open: {output!r}"
                     closed = True
-                assert not (closed and parser.open), f"opened behind the answer: {output!r}"
+                assert not (closed and parser.in_reasoning), f"opened behind the answer: {output!r}"
 
     def test_what_opens_it_opens_it(self) -> None:
         """An answer within a grammar may begin with it, and with nothing else."""
         for output, open_ in self.samples():
             parser: Any = open_()
-            tag = parser.opener if isinstance(parser, Opens) else None
+            tag = parser.opening_tag if isinstance(parser, SupportsReasoningOpener) else None
             if tag is not None:
                 parser.feed(tag, ())
-                assert parser.open and parser.opener is None, f"{tag!r} does not open it"
+                assert parser.in_reasoning and parser.opening_tag is None, (
+                    f"{tag!r} does not open it"
+                )
                 other: Any = open_()
                 other.feed("x", ())
-                assert other.opener is None, f"offered behind the beginning: {output!r}"
+                assert other.opening_tag is None, f"offered behind the beginning: {output!r}"
 
     def test_it_streams(self) -> None:
         for output, open_ in self.samples():

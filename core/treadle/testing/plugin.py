@@ -3,7 +3,7 @@
 ::
 
     class TestMine(PluginSuite, PolicySuite):       # the suite of the kind beside it
-        plugin = "policies:mine"
+        plugin = "scheduling_policies:mine"
         options = {"patience": 2.0}                 # options to test it with
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from treadle.api.cache import CacheLayout, ConnectorRole, DeviceInfo
+from treadle.api.cache import ConnectorRole, DeviceInfo, KVCacheLayout
 from treadle.api.files import ModelFiles
 from treadle.config import EngineConfig, PluginConfig
 from treadle.plugins import Entry, PluginManager, installed_kinds
@@ -28,14 +28,14 @@ from treadle.plugins.entries import normal
 if TYPE_CHECKING:
     from treadle.testing.examination.findings import Finding
 
-__all__ = ("FOREIGN", "PluginSuite", "Subject", "hook_arguments")
+__all__ = ("FOREIGN", "PluginSuite", "PluginTest", "hook_arguments")
 
 FOREIGN = "a-key-that-nobody-has"
 LIGHT = ("cuda", "heavy", "slow")
 INSTALLED = ("dependency", "requirement", "stale")
 
 
-class Subject:
+class PluginTest:
     """The plugin under test. ``host`` may be overridden to test one that is not installed."""
 
     plugin: ClassVar[str]
@@ -63,7 +63,7 @@ class Subject:
 _EXAMINED: dict[tuple[str, type], list[Finding]] = {}
 
 
-class PluginSuite(Subject):
+class PluginSuite(PluginTest):
     """Subclass it with ``plugin``; the name must begin with ``Test``."""
 
     def findings(self) -> list[Finding]:
@@ -74,13 +74,13 @@ class PluginSuite(Subject):
         entry = self.entry
         name = (str(SelectedPlugin.of(entry, self.kind, self.key)), type(self))
         if name not in _EXAMINED:
-            host = self.host()
-            same = [e for e in host.entries if (e.id, e.dist) == (entry.id, entry.dist)]
-            checked, _ = check(host, same, seconds=30.0)
+            plugins = self.host()
+            same = [e for e in plugins.entries if (e.id, e.dist) == (entry.id, entry.dist)]
+            checked, _ = check(plugins, same, seconds=30.0)
             _EXAMINED[name] = [finding for each in checked for finding in each.findings]
         return _EXAMINED[name]
 
-    def said(self, *codes: str) -> list[str]:
+    def output_text(self, *codes: str) -> list[str]:
         return [f"{f.code}: {f.text}" for f in self.findings() if f.code in codes]
 
     def test_it_is_found_and_loads(self) -> None:
@@ -89,10 +89,10 @@ class PluginSuite(Subject):
         assert wrong == []
 
     def test_its_import_is_light(self) -> None:
-        assert self.said(*LIGHT) == [], "import what is heavy inside the hooks"
+        assert self.output_text(*LIGHT) == [], "import what is heavy inside the hooks"
 
     def test_it_is_installed_as_it_says(self) -> None:
-        assert self.said(*INSTALLED) == []
+        assert self.output_text(*INSTALLED) == []
 
     def test_it_asks_for_a_range_of_the_core(self) -> None:
         """A plugin without an upper bound is installed beside a core that it does not know."""
@@ -113,15 +113,15 @@ class PluginSuite(Subject):
         if (
             kind.owner != "treadle-core"
             or kind.mode == "always"
-            or kind.hook in ("treadle_attention", "treadle_communicator")
+            or kind.hook in ("treadle_attention_backend", "treadle_communicator")
         ):
             pytest.skip("its hook is not asked by key")
         if self.entry.key == "*":
             pytest.skip("it is the fallback: every key is its own")
-        host = self.host()
-        host.load(self.kind, self.key)
-        relay = host.hooks_for(self.kind, self.key)
-        found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, host))
+        plugins = self.host()
+        plugins.load(self.kind, self.key)
+        relay = plugins.hooks_for(self.kind, self.key)
+        found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, plugins))
         assert not found, f"{kind.hook} answered {found!r} for {FOREIGN!r}"
 
     def test_its_annotations_agree_with_the_hooks(self) -> None:
@@ -154,7 +154,7 @@ class PluginSuite(Subject):
         assert silent == [], "give them msgspec.Meta(description=…)"
 
 
-def hook_arguments(hook: str, host: PluginManager) -> dict[str, Any]:
+def hook_arguments(hook: str, plugins: PluginManager) -> dict[str, Any]:
     """Arguments for a hook whose key is foreign: it must not look at the others."""
     from treadle.api.attention import AttentionRequest, KernelRequest
     from treadle.api.hookspecs import Plugin
@@ -168,13 +168,13 @@ def hook_arguments(hook: str, host: PluginManager) -> dict[str, Any]:
         "checkpoint": {},
         "device": cpu,
         "config": EngineConfig(),
-        "host": host,
+        "host": plugins,
         "vocab_size": 8,
         "tools": (),
         "prompt": "",
         "role": ConnectorRole.WORKER,
-        "layout": CacheLayout(16, 8, ()),
-        "request": KernelRequest(cpu, "float32", {}) if hook == "treadle_kernel" else attention,
+        "layout": KVCacheLayout(16, 8, ()),
+        "request": KernelRequest(cpu, "float32", {}) if hook == "treadle_kernel_op" else attention,
         "options": {},
     }
     names = [n for n in inspect.signature(getattr(Plugin, hook)).parameters if n != "self"]

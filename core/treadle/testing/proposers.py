@@ -16,7 +16,7 @@ import pytest
 from treadle.api.engine import Proposer
 from treadle.api.kinds import PROPOSERS
 from treadle.config import EngineConfig
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ LENGTH = 60
 """Tokens of a whole output, its prompt counted."""
 
 
-class ProposerSuite(Subject):
+class ProposerSuite(PluginTest):
     """Histories repeat themselves, so that a proposer that looks back has something to propose."""
 
     vocab_size: ClassVar[int] = 64
@@ -60,7 +60,7 @@ class ProposerSuite(Subject):
         import torch
 
         proposer = self.build()
-        wanted: Any = proposer.lookahead
+        wanted: Any = proposer.num_speculative_tokens
         assert isinstance(wanted, int) and wanted >= 1
         for rows in (count, 1, count):
             found = self.drafts(proposer, self.histories(rows))
@@ -85,7 +85,7 @@ class ProposerSuite(Subject):
             proposer, run = self.build(), []
             for count in (5, 2, 5):
                 found = self.drafts(proposer, self.histories(count)).tolist()
-                proposer.accepted([min(1, len(row)) for row in found])
+                proposer.on_accepted([min(1, len(row)) for row in found])
                 run.append(found)
             runs.append(run)
         assert runs[0] == runs[1]
@@ -105,7 +105,7 @@ class ProposerSuite(Subject):
             for row, drafts in zip(rows, drafted, strict=True):
                 counts.append(self.agreed(row, drafts))
                 row[:] = self.continued(row, len(row) + counts[-1] + 1)
-            proposer.accepted(counts)
+            proposer.on_accepted(counts)
             done += [row[:LENGTH] for row in rows if len(row) >= LENGTH]
             rows = [row for row in rows if len(row) < LENGTH]
         assert sorted(done) == sorted(expected)

@@ -22,7 +22,7 @@ import pytest
 from treadle.api.cache import DeviceInfo
 from treadle.api.kinds import QUANTIZATION
 from treadle.errors import CheckpointError, TreadleError
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ __all__ = ("QuantizationSuite",)
 ROWS = ((1,), (5,), (2, 3), (70,), (0,))
 
 
-class QuantizationSuite(Subject):
+class QuantizationSuite(PluginTest):
     """Subclass it with ``formats``; the key is the ``quant_method``."""
 
     formats: ClassVar[Mapping[str, Format]]
@@ -98,18 +98,18 @@ class QuantizationSuite(Subject):
         layer: Layer,
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
-        ranks: Communicator | None = None,
+        tp_group: Communicator | None = None,
     ) -> Linear:
         from treadle.testing.linears import fill
 
         scheme = self.scheme(format.config())
-        return fill(scheme, layer, tensors, dtype, ranks=ranks, device=self.device.kind)
+        return fill(scheme, layer, tensors, dtype, tp_group=tp_group, device=self.device.type)
 
     def inputs(self, layer: Layer, dtype: torch.dtype, *rows: int) -> Tensor:
         import torch
 
         x = torch.randn(*rows, layer.inputs, generator=torch.Generator().manual_seed(7))
-        return x.to(self.device.kind, dtype)
+        return x.to(self.device.type, dtype)
 
     def check(self, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, where: str) -> None:
         """Compare with ``x @ weight.T + bias``."""
@@ -127,7 +127,7 @@ class QuantizationSuite(Subject):
     def test_every_layer_is_its_dequantized_weight(self) -> None:
         import torch
 
-        from treadle.api.models import GatedMethod
+        from treadle.api.models import SupportsGatedInput
         from treadle.layers.ops import silu_and_mul
         from treadle.testing.linears import pack
 
@@ -141,7 +141,7 @@ class QuantizationSuite(Subject):
                         where = f"{title}, {name}, {dtype}, {list(rows)} rows"
                         with torch.inference_mode():
                             self.check(built(x), x, weight, bias, where)
-                            if isinstance(built.method, GatedMethod):
+                            if isinstance(built.method, SupportsGatedInput):
                                 # No larger than ``x``, for which static scales are made.
                                 wide = torch.cat((torch.ones_like(x), x), dim=-1)
                                 y, x = built.gated(wide), silu_and_mul(wide)
@@ -209,13 +209,13 @@ class QuantizationSuite(Subject):
         import torch
 
         from treadle.testing.linears import pack
-        from treadle.testing.ranks import on_ranks
+        from treadle.testing.ranks import run_on_ranks
 
         for title, format in self.formats.items():
             for name, layer in self.shared.items():
                 tensors, weight, bias = pack(format, layer)
                 x = self.inputs(layer, torch.float32, 3)
-                for rank, y in enumerate(on_ranks(2, self._half(format, layer, tensors, x))):
+                for rank, y in enumerate(run_on_ranks(2, self._half(format, layer, tensors, x))):
                     rows = slice(None) if layer.split == "row" else layer.shares(rank, 2)
                     added = None if bias is None else bias[rows]
                     self.check(y, x, weight[rows], added, f"{title}, {name}, rank {rank} of 2")
@@ -223,9 +223,9 @@ class QuantizationSuite(Subject):
     def _half(
         self, format: Format, layer: Layer, tensors: Mapping[str, Tensor], x: Tensor
     ) -> Callable[[Communicator], Tensor]:
-        def work(ranks: Communicator) -> Tensor:
-            built = self.load(format, layer, tensors, x.dtype, ranks)
-            own = x.chunk(2, dim=1)[ranks.rank].contiguous() if layer.split == "row" else x
+        def work(tp_group: Communicator) -> Tensor:
+            built = self.load(format, layer, tensors, x.dtype, tp_group)
+            own = x.chunk(2, dim=1)[tp_group.rank].contiguous() if layer.split == "row" else x
             y: Tensor = built(own)
             return y
 
@@ -249,12 +249,12 @@ class QuantizationSuite(Subject):
         for title, format in self.formats.items():
             scheme = self.scheme(format.config([gate, up, f"{home}.router"]))
             for alone in (fused, spec(gate), spec(f"{home}.router")):
-                assert scheme.linear(alone) is None, title
+                assert scheme.linear_method(alone) is None, title
             for other in (spec(down), spec("model.layers.11.mlp.up_proj")):
-                assert scheme.linear(other) is not None, title
+                assert scheme.linear_method(other) is not None, title
             with pytest.raises(TreadleError, match="up_proj"):
-                self.scheme(format.config([gate])).linear(fused)
-            assert self.scheme(format.config()).linear(spec("lm_head")) is None, title
+                self.scheme(format.config([gate])).linear_method(fused)
+            assert self.scheme(format.config()).linear_method(spec("lm_head")) is None, title
 
     def test_two_layers_share_nothing(self) -> None:
         import torch
@@ -263,7 +263,7 @@ class QuantizationSuite(Subject):
 
         scheme = self.scheme(next(iter(self.formats.values())).config())
         spec = LinearSpec("a", ("a",), 128, (64,), False, torch.float32)
-        assert scheme.linear(spec) is not scheme.linear(spec)
+        assert scheme.linear_method(spec) is not scheme.linear_method(spec)
 
     def test_it_answers_for_experts_and_caches(self) -> None:
         """``None`` says that it has nothing for them."""
@@ -275,9 +275,9 @@ class QuantizationSuite(Subject):
         spec = ExpertsSpec("model.layers.0.mlp.experts", names, 4, 256, 256, torch.float32)
         for title, format in self.formats.items():
             scheme = self.scheme(format.config())
-            method = scheme.experts(spec)
+            method = scheme.experts_method(spec)
             assert method is None or hasattr(method, "apply"), title
-            kv_dtype = scheme.kv_dtype("model.layers.0.self_attn.attn")
+            kv_dtype = scheme.kv_cache_dtype("model.layers.0.self_attn.attn")
             assert kv_dtype is None or isinstance(kv_dtype, str), title
 
     def test_what_it_cannot_read_is_refused(self) -> None:
@@ -307,22 +307,22 @@ class QuantizationSuite(Subject):
         import torch
 
         from treadle.testing.models import TinyModel
-        from treadle.testing.ranks import on_ranks
+        from treadle.testing.ranks import run_on_ranks
 
-        host = self.host()
-        if not any(e.id == "models:LlamaForCausalLM" for e in host.entries):
+        plugins = self.host()
+        if not any(e.id == "models:LlamaForCausalLM" for e in plugins.entries):
             pytest.skip("needs treadle-llama")
         ids = torch.randint(0, 256, (12,), generator=torch.Generator().manual_seed(5))
         for index, (title, format) in enumerate(self.formats.items()):
             packed, plain = self.checkpoints(tmp_path / str(index), format)
-            want = TinyModel(plain, host).logits(ids)
-            alone = TinyModel(packed, host).logits(ids)
+            want = TinyModel(plain, plugins).logits(ids)
+            alone = TinyModel(packed, plugins).logits(ids)
             assert (alone - want).abs().max() < 1e-3, title
 
-            def work(ranks: Communicator, folder: Path = packed) -> Tensor:
-                return TinyModel(folder, host, ranks=ranks).logits(ids)
+            def work(tp_group: Communicator, folder: Path = packed) -> Tensor:
+                return TinyModel(folder, plugins, tp_group=tp_group).logits(ids)
 
-            for logits in on_ranks(2, work):
+            for logits in run_on_ranks(2, work):
                 assert (logits - want).abs().max() < 1e-3, f"{title}, two ranks"
-            half = TinyModel(packed, host, dtype=torch.bfloat16).logits(ids)
+            half = TinyModel(packed, plugins, dtype=torch.bfloat16).logits(ids)
             assert (half - want).norm() < 0.1 * want.norm(), f"{title}, bfloat16"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator
 
-__all__ = ("on_ranks",)
+__all__ = ("run_on_ranks",)
 
 T = TypeVar("T")
 TIMEOUT = 60.0
@@ -52,7 +52,7 @@ class _Rank:
         return [int(v) for v in torch.stack(brought).amin(dim=0)]
 
 
-def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
+def run_on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
     """Run ``work`` once for each rank, at the same time, and return what each rank returned.
 
     The first exception of any rank is raised here, and frees the ranks that wait for it.

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from treadle.api.files import ModelFiles, ModelRef, ModelSource, TensorFiles, WeightLoader
+from treadle.api.files import ModelFiles, ModelRef, ModelSource, SupportsTensorFiles, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODEL_SOURCES
 from treadle.errors import CheckpointError
-from treadle.testing.plugin import FOREIGN, Subject
+from treadle.testing.plugin import FOREIGN, PluginTest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("LoadFormatSuite", "ModelSourceSuite")
 
 
-class ModelSourceSuite(Subject):
+class ModelSourceSuite(PluginTest):
     """A source gives the files that were asked for, all of them on the local disk."""
 
     def ref(self, folder: Path) -> ModelRef:
@@ -77,7 +77,7 @@ class ModelSourceSuite(Subject):
             self.build().resolve(self.missing(tmp_path), patterns=["*"])
 
 
-class LoadFormatSuite(Subject):
+class LoadFormatSuite(PluginTest):
     """A loader yields each wanted tensor once, as it was stored. Say how a file is written."""
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -134,11 +134,11 @@ class LoadFormatSuite(Subject):
 
     def test_a_file_can_be_named_for_a_tensor(self, folder: Path) -> None:
         loader: Any = self.open(folder)
-        if not isinstance(loader, TensorFiles):
+        if not isinstance(loader, SupportsTensorFiles):
             pytest.skip("it does not say which file holds a tensor")
         reader: Any = loader
         for name, _ in reader.tensors(lambda name: True):
-            assert (folder / loader.where(name)).is_file()
+            assert (folder / loader.file_of(name)).is_file()
 
     def test_a_damaged_file_is_a_checkpoint_error(self, folder: Path) -> None:
         self.damage(folder)

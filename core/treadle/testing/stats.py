@@ -13,7 +13,7 @@ import time
 from treadle.api.engine import StatLogger
 from treadle.api.kinds import STAT_LOGGERS
 from treadle.api.stats import EngineStats
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 __all__ = ("StatLoggerSuite",)
 
@@ -22,7 +22,7 @@ BUDGET = 1e-3
 """Seconds that one ``record`` may take on average: it stands between two steps."""
 
 
-class StatLoggerSuite(Subject):
+class StatLoggerSuite(PluginTest):
     """A logger is called after every step, so it is quick and it never raises."""
 
     def build(self) -> StatLogger:
@@ -31,13 +31,13 @@ class StatLoggerSuite(Subject):
 
     def stats(self, step: int) -> EngineStats:
         return EngineStats(
-            steps=step,
-            running=step % 7,
-            waiting=step % 3,
-            pages_total=100,
-            pages_used=step % 100,
+            num_steps=step,
+            num_running=step % 7,
+            num_waiting=step % 3,
+            num_pages=100,
+            num_used_pages=step % 100,
             prompt_tokens=step * 20,
-            generated_tokens=step * 5,
+            generation_tokens=step * 5,
             finished={"stop": step // 3, "length": step // 5},
             step_seconds=step * 0.02,
         )
@@ -57,7 +57,7 @@ class StatLoggerSuite(Subject):
         """Numbers that a rate would be divided by may be zero."""
         logger = self.build()
         for _ in range(2):
-            logger.record(EngineStats(steps=1, generated_tokens=3))
+            logger.record(EngineStats(num_steps=1, generation_tokens=3))
 
     def test_the_statistics_are_left_as_they_are(self) -> None:
         """Other loggers get the same ones."""

@@ -14,7 +14,16 @@ from treadle.api.parsers import Delta, ReasoningDelta, StreamParser, TextDelta, 
 from treadle.plugins import PluginManager
 from treadle.testing.matching import Matching
 
-__all__ = ("HELD", "ODD", "PROSE", "Letters", "Streams", "cuts", "merged", "said")
+__all__ = (
+    "HELD",
+    "ODD",
+    "PROSE",
+    "CodePointTokenizer",
+    "StreamParserSuite",
+    "collect",
+    "merged",
+    "split_points",
+)
 
 # What a model might say next; in no format does it belong to anything. No letter of it may begin
 # or continue an escape, a number or a word of JSON.
@@ -38,7 +47,7 @@ PROSE = (
 )
 
 
-class Letters:
+class CodePointTokenizer:
     """A tokenizer whose ids are code points."""
 
     vocab_size = 0x110000
@@ -73,7 +82,7 @@ def merged(deltas: Sequence[Delta]) -> list[Delta]:
     return [delta for delta in found if delta not in (TextDelta(""), ReasoningDelta(""))]
 
 
-def cuts(whole: str) -> Iterator[list[str]]:
+def split_points(whole: str) -> Iterator[list[str]]:
     """``whole`` in pieces: character by character, at every place in two, at random."""
     yield list(whole)
     for at in range(1, len(whole)):
@@ -84,12 +93,12 @@ def cuts(whole: str) -> Iterator[list[str]]:
         yield [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
 
 
-def said(deltas: Sequence[Delta]) -> str:
+def collect(deltas: Sequence[Delta]) -> str:
     """The text of ``deltas``, without calls and reasoning."""
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-class Streams(Matching):
+class StreamParserSuite(Matching):
     """What both kinds of parsers promise."""
 
     lengths: ClassVar[tuple[int, int]] = (1000, 4000)
@@ -122,7 +131,7 @@ class Streams(Matching):
     def test_any_chunking_gives_the_same(self) -> None:
         for output, open_ in self.samples():
             want = self.parsed(open_, [output])
-            for pieces in cuts(output):
+            for pieces in split_points(output):
                 assert self.parsed(open_, pieces) == want, f"cut as {pieces!r}"
 
     def test_two_parsers_share_nothing(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from treadle.api.files import ChatRenderer, ModelFiles, Tokenizer
 from treadle.api.kinds import RENDERERS, TOKENIZERS
-from treadle.testing.plugin import Subject
+from treadle.testing.plugin import PluginTest
 
 __all__ = ("RendererSuite", "TokenizerSuite")
 
@@ -40,7 +40,7 @@ def _files(folder: Path) -> ModelFiles:
     return ModelFiles(folder, names, {})
 
 
-class TokenizerSuite(Subject):
+class TokenizerSuite(PluginTest):
     """Encoding, decoding, and streams that say what ``decode`` says. ``texts`` must survive it."""
 
     texts: ClassVar[tuple[str, ...]] = TEXTS
@@ -61,26 +61,26 @@ class TokenizerSuite(Subject):
     def test_ids_are_below_the_size_of_the_vocabulary(self, tokenizer: Tokenizer) -> None:
         ids: list[Any] = [i for text in self.texts for i in tokenizer.encode(text)]
         assert all(isinstance(i, int) and 0 <= i < tokenizer.vocab_size for i in ids)
-        assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.special_ids)
-        assert tokenizer.eos_id is None or tokenizer.eos_id < tokenizer.vocab_size
+        assert all(0 <= i < tokenizer.vocab_size for i in tokenizer.special_token_ids)
+        assert tokenizer.eos_token_id is None or tokenizer.eos_token_id < tokenizer.vocab_size
 
     def test_every_id_has_bytes_and_a_text(self, tokenizer: Tokenizer) -> None:
         """Grammars are compiled for all of them, and logprobs may show any."""
         for token in range(tokenizer.vocab_size):
-            text: Any = tokenizer.token(token)
+            text: Any = tokenizer.id_to_token(token)
             stands_for: Any = tokenizer.token_bytes(token)
             assert isinstance(text, str) and isinstance(stands_for, bytes), f"of the id {token}"
 
     def test_special_tokens_are_added_only_when_asked(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)
-            assert tokenizer.special_ids.isdisjoint(ids), f"{text!r} became {ids}"
+            assert tokenizer.special_token_ids.isdisjoint(ids), f"{text!r} became {ids}"
             whole = tokenizer.encode(text)
-            assert [i for i in whole if i not in tokenizer.special_ids] == ids
+            assert [i for i in whole if i not in tokenizer.special_token_ids] == ids
 
     def test_a_marker_becomes_its_token(self, tokenizer: Tokenizer) -> None:
         """A prompt is all of one author, who may write them."""
-        for special in sorted(tokenizer.special_ids):
+        for special in sorted(tokenizer.special_token_ids):
             marker = tokenizer.decode([special], skip_special_tokens=False)
             before = tokenizer.encode("a", add_special_tokens=False)
             ids = tokenizer.encode(f"a{marker}b", add_special_tokens=False)
@@ -89,16 +89,16 @@ class TokenizerSuite(Subject):
     def test_a_stream_says_what_decoding_says(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)
-            stream = tokenizer.stream()
-            pieces = [stream.step(token) for token in ids]
-            assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+            stream = tokenizer.create_detokenizer()
+            pieces = [stream.decode_next(token) for token in ids]
+            assert "".join(pieces) + stream.flush() == tokenizer.decode(ids)
             assert not any("\ufffd" in piece for piece in pieces), "half a character came out"
 
     def test_a_stream_goes_on_after_a_prompt(self, tokenizer: Tokenizer) -> None:
         prompt = tokenizer.encode("The answer is", add_special_tokens=False)
         ids = tokenizer.encode(" forty two", add_special_tokens=False)
-        stream = tokenizer.stream(prompt)
-        grown = "".join(stream.step(token) for token in ids) + stream.finish()
+        stream = tokenizer.create_detokenizer(prompt)
+        grown = "".join(stream.decode_next(token) for token in ids) + stream.flush()
         assert tokenizer.decode(prompt) + grown == tokenizer.decode([*prompt, *ids])
 
     def test_a_stream_completes_what_the_prompt_left_open(self, tokenizer: Tokenizer) -> None:
@@ -106,40 +106,40 @@ class TokenizerSuite(Subject):
         text = "é世👩"
         ids = tokenizer.encode(text, add_special_tokens=False)
         for at in range(len(ids)):
-            stream = tokenizer.stream(ids[:at])
-            grown = "".join(stream.step(token) for token in ids[at:]) + stream.finish()
+            stream = tokenizer.create_detokenizer(ids[:at])
+            grown = "".join(stream.decode_next(token) for token in ids[at:]) + stream.flush()
             assert text.endswith(grown) and grown, f"{grown!r} behind {at} tokens of {text!r}"
 
     def test_two_streams_share_nothing(self, tokenizer: Tokenizer) -> None:
         """Each sequence has its own, and they grow at the same time."""
         ids = tokenizer.encode(self.texts[2], add_special_tokens=False)
-        alone, first, second = (tokenizer.stream() for _ in range(3))
-        want = "".join(alone.step(token) for token in ids) + alone.finish()
-        pairs = [(first.step(token), second.step(token)) for token in ids]
+        alone, first, second = (tokenizer.create_detokenizer() for _ in range(3))
+        want = "".join(alone.decode_next(token) for token in ids) + alone.flush()
+        pairs = [(first.decode_next(token), second.decode_next(token)) for token in ids]
         for place, stream in enumerate((first, second)):
-            assert "".join(pair[place] for pair in pairs) + stream.finish() == want
+            assert "".join(pair[place] for pair in pairs) + stream.flush() == want
 
     def test_an_unfinished_character_becomes_a_mark_at_the_end(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("世", add_special_tokens=False)
         if len(ids) < 2:
             pytest.skip("the character is one token")
-        stream = tokenizer.stream()
-        assert "".join(stream.step(token) for token in ids[:-1]) == ""
-        assert "\ufffd" in stream.finish()
+        stream = tokenizer.create_detokenizer()
+        assert "".join(stream.decode_next(token) for token in ids[:-1]) == ""
+        assert "\ufffd" in stream.flush()
 
     def test_special_tokens_can_be_left_out(self, tokenizer: Tokenizer) -> None:
-        for special in sorted(tokenizer.special_ids):
+        for special in sorted(tokenizer.special_token_ids):
             ids = [*tokenizer.encode("a", add_special_tokens=False), special]
             assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
             assert len(tokenizer.decode(ids, skip_special_tokens=False)) > 1
 
     def test_a_stream_leaves_out_what_decoding_leaves_out(self, tokenizer: Tokenizer) -> None:
         words = [tokenizer.encode(text, add_special_tokens=False) for text in ("one", " two")]
-        for special in sorted(tokenizer.special_ids):
+        for special in sorted(tokenizer.special_token_ids):
             ids = [*words[0], special, *words[1]]
             for skip in (True, False):
-                stream = tokenizer.stream(skip_special_tokens=skip)
-                told = "".join(stream.step(token) for token in ids) + stream.finish()
+                stream = tokenizer.create_detokenizer(skip_special_tokens=skip)
+                told = "".join(stream.decode_next(token) for token in ids) + stream.flush()
                 assert told == tokenizer.decode(ids, skip_special_tokens=skip)
 
     def test_bytes_of_tokens_add_up_to_the_text(self, tokenizer: Tokenizer) -> None:
@@ -158,7 +158,7 @@ class TokenizerSuite(Subject):
             assert list(pool.map(work, many)) == alone
 
 
-class RendererSuite(Subject):
+class RendererSuite(PluginTest):
     """A prompt that a chat template writes, in which no user can pretend to be somebody else."""
 
     messages: ClassVar[list[dict[str, Any]]] = [
@@ -172,9 +172,9 @@ class RendererSuite(Subject):
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> tuple[ChatRenderer, Tokenizer]:
-        host, files = self.host(), self.files(tmp_path)
-        tokenizer = host.create(TOKENIZERS, "auto", files=files)
-        return host.create(RENDERERS, self.key, files=files, tokenizer=tokenizer), tokenizer
+        plugins, files = self.host(), self.files(tmp_path)
+        tokenizer = plugins.create(TOKENIZERS, "auto", files=files)
+        return plugins.create(RENDERERS, self.key, files=files, tokenizer=tokenizer), tokenizer
 
     def test_what_was_said_is_in_the_prompt_in_order(
         self, parts: tuple[ChatRenderer, Tokenizer]
@@ -224,7 +224,9 @@ class RendererSuite(Subject):
     def test_prompts_do_not_meet(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
         """Others are rendered, and encoded, between a prompt's rendering and its encoding."""
         renderer, tokenizer = parts
-        marks = [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids]
+        marks = [
+            tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_token_ids
+        ]
         said = [[{"role": "user", "content": text}] for text in ("one", "".join(marks), "two")]
         prompts, soon = [], []
         for messages in said:
@@ -235,10 +237,12 @@ class RendererSuite(Subject):
     def test_a_marker_in_a_message_stays_text(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
         """Otherwise a user could write the system's message."""
         renderer, tokenizer = parts
-        marks = [tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids]
+        marks = [
+            tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_token_ids
+        ]
         counts = []
         for text in ("harmless", "".join(marks)):
             said = [self.messages[0], {"role": "user", "content": text}]
             ids = renderer.encode(renderer.render(said))
-            counts.append(sum(i in tokenizer.special_ids for i in ids))
+            counts.append(sum(i in tokenizer.special_token_ids for i in ids))
         assert counts[0] == counts[1], "markers of a message became special tokens"

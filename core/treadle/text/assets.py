@@ -14,14 +14,14 @@ import msgspec
 from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import CheckpointError, PluginNotFoundError
 from treadle.loading.download import fetch
 from treadle.loading.sources import parse_ref
 from treadle.plugins.matching import AUTO, Decision, decide
 from treadle.text.defaults import default_params
-from treadle.text.input_processor import NO_TOKENIZER, Processor
+from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
 from treadle.text.plugin import JINJA
 from treadle.text.renderer import template_text
 from treadle.text.settings import has_tokenizer
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
     from treadle.plugins import PluginManager
 
-__all__ = ("Opened", "choose_renderer", "open_checkpoint", "plugin_config")
+__all__ = ("FrontendAssets", "choose_renderer", "open_checkpoint", "plugin_config")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class FrontendAssets:
     """The text side of a checkpoint. Without tokenizer files, ``tokenizer`` and ``renderer`` are
     ``None`` and only token ids can be used."""
 
@@ -45,12 +45,17 @@ class Opened:
     priorities: bool = True
     traits: ModelTraits = field(default_factory=ModelTraits)
     """What plugins may know of the model to say whether they are made for it."""
-    watched: Tokenizer | None = None
+    guarded_tokenizer: Tokenizer | None = None
     """``tokenizer`` for the texts of requests: what it raises says whose it is."""
 
-    def processor(self, facts: EngineFacts) -> Processor:
-        return Processor(
-            facts, self.watched, self.renderer, self.defaults, self.output_limit, self.priorities
+    def processor(self, info: EngineInfo) -> InputProcessor:
+        return InputProcessor(
+            info,
+            self.guarded_tokenizer,
+            self.renderer,
+            self.defaults,
+            self.output_limit,
+            self.priorities,
         )
 
     def need_tokenizer(self) -> Tokenizer:
@@ -79,40 +84,40 @@ def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConf
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 
-def open_checkpoint(config: EngineConfig, host: PluginManager) -> Opened:
-    """Read the text side. ``host`` was made with ``plugin_config(config)``.
+def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAssets:
+    """Read the text side. ``plugins`` was made with ``plugin_config(config)``.
 
     Raises ``CheckpointError`` (damaged files), ``ConfigError`` and the errors of plugins.
     """
     model = config.model
     ref = parse_ref(model.model, model.revision, model.download_dir)
-    files = fetch(host, ref, weights=False)
+    files = fetch(plugins, ref, weights=False)
     traits = ModelTraits(config={**files.config, **model.hf_overrides})
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
-        files = fetch(host, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
+        files = fetch(plugins, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
     elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
-        return Opened(None, None, defaults, limit, priorities, traits)
-    tokenizer = host.create(TOKENIZERS, model.tokenizer_mode, files=files)
-    watched = host.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
+        return FrontendAssets(None, None, defaults, limit, priorities, traits)
+    tokenizer = plugins.create(TOKENIZERS, model.tokenizer_mode, files=files)
+    watched = plugins.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
     traits = _with_text(traits, tokenizer, watched, template_text(model.chat_template))
-    chosen = choose_renderer(config, host, traits)
+    chosen = choose_renderer(config, plugins, traits)
     if chosen.key is None:
-        known = ", ".join(host.keys("renderers")) or "none installed"
+        known = ", ".join(plugins.keys("renderers")) or "none installed"
         raise PluginNotFoundError(
             f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
         )
-    renderer = host.create_guarded(RENDERERS, chosen.key, files=files, tokenizer=tokenizer)
-    return Opened(tokenizer, renderer, defaults, limit, priorities, traits, watched)
+    renderer = plugins.create_guarded(RENDERERS, chosen.key, files=files, tokenizer=tokenizer)
+    return FrontendAssets(tokenizer, renderer, defaults, limit, priorities, traits, watched)
 
 
-def choose_renderer(config: EngineConfig, host: PluginManager, traits: ModelTraits) -> Decision:
+def choose_renderer(config: EngineConfig, plugins: PluginManager, traits: ModelTraits) -> Decision:
     """Raises ``PluginConflictError`` if several are made for the model."""
     name = _renderer_option(config)
     if name != config.model.renderer:
         return Decision(name, "--chat-template is a template for it")
-    return decide(host, RENDERERS, traits, name)
+    return decide(plugins, RENDERERS, traits, name)
 
 
 def _renderer_option(config: EngineConfig) -> str:
@@ -131,5 +136,5 @@ def _with_text(
     elif not templates and (template := watched.chat_template) is not None:
         templates = {"default": template}
     added = getattr(tokenizer, "added_tokens", ())
-    special = (watched.token(i) for i in watched.special_ids)
+    special = (watched.id_to_token(i) for i in watched.special_token_ids)
     return replace(traits, templates=dict(templates), tokens=frozenset((*added, *special)))

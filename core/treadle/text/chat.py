@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from treadle.api.parsers import Tool
-from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, OutputPart, RequestOutput
 from treadle.text.output_parser import OutputParser, merge_parts
@@ -23,7 +23,7 @@ from treadle.text.special_tokens import SpecialTokenFilter
 from treadle.text.tool_choice import check_choice, parse_tools
 
 if TYPE_CHECKING:
-    from treadle.text.input_processor import Processor
+    from treadle.text.input_processor import InputProcessor
     from treadle.text.parser_plugins import ParserPlugins
 
 __all__ = ("ChatOutputParser", "ChatProcessor", "Conversation", "PreparedChat", "run_inline")
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat prompt is made from, and how its outputs are read.
 
-    ``guided_backend`` compiles the grammar of a forced call.
+    ``structured_output_backend`` compiles the grammar of a forced call.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -45,7 +45,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, Any] | None = None
-    guided_backend: str | None = None
+    structured_output_backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class PreparedChat:
     @property
     def special_ids(self) -> frozenset[int]:
         tokenizer = self.plugins.tokenizer
-        return frozenset() if tokenizer is None else tokenizer.special_ids
+        return frozenset() if tokenizer is None else tokenizer.special_token_ids
 
     def text_filter(self) -> SpecialTokenFilter | None:
         """Return what removes the tags from ``text``, which is shown without special tokens."""
@@ -90,42 +90,46 @@ class PreparedChat:
 
 
 class ChatProcessor:
-    """Prepares the chats of one model. Its coroutines wait only if ``plugins`` have watchdogs."""
+    """Prepares the chats of one model. Its coroutines wait only if ``parser_plugins`` have watchdogs."""
 
-    def __init__(self, processor: Processor, plugins: ParserPlugins) -> None:
+    def __init__(self, processor: InputProcessor, parser_plugins: ParserPlugins) -> None:
         self.processor = processor
-        self.plugins = plugins
+        self.parser_plugins = parser_plugins
 
     async def prepare(self, chat: Conversation, params: SamplingParams) -> PreparedChat:
         """Check the tools, render and encode the messages, and complete the parameters.
 
         Raises ``RequestError``.
         """
-        plugins = self.plugins
+        plugins = self.parser_plugins
         tools = parse_tools(chat.tools)
         choice = check_choice(chat.tool_choice, tools)
         changes: dict[str, Any] = {}
         if choice == "none":
             tools = []
         elif choice != "auto":
-            if plugins.tool_parser is None:
+            if plugins.tool_call_parser is None:
                 known = ", ".join(plugins.host.keys("tool_parsers")) or "none installed"
                 raise RequestError(
                     "tool_choice needs a tool parser, and none matches this model: start the "
-                    f"engine with tool_parser=NAME (known: {known}), or send tool_choice auto",
+                    f"engine with tool_call_parser=NAME (known: {known}), or send tool_choice auto",
                     param="tool_choice",
                 )
             guided = await plugins.forced_call(tools, choice)
-            changes["guided"] = msgspec.structs.replace(guided, backend=chat.guided_backend)
+            changes["structured_outputs"] = msgspec.structs.replace(
+                guided, backend=chat.structured_output_backend
+            )
         tag_ids = await plugins.special_tag_ids(
             tools=bool(tools), reasoning=chat.separate_reasoning
         )
         if tag_ids:  # the parsers would not see them otherwise
             changes["skip_special_tokens"] = False
-        constraint: GuidedParams | None = changes.get("guided", params.guided)
+        constraint: StructuredOutputsParams | None = changes.get(
+            "structured_outputs", params.structured_outputs
+        )
         # A constraint begins where the reasoning ends, if the prompt or the model opens one.
         if constraint is not None and constraint.reasoning is None:
-            changes["guided"] = msgspec.structs.replace(
+            changes["structured_outputs"] = msgspec.structs.replace(
                 constraint, reasoning=plugins.reasoning_parser
             )
         return PreparedChat(
@@ -152,7 +156,7 @@ class ChatProcessor:
             chat_template_kwargs=chat.chat_template_kwargs,
         )
         plugin = getattr(self.processor.renderer, "plugin", "renderers:unknown")
-        return await self.plugins.call_renderer(plugin, work)
+        return await self.parser_plugins.call_renderer(plugin, work)
 
 
 class ChatOutputParser:
@@ -225,7 +229,7 @@ class _OutputState:
             completion.parts, completion.parser_errors = parts, failed
         else:
             self._parts = completion.parts = merge_parts([*self._parts, *parts])
-            completion.parser_errors = self._parser.failed
+            completion.parser_errors = self._parser.failure
         if self._filter is not None:
             self._text = text if self._is_delta else self._text + text
             completion.text = self._text
@@ -234,7 +238,7 @@ class _OutputState:
 
     def _report_failures(self) -> list[str]:
         """Return the parsers that have failed since the last call."""
-        failed = [label for label in self._parser.failed if label not in self._reported]
+        failed = [label for label in self._parser.failure if label not in self._reported]
         self._reported.update(failed)
         for label in failed:
             self._on_failure(label)

@@ -11,12 +11,12 @@ from treadle.text.logprobs import LogprobText, positions
 from treadle.text.stops import StopMatcher, StopStrings
 
 if TYPE_CHECKING:
-    from treadle.api.files import TextStream, Tokenizer
+    from treadle.api.files import IncrementalDetokenizer, Tokenizer
 
-__all__ = ("Completion",)
+__all__ = ("CompletionState",)
 
 
-class Completion:
+class CompletionState:
     """The state of one of the ``n`` outputs of a request. Used by one thread.
 
     ``text``, ``token_ids`` and ``logprobs`` hold what was not taken yet: everything, or for deltas
@@ -28,11 +28,11 @@ class Completion:
         "_count",
         "_include_stop",
         "_kind",
+        "_logprob_text",
         "_matcher",
         "_min_tokens",
-        "_named",
         "_pieces",
-        "_stop_ids",
+        "_stop_token_ids",
         "_stream",
         "cumulative_logprob",
         "error",
@@ -58,14 +58,14 @@ class Completion:
         self.id = id
         self.index = index
         self._kind = params.output_kind
-        self._stop_ids = stop_ids
+        self._stop_token_ids = stop_ids
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._matcher = None if stops is None else StopMatcher(stops)
-        self._stream: TextStream | None = None
+        self._stream: IncrementalDetokenizer | None = None
         named = tokenizer if params.detokenize else None
         if named is not None:
-            self._stream = named.stream(
+            self._stream = named.create_detokenizer(
                 prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
@@ -74,7 +74,7 @@ class Completion:
         self._count = 0
         self.token_ids: list[int] = []
         wanted = params.logprobs is not None
-        self._named = LogprobText(named) if wanted else None
+        self._logprob_text = LogprobText(named) if wanted else None
         self.logprobs: list[PositionLogprobs] | None = [] if wanted else None
         self.cumulative_logprob: float | None = 0.0 if wanted else None
         self.finish_reason: str | None = None
@@ -84,7 +84,7 @@ class Completion:
 
     def push(self, out: TokenOutput) -> None:
         """Take what one step added. Tokens behind the end of a stop string are dropped."""
-        tokens = out.tokens
+        tokens = out.token_ids
         used = len(tokens)
         self.finish_reason = out.finish_reason
         self.stop_reason = out.stop_reason
@@ -95,13 +95,13 @@ class Completion:
             tokens = tokens[:used]
         self.token_ids += tokens
         self._count += used
-        if self._named is not None and out.logprobs:
+        if self._logprob_text is not None and out.logprobs:
             entries = out.logprobs[:used]
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
                 entry.logprobs[0] for entry in entries
             )
             if self.logprobs is not None:
-                self.logprobs += positions(self._named, entries)
+                self.logprobs += positions(self._logprob_text, entries)
 
     def end(self, reason: str, error: str | None = None) -> None:
         """Finish from outside: ``abort`` or ``error``. What was held back is let go."""
@@ -138,21 +138,26 @@ class Completion:
             error=self.error,
         )
 
-    def _detokenize(self, stream: TextStream, tokens: list[int]) -> int:
+    def _detokenize(self, stream: IncrementalDetokenizer, tokens: list[int]) -> int:
         """Append the text of ``tokens`` and return how many of them belong to the output."""
         used = len(tokens)
         shown = tokens
         reason = self.finish_reason
         # The id that stops is part of the output's ids, but not of its text.
-        if reason == "stop" and tokens and tokens[-1] in self._stop_ids and not self._include_stop:
+        if (
+            reason == "stop"
+            and tokens
+            and tokens[-1] in self._stop_token_ids
+            and not self._include_stop
+        ):
             shown = tokens[:-1]
         if self._matcher is None:
             for token in shown:
-                if text := stream.step(token):
+                if text := stream.decode_next(token):
                     self._pieces.append(text)
         else:
             for i, token in enumerate(shown, start=1):
-                if not (text := stream.step(token)):
+                if not (text := stream.decode_next(token)):
                     continue
                 if self._count + i > self._min_tokens:
                     text = self._matcher.feed(text)
@@ -165,9 +170,9 @@ class Completion:
             self._flush(stream)
         return used
 
-    def _flush(self, stream: TextStream) -> None:
+    def _flush(self, stream: IncrementalDetokenizer) -> None:
         """The ids have ended: say what an unfinished character or stop string held back."""
-        text = stream.finish()
+        text = stream.flush()
         if self._matcher is not None:
             text = self._matcher.feed(text)
             if self._matcher.matched is not None:

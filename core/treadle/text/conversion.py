@@ -10,13 +10,13 @@ from pathlib import Path
 from treadle.errors import CheckpointError
 from treadle.processes.isolated import IsolatedProcess, serve_requests
 
-__all__ = ("converted", "main")
+__all__ = ("convert_tokenizer", "main")
 
 SECONDS = 300.0
 OK, FAILED = b"+", b"-"
 
 
-def converted(root: Path) -> str:
+def convert_tokenizer(root: Path) -> str:
     """Return the ``tokenizer.json`` made from the files in ``root``. Raises ``CheckpointError``."""
     process = IsolatedProcess("treadle.text.conversion:main")
     try:

@@ -10,13 +10,13 @@ from tokenizers.decoders import DecodeStream
 
 from treadle.text.vocabulary import ByteTable
 
-__all__ = ("ByteStream", "PieceStream")
+__all__ = ("ByteDetokenizer", "PieceDetokenizer")
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-class ByteStream:
+class ByteDetokenizer:
     """The stream of a vocabulary whose tokens are runs of bytes. One per sequence.
 
     Costs one dictionary look-up and one UTF-8 decoding step per token, whatever came before; text
@@ -42,7 +42,7 @@ class ByteStream:
         # What is whole belongs to the prompt; a character that the prompt left open is ours.
         self._decoder.decode(b"".join(reversed(tail)))
 
-    def step(self, token: int) -> str:
+    def decode_next(self, token: int) -> str:
         if token in self._skipped:
             return ""
         if self._opens:
@@ -50,20 +50,20 @@ class ByteStream:
             return self._decoder.decode(self._table.first(token))
         return self._decoder.decode(self._table[token])
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return self._decoder.decode(b"", True)
 
 
-class PieceStream:
+class PieceDetokenizer:
     """The stream of any other vocabulary, on ``tokenizers``' own ``DecodeStream``. One per sequence.
 
     ``DecodeStream`` decodes all tokens that it holds back again at each step and raises when a
     decoder rewrites what it said before; both are bounded here.
     """
 
-    __slots__ = ("_backend", "_glued", "_held", "_skip", "_stream", "_was_special")
+    __slots__ = ("_backend", "_glued", "_pending_ids", "_skip", "_stream", "_was_special")
 
-    HELD = 16
+    MAX_PENDING_IDS = 16
     CONTEXT = 8
 
     def __init__(
@@ -78,7 +78,7 @@ class PieceStream:
         self._skip = skip_special_tokens
         self._glued = glued
         self._was_special = False
-        self._held: list[int] = []
+        self._pending_ids: list[int] = []
         context = list(prompt_ids[-self.CONTEXT :])
         # A context that ends inside a character would come out with the first token.
         while context and backend.decode(context, skip_special_tokens=skip_special_tokens).endswith(
@@ -87,8 +87,8 @@ class PieceStream:
             context.pop()
         self._stream = DecodeStream(ids=context, skip_special_tokens=skip_special_tokens)
 
-    def step(self, token: int) -> str:
-        self._held.append(token)
+    def decode_next(self, token: int) -> str:
+        self._pending_ids.append(token)
         try:
             text = self._stream.step(self._backend, token)
         except Exception:  # tokenizers raises bare Exception: the decoder rewrote earlier text
@@ -99,16 +99,16 @@ class PieceStream:
                 text = self._glued[token]
             self._was_special = special
         if text is None:
-            return self._restart() if len(self._held) >= self.HELD else ""
-        self._held.clear()
+            return self._restart() if len(self._pending_ids) >= self.MAX_PENDING_IDS else ""
+        self._pending_ids.clear()
         return text
 
-    def finish(self) -> str:
-        return self._restart() if self._held else ""
+    def flush(self) -> str:
+        return self._restart() if self._pending_ids else ""
 
     def _restart(self) -> str:
         """Say what is held as it stands, and go on without a memory."""
-        text = self._backend.decode(self._held, skip_special_tokens=self._skip)
-        self._held.clear()
+        text = self._backend.decode(self._pending_ids, skip_special_tokens=self._skip)
+        self._pending_ids.clear()
         self._stream = DecodeStream(ids=[], skip_special_tokens=self._skip)
         return text

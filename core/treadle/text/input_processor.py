@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
 from treadle.text.output_processor import PreparedRequest
 from treadle.text.prompts import Prompt
@@ -18,7 +18,7 @@ from treadle.text.request_checks import check_request
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
 
-__all__ = ("Processor",)
+__all__ = ("InputProcessor",)
 
 NO_TOKENIZER = (
     "this model has no tokenizer (no tokenizer.json or other tokenizer file in its folder): send "
@@ -28,12 +28,12 @@ NO_TOKENIZER = (
 CHARS_PER_TOKEN = 512
 
 
-class Processor:
+class InputProcessor:
     """Checks and encodes requests of one frontend. Safe in threads: encoding may run in a pool."""
 
     def __init__(
         self,
-        facts: EngineFacts,
+        info: EngineInfo,
         tokenizer: Tokenizer | None,
         renderer: ChatRenderer | None,
         defaults: SamplingParams | None = None,
@@ -42,7 +42,7 @@ class Processor:
     ) -> None:
         """``output_limit`` is the most output tokens of a request that names no ``max_tokens``;
         ``priorities`` says whether the scheduler heeds them."""
-        self.facts = facts
+        self.info = info
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.defaults = defaults or SamplingParams()
@@ -113,18 +113,18 @@ class Processor:
             id=f"{number}",
             prompt_ids=ids,
             params=params,
-            arrival=time.monotonic() if arrival is None else arrival,
+            arrival_time=time.monotonic() if arrival is None else arrival,
             bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
         )
-        check_request(leader, self.facts)
+        check_request(leader, self.info)
         siblings = [
             EngineRequest(
                 id=f"{number}.{index}",
                 prompt_ids=ids,
                 params=params,
-                arrival=leader.arrival,
+                arrival_time=leader.arrival_time,
                 index=index,
-                leader=leader.id,
+                prefix_leader=leader.id,
                 bad_words=leader.bad_words,
             )
             for index in range(1, params.n)
@@ -134,7 +134,7 @@ class Processor:
             prompt=prompt.text,
             prompt_ids=ids,
             params=params,
-            arrival=leader.arrival,
+            arrival_time=leader.arrival_time,
             sequences=[leader, *siblings],
         )
 
@@ -176,10 +176,10 @@ class Processor:
 
     def _check_size(self, text: str, param: str) -> None:
         """Refuse what cannot fit before time is spent on encoding it."""
-        max_chars = self.facts.max_model_len * CHARS_PER_TOKEN
+        max_chars = self.info.max_model_len * CHARS_PER_TOKEN
         if len(text) > max_chars:
             raise ContextLengthError(
-                f"the prompt has {len(text)} characters; a context of {self.facts.max_model_len} "
+                f"the prompt has {len(text)} characters; a context of {self.info.max_model_len} "
                 f"tokens holds at most {max_chars}: shorten it",
                 param=param,
             )

@@ -20,17 +20,17 @@ SECONDS = 10.0  # of which a new child needs some to start
 MEMORY = 1 << 30
 
 
-class _Ask(msgspec.Struct, array_like=True):
+class _RenderRequest(msgspec.Struct, array_like=True):
     source: str
     variables: dict[str, Any]
 
 
-class _Answer(msgspec.Struct, array_like=True):
-    """``text``, or why there is none. ``broken`` says that the template itself is at fault."""
+class _RenderReply(msgspec.Struct, array_like=True):
+    """``text``, or why there is none. ``failure`` says that the template itself is at fault."""
 
     text: str | None
-    why: str = ""
-    broken: bool = False
+    reason: str = ""
+    failure: bool = False
 
 
 class TemplateProcess:
@@ -51,7 +51,7 @@ class TemplateProcess:
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Raises ``RequestError``, also for a template that takes too long or too much, and
         ``CheckpointError`` for one that cannot be compiled."""
-        ask = msgspec.msgpack.encode(_Ask(source, dict(variables)))
+        ask = msgspec.msgpack.encode(_RenderRequest(source, dict(variables)))
         try:
             data = self._process.request(ask, self._seconds)
         except TimeoutError:
@@ -66,12 +66,12 @@ class TemplateProcess:
                 f"{MEMORY >> 20} MiB; send less, or use another template",
                 param="messages",
             ) from error
-        answer = msgspec.msgpack.decode(data, type=_Answer)
+        answer = msgspec.msgpack.decode(data, type=_RenderReply)
         if answer.text is not None:
             return answer.text
-        if answer.broken:
-            raise CheckpointError(answer.why)
-        raise RequestError(answer.why, param="messages")
+        if answer.failure:
+            raise CheckpointError(answer.reason)
+        raise RequestError(answer.reason, param="messages")
 
     def close(self) -> None:
         """End the child. The next ``render`` starts another one."""
@@ -90,20 +90,20 @@ def main(fd: int) -> None:
 
     def answer(data: bytes) -> bytes:
         limit_cpu(SECONDS)  # nobody is left to kill a child whose parent died meanwhile
-        ask = msgspec.msgpack.decode(data, type=_Ask)
+        ask = msgspec.msgpack.decode(data, type=_RenderRequest)
         return msgspec.msgpack.encode(_answer(templates, ask))
 
     serve_requests(fd, answer)
 
 
-def _answer(templates: dict[str, Any], ask: _Ask) -> _Answer:
+def _answer(templates: dict[str, Any], ask: _RenderRequest) -> _RenderReply:
     from treadle.text.template import ChatTemplate
 
     try:
         if ask.source not in templates:
             templates[ask.source] = ChatTemplate(ask.source)
-        return _Answer(templates[ask.source].render(ask.variables))
+        return _RenderReply(templates[ask.source].render(ask.variables))
     except RequestError as error:
-        return _Answer(None, str(error))
+        return _RenderReply(None, str(error))
     except CheckpointError as error:
-        return _Answer(None, str(error), broken=True)
+        return _RenderReply(None, str(error), failure=True)

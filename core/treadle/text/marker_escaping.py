@@ -16,16 +16,16 @@ from typing import Any
 
 from treadle.errors import RequestError
 
-__all__ = ("Breaker", "Markers", "RenderedPrompt")
+__all__ = ("MarkerEscaper", "Markers", "RenderedPrompt")
 
 # Unicode promises never to give these to a character; templates treat them as ordinary letters.
 NONCHARACTERS = "".join(map(chr, range(0xFDD0, 0xFDF0)))
 
 
 class RenderedPrompt(str):
-    """A rendered prompt. ``breaks`` are the positions at which it is cut before it is encoded."""
+    """A rendered prompt. ``escape_positions`` are the positions at which it is cut before it is encoded."""
 
-    breaks: tuple[int, ...] = ()
+    escape_positions: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, text: str, break_mark: str) -> RenderedPrompt:
@@ -36,12 +36,12 @@ class RenderedPrompt(str):
         for piece in pieces[:-1]:
             at += len(piece)
             breaks.append(at)
-        prompt.breaks = tuple(breaks)
+        prompt.escape_positions = tuple(breaks)
         return prompt
 
     def parts(self) -> list[str]:
         """The text, cut at the breaks. Empty parts are left out."""
-        edges = [0, *self.breaks, len(self)]
+        edges = [0, *self.escape_positions, len(self)]
         return [self[a:b] for a, b in pairwise(edges) if a < b]
 
 
@@ -69,7 +69,7 @@ class Markers:
         return any(text[-n:] in self._prefixes for n in range(1, min(longest, len(text) + 1)))
 
 
-class Breaker:
+class MarkerEscaper:
     """Puts breaks into the strings of one request.
 
     ``mark`` and ``tail`` are two noncharacters that occur nowhere in the request; ``tail`` is for
@@ -87,14 +87,14 @@ class Breaker:
             )
         self.mark, self.tail = free[:2]
 
-    def guard(self, value: Any, markers: Markers) -> Any:
+    def escape(self, value: Any, markers: Markers) -> Any:
         """A copy of ``value`` (text, list or mapping, nested) whose markers are broken, keys too."""
         if isinstance(value, str):
             return self._broken(value, markers)
         if isinstance(value, Mapping):
-            return {self.guard(k, markers): self.guard(v, markers) for k, v in value.items()}
+            return {self.escape(k, markers): self.escape(v, markers) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            items = [self.guard(item, markers) for item in value]
+            items = [self.escape(item, markers) for item in value]
             return [self._closed(item, markers) for item in items[:-1]] + items[-1:]
         return value
 

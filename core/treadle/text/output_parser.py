@@ -14,10 +14,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.parsers import (
-    CallIds,
     Delta,
     ReasoningDelta,
     StreamParser,
+    SupportsCallIds,
     TextDelta,
     ToolCallDelta,
 )
@@ -100,7 +100,7 @@ class GuardedParser:
         start_time = perf_counter()
         self._current_call = "call_id", start_time
         try:
-            if not isinstance(parser, CallIds):
+            if not isinstance(parser, SupportsCallIds):
                 return None
             made = parser.call_id()
             if 0 < len(made) <= MAX_ID_CHARS and made.isprintable():
@@ -209,7 +209,7 @@ class OutputParser:
         return "".join(parser.pending for parser in reversed(self._parsers)) + filtered
 
     @property
-    def failed(self) -> list[str]:
+    def failure(self) -> list[str]:
         """The labels of the parsers that raised or hang."""
         return [parser.label for parser in self._parsers if parser.disabled]
 

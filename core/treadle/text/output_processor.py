@@ -17,14 +17,14 @@ from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.errors import PluginLoadError, RequestError
 from treadle.outputs import PositionLogprobs, RequestMetrics, RequestOutput
-from treadle.text.completion import Completion
+from treadle.text.completion import CompletionState
 from treadle.text.logprobs import LogprobText, positions
 from treadle.text.stops import StopStrings
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
-__all__ = ("OutputProcessor", "PreparedRequest", "Sink", "merged")
+__all__ = ("OutputProcessor", "PreparedRequest", "Sink", "merge_deltas")
 
 Sink = Callable[[RequestOutput], None]
 log = logging.getLogger("treadle.text")
@@ -40,27 +40,37 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     prompt: str | None
     prompt_ids: list[int]
     params: SamplingParams
-    arrival: float
+    arrival_time: float
     sequences: list[EngineRequest]
 
 
-class _Live:
+class RequestState:
     """A request whose outputs are not finished."""
 
-    __slots__ = ("cached", "completions", "left", "metrics", "prompt_logprobs", "request", "sink")
+    __slots__ = (
+        "completions",
+        "metrics",
+        "num_cached_tokens",
+        "num_unfinished",
+        "prompt_logprobs",
+        "request",
+        "sink",
+    )
 
-    def __init__(self, request: PreparedRequest, completions: list[Completion], sink: Sink) -> None:
+    def __init__(
+        self, request: PreparedRequest, completions: list[CompletionState], sink: Sink
+    ) -> None:
         self.request = request
         self.sink = sink
         self.completions = completions
-        self.left = len(completions)
-        self.cached = 0
+        self.num_unfinished = len(completions)
+        self.num_cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
-        self.metrics = RequestMetrics(arrival=request.arrival)
+        self.metrics = RequestMetrics(arrival_time=request.arrival_time)
 
-    def emit(self, changed: list[Completion]) -> None:
+    def emit(self, changed: list[CompletionState]) -> None:
         kind = self.request.params.output_kind
-        finished = self.left == 0
+        finished = self.num_unfinished == 0
         if kind == "final" and not finished:
             return
         shown = changed if kind == "delta" else self.completions
@@ -76,11 +86,11 @@ class _Live:
                 outputs=[completion.take() for completion in shown],
                 prompt_logprobs=prompt_logprobs,
                 finished=finished,
-                num_cached_tokens=self.cached,
+                num_cached_tokens=self.num_cached_tokens,
                 metrics=RequestMetrics(
-                    arrival=metrics.arrival,
-                    first_token=metrics.first_token,
-                    last_token=metrics.last_token,
+                    arrival_time=metrics.arrival_time,
+                    first_token_time=metrics.first_token_time,
+                    last_token_time=metrics.last_token_time,
                 ),
             )
         )
@@ -95,9 +105,9 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer | None, eos_ids: Iterable[int] = ()) -> None:
         """Without a tokenizer all texts are empty."""
         self._tokenizer = tokenizer
-        self._eos_ids = frozenset(eos_ids)
-        self._requests: dict[str, _Live] = {}
-        self._sequences: dict[str, tuple[_Live, Completion]] = {}
+        self._eos_token_ids = frozenset(eos_ids)
+        self._requests: dict[str, RequestState] = {}
+        self._sequences: dict[str, tuple[RequestState, CompletionState]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -115,12 +125,14 @@ class OutputProcessor:
             )
         params = request.params
         stops = StopStrings(params.stop_strings) if params.stop_strings else None
-        stop_ids = self._eos_ids.union(params.stop_token_ids or ())
+        stop_ids = self._eos_token_ids.union(params.stop_token_ids or ())
         completions = [
-            Completion(s.id, s.index, params, request.prompt_ids, self._tokenizer, stops, stop_ids)
+            CompletionState(
+                s.id, s.index, params, request.prompt_ids, self._tokenizer, stops, stop_ids
+            )
             for s in request.sequences
         ]
-        live = _Live(request, completions, sink)
+        live = RequestState(request, completions, sink)
         self._requests[request.id] = live
         for completion in completions:
             self._sequences[completion.id] = (live, completion)
@@ -133,7 +145,7 @@ class OutputProcessor:
         """
         now = time.monotonic()
         aborts: list[str] = []
-        groups: dict[str, tuple[_Live, list[Completion]]] = {}
+        groups: dict[str, tuple[RequestState, list[CompletionState]]] = {}
         for out in outputs:
             found = self._sequences.get(out.id)
             if found is None:
@@ -188,33 +200,35 @@ class OutputProcessor:
         found = self._sequences.get(sequence_id)
         return None if found is None else found[0].request.id
 
-    def _push(self, live: _Live, completion: Completion, out: TokenOutput, now: float) -> None:
+    def _push(
+        self, live: RequestState, completion: CompletionState, out: TokenOutput, now: float
+    ) -> None:
         if out.prompt_logprobs is not None and live.prompt_logprobs is None:
             named = LogprobText(self._tokenizer if live.request.params.detokenize else None)
             named.skip(live.request.prompt_ids[0])
             live.prompt_logprobs = [None, *positions(named, out.prompt_logprobs)]
-        if out.tokens:
-            if live.metrics.first_token is None:
-                live.metrics.first_token = now
-            live.metrics.last_token = now
+        if out.token_ids:
+            if live.metrics.first_token_time is None:
+                live.metrics.first_token_time = now
+            live.metrics.last_token_time = now
         if out.cached_tokens and not completion.index:
-            live.cached = out.cached_tokens
+            live.num_cached_tokens = out.cached_tokens
         completion.push(out)
 
-    def _forget(self, live: _Live, completion: Completion) -> None:
+    def _forget(self, live: RequestState, completion: CompletionState) -> None:
         if self._sequences.pop(completion.id, None) is not None:
-            live.left -= 1
-            if live.left == 0:
+            live.num_unfinished -= 1
+            if live.num_unfinished == 0:
                 del self._requests[live.request.id]
 
 
-def _fail(live: _Live, completion: Completion, error: Exception) -> None:
+def _fail(live: RequestState, completion: CompletionState, error: Exception) -> None:
     log.error("detokenising request %s failed", live.request.id, exc_info=error)
     said = f": {error}" if isinstance(error, PluginLoadError) else ""
     completion.fail(f"the text of this output could not be made{said}")
 
 
-def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
+def merge_deltas(first: RequestOutput, then: RequestOutput) -> RequestOutput:
     """Two deltas of one request as one, for a reader that is slower than the engine."""
     outputs = {output.index: output for output in first.outputs}
     for new in then.outputs:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.api.kinds import REASONING, TOOL_PARSERS
-from treadle.api.parsers import Tagged, Tool
+from treadle.api.kinds import REASONING_PARSERS, TOOL_PARSERS
+from treadle.api.parsers import SupportsSpecialTags, Tool
 from treadle.api.plugin_kind import PluginKind
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.plugins.entries import normal
@@ -34,21 +34,21 @@ __all__ = ("PARSER_KINDS", "ParserPlugins", "PluginWatchdogs", "choose_parser")
 T = TypeVar("T")
 log = logging.getLogger("treadle.text")
 PARSER_KINDS: Mapping[str, PluginKind[Any]] = {
-    "tool_parser": TOOL_PARSERS,
-    "reasoning_parser": REASONING,
+    "tool_call_parser": TOOL_PARSERS,
+    "reasoning_parser": REASONING_PARSERS,
 }
 """Option of the engine, kind of plugin."""
 RENDERER_THREADS = 2
 
 
 def choose_parser(
-    option: str, config: ModelConfig, host: PluginManager, traits: ModelTraits
+    option: str, config: ModelConfig, plugins: PluginManager, traits: ModelTraits
 ) -> Decision:
     """Return what one option means for a model.
 
     Raises ``PluginConflictError`` if several parsers match equally well.
     """
-    return decide(host, PARSER_KINDS[option], traits, getattr(config, option) or NONE)
+    return decide(plugins, PARSER_KINDS[option], traits, getattr(config, option) or NONE)
 
 
 class PluginWatchdogs:
@@ -73,14 +73,14 @@ class PluginWatchdogs:
 class ParserPlugins:
     """The output parsers of one model.
 
-    ``tool_parser`` and ``reasoning_parser`` are the keys in use, ``None`` for none. Without
+    ``tool_call_parser`` and ``reasoning_parser`` are the keys in use, ``None`` for none. Without
     ``watchdogs`` every call runs in the caller's thread, and no coroutine of this class ever waits.
-    ``on_failure`` is called with the label (``tool_parser=name``) of a parser that failed.
+    ``on_failure`` is called with the label (``tool_call_parser=name``) of a parser that failed.
     """
 
     def __init__(
         self,
-        host: PluginManager,
+        plugins: PluginManager,
         tokenizer: Tokenizer | None,
         keys: Mapping[str, str | None],
         *,
@@ -88,10 +88,10 @@ class ParserPlugins:
         on_failure: Callable[[str], None] = lambda label: None,
     ) -> None:
         """``keys`` holds the parser of each option of ``PARSER_KINDS``."""
-        self.host = host
+        self.host = plugins
         self.tokenizer = tokenizer
         self.keys = dict(keys)
-        self.tool_parser = self.keys["tool_parser"]
+        self.tool_call_parser = self.keys["tool_call_parser"]
         self.reasoning_parser = self.keys["reasoning_parser"]
         self.watchdogs = watchdogs
         self.on_failure = on_failure
@@ -100,7 +100,7 @@ class ParserPlugins:
     @classmethod
     def choose(
         cls,
-        host: PluginManager,
+        plugins: PluginManager,
         tokenizer: Tokenizer | None,
         traits: ModelTraits,
         config: ModelConfig,
@@ -112,15 +112,15 @@ class ParserPlugins:
         """
         keys: dict[str, str | None] = {}
         for option in PARSER_KINDS:
-            decision = choose_parser(option, config, host, traits)
+            decision = choose_parser(option, config, plugins, traits)
             keys[option] = decision.key
             log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
-        return cls(host, tokenizer, keys, **options)
+        return cls(plugins, tokenizer, keys, **options)
 
-    def with_host(self, host: PluginManager) -> ParserPlugins:
+    def with_host(self, plugins: PluginManager) -> ParserPlugins:
         """Return the same parsers from another host, after a plugin was reloaded."""
         return ParserPlugins(
-            host,
+            plugins,
             self.tokenizer,
             self.keys,
             watchdogs=self.watchdogs,
@@ -135,13 +135,13 @@ class ParserPlugins:
 
     def build_reasoning_parser(self, key: str, prompt: str = "") -> ReasoningParser:
         parser: ReasoningParser = self.host.create(
-            REASONING, key, tokenizer=self._tokenizer, prompt=prompt
+            REASONING_PARSERS, key, tokenizer=self._tokenizer, prompt=prompt
         )
         return parser
 
     def check(self, option: str, key: str, *, feed: bool = False) -> None:
         """Open a parser, and with ``feed`` let it read a word. Raises what it raises."""
-        is_tools = option == "tool_parser"
+        is_tools = option == "tool_call_parser"
         parser = self.build_tool_parser(key) if is_tools else self.build_reasoning_parser(key)
         if feed:
             checked_deltas([*parser.feed("treadle", ()), *parser.finish()])
@@ -170,8 +170,10 @@ class ParserPlugins:
             think = self._guarded(
                 "reasoning_parser", key, partial(self.build_reasoning_parser, key, prompt)
             )
-        if tools and (key := self.tool_parser) is not None:
-            calls = self._guarded("tool_parser", key, partial(self.build_tool_parser, key, tools))
+        if tools and (key := self.tool_call_parser) is not None:
+            calls = self._guarded(
+                "tool_call_parser", key, partial(self.build_tool_parser, key, tools)
+            )
         if think is None and calls is None:
             return None
         return OutputParser(
@@ -185,30 +187,32 @@ class ParserPlugins:
     async def special_tag_ids(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
         """Return the special tokens that the parsers of a request must see. Each is asked once."""
         ids: frozenset[int] = frozenset()
-        if tools and (key := self.tool_parser) is not None:
+        if tools and (key := self.tool_call_parser) is not None:
             ids |= await self._tag_ids(TOOL_PARSERS, key, partial(self.build_tool_parser, key))
         if reasoning and (key := self.reasoning_parser) is not None:
-            ids |= await self._tag_ids(REASONING, key, partial(self.build_reasoning_parser, key))
+            ids |= await self._tag_ids(
+                REASONING_PARSERS, key, partial(self.build_reasoning_parser, key)
+            )
         return ids
 
     async def forced_call(
         self, tools: Sequence[Tool], choice: str | Mapping[str, Any]
-    ) -> GuidedParams:
+    ) -> StructuredOutputsParams:
         """Return the constraint that makes the model call a tool.
 
         Raises ``RequestError`` if the parser has none.
         """
-        key, guided = self.tool_parser or "", None
+        key, guided = self.tool_call_parser or "", None
 
-        def grammar() -> GuidedParams | None:
-            spec = self.build_tool_parser(key, tools).grammar(choice)
+        def grammar() -> StructuredOutputsParams | None:
+            spec = self.build_tool_parser(key, tools).grammar_for_tool_choice(choice)
             return None if spec is None else to_guided(spec)
 
         try:
             guided = await self._call(TOOL_PARSERS, key, "grammar", grammar)
         except PluginLoadError as error:
-            log.warning("tool_parser=%s cannot force a call: %s", key, error, exc_info=error)
-            self.on_failure(f"tool_parser={key}")
+            log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
+            self.on_failure(f"tool_call_parser={key}")
         if guided is None:
             raise RequestError(
                 f"the tool parser {key} cannot force a call; send tool_choice auto",
@@ -240,13 +244,13 @@ class ParserPlugins:
         return self.tokenizer
 
     def _guarded(self, option: str, key: str, build: Callable[[], Any]) -> GuardedParser:
-        kind, host = PARSER_KINDS[option], self.host
+        kind, plugins = PARSER_KINDS[option], self.host
         return GuardedParser(
             f"{option}={key}",
             build,
             plugin=f"{kind.name}:{key}",
-            call_stats=host.call_stats,
-            strict=host.switches.strict,
+            call_stats=plugins.call_stats,
+            strict=plugins.switches.strict,
             inline=self._is_inline(kind, key),
         )
 
@@ -269,8 +273,10 @@ class ParserPlugins:
                 log.warning("the tags of %s are not known: %s", plugin, error, exc_info=error)
                 tags = set()
             tokenizer = self._tokenizer
-            ids = tokenizer.special_ids if tags else ()
-            self._special_ids[plugin] = frozenset(i for i in ids if tokenizer.token(i) in tags)
+            ids = tokenizer.special_token_ids if tags else ()
+            self._special_ids[plugin] = frozenset(
+                i for i in ids if tokenizer.id_to_token(i) in tags
+            )
         return self._special_ids[plugin]
 
     async def _call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
@@ -279,8 +285,8 @@ class ParserPlugins:
         Raises ``PluginLoadError``, in strict mode ``EngineError``, whatever the plugin raises; but
         a ``RequestError`` is the client's.
         """
-        host, start_time = self.host, time.perf_counter()
-        guard = host.guard(kind, key)
+        plugins, start_time = self.host, time.perf_counter()
+        guard = plugins.guard(kind, key)
 
         def guarded() -> T:
             with guard.call_context(method):
@@ -294,13 +300,13 @@ class ParserPlugins:
             raise
         except Exception as error:
             if isinstance(error, TimeoutError):
-                host.call_stats.failed(f"{kind.name}:{key}", method, start_time)
+                plugins.call_stats.failed(f"{kind.name}:{key}", method, start_time)
             is_ours = isinstance(error, TreadleError)
             text = str(error) if is_ours else guard.entry.failure(method, error)
-            if host.switches.strict:
+            if plugins.switches.strict:
                 raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
             raise PluginLoadError(text) from error
 
 
 def _tags_of(parser: object) -> set[str]:
-    return set(parser.tags) if isinstance(parser, Tagged) else set()
+    return set(parser.special_tags) if isinstance(parser, SupportsSpecialTags) else set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.errors import CheckpointError, ConfigError, RequestError
 from treadle.text.isolation import TemplateProcess
-from treadle.text.marker_escaping import Breaker, Markers, RenderedPrompt
+from treadle.text.marker_escaping import MarkerEscaper, Markers, RenderedPrompt
 from treadle.text.template import ChatTemplate, Renders
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class JinjaRenderer:
         encoding turns into one token each; ``elsewhere`` runs the templates outside of this
         process. Raises ``CheckpointError`` for a broken template."""
         self._tokenizer = tokenizer
-        self._elsewhere = elsewhere
+        self._isolated = elsewhere
         self._variables = dict(variables or {})
         self._templates = {
             name: ChatTemplate(text, f"{name} chat template", elsewhere)
             for name, text in (templates or {}).items()
         }
-        special = {tokenizer.token(token) for token in tokenizer.special_ids}
+        special = {tokenizer.id_to_token(token) for token in tokenizer.special_token_ids}
         written = [
             m for m in markers or () if any(m in t.literals for t in self._templates.values())
         ]
@@ -57,7 +57,7 @@ class JinjaRenderer:
         # (<think>, <tool_call>); what is truly special nobody but the template may write.
         self._special = Markers(special)
         self._markers = Markers(special.union(written))
-        self._taken: dict[tuple[str, bool], bool] = {}
+        self._used_variables: dict[tuple[str, bool], bool] = {}
 
     def render(
         self,
@@ -84,18 +84,18 @@ class JinjaRenderer:
                 f"chat_template_kwargs holds {taken[0]!r}, which has its own parameter",
                 param="chat_template_kwargs",
             )
-        plain = [self._shaped(template, message) for message in plain]
+        plain = [self._adapt_messages(template, message) for message in plain]
         schemas = None if tools is None else _plain(list(tools))
-        breaker = Breaker(plain, schemas, arguments)
+        breaker = MarkerEscaper(plain, schemas, arguments)
         guarded = [self._guarded(breaker, message) for message in plain]
         last = _open_last(guarded, breaker.tail) if continue_final_message else ""
         text = template.render(
             {
                 **self._variables,
-                **breaker.guard(arguments, self._markers),
+                **breaker.escape(arguments, self._markers),
                 "messages": guarded,
-                "tools": breaker.guard(schemas, self._markers),
-                "documents": breaker.guard(arguments.get("documents"), self._markers),
+                "tools": breaker.escape(schemas, self._markers),
+                "documents": breaker.escape(arguments.get("documents"), self._markers),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
@@ -106,7 +106,7 @@ class JinjaRenderer:
     def encode(self, prompt: str) -> list[int]:
         """Encode a rendered prompt. Markers in a plain ``str`` all count as the template's own."""
         encode = self._tokenizer.encode
-        if not isinstance(prompt, RenderedPrompt) or not prompt.breaks:
+        if not isinstance(prompt, RenderedPrompt) or not prompt.escape_positions:
             return encode(prompt, add_special_tokens=False)
         first, *rest = prompt.parts()
         ids = encode(first, add_special_tokens=False)
@@ -120,8 +120,8 @@ class JinjaRenderer:
 
     def close(self) -> None:
         """Release the process of isolated templates. May be called twice."""
-        if self._elsewhere is not None:
-            self._elsewhere.close()
+        if self._isolated is not None:
+            self._isolated.close()
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         if tools and "tool_use" in self._templates:
@@ -136,34 +136,34 @@ class JinjaRenderer:
             param="messages",
         )
 
-    def _guarded(self, breaker: Breaker, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _guarded(self, breaker: MarkerEscaper, message: Mapping[str, Any]) -> dict[str, Any]:
         markers = self._special if message["role"] == "assistant" else self._markers
-        guarded = breaker.guard(message, markers)
-        guarded["role"] = breaker.guard(message["role"], self._markers)
+        guarded = breaker.escape(message, markers)
+        guarded["role"] = breaker.escape(message["role"], self._markers)
         return dict(guarded)
 
     # -- text or a list of parts -----------------------------------------------------
 
-    def _shaped(self, template: ChatTemplate, message: dict[str, Any]) -> dict[str, Any]:
+    def _adapt_messages(self, template: ChatTemplate, message: dict[str, Any]) -> dict[str, Any]:
         """Give ``content`` the form that the template reads: most know text only, some only parts."""
         content = message.get("content")
         if isinstance(content, list):
-            if not self._takes(template, PARTS):
+            if not self._template_variables(template, PARTS):
                 return {**message, "content": "\n".join(_texts(content))}
         elif (
             isinstance(content, str)
-            and not self._takes(template, PROBE)
-            and self._takes(template, PARTS)
+            and not self._template_variables(template, PROBE)
+            and self._template_variables(template, PARTS)
         ):
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
 
-    def _takes(self, template: ChatTemplate, content: Any) -> bool:
+    def _template_variables(self, template: ChatTemplate, content: Any) -> bool:
         """Whether the template writes the text of ``content`` and nothing of its structure."""
         key = (template.source, isinstance(content, str))
-        if key not in self._taken:
-            self._taken[key] = self._probe(template, content)
-        return self._taken[key]
+        if key not in self._used_variables:
+            self._used_variables[key] = self._probe(template, content)
+        return self._used_variables[key]
 
     def _probe(self, template: ChatTemplate, content: Any) -> bool:
         messages = [{"role": "user", "content": content}]

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import MAX_SALT_CHARS, SamplingParams
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
 
 __all__ = ("check_prompt", "check_request")
 
 
-def check_request(request: EngineRequest, facts: EngineFacts) -> None:
+def check_request(request: EngineRequest, info: EngineInfo) -> None:
     """Refuse a request that the engine could not serve; every frontend and the core call this.
 
     Raises ``RequestError`` that names the parameter, or ``ContextLengthError``.
     """
-    check_prompt(request.prompt_ids, facts)
+    check_prompt(request.prompt_ids, info)
     params = request.params
     _check_types(params)
     for name, ids in (
@@ -25,22 +25,22 @@ def check_request(request: EngineRequest, facts: EngineFacts) -> None:
         ("allowed_token_ids", params.allowed_token_ids),
         ("logit_bias", params.logit_bias),
     ):
-        _check_ids(name, list(ids or ()), facts.vocab_size)
+        _check_ids(name, list(ids or ()), info.vocab_size)
     for word in request.bad_words:
-        _check_ids("bad_words", word, facts.vocab_size)
+        _check_ids("bad_words", word, info.vocab_size)
     if params.ignore_eos and params.max_tokens is None:
         raise RequestError("ignore_eos needs an explicit max_tokens", param="ignore_eos")
 
 
-def check_prompt(prompt_ids: Sequence[int], facts: EngineFacts) -> None:
+def check_prompt(prompt_ids: Sequence[int], info: EngineInfo) -> None:
     """Refuse an empty or too long prompt, and ids outside of the vocabulary."""
     if not prompt_ids:
         raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
-    _check_ids("prompt", prompt_ids, facts.vocab_size)
-    if len(prompt_ids) >= facts.max_model_len:
+    _check_ids("prompt", prompt_ids, info.vocab_size)
+    if len(prompt_ids) >= info.max_model_len:
         raise ContextLengthError(
             f"the prompt has {len(prompt_ids)} tokens; with at least one output token the context "
-            f"of {facts.max_model_len} tokens allows {facts.max_model_len - 1}: shorten the prompt "
+            f"of {info.max_model_len} tokens allows {info.max_model_len - 1}: shorten the prompt "
             "or pass truncate_prompt_tokens",
             param="prompt",
         )

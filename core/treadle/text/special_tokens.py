@@ -33,7 +33,7 @@ class SpecialTokenFilter:
         self.pending = ""
 
     def feed(self, text: str, ids: Sequence[int]) -> str:
-        self._expected += [self._tokenizer.token(i) for i in ids if i in self._hidden]
+        self._expected += [self._tokenizer.id_to_token(i) for i in ids if i in self._hidden]
         if not self._expected and not self.pending:
             return text
         text, self.pending = self.pending + text, ""

@@ -15,7 +15,7 @@ __all__ = ("StopMatcher", "StopStrings")
 class StopStrings:
     """The automaton of one set of stop strings; shared by the outputs of a request. Immutable."""
 
-    __slots__ = ("depth", "fail", "first", "found", "strings", "trie")
+    __slots__ = ("depth", "fail", "first", "first_match", "strings", "trie")
 
     def __init__(self, strings: Sequence[str]) -> None:
         """``strings`` are not empty."""
@@ -23,7 +23,7 @@ class StopStrings:
         self.trie: list[dict[str, int]] = [{}]
         self.depth = [0]
         # The longest stop string that ends in this state, or None.
-        self.found: list[str | None] = [None]
+        self.first_match: list[str | None] = [None]
         for text in self.strings:
             self._add(text)
         self.fail = [0] * len(self.trie)
@@ -36,10 +36,10 @@ class StopStrings:
             if char not in self.trie[state]:
                 self.trie.append({})
                 self.depth.append(self.depth[state] + 1)
-                self.found.append(None)
+                self.first_match.append(None)
                 self.trie[state][char] = len(self.trie) - 1
             state = self.trie[state][char]
-        self.found[state] = text
+        self.first_match[state] = text
 
     def _link(self) -> None:
         """Breadth first: the failure of a state is known before those of its children."""
@@ -52,8 +52,8 @@ class StopStrings:
                 while at and char not in self.trie[at]:
                     at = self.fail[at]
                 self.fail[child] = self.trie[at].get(char, 0)
-                if self.found[child] is None:
-                    self.found[child] = self.found[self.fail[child]]
+                if self.first_match[child] is None:
+                    self.first_match[child] = self.first_match[self.fail[child]]
 
 
 class StopMatcher:
@@ -62,12 +62,12 @@ class StopMatcher:
     ``matched`` is the stop string that was found; nothing may be fed after that.
     """
 
-    __slots__ = ("_held", "_state", "_stops", "matched")
+    __slots__ = ("_pending_text", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
         self._state = 0
-        self._held = ""
+        self._pending_text = ""
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
@@ -80,24 +80,24 @@ class StopMatcher:
         state = self._state
         if not state and stops.first.isdisjoint(text):
             return text
-        trie, fail, found = stops.trie, stops.fail, stops.found
+        trie, fail, found = stops.trie, stops.fail, stops.first_match
         for i, char in enumerate(text):
             while state and char not in trie[state]:
                 state = fail[state]
             state = trie[state].get(char, 0)
             if (matched := found[state]) is not None:
                 self.matched = matched
-                whole = self._held + text[: i + 1]
-                self._held = ""
+                whole = self._pending_text + text[: i + 1]
+                self._pending_text = ""
                 return whole[: len(whole) - len(matched)]
         self._state = state
-        whole = self._held + text
+        whole = self._pending_text + text
         keep = len(whole) - stops.depth[state]
-        self._held = whole[keep:]
+        self._pending_text = whole[keep:]
         return whole[:keep]
 
     def finish(self) -> str:
         """The text has ended: return what was held back."""
-        held, self._held = self._held, ""
+        held, self._pending_text = self._pending_text, ""
         self._state = 0
         return held

@@ -65,7 +65,7 @@ class ChatTemplate:
         Raises ``CheckpointError`` if ``source`` is not a template.
         """
         self.source = source
-        self._elsewhere = elsewhere
+        self._isolated = elsewhere
         self._template: jinja2.Template | None = None
         try:
             env = _environment()
@@ -84,9 +84,9 @@ class ChatTemplate:
     def render(self, variables: Mapping[str, Any]) -> str:
         """Raises ``RequestError``: a template refuses what it was not written for."""
         if self._template is None:
-            if self._elsewhere is None:
+            if self._isolated is None:
                 raise CheckpointError("a chat template has nowhere to run")
-            return self._elsewhere.render(self.source, variables)
+            return self._isolated.render(self.source, variables)
         chunks: list[str] = []
         size = 0
         try:

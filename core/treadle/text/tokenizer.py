@@ -13,13 +13,13 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from treadle.errors import CheckpointError, RequestError
-from treadle.text.conversion import converted
-from treadle.text.detokenizer import ByteStream, PieceStream
+from treadle.text.conversion import convert_tokenizer
+from treadle.text.detokenizer import ByteDetokenizer, PieceDetokenizer
 from treadle.text.settings import TokenizerSettings
 from treadle.text.vocabulary import ByteTable, alphabet
 
 if TYPE_CHECKING:
-    from treadle.api.files import ModelFiles, TextStream
+    from treadle.api.files import IncrementalDetokenizer, ModelFiles
 
 __all__ = ("AutoTokenizer",)
 
@@ -37,7 +37,7 @@ class AutoTokenizer:
         self._special = {i: t.content for i, t in added.items() if t.special}
         self._special_ids = frozenset(self._special)
         letters = alphabet(backend.decoder)
-        self._table = None if letters is None else ByteTable(letters, self._text_of)
+        self._table = None if letters is None else ByteTable(letters, self._token_text)
 
     @classmethod
     def open(cls, files: ModelFiles) -> AutoTokenizer:
@@ -47,7 +47,7 @@ class AutoTokenizer:
             if path.is_file():
                 backend = Backend.from_file(str(path))
             else:
-                backend = Backend.from_str(converted(files.root))
+                backend = Backend.from_str(convert_tokenizer(files.root))
         except CheckpointError:
             raise
         except Exception as error:  # tokenizers raises bare Exception
@@ -62,7 +62,7 @@ class AutoTokenizer:
         return max(size, max(self.added_tokens.values(), default=-1) + 1)
 
     @property
-    def eos_id(self) -> int | None:
+    def eos_token_id(self) -> int | None:
         return self._id("eos_token")
 
     @property
@@ -70,7 +70,7 @@ class AutoTokenizer:
         return self._id("bos_token")
 
     @property
-    def special_ids(self) -> frozenset[int]:
+    def special_token_ids(self) -> frozenset[int]:
         return self._special_ids
 
     @property
@@ -98,7 +98,7 @@ class AutoTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         if self._table is not None:
             return self._table[token].decode("utf-8", "replace")
         return self._backend.decode([token], skip_special_tokens=False)
@@ -111,33 +111,35 @@ class AutoTokenizer:
         # What this token adds after another one: with its space, or without its "##".
         anchor, before = self._anchor
         text = self._backend.decode([anchor, token], skip_special_tokens=False)
-        return text.removeprefix(before).encode() if anchor >= 0 else self.token(token).encode()
+        return (
+            text.removeprefix(before).encode() if anchor >= 0 else self.id_to_token(token).encode()
+        )
 
-    def stream(
+    def create_detokenizer(
         self,
         prompt_ids: Sequence[int] = (),
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-    ) -> TextStream:
+    ) -> IncrementalDetokenizer:
         if self._table is not None:  # such decoders put no spaces between tokens
             skipped = self._special_ids if skip_special_tokens else frozenset[int]()
-            return ByteStream(self._table, skipped, prompt_ids)
+            return ByteDetokenizer(self._table, skipped, prompt_ids)
         glued = {} if skip_special_tokens or spaces_between_special_tokens else self._special
-        return PieceStream(self._backend, prompt_ids, skip_special_tokens, glued)
+        return PieceDetokenizer(self._backend, prompt_ids, skip_special_tokens, glued)
 
     def _id(self, name: str) -> int | None:
         text = self.settings.special.get(name)
         return None if text is None else self._backend.token_to_id(text)
 
-    def _text_of(self, token: int) -> str | None:
+    def _token_text(self, token: int) -> str | None:
         return self._backend.id_to_token(token)
 
     @cached_property
     def _anchor(self) -> tuple[int, str]:
         """Some ordinary word and its text; ``(-1, "")`` if the vocabulary has none."""
         for token in range(self.vocab_size):
-            text = self._text_of(token)
+            text = self._token_text(token)
             if text and text.isalpha() and token not in self._special:
                 return token, self._backend.decode([token], skip_special_tokens=False)
         return -1, ""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from treadle.api.parsers import Tool
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import RequestError
 
@@ -85,7 +85,7 @@ def _named(choice: Any, tools: Sequence[Tool]) -> Mapping[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def to_guided(spec: GrammarSpec) -> GuidedParams | None:
+def to_guided(spec: GrammarSpec) -> StructuredOutputsParams | None:
     """Return the constraint that a parser's grammar makes, ``None`` if its kind cannot be requested.
 
     Raises ``TypeError`` for something that is not a grammar.
@@ -94,14 +94,14 @@ def to_guided(spec: GrammarSpec) -> GuidedParams | None:
         raise TypeError(f"the source of a grammar is {spec.source!r:.80}; it must be a text")
     match spec.kind:
         case "json_schema":
-            return GuidedParams(json=spec.source)
+            return StructuredOutputsParams(json=spec.source)
         case "json_object":
-            return GuidedParams(json_object=True)
+            return StructuredOutputsParams(json_object=True)
         case "regex":
-            return GuidedParams(regex=spec.source)
+            return StructuredOutputsParams(regex=spec.source)
         case "choice":
-            return GuidedParams(choice=msgspec.json.decode(spec.source, type=list[str]))
+            return StructuredOutputsParams(choice=msgspec.json.decode(spec.source, type=list[str]))
         case "ebnf":
-            return GuidedParams(grammar=spec.source)
+            return StructuredOutputsParams(grammar=spec.source)
         case _:
             return None

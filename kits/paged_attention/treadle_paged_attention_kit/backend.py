@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest, LayerCacheSpec, MaskKind
+from treadle.api.types import AttentionRequest, CommonAttentionMetadata, KVCacheSpec, MaskKind
 
 __all__ = ("BatchPlan", "PagedAttentionBackend")
 
@@ -14,28 +14,28 @@ __all__ = ("BatchPlan", "PagedAttentionBackend")
 class BatchPlan(Protocol):
     """A plan of one step, of any backend: it keeps the batch that it was made of."""
 
-    batch: AttentionBatch
+    batch: CommonAttentionMetadata
 
 
 class PagedAttentionBackend:
     """A base class. The cache is ``[2, pages, page_size, kv_heads, head_size]``: keys, then values.
 
-    With ``slots``, a subclass is a ``PagedWriter``: fused kernels may write keys and values.
+    With ``slot_mapping``, a subclass is a ``PagedWriter``: fused kernels may write keys and values.
     """
 
     def __init__(self, request: AttentionRequest) -> None:
-        self.heads, self.kv_heads = request.heads, request.kv_heads
-        self.group = request.heads // request.kv_heads
+        self.heads, self.kv_heads = request.num_heads, request.num_kv_heads
+        self.group = request.num_heads // request.num_kv_heads
         self.size = request.head_size
         self.scale = request.scale
         self.causal = request.mask is not MaskKind.BIDIRECTIONAL
         self.window = request.window
         self.softcap = request.softcap
 
-    def cache_shape(self, pages: int, page_size: int, spec: LayerCacheSpec) -> tuple[int, ...]:
+    def kv_cache_shape(self, pages: int, page_size: int, spec: KVCacheSpec) -> tuple[int, ...]:
         """Return the shape of one layer's cache."""
-        return (2, pages, page_size, spec.kv_heads, spec.head_size)
+        return (2, pages, page_size, spec.num_kv_heads, spec.head_size)
 
-    def slots(self, plan: BatchPlan) -> Tensor:
+    def slot_mapping(self, plan: BatchPlan) -> Tensor:
         """Return the cache position of each new token: int64 ``[tokens]``."""
         return plan.batch.slot_mapping

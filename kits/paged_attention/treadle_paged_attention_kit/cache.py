@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from treadle.attention.storage import write as write_kv
+from treadle.attention.storage import write_kv as write_kv
 
 __all__ = ("write_kv",)

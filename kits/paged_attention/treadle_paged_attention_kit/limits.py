@@ -33,8 +33,8 @@ class BackendLimits:
 
 def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[str]:
     """Return every reason why a backend with these ``limits`` cannot serve ``request``."""
-    if request.device.kind != "cuda":  # on another device no other limit matters
-        return [f"device {request.device.kind!r} is not CUDA"]
+    if request.device.type != "cuda":  # on another device no other limit matters
+        return [f"device {request.device.type!r} is not CUDA"]
     size, page_size, group = request.head_size, request.page_size, limits.max_group
     checks = (
         (request.dtype in limits.dtypes, f"dtype {request.dtype} is not {_one_of(limits.dtypes)}"),
@@ -43,7 +43,7 @@ def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[st
             f"head size {size} is not {_one_of(limits.head_sizes)}",
         ),
         (
-            group is None or request.heads <= group * max(request.kv_heads, 1),
+            group is None or request.num_heads <= group * max(request.num_kv_heads, 1),
             f"more than {group} query heads share one key/value head",
         ),
         (
@@ -57,7 +57,7 @@ def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[st
         (not request.latent, "latent (MLA) caches are not supported"),
     )
     reasons = [*_device_reasons(request, limits), *_cache_reasons(request, limits)]
-    return request.contradictions() + reasons + [why for good, why in checks if not good]
+    return request.invalid_reasons() + reasons + [why for good, why in checks if not good]
 
 
 def _device_reasons(request: AttentionRequest, limits: BackendLimits) -> list[str]:

@@ -30,7 +30,9 @@ def prompt_reasoning_state(
 
 
 def _has_special(text: str, tokenizer: Any) -> bool:
-    specials = {tokenizer.token(i) for i in getattr(tokenizer, "special_ids", ())} - {""}
+    specials = {tokenizer.id_to_token(i) for i in getattr(tokenizer, "special_token_ids", ())} - {
+        ""
+    }
     lengths = sorted({len(special) for special in specials})
     firsts = {special[0] for special in specials}
     return any(
@@ -49,11 +51,11 @@ class TaggedReasoningParser:
     """
 
     def __init__(
-        self, tags: tuple[str, str], prompt: tuple[bool | None, str], *, always: bool
+        self, special_tags: tuple[str, str], prompt: tuple[bool | None, str], *, always: bool
     ) -> None:
         inside, tail = prompt
-        self.tags = tags
-        self.open = always if inside is None else inside
+        self.special_tags = special_tags
+        self.in_reasoning = always if inside is None else inside
         self._fresh = True  # only whitespace since the last tag
         self._whitespace: list[str] = []
         self._pending = ""
@@ -63,9 +65,9 @@ class TaggedReasoningParser:
             self._state, self._fresh = "inside", False
 
     @property
-    def opener(self) -> str | None:
+    def opening_tag(self) -> str | None:
         """See ``treadle.api.parsers.Opens``."""
-        return None if self._answered or self._state != "begin" else self.tags[0]
+        return None if self._answered or self._state != "begin" else self.special_tags[0]
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         text, self._pending = self._pending + text, ""
@@ -86,7 +88,7 @@ class TaggedReasoningParser:
 
     def finish(self) -> list[Delta]:
         text, self._pending = self._pending, ""
-        if self.open:
+        if self.in_reasoning:
             return self._think(text) if text else []
         text = "".join(self._whitespace) + text
         self._whitespace.clear()
@@ -96,26 +98,26 @@ class TaggedReasoningParser:
         """Look for the first tag after any whitespace."""
         plain = text.lstrip()
         self._whitespace.append(text[: len(text) - len(plain)])
-        if plain.startswith(self.tags[0]):
+        if plain.startswith(self.special_tags[0]):
             self._whitespace.clear()
-            self.open, self._state = True, "inside"
-            return plain[len(self.tags[0]) :]
-        if self.tags[0].startswith(plain):  # or nothing is left
+            self.in_reasoning, self._state = True, "inside"
+            return plain[len(self.special_tags[0]) :]
+        if self.special_tags[0].startswith(plain):  # or nothing is left
             self._pending = plain
             return ""
-        self._state = "inside" if self.open else "text"
-        if self.open:
+        self._state = "inside" if self.in_reasoning else "text"
+        if self.in_reasoning:
             self._whitespace.clear()
         return plain
 
     def _inside(self, text: str, out: list[Delta]) -> str:
-        before, end, rest = text.partition(self.tags[1])
+        before, end, rest = text.partition(self.special_tags[1])
         if end:
             out += self._think(before)
             self._whitespace.clear()
-            self.open, self._state = False, "after"
+            self.in_reasoning, self._state = False, "after"
             return rest
-        keep = partial_match_len(text, (self.tags[1],))
+        keep = partial_match_len(text, (self.special_tags[1],))
         out += self._think(text[: len(text) - keep])
         self._pending = text[len(text) - keep :]
         return ""

@@ -85,7 +85,7 @@ class ToolCallParser:
     they come out as text. ``pending`` is the end of a piece that may be the beginning of a tag.
     """
 
-    tags: Sequence[str] = ()
+    special_tags: Sequence[str] = ()
     """See ``treadle.api.parsers.Tagged``."""
 
     def __init__(self) -> None:

@@ -72,5 +72,7 @@ def tag_rule(text: str, tokenizer: Tokenizer) -> str:
 
     A grammar over characters would spell a special token with other tokens.
     """
-    special = [i for i in getattr(tokenizer, "special_ids", ()) if tokenizer.token(i) == text]
+    special = [
+        i for i in getattr(tokenizer, "special_token_ids", ()) if tokenizer.id_to_token(i) == text
+    ]
     return f"<[{special[0]}]>" if special else lark_string(text)

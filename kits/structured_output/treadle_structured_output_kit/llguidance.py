@@ -85,7 +85,7 @@ class LLGuidanceMatcher:
         self._vocab_size = vocab_size
         self._row = empty_row(vocab_size + 1)
 
-    def fill(self, bitmask: Tensor, row: int) -> None:
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the ids that may come next into ``bitmask[row]``."""
         allowed = self._row
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
@@ -93,7 +93,7 @@ class LLGuidanceMatcher:
         forbid_token(allowed, self._vocab_size)
         write_row(bitmask, row, allowed)
 
-    def accept(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         """Advance; ``False`` (and no change) if the token is not allowed."""
         accepted: int = self._matcher.try_consume_tokens([token])
         self._check()
@@ -105,14 +105,14 @@ class LLGuidanceMatcher:
             raise ValueError(_error_text(self._matcher))
 
     @property
-    def complete(self) -> bool:
+    def is_accepting(self) -> bool:
         """Whether the sequence may end here."""
         return bool(self._matcher.is_accepting())
 
     @property
-    def finished(self) -> bool:
+    def is_terminated(self) -> bool:
         """Whether the sequence must end here."""
-        return bool(self._matcher.is_stopped()) and self.complete
+        return bool(self._matcher.is_stopped()) and self.is_accepting
 
     def _check(self) -> None:
         """Raise ``ValueError`` if the matcher is in its error state, which it never leaves.
@@ -129,7 +129,7 @@ class _Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        special = {token for token in tokenizer.special_ids if token < vocab_size}
+        special = {token for token in tokenizer.special_token_ids if token < vocab_size}
         self.tokens: list[bytes] = []
         for token in range(vocab_size):
             data = tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""

@@ -12,7 +12,7 @@ def text_tokens(tokenizer: Tokenizer, vocab_size: int) -> dict[int, bytes]:
 
     Special tokens and ids without bytes are left out.
     """
-    special = tokenizer.special_ids
+    special = tokenizer.special_token_ids
     return {
         token: data
         for token in range(min(vocab_size, tokenizer.vocab_size))

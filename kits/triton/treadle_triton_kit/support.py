@@ -27,8 +27,8 @@ def triton_refusals(device: DeviceInfo) -> list[str]:
     A device whose capability is unknown is not refused for it.
     """
     reasons = []
-    if device.kind != "cuda":
-        reasons.append(f"device {device.kind!r} is not CUDA")
+    if device.type != "cuda":
+        reasons.append(f"device {device.type!r} is not CUDA")
     elif device.capability is not None and device.capability < MIN_CAPABILITY:
         reasons.append(f"capability {'.'.join(map(str, device.capability))} is below 8.0")
     return reasons + missing_triton()
@@ -36,4 +36,4 @@ def triton_refusals(device: DeviceInfo) -> list[str]:
 
 def supports_pdl(device: DeviceInfo) -> bool:
     """Return whether kernels may be launched with ``launch_pdl`` (see ``pdl``): Hopper and later."""
-    return device.kind == "cuda" and (device.capability or (0, 0)) >= (9, 0)
+    return device.type == "cuda" and (device.capability or (0, 0)) >= (9, 0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from treadle.api.engine import Executor
-from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import EngineError
 from treadle.plugins import PluginManager
@@ -31,15 +31,15 @@ class WorkerGroupExecutor(Executor):
     All ranks compute the same tokens, so only rank 0 replies to a step. A worker that dies or fails
     ends the whole group: the others wait for it in a collective.
 
-    A subclass implements ``start``, ``check``, ``stop``, ``broadcast`` and ``receive_result``.
+    A subclass implements ``start``, ``check_health``, ``shutdown``, ``broadcast`` and ``receive_result``.
     """
 
-    def __init__(self, config: EngineConfig, host: PluginManager) -> None:
+    def __init__(self, config: EngineConfig, plugins: PluginManager) -> None:
         self.config = config
         self.world_size = config.device.tensor_parallel_size
         self.serving = False
         """Whether all workers have started."""
-        self._host = host
+        self._plugins = plugins
 
     @abstractmethod
     def broadcast(self, command: WorkerCommand) -> None:
@@ -66,12 +66,12 @@ class WorkerGroupExecutor(Executor):
         if device is not None:
             chosen = msgspec.structs.replace(config.device, device=device)
             config = msgspec.structs.replace(config, device=chosen)
-        plan = self._host.selection()
+        plan = self._plugins.selection()
         return StartWorker(
             rank, self.world_size, config, plan, rendezvous, local_rank, local_world_size
         )
 
-    def all_started(self, replies: Mapping[int, WorkerReply]) -> EngineFacts:
+    def all_started(self, replies: Mapping[int, WorkerReply]) -> EngineInfo:
         """Note that every rank has replied to its ``StartWorker``. Return the facts of rank 0."""
         for rank, reply in replies.items():
             if not isinstance(reply, Started):
@@ -80,17 +80,17 @@ class WorkerGroupExecutor(Executor):
         first = replies[0]
         if not isinstance(first, Started):
             raise _unexpected(0, first, "Started")
-        return first.facts
+        return first.info
 
-    def launch(self, plan: StepPlan) -> None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Enqueue one step on every rank."""
-        self.broadcast(Launch(plan))
+        self.broadcast(Launch(scheduler_output))
 
-    def sample(self, edits: StepEdits | None) -> None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> None:
         """Complete the held step that was launched last."""
-        self.broadcast(Sample(edits))
+        self.broadcast(Sample(grammar_output))
 
-    def collect(self) -> StepResult:
+    def get_output(self) -> ModelRunnerOutput:
         """Wait for the oldest step that was not collected yet."""
         rank, reply = self.receive_result()
         if rank or not isinstance(reply, Collected):

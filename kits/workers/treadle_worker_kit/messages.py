@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from treadle import errors
-from treadle.api.step_types import EngineFacts, StepEdits, StepPlan, StepResult
+from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.plugins import PluginSelection
 
@@ -47,17 +47,17 @@ class StartWorker(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Launch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Enqueue one step."""
 
-    plan: StepPlan
+    scheduler_output: SchedulerOutput
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Complete the held step that was launched last."""
 
-    edits: StepEdits | None
+    grammar_output: GrammarOutput | None
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Wait for the oldest launched step; rank 0 replies with its ``StepResult``."""
+    """Wait for the oldest launched step; rank 0 replies with its ``ModelRunnerOutput``."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -67,13 +67,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded."""
 
-    facts: EngineFacts
+    info: EngineInfo
 
 
 class Collected(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The result of a step."""
 
-    result: StepResult
+    result: ModelRunnerOutput
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

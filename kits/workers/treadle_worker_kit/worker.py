@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from treadle.api.step_types import EngineFacts, StepResult
+from treadle.api.step_types import EngineInfo, ModelRunnerOutput
 from treadle.errors import EngineError, TreadleError
 from treadle.plugins import PluginManager
 from treadle.runner.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
@@ -41,33 +41,33 @@ class Worker:
         Raises what ``ModelRunner`` raises.
         """
         config = start.config
-        host = PluginManager.from_selection(start.plan, config.plugins)
+        plugins = PluginManager.from_selection(start.plan, config.plugins)
         device = pick_device(config.device.device, start.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        elif config.device.threads is None:
+        elif config.device.cpu_threads is None:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.local_world_size))
         self._base = TorchCommunicator(start.rank, start.world_size, device, store)
-        communicator = choose_communicator(host, self._base, device)
-        self._runner = ModelRunner(config, host, communicator)
+        communicator = choose_communicator(plugins, self._base, device)
+        self._runner = ModelRunner(config, plugins, communicator)
 
     @property
-    def facts(self) -> EngineFacts:
+    def info(self) -> EngineInfo:
         """What the scheduler must know."""
-        return self._runner.facts
+        return self._runner.info
 
-    def execute(self, command: WorkerCommand) -> StepResult | None:
+    def execute(self, command: WorkerCommand) -> ModelRunnerOutput | None:
         """Execute a command after ``StartWorker``. Return the result of ``Collect``, else ``None``.
 
         After ``Stop`` and after an error nothing may follow: the other ranks wait for this one.
         """
         match command:
-            case Launch(plan):
-                self._runner.launch(plan)
-            case Sample(edits):
-                self._runner.sample(edits)
+            case Launch(scheduler_output):
+                self._runner.execute_model(scheduler_output)
+            case Sample(grammar_output):
+                self._runner.sample_tokens(grammar_output)
             case Collect():
-                return self._runner.collect()
+                return self._runner.get_output()
             case Stop():
                 self._base.close()
             case StartWorker():

@@ -34,12 +34,14 @@ class ChatFields:
         self.wants_logprobs = bool(chat.logprobs)
         self.wants_ids = bool(chat.return_token_ids)
         self.wants_reasoning = chat.include_reasoning is not False
-        self._top = chat.top_logprobs or 0
+        self._num_top_logprobs = chat.top_logprobs or 0
 
     def logprobs(self, completion: CompletionOutput) -> ChatLogprobs | None:
         if not self.wants_logprobs or completion.logprobs is None:
             return None
-        return chat_logprobs(completion.token_ids, completion.logprobs, self._top, self._tokenizer)
+        return chat_logprobs(
+            completion.token_ids, completion.logprobs, self._num_top_logprobs, self._tokenizer
+        )
 
 
 def chat_completion(
@@ -50,7 +52,7 @@ def chat_completion(
     return ChatCompletion(
         id=generation.id,
         object="chat.completion",
-        created=generation.created,
+        created=generation.created_time,
         model=context.model,
         choices=[
             ChatChoice(
@@ -117,7 +119,7 @@ class ChatChoiceStream:
         return ChatChunk(
             id=generation.id,
             object="chat.completion.chunk",
-            created=generation.created,
+            created=generation.created_time,
             model=context.model,
             choices=choices,
             system_fingerprint=context.fingerprint,

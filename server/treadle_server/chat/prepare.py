@@ -28,10 +28,10 @@ async def prepare_chat(context: ServerContext, request: ChatRequest) -> Generati
     if request.logprobs:
         changes["logprobs"] = top_logprobs
     params = context.to_params(request, **changes)
-    chat = await context.chats.prepare(conversation, params)
+    chat = await context.chat_processor.prepare(conversation, params)
     return Generation(
         id=context.new_id("chatcmpl"),
-        created=int(time.time()),
+        created_time=int(time.time()),
         request=request,
         prompts=[chat.prompt],
         params=chat.params,
@@ -41,12 +41,12 @@ async def prepare_chat(context: ServerContext, request: ChatRequest) -> Generati
 
 def check_tool_parser(context: ServerContext, chat: Conversation) -> None:
     """Refuse tools whose calls would not be found in the answer."""
-    plugins = context.chats.plugins
-    if not chat.tools or chat.tool_choice == "none" or plugins.tool_parser is not None:
+    plugins = context.chat_processor.parser_plugins
+    if not chat.tools or chat.tool_choice == "none" or plugins.tool_call_parser is not None:
         return
     known = ", ".join(plugins.host.keys("tool_parsers")) or "none installed"
     raise RequestError(
-        "this server does not parse tool calls: start it with --tool-parser NAME "
+        "this server does not parse tool calls: start it with --tool-call-parser NAME "
         f"(known: {known}), or send tool_choice none",
         param="tool_choice",
     )

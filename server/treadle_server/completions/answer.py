@@ -38,7 +38,7 @@ def new_completion(
     return Completion(
         id=generation.id,
         object="text_completion",
-        created=generation.created,
+        created=generation.created_time,
         model=context.model,
         choices=choices,
         system_fingerprint=context.fingerprint,

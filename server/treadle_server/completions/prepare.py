@@ -39,7 +39,7 @@ def prepare_completion(context: ServerContext, request: CompletionRequest) -> Ge
             changes["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
     return Generation(
         id=context.new_id("cmpl"),
-        created=int(time.time()),
+        created_time=int(time.time()),
         request=request,
         prompts=prompts,
         params=context.to_params(request, **changes),

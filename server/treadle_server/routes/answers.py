@@ -49,7 +49,7 @@ def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     if isinstance(error, InternalServerException) and error.detail == DISCONNECTED:
         return handle_disconnect(request, error)
     owners = request.app.state.context.served.owners
-    shown, body = owners.answer(error, request.scope), request.state.get("body")
+    shown, body = owners.error_for_client(error, request.scope), request.state.get("body")
     if shown.detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
         shown.detail.param = constraint_of(body) or shown.detail.param
     return error_answer(shown)
@@ -81,7 +81,7 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
                 413, "the body is too large; see --max-body-bytes", code="body_too_large"
             )
         case _ if status >= 500:
-            found = request.app.state.context.served.owners.answer(error, request.scope)
+            found = request.app.state.context.served.owners.error_for_client(error, request.scope)
         case _:
             found = APIError(status, error.detail)
     found.headers = headers

@@ -45,6 +45,6 @@ def stream(
     return EventStream(
         completion_events(context, generation, choice_type),
         context.active_requests,
-        context.config.stream_keep_alive,
+        context.config.sse_keep_alive_interval,
         {"x-ignored-fields": ignored} if ignored else None,
     )

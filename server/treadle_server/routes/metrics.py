@@ -15,7 +15,7 @@ from treadle_server.context import ServerContext
 
 __all__ = ("handlers",)
 
-PATIENCE = 0.5
+TIMEOUT_FACTOR = 0.5
 """Seconds that a scrape waits for fresh numbers."""
 
 
@@ -23,12 +23,14 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @get("/metrics")
     async def metrics() -> Response[Any]:
         with suppress(EngineDeadError, TimeoutError):
-            async with asyncio.timeout(PATIENCE):  # a long step: the numbers before it will do
-                context.stats = await context.engine.stats(PATIENCE)
+            async with asyncio.timeout(
+                TIMEOUT_FACTOR
+            ):  # a long step: the numbers before it will do
+                context.stats = await context.engine.stats(TIMEOUT_FACTOR)
         stats = context.stats if context.engine.alive else None
         context.metrics.stuck_threads = context.watchdogs.parsers.num_stuck
         return Response(
-            context.metrics.exposition(stats, context.engine.host.states()),
+            context.metrics.exposition(stats, context.engine.plugins.states()),
             media_type=CONTENT_TYPE_LATEST,
             status_code=200,
         )

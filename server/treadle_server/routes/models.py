@@ -20,7 +20,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             id=name,
             created=context.started,
             root=context.engine.config.model.model,
-            max_model_len=context.engine.facts.max_model_len,
+            max_model_len=context.engine.info.max_model_len,
         )
 
     @get("/v1/models", summary="List the names that requests may use")

@@ -42,7 +42,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def plugins() -> PluginList:
         # The metadata of every distribution is read: not on the event loop.
         found: list[Row] = await context.run_in_thread_if_large(
-            LARGE, lambda: list(rows(context.engine.host))
+            LARGE, lambda: list(rows(context.engine.plugins))
         )
         states = context.stats.plugin_states if context.stats is not None else {}
         return PluginList(
@@ -78,7 +78,7 @@ def check_admin(context: ServerContext, admins: Keys, headers: Mapping[bytes, by
         return
     wanted = "reloading needs an --admin-api-key; send it as Authorization: Bearer KEY"
     if context.config.api_key:  # one of those was sent, or the edge had refused
-        raise APIError(403, f"this key may not administer: {wanted}", code="not_admin")
+        raise APIError(403, f"this key may not administer: {wanted}", code="admin_key_required")
     raise APIError(401, wanted, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 

@@ -37,11 +37,11 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         tokens = await encode(context, data)
         found = Tokenized(
             count=len(tokens),
-            max_model_len=context.engine.facts.max_model_len,
+            max_model_len=context.engine.info.max_model_len,
             tokens=tokens,
         )
         if data.return_token_strs:
-            found.token_strs = [context.engine.tokenizer.token(t) for t in tokens]
+            found.token_strs = [context.engine.tokenizer.id_to_token(t) for t in tokens]
         return answer(request, found)
 
     @post(
@@ -72,7 +72,7 @@ async def encode(context: ServerContext, data: TokenizeRequest) -> list[int]:
         raise RequestError("send either prompt or messages, not both or neither", param="prompt")
     if data.messages is not None:
         chat = to_conversation(data, knows_developer=context.knows_developer)
-        prompt = await context.chats.render(chat)
+        prompt = await context.chat_processor.render(chat)
         return prompt.ids or []
     text, special = data.prompt or "", data.add_special_tokens is not False
     tokenizer = context.engine.tokenizer
@@ -82,7 +82,7 @@ async def encode(context: ServerContext, data: TokenizeRequest) -> list[int]:
 
 
 def check_ids(context: ServerContext, tokens: Sequence[int]) -> None:
-    most, width = context.engine.facts.max_model_len, context.engine.tokenizer.vocab_size
+    most, width = context.engine.info.max_model_len, context.engine.tokenizer.vocab_size
     if len(tokens) > most:
         raise RequestError(
             f"tokens has {len(tokens)} entries; at most {most} are allowed", param="tokens"

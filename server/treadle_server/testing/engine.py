@@ -9,13 +9,13 @@ from typing import Any
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
 
-__all__ = ("Characters", "Lines", "Parrot")
+__all__ = ("CharacterTokenizer", "FakeEngine", "FakeRenderer")
 
 PIECES = ("pieces ", "of ", "eight")
 
@@ -23,19 +23,19 @@ PIECES = ("pieces ", "of ", "eight")
 class CharacterStream:
     """Text of one character for each id."""
 
-    def step(self, token: int) -> str:
+    def decode_next(self, token: int) -> str:
         return chr(token)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         return ""
 
 
-class Characters:
+class CharacterTokenizer:
     """One id for each character: its code point."""
 
     vocab_size = 0x110000
-    eos_id: int | None = 0
-    special_ids: frozenset[int] = frozenset({0})
+    eos_token_id: int | None = 0
+    special_token_ids: frozenset[int] = frozenset({0})
     chat_template: str | None = "characters"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -44,13 +44,13 @@ class Characters:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return chr(token)
 
     def token_bytes(self, token: int) -> bytes:
         return chr(token).encode()
 
-    def stream(
+    def create_detokenizer(
         self,
         prompt_ids: Sequence[int] = (),
         *,
@@ -60,44 +60,44 @@ class Characters:
         return CharacterStream()
 
 
-class Lines:
-    """A renderer: ``role:content|`` for each message. ``seen`` is what it was given last."""
+class FakeRenderer:
+    """A renderer: ``role:content|`` for each message. ``messages`` is what it was given last."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, Any] = {}
+        self.messages: dict[str, Any] = {}
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        self.seen = {"messages": messages, **options}
+        self.messages = {"messages": messages, **options}
         return "".join(f"{m['role']}:{m['content']}|" for m in messages)
 
     def encode(self, prompt: str) -> list[int]:
         return [ord(c) for c in prompt]
 
 
-class Parrot:
+class FakeEngine:
     """A started ``treadle_server.engine.Engine`` that says the same words to every prompt."""
 
     go_on: asyncio.Event | None = None
     """What it waits for after the first of its words."""
 
-    def __init__(self, host: PluginManager, name: str) -> None:
-        self.host = host
+    def __init__(self, plugins: PluginManager, name: str) -> None:
+        self.plugins = plugins
         self.config: EngineConfig = from_options(model=name, served_model_name=[name])
         self.traits = ModelTraits()
-        self.tokenizer, self.renderer = Characters(), Lines()
+        self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
         self.output_limit: int | None = None
         self.alive = True
-        self.facts = EngineFacts(
+        self.info = EngineInfo(
             model=name,
-            architecture="Parrot",
+            architecture="FakeEngine",
             dtype="float32",
             device="cpu",
             vocab_size=self.tokenizer.vocab_size,
             max_model_len=1000,
             page_size=16,
-            groups=[],
-            depth=0,
-            eos_ids=[0],
+            kv_cache_groups=[],
+            num_async_steps=0,
+            eos_token_ids=[0],
         )
 
     def get_default_sampling_params(self) -> SamplingParams:

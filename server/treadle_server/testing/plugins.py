@@ -21,13 +21,13 @@ from litestar.config.app import AppConfig
 from litestar.routes import ASGIRoute, BaseRoute, HTTPRoute
 
 from treadle.plugins import PluginManager
-from treadle.testing.plugin import Subject
-from treadle_server.app import create_app, unedited
+from treadle.testing.plugin import PluginTest
+from treadle_server.app import base_app_config, create_app
 from treadle_server.config import server_from_options
 from treadle_server.context import ServerContext
-from treadle_server.edge import Edge
+from treadle_server.edge import GatewayMiddleware
 from treadle_server.testing.client import Answer, ask
-from treadle_server.testing.engine import Parrot
+from treadle_server.testing.engine import FakeEngine
 
 __all__ = ("NAME", "Route", "Server", "ServerSuite")
 
@@ -78,16 +78,16 @@ class Route(NamedTuple):
 class Server(NamedTuple):
     """A server that is asked without a network."""
 
-    parrot: Parrot
+    engine: FakeEngine
     context: ServerContext
-    edge: Edge
+    edge: GatewayMiddleware
 
     @property
     def routes(self) -> list[Route]:
         return list(_routes(self.context.served.app.routes))
 
 
-class ServerSuite(Subject):
+class ServerSuite(PluginTest):
     """Its routes are good neighbours, and the server's own are what they were."""
 
     unasked: ClassVar[Sequence[str]] = ()
@@ -98,20 +98,22 @@ class ServerSuite(Subject):
 
     def without(self) -> PluginManager:
         """A host that has everything but the plugin."""
-        host = self.host()
-        host.entries = [entry for entry in host.entries if entry.id != self.plugin]
-        return host
+        plugins = self.host()
+        plugins.entries = [entry for entry in plugins.entries if entry.id != self.plugin]
+        return plugins
 
-    def server(self, host: PluginManager | None = None, name: str = NAME, **options: Any) -> Server:
+    def server(
+        self, plugins: PluginManager | None = None, name: str = NAME, **options: Any
+    ) -> Server:
         """A server that was not started: the plugins have edited its application."""
         keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
         config = server_from_options({**keys, **options})
-        parrot = Parrot(host or self.host(), name)
+        parrot = FakeEngine(plugins or self.host(), name)
         context = ServerContext(parrot, config)
         return Server(parrot, context, create_app(context))
 
     @asynccontextmanager
-    async def running(self, server: Server) -> AsyncIterator[Edge]:
+    async def running(self, server: Server) -> AsyncIterator[GatewayMiddleware]:
         await server.context.served.start()
         try:
             yield server.edge
@@ -121,10 +123,10 @@ class ServerSuite(Subject):
 
     def edit(self, config: AppConfig, server: Server) -> AppConfig:
         """``config`` after the hook of this plugin alone."""
-        host = self.host()
-        relay: Any = host.hooks_for(self.kind, self.key)
-        options = host.options(self.kind, self.key)
-        relay.treadle_server(app=config, engine=server.parrot, options=options)
+        plugins = self.host()
+        relay: Any = plugins.hooks_for(self.kind, self.key)
+        options = plugins.options(self.kind, self.key)
+        relay.treadle_server(app=config, engine=server.engine, options=options)
         return config
 
     def routes(self) -> list[Route]:
@@ -132,7 +134,7 @@ class ServerSuite(Subject):
         others = self.server(self.without()).routes
         return [route for route in self.server().routes if route not in others]
 
-    def asked(self) -> list[Route]:
+    def responses(self) -> list[Route]:
         return [route for route in self.routes() if route.path not in self.unasked]
 
     def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
@@ -147,8 +149,8 @@ class ServerSuite(Subject):
     # -- what was there before -------------------------------------------------------
 
     def test_what_the_server_answers_stays_the_same(self) -> None:
-        async def answers(host: PluginManager) -> list[Answer]:
-            async with self.running(self.server(host)) as edge:
+        async def answers(plugins: PluginManager) -> list[Answer]:
+            async with self.running(self.server(plugins)) as edge:
                 return [await ask(edge, *asked, headers=self.headers) for asked in CORE]
 
         plain, ours = asyncio.run(answers(self.without())), asyncio.run(answers(self.host()))
@@ -162,7 +164,7 @@ class ServerSuite(Subject):
 
         async def main() -> None:
             server = self.server()
-            seen = server.parrot.go_on = asyncio.Event()
+            seen = server.engine.go_on = asyncio.Event()
             async with self.running(server) as edge:
                 streamed = ask(
                     edge, *STREAM, headers=self.headers, received=seen.set, seconds=PATIENCE
@@ -179,7 +181,7 @@ class ServerSuite(Subject):
 
         async def main() -> None:
             server = self.server()
-            config: Any = unedited(server.context)
+            config: Any = base_app_config(server.context)
             for field in LISTS:
                 getattr(config, field).extend((object(), object()))
             before = {field: list(getattr(config, field)) for field in LISTS}
@@ -213,7 +215,7 @@ class ServerSuite(Subject):
 
         async def main() -> None:
             async with self.running(self.server(api_key=[KEY])) as edge:
-                for route in self.asked():
+                for route in self.responses():
                     if route.method not in WITH_BODY:
                         _sound(route, await ask(edge, *route, headers=known))
 
@@ -224,7 +226,7 @@ class ServerSuite(Subject):
 
         async def main() -> None:
             async with self.running(self.server(api_key=[KEY])) as edge:
-                for route in self.asked():
+                for route in self.responses():
                     for body in BODIES if route.method in WITH_BODY else ():
                         _sound(route, await ask(edge, *route, body, headers=known), body)
 
@@ -236,7 +238,7 @@ class ServerSuite(Subject):
         """Each of their routes knows its own server, whichever was made or asked first."""
 
         async def main() -> None:
-            names, routes = ("the-first-model", "the-second-model"), self.asked()
+            names, routes = ("the-first-model", "the-second-model"), self.responses()
             servers = [self.server(name=name) for name in names]
             async with self.running(servers[0]) as first, self.running(servers[1]) as second:
                 for _ in range(2):
@@ -255,7 +257,7 @@ class ServerSuite(Subject):
 
         def sizes() -> dict[str, int]:
             server = self.server()
-            config = self.edit(unedited(server.context), server)
+            config = self.edit(base_app_config(server.context), server)
             return {field: len(getattr(config, field)) for field in LISTS}
 
         async def main() -> None:

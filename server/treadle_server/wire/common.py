@@ -164,7 +164,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     guided_decoding_backend: Annotated[
         str | None, Meta(description="The plugin that compiles the constraint.")
     ] = None
-    extra: Annotated[
+    extra_args: Annotated[
         dict[str, dict[str, Any]] | None,
         Meta(description="Arguments of logits processors, by name."),
     ] = None

@@ -1,4 +1,4 @@
-"""An executor that hands every call on to ``inline``, and what may be wrong with one."""
+"""An executor that hands every call on to ``uni``, and what may be wrong with one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Mine:
 def treadle_executor(name, config, host):
     if name != "mine":
         return None
-    return Mine(host.create(EXECUTORS, "inline", config=config, host=host))
+    return Mine(plugins.create(EXECUTORS, "uni", config=config, plugins=plugins))
 """
 
 SPECIMENS = (

@@ -33,7 +33,7 @@ def treadle_report():
 
 
 @impl(wrapper=True)
-def treadle_policy(name):
+def treadle_scheduling_policy(name):
     found = yield
     if found is not None:
         SEEN.append(name)

@@ -21,7 +21,7 @@ class Options(msgspec.Struct, frozen=True):
     depth: Annotated[int, msgspec.Meta(description="How deep.")] = 1
 
 
-TREADLE_OPTIONS = {"policies:mine": Options}
+TREADLE_OPTIONS = {"scheduling_policies:mine": Options}
 
 
 class Mine:
@@ -33,18 +33,18 @@ class Mine:
 
 
 @impl
-def treadle_policy(name: str):
+def treadle_scheduling_policy(name: str):
     return Mine() if name == "mine" else None
 """
 
 SPECIMENS = (
     Specimen(
         suite=PluginSuite,
-        plugin="policies:mine",
+        plugin="scheduling_policies:mine",
         source=SOURCE,
         metadata=METADATA,
         mutants=(
-            Mutant("test_it_is_found_and_loads", {'"policies:mine"': '"policy:mine"'}),
+            Mutant("test_it_is_found_and_loads", {'"scheduling_policies:mine"': '"policy:mine"'}),
             Mutant("test_its_import_is_light", {"import msgspec": "import msgspec\nimport numpy"}),
             Mutant(
                 "test_it_is_installed_as_it_says",

@@ -6,26 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
-from treadle.api.cache import DeviceInfo, LayerCacheSpec
+from treadle.api.attention import AttentionOffer, AttentionRequest, MaskKind, Refusal
+from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.attention import sdpa, storage
 from treadle.attention.metadata import bias, width
-from treadle.attention.plugin import treadle_attention
+from treadle.attention.plugin import treadle_attention_backend
 from treadle.attention.sdpa import SdpaAttention
-from treadle.testing.attention import Case
+from treadle.testing.attention import AttentionCase
 
 FLOAT32 = AttentionRequest(DeviceInfo("cpu"), "float32", "float32", 32, 4, 2, 32**-0.5)
 
 
-def run(case: Case, cache: Tensor | None = None) -> Tensor:
+def run(case: AttentionCase, cache: Tensor | None = None) -> Tensor:
     backend = SdpaAttention(case.request)
     cache = case.cache(backend) if cache is None else cache
-    return backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+    return backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
 
 
-def rows(case: Case, chosen: list[int]) -> Case:
+def rows(case: AttentionCase, chosen: list[int]) -> AttentionCase:
     """The same sequences, in a batch of fewer."""
-    part = Case(
+    part = AttentionCase(
         case.request,
         [case.query_lens[r] for r in chosen],
         [case.kv_lens[r] for r in chosen],
@@ -41,7 +41,9 @@ def rows(case: Case, chosen: list[int]) -> Case:
 def test_float32_rows_do_not_depend_on_the_batch_bit_by_bit(window: int | None) -> None:
     request = replace(FLOAT32, window=window)
     torch.set_num_threads(1)
-    case = Case(request, [1] * 6 + [5, 30], [3, 70, 600, 64, 65, 9, 5, 90], 16, device="cpu")
+    case = AttentionCase(
+        request, [1] * 6 + [5, 30], [3, 70, 600, 64, 65, 9, 5, 90], 16, device="cpu"
+    )
     together = run(case)
     start = 0
     for row, count in enumerate(case.query_lens):
@@ -50,7 +52,7 @@ def test_float32_rows_do_not_depend_on_the_batch_bit_by_bit(window: int | None) 
 
 
 def test_splitting_rows_into_units_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(FLOAT32, [1] * 3, [100, 90, 120], 16, device="cpu")
+    case = AttentionCase(FLOAT32, [1] * 3, [100, 90, 120], 16, device="cpu")
     whole = run(case)
     monkeypatch.setattr(sdpa, "_UNIT_BYTES", 128 * 32 * 4 * 4)  # 4 of the 6 units at a time
     assert torch.equal(run(case), whole)
@@ -62,7 +64,7 @@ def test_splitting_rows_into_units_changes_nothing(monkeypatch: pytest.MonkeyPat
 def test_a_prompt_in_blocks_is_the_prompt(
     request_: AttentionRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(request_, [70, 33], [70, 90], 16, device="cpu")
+    case = AttentionCase(request_, [70, 33], [70, 90], 16, device="cpu")
     monkeypatch.setattr(sdpa, "_SCORE_BYTES", 1)  # the least block, 16 queries
     case.check(run(case))
 
@@ -72,7 +74,7 @@ def test_garbage_of_other_sequences_is_never_read(window: int | None) -> None:
     """A NaN left in a recycled page, or in page 0, must stay where it is."""
     for dtype in ("float32", "bfloat16", "float16"):
         request = replace(FLOAT32, dtype=dtype, kv_dtype=dtype, window=window)
-        case = Case(request, [1, 1, 4, 9], [5, 70, 21, 9], 16, device="cpu")
+        case = AttentionCase(request, [1, 1, 4, 9], [5, 70, 21, 9], 16, device="cpu")
         cache = case.cache(SdpaAttention(request))
         cache[cache == 7.0] = float("nan")  # what Case puts where it has written nothing
         case.check(run(case, cache), dtype)
@@ -96,7 +98,7 @@ def test_a_cpu_without_bfloat16_products_computes_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    case = Case(
+    case = AttentionCase(
         replace(FLOAT32, dtype="bfloat16", kv_dtype="bfloat16"),
         [1, 1, 8],
         [9, 40, 20],
@@ -112,7 +114,7 @@ def test_fp8_saturates_where_a_cast_would_overflow(name: str, limit: float) -> N
     dtype = storage.DTYPES[name]
     cache = torch.zeros(2, 3, 4, 2, 8).to(dtype)
     k = torch.full((2, 2, 8), 1e6)
-    storage.write(cache, k, -k, torch.tensor([4, 11]))
+    storage.write_kv(cache, k, -k, torch.tensor([4, 11]))
     got = cache.float().flatten(1, 2)
     assert (got[0, [4, 11]] == limit).all() and (got[1, [4, 11]] == -limit).all()
     assert got.count_nonzero() == 4 * 16, "wrote beside its slots"
@@ -120,8 +122,8 @@ def test_fp8_saturates_where_a_cast_would_overflow(name: str, limit: float) -> N
 
 def test_fp8_reads_back_what_it_stored_however_the_prompt_was_cut() -> None:
     request = replace(FLOAT32, kv_dtype="fp8_e4m3")
-    whole = Case(request, [20], [20], 16, device="cpu", seed=3)
-    part = Case(request, [6], [20], 16, device="cpu", seed=3)
+    whole = AttentionCase(request, [20], [20], 16, device="cpu", seed=3)
+    part = AttentionCase(request, [6], [20], 16, device="cpu", seed=3)
     part.keys, part.values = whole.keys, whole.values
     part.queries = [whole.queries[0][-6:]]
     torch.testing.assert_close(run(part), run(whole)[-6:], rtol=1e-6, atol=1e-6)
@@ -152,7 +154,7 @@ def test_bias_against_its_definition() -> None:
 
 
 def test_every_reason_is_given_at_once() -> None:
-    bid = treadle_attention(
+    bid = treadle_attention_backend(
         replace(FLOAT32, device=DeviceInfo("abacus"), mask=MaskKind.TREE, sinks=True, latent=True),
         {},
     )
@@ -161,10 +163,10 @@ def test_every_reason_is_given_at_once() -> None:
 
 
 def test_on_cuda_it_is_the_last_resort() -> None:
-    bid = treadle_attention(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
-    assert isinstance(bid, Offer) and bid.score == 10 and not bid.graph_safe
+    bid = treadle_attention_backend(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
+    assert isinstance(bid, AttentionOffer) and bid.score == 10 and not bid.graph_safe
 
 
 def test_the_cache_is_pages_of_tokens() -> None:
-    spec = LayerCacheSpec("layer", 2, 32, "float32")
-    assert SdpaAttention(FLOAT32).cache_shape(7, 16, spec) == (2, 7, 16, 2, 32)
+    spec = KVCacheSpec("layer", 2, 32, "float32")
+    assert SdpaAttention(FLOAT32).kv_cache_shape(7, 16, spec) == (2, 7, 16, 2, 32)

@@ -5,29 +5,33 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from treadle.api.step_types import CacheGroup
-from treadle.cache import NULL_PAGE, KVCache
+from treadle.api.step_types import KVCacheGroup
+from treadle.cache import NULL_PAGE, KVCacheManager
 
 PAGE = 4
 
 
-def make(*windows: int | None, pages: int = 32, **options: Any) -> KVCache:
-    groups = [CacheGroup("full", window, pages, 1, 1) for window in windows]
-    return KVCache(groups, PAGE, **options)
+def make(*windows: int | None, pages: int = 32, **options: Any) -> KVCacheManager:
+    groups = [KVCacheGroup("full", window, pages, 1, 1) for window in windows]
+    return KVCacheManager(groups, PAGE, **options)
 
 
-def holder(cache: KVCache, salt: str | None = None) -> Any:
+def holder(cache: KVCacheManager, salt: str | None = None) -> Any:
     return SimpleNamespace(
-        slot=0, tables=[[] for _ in cache.pools], chain=[], root=cache.digests.root(salt), named=0
+        slot=0,
+        tables=[[] for _ in cache.pools],
+        chain=[],
+        root=cache.page_hasher.root_hash(salt),
+        named=0,
     )
 
 
-def compute(cache: KVCache, tokens: list[int], salt: str | None = None) -> Any:
+def compute(cache: KVCacheManager, tokens: list[int], salt: str | None = None) -> Any:
     """A sequence that was computed to its end and is still running."""
     h = holder(cache, salt)
-    cache.share_prefix(h, cache.match(h, tokens))
-    cache.grow(h, len(tokens))
-    cache.keep(h, tokens, len(tokens))
+    cache.share_prefix(h, cache.find_cached_prefix(h, tokens))
+    cache.allocate_pages(h, len(tokens))
+    cache.cache_full_pages(h, tokens, len(tokens))
     return h
 
 
@@ -35,32 +39,32 @@ def test_only_full_pages_are_shared_and_never_the_last_token() -> None:
     cache = make(None)
     compute(cache, list(range(12)))
     other = holder(cache)
-    assert cache.match(other, list(range(12))) == 2  # page 3 holds the last token
-    assert cache.match(holder(cache), list(range(13))) == 3
-    assert cache.match(holder(cache), list(range(11))) == 2
-    assert cache.match(holder(cache), [9, *range(1, 13)]) == 0
+    assert cache.find_cached_prefix(other, list(range(12))) == 2  # page 3 holds the last token
+    assert cache.find_cached_prefix(holder(cache), list(range(13))) == 3
+    assert cache.find_cached_prefix(holder(cache), list(range(11))) == 2
+    assert cache.find_cached_prefix(holder(cache), [9, *range(1, 13)]) == 0
 
 
 def test_a_different_page_ends_the_hit() -> None:
     cache = make(None)
     compute(cache, list(range(16)))
-    assert cache.match(holder(cache), [*range(8), 99, *range(9, 17)]) == 2
+    assert cache.find_cached_prefix(holder(cache), [*range(8), 99, *range(9, 17)]) == 2
 
 
 def test_salts_and_processes_do_not_share() -> None:
     cache = make(None)
     compute(cache, list(range(16)), salt="a")
-    assert cache.match(holder(cache, "a"), list(range(17))) == 4
-    assert cache.match(holder(cache, "b"), list(range(17))) == 0
-    assert cache.match(holder(cache), list(range(17))) == 0
-    assert cache.digests.root("ab") != cache.digests.root("a", "b")
-    assert make(None).digests.root() != cache.digests.root()
+    assert cache.find_cached_prefix(holder(cache, "a"), list(range(17))) == 4
+    assert cache.find_cached_prefix(holder(cache, "b"), list(range(17))) == 0
+    assert cache.find_cached_prefix(holder(cache), list(range(17))) == 0
+    assert cache.page_hasher.root_hash("ab") != cache.page_hasher.root_hash("a", "b")
+    assert make(None).page_hasher.root_hash() != cache.page_hasher.root_hash()
 
 
 def test_without_prefix_caching_nothing_matches() -> None:
     cache = make(None, prefix_caching=False)
     compute(cache, list(range(16)))
-    assert cache.match(holder(cache), list(range(17))) == 0
+    assert cache.find_cached_prefix(holder(cache), list(range(17))) == 0
 
 
 def test_a_window_lets_pages_go_and_still_matches() -> None:
@@ -68,12 +72,12 @@ def test_a_window_lets_pages_go_and_still_matches() -> None:
     h = compute(cache, list(range(16)))
     # A token at position 16 sees 11 … 16: columns 0 and 1 are gone, their pages evictable.
     assert h.tables[0][:2] == [NULL_PAGE, NULL_PAGE] and NULL_PAGE not in h.tables[0][2:]
-    assert cache.pools[0].used == 2
+    assert cache.pools[0].num_used == 2
     other = holder(cache)
-    assert cache.match(other, list(range(17))) == 4
+    assert cache.find_cached_prefix(other, list(range(17))) == 4
     cache.share_prefix(other, 4)
     assert other.tables[0][:2] == [NULL_PAGE, NULL_PAGE]
-    assert cache.faults([h, other]) == []
+    assert cache.check_integrity([h, other]) == []
 
 
 def test_a_hit_is_shortened_to_where_every_window_is_covered() -> None:
@@ -82,11 +86,11 @@ def test_a_hit_is_shortened_to_where_every_window_is_covered() -> None:
     # Take the window group's page 4 away: hits of 5 and 6 pages would look at it, 4 does not.
     lost = cache.pools[1]
     digest_holder = holder(cache)
-    assert cache.match(digest_holder, list(range(25))) == 6
-    page = lost.find(digest_holder.chain[4])
+    assert cache.find_cached_prefix(digest_holder, list(range(25))) == 6
+    page = lost.get_cached_page(digest_holder.chain[4])
     assert page is not None
-    lost._forget(page)
-    assert cache.match(holder(cache), list(range(25))) == 4
+    lost._evict_hash(page)
+    assert cache.find_cached_prefix(holder(cache), list(range(25))) == 4
 
 
 def test_siblings_share_unless_the_leader_has_moved_on() -> None:
@@ -95,12 +99,12 @@ def test_siblings_share_unless_the_leader_has_moved_on() -> None:
     child = holder(cache)
     assert cache.share_tables(child, leader, 2)
     assert child.tables[0] == leader.tables[0][:2]
-    cache.grow(leader, 20)
-    cache.keep(leader, list(range(20)), 20)
+    cache.allocate_pages(leader, 20)
+    cache.cache_full_pages(leader, list(range(20)), 20)
     late = holder(cache)
     assert not cache.share_tables(late, leader, 2)
     assert late.tables == [[], []]
-    assert cache.faults([leader, child, late]) == []
+    assert cache.check_integrity([leader, child, late]) == []
 
 
 def test_capacity_is_that_of_the_groups_without_a_window() -> None:

@@ -13,11 +13,11 @@ from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import Attention
 from treadle.plugins import PluginManager
-from treadle.runner.load import Started, start_model
+from treadle.runner.load import LoadedModel, start_model
 from treadle.runner.model_runner import ModelRunner
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 # Far from what e4m3 holds: keys up to some thousands, values of some hundred thousandths.
 KEYS, VALUES = 3000.0, 1e-5
@@ -47,26 +47,26 @@ def checkpoint(folder: Path, *names: str, scales: tuple[float, ...] = (), **chan
     return folder
 
 
-def start(folder: Path, ranks: Any = None, **options: Any) -> Started:
+def start(folder: Path, ranks: Any = None, **options: Any) -> LoadedModel:
     given = {"kv_cache_dtype": "fp8_e4m3", "num_pages": 16, "device": "cpu", "dtype": "float32"}
     config = from_options(model=str(folder), **given | options)
     return start_model(config, PluginManager(config.plugins), ranks)
 
 
-def logits(started: Started) -> torch.Tensor:
+def logits(started: LoadedModel) -> torch.Tensor:
     """Of a prompt of 30 tokens, of which the last 3 come one by one."""
-    model, size, device = started.model, started.facts.page_size, started.device
+    model, size, device = started.model, started.info.page_size, started.device
     ids = torch.arange(5, 35, device=device)
     with torch.inference_mode():
         for first, last in ((0, 27), (27, 28), (28, 29), (29, 30)):
             batch, _ = batch_of([last - first], [last], page_size=size, device=device)
-            step = started.attention.plan([batch])
+            forward_ctx = started.attention.build_metadata([batch])
             positions = torch.arange(first, last, device=device)
-            hidden = model.forward(ids[first:last], positions, step)
-        return model.logits(hidden[-1:]).cpu()
+            hidden = model.forward(ids[first:last], positions, forward_ctx)
+        return model.compute_logits(hidden[-1:]).cpu()
 
 
-def scales(started: Started) -> list[tuple[float, float]]:
+def scales(started: LoadedModel) -> list[tuple[float, float]]:
     model: Any = started.model
     return [m.scales for m in model.modules() if isinstance(m, Attention)]
 
@@ -106,7 +106,9 @@ def test_they_are_worked_out_when_asked_for(dtype: str, tmp_path: Path) -> None:
 def test_every_rank_works_out_the_same(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     alone = scales(start(folder, calculate_kv_scales=True))
-    for found in on_ranks(2, lambda ranks: scales(start(folder, ranks, calculate_kv_scales=True))):
+    for found in run_on_ranks(
+        2, lambda ranks: scales(start(folder, ranks, calculate_kv_scales=True))
+    ):
         assert found == [pytest.approx(pair, rel=1e-3) for pair in alone]
 
 
@@ -130,7 +132,7 @@ def test_on_a_card_the_fused_write_scales_too(dtype: str, tmp_path: Path) -> Non
     options = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": dtype, "num_pages": 16}
     started = start(folder, calculate_kv_scales=True, **options)
     if torch.cuda.get_device_capability() >= (8, 9):
-        assert any("rope_and_cache_fp8" in line for line in started.facts.report)
+        assert any("rope_and_cache_fp8" in line for line in started.info.report)
     assert (logits(started) - want).norm() < 0.3 * want.norm()
 
 

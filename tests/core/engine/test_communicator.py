@@ -14,7 +14,7 @@ from treadle.api.communicators import Communicator, CommunicatorOffer, Communica
 from treadle.config import forbid_multicast
 from treadle.layers import SingleRankCommunicator
 from treadle.runner.communicator import TorchCommunicator, choose_communicator
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 CPU = torch.device("cpu")
 Create = Callable[[Communicator, torch.device], Communicator]
@@ -36,7 +36,7 @@ class Offers:
         self.create, self.name = create, name
 
     def communicator(self, request: CommunicatorRequest) -> CommunicatorOffer | None:
-        assert request.device.kind == "cpu" and request.world_size == 2
+        assert request.device.type == "cpu" and request.world_size == 2
         return CommunicatorOffer(self.name, 1, self.create) if self.create else None
 
 
@@ -45,7 +45,7 @@ def test_an_offer_is_used_on_all_ranks() -> None:
         offers = Offers(lambda base, device: Wrapped(base))
         return isinstance(choose_communicator(offers, base, CPU), Wrapped)
 
-    assert on_ranks(2, run) == [True, True]
+    assert run_on_ranks(2, run) == [True, True]
 
 
 def test_one_rank_needs_none() -> None:
@@ -72,7 +72,7 @@ def test_otherwise_no_rank_uses_it(reason: str, caplog: pytest.LogCaptureFixture
         return choose_communicator(offers, base, CPU) is base
 
     with caplog.at_level(logging.INFO, "treadle.runner"):
-        assert on_ranks(2, run) == [True, True]
+        assert run_on_ranks(2, run) == [True, True]
     texts = [record.getMessage() for record in caplog.records]
     raised = ["communicator mine is not used: no peer access"]
     assert texts == (raised if reason == "one rank raises" else [])

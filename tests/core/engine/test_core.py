@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.api.kinds import POLICIES
+from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.api.sampling_params import SamplingParams
 from treadle.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
 
@@ -28,7 +28,7 @@ def test_no_hook_is_called_in_a_step(engine: Any, checkpoint: Any) -> None:
         driven.run()
     assert fired == []
     with driven.core.host.calls() as fired:
-        driven.core.host.create(POLICIES, "fcfs")
+        driven.core.host.create(SCHEDULING_POLICIES, "fcfs")
     assert fired  # the monitor works
 
 
@@ -59,7 +59,7 @@ def test_the_end_of_sequence_id_ends_it(engine: Any, checkpoint: Any) -> None:
 
 def test_sampling_does_not_depend_on_the_batch(engine: Any, checkpoint: Any) -> None:
     alone = generate(engine(checkpoint()), temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
-    crowd = engine(checkpoint(), page_size=4, num_pages=60, prefill_chunk=3)
+    crowd = engine(checkpoint(), page_size=4, num_pages=60, chunked_prefill_size=3)
     crowd.add("r", PROMPT, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
     for i in range(6):
         crowd.add(f"x{i}", PROMPT[i:], temperature=1.3, top_k=5, max_tokens=30, ignore_eos=True)
@@ -174,12 +174,14 @@ def test_bad_parameters_name_themselves(params: dict[str, Any]) -> None:
 
 
 def test_a_full_queue_and_a_used_id(engine: Any, checkpoint: Any) -> None:
-    driven = engine(checkpoint(), max_queue=2)
+    driven = engine(checkpoint(), max_num_queued_reqs=2)
     driven.add("a", PROMPT)
     with pytest.raises(RequestError, match="'a' is in use"):
         driven.add("a", PROMPT)
     driven.add("b", PROMPT)
-    with pytest.raises(QueueFullError, match="2 requests are waiting; max_queue allows 2"):
+    with pytest.raises(
+        QueueFullError, match="2 requests are waiting; max_num_queued_reqs allows 2"
+    ):
         driven.add("c", PROMPT)
     driven.run()
     driven.add("c", PROMPT)
@@ -188,7 +190,7 @@ def test_a_full_queue_and_a_used_id(engine: Any, checkpoint: Any) -> None:
 
 def test_abort_at_any_moment(engine: Any, checkpoint: Any) -> None:
     for steps in range(6):
-        driven = engine(checkpoint(), prefill_chunk=3)
+        driven = engine(checkpoint(), chunked_prefill_size=3)
         driven.add("a", PROMPT, max_tokens=50, ignore_eos=True)
         for _ in range(steps):
             driven.step()
@@ -206,5 +208,5 @@ def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> Non
 
 
 def test_tensor_parallelism_needs_another_executor(engine: Any, checkpoint: Any) -> None:
-    with pytest.raises(ConfigError, match="executor='processes'"):
+    with pytest.raises(ConfigError, match="distributed_executor_backend='mp'"):
         engine(checkpoint(), tensor_parallel_size=2)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from treadle import errors
 from treadle.api.requests import EngineRequest, TokenOutput
-from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.config import from_options
 from treadle.engine.ipc import (
-    Abort,
-    Add,
-    Refused,
-    Start,
-    Steps,
+    AbortRequests,
+    AddRequests,
+    RequestRejected,
+    StartEngine,
+    StepOutputs,
     decode_command,
     decode_report,
 )
@@ -27,7 +27,7 @@ from treadle.processes.framing import FrameDecoder, encode_frame
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**31), max_size=40), max_size=6), st.integers(1, 50))
 def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
-    messages = [Steps([TokenOutput("a", ids, "stop", 3)]) for ids in lists]
+    messages = [StepOutputs([TokenOutput("a", ids, "stop", 3)]) for ids in lists]
     data = b"".join(map(encode_frame, messages))
     frames = FrameDecoder()
     found = [
@@ -38,16 +38,19 @@ def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
 
 def test_commands_arrive_as_they_were_sent() -> None:
     params = SamplingParams(
-        n=2, stop=["a", "b"], logit_bias={3: -1.5}, guided=GuidedParams(json={"type": "object"}),
-        extra={"p": {"x": [1, None]}}, seed=2**62, output_kind="delta", temperature=0.25,
+        n=2, stop=["a", "b"], logit_bias={3: -1.5}, structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+        extra_args={"p": {"x": [1, None]}}, seed=2**62, output_kind="delta", temperature=0.25,
     )  # fmt: skip
     request = EngineRequest(
-        "1", [1, 2**20], params, 1.5, index=1, leader="0", bad_words=[[1], [2, 3]]
+        "1", [1, 2**20], params, 1.5, index=1, prefix_leader="0", bad_words=[[1], [2, 3]]
     )
     config = from_options(
-        model="x", hf_overrides={"a": {"b": 1}}, plugin_options={"k:v": {"o": 1}}, max_queue=3
+        model="x",
+        hf_overrides={"a": {"b": 1}},
+        plugin_options={"k:v": {"o": 1}},
+        max_num_queued_reqs=3,
     )
-    for command in (Add([request]), Start(config, 20), Abort(["a", "b"])):
+    for command in (AddRequests([request]), StartEngine(config, 20), AbortRequests(["a", "b"])):
         (payload,) = FrameDecoder().feed(bytes(encode_frame(command)))
         assert decode_command(payload) == command
 
@@ -65,9 +68,9 @@ def test_errors_keep_their_class(name: str) -> None:
         if issubclass(kind, RequestError)
         else kind("what happened")
     )
-    (payload,) = FrameDecoder().feed(bytes(encode_frame(Refused("1", Failure.of(error)))))
+    (payload,) = FrameDecoder().feed(bytes(encode_frame(RequestRejected("1", Failure.of(error)))))
     report = decode_report(payload)
-    assert isinstance(report, Refused)
+    assert isinstance(report, RequestRejected)
     again = report.failure.error()
     assert type(again) is kind and str(again) == "what happened"
     assert getattr(again, "param", None) == getattr(error, "param", None)

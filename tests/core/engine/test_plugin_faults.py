@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treadle.api.kinds import POLICIES
+from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.errors import EngineError
 from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
 
@@ -18,7 +18,7 @@ from treadle.api import impl
 
 
 @impl(wrapper=True)
-def treadle_policy(name):
+def treadle_scheduling_policy(name):
     found = yield
     raise TypeError("the extension is wrong")
 """
@@ -47,10 +47,12 @@ def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plug
     driven.add("a", PROMPT, max_tokens=4, ignore_eos=True)
     driven.run()
     assert driven.reasons == {"a": "length"}
-    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": 1}
+    assert calls(driven, "extensions:odd", "treadle_scheduling_policy") == {"error": 1}
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        assert driven.core.host.create(POLICIES, "fcfs") is not None
-    assert calls(driven, "extensions:odd", "treadle_policy") == {"error": MAX_CONSECUTIVE_FAILURES}
+        assert driven.core.host.create(SCHEDULING_POLICIES, "fcfs") is not None
+    assert calls(driven, "extensions:odd", "treadle_scheduling_policy") == {
+        "error": MAX_CONSECUTIVE_FAILURES
+    }
     assert driven.core.stats.plugin_states["extensions:odd"] == "broken"
 
 
@@ -69,9 +71,14 @@ def test_an_error_of_the_plugin_is_not_put_on_the_extension(
     from treadle.plugins import PluginManager
 
     files = plugin(EXTENSION.replace('raise TypeError("the extension is wrong")', "return found"))
-    bad = 'from treadle.api import impl\nTREADLE = {"policies": ["bad"]}\n@impl\ndef treadle_policy(name):\n    1 / 0\n'
+    bad = 'from treadle.api import impl\nTREADLE = {"policies": ["bad"]}\n@impl\ndef treadle_scheduling_policy(name):\n    1 / 0\n'
     files += plugin(bad, "bad")
-    host = PluginManager(PluginConfig(plugin_file=files))
-    with pytest.raises(PluginLoadError, match=r"policies:bad .*division by zero"):
-        host.create(POLICIES, "bad")
-    assert ("policies:bad", "treadle_policy", "error", 1) in host.call_stats.rows()
+    plugins = PluginManager(PluginConfig(plugin_file=files))
+    with pytest.raises(PluginLoadError, match=r"scheduling_policies:bad .*division by zero"):
+        plugins.create(SCHEDULING_POLICIES, "bad")
+    assert (
+        "scheduling_policies:bad",
+        "treadle_scheduling_policy",
+        "error",
+        1,
+    ) in plugins.call_stats.rows()

@@ -13,16 +13,16 @@ from typing import Any
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.engine.process import main as engine_main
 from treadle.errors import CheckpointError, QueueFullError
 from treadle.text.request_checks import check_request
 
 RAISE, EXIT, KILL, HANG, FULL, BREAK, SLOW = 201, 202, 203, 204, 205, 206, 207
-FACTS = EngineFacts(
+FACTS = EngineInfo(
     model="echo", architecture="Echo", dtype="float32", device="none", vocab_size=320,
-    max_model_len=4096, page_size=16, groups=[], depth=0, eos_ids=[257],
+    max_model_len=4096, page_size=16, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[257],
 )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ class EchoCore:
     @property
     def stats(self) -> EngineStats:
         return EngineStats(
-            steps=self.steps, running=len(self.running), generated_tokens=self.generated
+            num_steps=self.steps, num_running=len(self.running), generation_tokens=self.generated
         )
 
 

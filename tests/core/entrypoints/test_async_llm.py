@@ -80,15 +80,15 @@ async def test_it_equals_the_engine_in_process(folder: Path) -> None:
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=1)
     prompts: list[Any] = ["Hello", "The capital of France is", [1, 2, 3]]
     messages = [{"role": "user", "content": "hi"}]
-    with LLM(str(folder), threads=1) as llm:
+    with LLM(str(folder), cpu_threads=1) as llm:
         expected = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
         answer = llm.chat(messages, params, use_tqdm=False)[0].outputs[0]
-    async with AsyncLLM(str(folder), threads=1) as engine:
+    async with AsyncLLM(str(folder), cpu_threads=1) as engine:
         found = await asyncio.gather(*(collect(engine.generate(p, params)) for p in prompts))
         chat = await collect(engine.chat(messages, params))
-        assert engine.facts.architecture == "LlamaForCausalLM"
+        assert engine.info.architecture == "LlamaForCausalLM"
         stats = await engine.stats()
-        assert stats.generated_tokens == 24 and stats.running == 0
+        assert stats.generation_tokens == 24 and stats.num_running == 0
     for outputs, wanted in zip([*found, chat], [*expected, answer], strict=True):
         last = outputs[-1].outputs[0]
         assert (last.token_ids, last.text, last.finish_reason) == (
@@ -106,7 +106,7 @@ from treadle import AsyncLLM, SamplingParams
 from treadle.entrypoints.async_llm import run
 
 async def main():
-    engine = AsyncLLM(sys.argv[1], threads=1)
+    engine = AsyncLLM(sys.argv[1], cpu_threads=1)
     params = SamplingParams(max_tokens=2)
     async for output in engine.chat([{"role": "user", "content": "hi"}], params):
         pass
@@ -149,7 +149,7 @@ async def test_many_requests_at_once(served: AsyncLLM) -> None:
         for index in range(2):
             ids = [t for r in outputs for o in r.outputs if o.index == index for t in o.token_ids]
             assert ids == [i, i + 1] * 10
-    assert served.unfinished == 0 and (await served.stats()).running == 0
+    assert served.unfinished == 0 and (await served.stats()).num_running == 0
 
 
 async def test_a_slow_reader_gets_everything(served: AsyncLLM) -> None:
@@ -157,7 +157,7 @@ async def test_a_slow_reader_gets_everything(served: AsyncLLM) -> None:
         await served.prepare([72, 105], SamplingParams(max_tokens=500, output_kind="delta"))
     )
     first = await anext(stream)
-    while (await served.stats()).running:
+    while (await served.stats()).num_running:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     rest = await collect(stream)
@@ -170,7 +170,7 @@ async def test_stop_strings_end_the_sequence_in_the_engine(served: AsyncLLM) -> 
     outputs = await collect(served.generate("Hello", params))
     assert outputs[-1].outputs[0].text == "He" and outputs[-1].outputs[0].stop_reason == "lloH"
     await served.health()
-    assert (await served.stats()).running == 0
+    assert (await served.stats()).num_running == 0
 
 
 async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ async def test_a_high_descriptor_in_the_child(folder: Path) -> None:
 
 async def until_idle(served: AsyncLLM) -> None:
     async with asyncio.timeout(5):
-        while (await served.stats()).running:
+        while (await served.stats()).num_running:
             await asyncio.sleep(0.01)
 
 
@@ -220,11 +220,11 @@ async def test_leaving_the_loop_aborts(served: AsyncLLM) -> None:
 async def test_cancelling_the_task_aborts(served: AsyncLLM) -> None:
     tasks = [asyncio.create_task(collect(served.generate([SLOW, 1], LONG))) for _ in range(3)]
     await asyncio.sleep(0.1)
-    assert (await served.stats()).running == 3
+    assert (await served.stats()).num_running == 3
     tasks[0].cancel()
     tasks[2].cancel()
     await asyncio.sleep(0.1)
-    assert (await served.stats()).running == 1
+    assert (await served.stats()).num_running == 1
     tasks[1].cancel()
     await until_idle(served)
     assert all(t.cancelled() for t in await asyncio.wait(tasks) and tasks)
@@ -278,7 +278,7 @@ async def test_an_id_in_use_is_refused(served: AsyncLLM) -> None:
 
 
 async def test_more_than_the_engine_could_queue_is_refused_here(folder: Path) -> None:
-    async with AsyncLLM(str(folder), entry=ENTRY, max_queue=2, max_num_seqs=2) as engine:
+    async with AsyncLLM(str(folder), entry=ENTRY, max_num_queued_reqs=2, max_num_seqs=2) as engine:
         streams = [engine.submit(await engine.prepare([SLOW, 1], LONG)) for _ in range(4)]
         with pytest.raises(QueueFullError, match="4 sequences"):
             await collect(engine.generate([1]))
@@ -361,7 +361,7 @@ async def test_a_cancelled_start_leaves_no_process(folder: Path) -> None:
 async def test_before_the_start(folder: Path) -> None:
     engine = AsyncLLM(str(folder), entry=ENTRY)
     for call in (
-        lambda: engine.facts,
+        lambda: engine.info,
         lambda: engine.tokenizer,
         engine.get_default_sampling_params,
     ):

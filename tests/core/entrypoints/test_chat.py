@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from treadle import LLM, AsyncLLM, GuidedParams, SamplingParams
+from treadle import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, ReasoningPart, TextPart, ToolCall
 from treadle.text.output_parser import merge_parts
@@ -34,7 +34,7 @@ WEATHER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 SUM: Any = [{"role": "user", "content": "What is 12 plus 30?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=150)
 THINK: Any = {"chat_template_kwargs": {"enable_thinking": True}}
-OPTIONS: Any = {"threads": 1, "num_pages": 256, "device": "cpu"}
+OPTIONS: Any = {"cpu_threads": 1, "num_pages": 256, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_constraint_holds_for_the_content(llm: LLM) -> None:
         "properties": {"answer": {"type": "integer"}},
         "required": ["answer"],
     }
-    params = GREEDY.replace(guided=GuidedParams(json=schema))
+    params = GREEDY.replace(guided=StructuredOutputsParams(json=schema))
     output = answered(llm, SUM, params, **THINK)
     assert type(json.loads(output.content)["answer"]) is int and "42" in output.reasoning
 
@@ -155,7 +155,7 @@ def test_streams_give_the_same(llm: LLM, messages: Any, options: Any) -> None:
 
 
 def test_parsers_can_be_switched_off() -> None:
-    with LLM(**OPTIONS, tool_parser="none", reasoning_parser="none") as engine:
+    with LLM(**OPTIONS, tool_call_parser="none", reasoning_parser="none") as engine:
         output = answered(engine, WEATHER, tools=TOOLS)
         assert output.parts is None and output.content == output.text != ""
         with pytest.raises(RequestError, match="needs a tool parser"):
@@ -189,9 +189,9 @@ def treadle_tool_parser(name):
 def test_a_parser_that_fails_is_named_and_its_text_delivered(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
     file.write_text(PLUGIN)
-    with LLM(**OPTIONS, plugin_file=[str(file)], tool_parser="odd") as engine:
+    with LLM(**OPTIONS, plugin_file=[str(file)], tool_call_parser="odd") as engine:
         output = answered(engine, WEATHER, tools=TOOLS)
-    assert output.parser_errors == ["tool_parser=odd"]
+    assert output.parser_errors == ["tool_call_parser=odd"]
     assert output.content == output.text and output.finish_reason == "stop"
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from treadle.config import from_options
-from treadle.entrypoints.explain import Explained, explain
+from treadle.entrypoints.explain import ConfigChoice, explain
 from treadle.errors import ConfigError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import tiny_config
@@ -20,15 +20,15 @@ from treadle.text.assets import open_checkpoint, plugin_config
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 
 
-def explained(folder: Path, **options: Any) -> dict[str, Explained]:
+def explained(folder: Path, **options: Any) -> dict[str, ConfigChoice]:
     """By what is chosen; the reasons of several of one name are joined."""
     config = from_options(model=str(folder), device="cpu", **options)
-    host = PluginManager(plugin_config(config))
-    rows: dict[str, Explained] = {}
-    for row in explain(config, host, open_checkpoint(config, host)):
-        before = rows.get(row.what)
+    plugins = PluginManager(plugin_config(config))
+    rows: dict[str, ConfigChoice] = {}
+    for row in explain(config, plugins, open_checkpoint(config, plugins)):
+        before = rows.get(row.name)
         reason = row.reason if before is None else f"{before.reason}; {row.reason}"
-        rows[row.what] = msgspec.structs.replace(row, reason=reason)
+        rows[row.name] = msgspec.structs.replace(row, reason=reason)
     return rows
 
 
@@ -67,7 +67,7 @@ def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
     assert "is not CUDA" in refusals["triton"]
     assert rows["executor"].choice.startswith("inline (treadle-core")
     assert rows["executor"].reason == "the default"
-    assert ("processes", "taken with --executor processes") in rows["executor"].others
+    assert ("processes", "taken with --distributed-executor-backend mp") in rows["executor"].others
     priority = explained(tmp_path, scheduling_policy="priority")["scheduling-policy"]
     assert (priority.reason, [name for name, _ in priority.others]) == (
         "--scheduling-policy priority",
@@ -107,7 +107,7 @@ def test_what_a_start_refuses_is_refused(tmp_path: Path) -> None:
 
 def test_a_pin_is_shown(tmp_path: Path) -> None:
     rows = explained(
-        configured(tmp_path, "LlamaForCausalLM"), plugin=["policies:fcfs=treadle-core"]
+        configured(tmp_path, "LlamaForCausalLM"), plugin=["scheduling_policies:fcfs=treadle-core"]
     )
     assert rows["scheduling-policy"].choice.endswith("pinned)")
 
@@ -125,4 +125,4 @@ def test_a_model_that_wants_memory_leaves_the_rest(tmp_path: Path) -> None:
     rows = explained(folder, plugin_file=[str(plugin)])
     assert rows["attention-backend"].choice == "unknown"
     assert "cannot be built on the device meta" in rows["attention-backend"].reason
-    assert {"kernels", "executor", "guided-backends"} <= rows.keys()
+    assert {"kernels", "executor", "structured-output-backends"} <= rows.keys()

@@ -34,7 +34,9 @@ def folder(checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Iterator[LLM]:
-    with LLM(model=str(folder), threads=1, num_pages=64, max_queue=2, max_num_seqs=4) as llm:
+    with LLM(
+        model=str(folder), cpu_threads=1, num_pages=64, max_num_queued_reqs=2, max_num_seqs=4
+    ) as llm:
         yield llm
 
 
@@ -43,7 +45,11 @@ def llm(loaded: LLM) -> Iterator[LLM]:
     """The same engine for all tests: each must leave nothing behind."""
     yield loaded
     assert not loaded._core.has_work
-    assert (loaded.stats.running, loaded.stats.waiting, loaded.stats.pages_used) == (0, 0, 0)
+    assert (loaded.stats.num_running, loaded.stats.num_waiting, loaded.stats.num_used_pages) == (
+        0,
+        0,
+        0,
+    )
     assert len(loaded._outputs) == 0 and loaded._core.scheduler.check_integrity() == []
 
 
@@ -89,7 +95,9 @@ def test_greedy_tokens_equal_transformers(llm: LLM, folder: Path) -> None:
 
 
 def test_results_are_in_the_order_of_the_prompts(llm: LLM) -> None:
-    together = llm.generate(PROMPTS * 3, GREEDY, use_tqdm=False)  # more than max_queue takes
+    together = llm.generate(
+        PROMPTS * 3, GREEDY, use_tqdm=False
+    )  # more than max_num_queued_reqs takes
     alone = [llm.generate(p, GREEDY, use_tqdm=False)[0] for p in PROMPTS]
     assert ids(together) == ids(alone) * 3
     assert [o.prompt for o in together[:4]] == [*PROMPTS[:3], None]
@@ -111,12 +119,12 @@ def test_parameters_for_each_prompt(llm: LLM, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("bad", ["", [10**6], [1] * 300, {"promt": "x"}, None])
 def test_one_wrong_prompt_and_nothing_runs(llm: LLM, bad: Any) -> None:
-    steps = llm.stats.steps
+    steps = llm.stats.num_steps
     with pytest.raises(RequestError):
         llm.generate(["good", bad], GREEDY)
     with pytest.raises(RequestError):
         llm.stream(["good", bad], GREEDY)
-    assert llm.stats.steps == steps
+    assert llm.stats.num_steps == steps
 
 
 def test_a_long_prompt_says_both_numbers(llm: LLM) -> None:
@@ -214,7 +222,7 @@ def test_streams_add_up_to_the_whole(llm: LLM, kind: Any) -> None:
 def test_closing_a_stream_aborts(llm: LLM) -> None:
     stream = llm.stream(PROMPTS * 2, GREEDY.replace(max_tokens=100))
     next(stream)
-    assert llm.stats.running
+    assert llm.stats.num_running
     stream.close()  # type: ignore[attr-defined]
 
 
@@ -259,14 +267,14 @@ def test_an_interrupt_comes_after_the_step_and_leaves_the_engine_usable(
 
 
 def test_what_the_engine_refuses_raises(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = llm._core.add
+    add = llm._core.add_request
 
     def picky(request: Any) -> None:
         if request.prompt_ids == [1, 2, 3] and request.index == 1:
-            raise RequestError("the grammar is too large", param="guided")
+            raise RequestError("the grammar is too large", param="structured_outputs")
         add(request)
 
-    monkeypatch.setattr(llm._core, "add", picky)
+    monkeypatch.setattr(llm._core, "add_request", picky)
     with pytest.raises(RequestError, match="too large") as error:
         llm.generate(PROMPTS, GREEDY.replace(n=2), use_tqdm=False)
     assert error.value.param == "guided"
@@ -278,7 +286,7 @@ def test_what_the_engine_refuses_raises(llm: LLM, monkeypatch: pytest.MonkeyPatc
 def test_a_failing_engine_raises_and_stays_dead(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LLM(str(folder), threads=1, num_pages=64) as llm:
+    with LLM(str(folder), cpu_threads=1, num_pages=64) as llm:
 
         def fail() -> Any:
             raise EngineError("the device is gone")
@@ -291,7 +299,7 @@ def test_a_failing_engine_raises_and_stays_dead(
 
 
 def test_after_the_shutdown(folder: Path) -> None:
-    with LLM(str(folder), threads=1, num_pages=64) as llm:
+    with LLM(str(folder), cpu_threads=1, num_pages=64) as llm:
         stream = llm.stream("Hello", GREEDY)
         next(stream)
     llm.shutdown()
@@ -320,7 +328,7 @@ def copy(folder: Path, to: Path, without: tuple[str, ...] = ()) -> Path:
 def test_without_a_tokenizer_ids_go_in_and_out(folder: Path, tmp_path: Path, llm: LLM) -> None:
     bare = copy(folder, tmp_path / "bare", ("*token*", "*.jinja"))
     expected = ids(llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False))
-    with LLM(str(bare), threads=1, num_pages=64) as own:
+    with LLM(str(bare), cpu_threads=1, num_pages=64) as own:
         outputs = own.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
         assert ids(outputs) == expected and texts(outputs) == [""]
         for call in (lambda: own.generate("text"), lambda: own.chat(USER)):
@@ -335,7 +343,9 @@ def test_defaults_and_template_of_the_checkpoint(folder: Path, tmp_path: Path) -
     (own / "generation_config.json").write_text(
         json.dumps({"max_new_tokens": 5, "temperature": 0.0})
     )
-    with LLM(str(own), threads=1, num_pages=64, chat_template="Q{{ messages[0].content }}A") as llm:
+    with LLM(
+        str(own), cpu_threads=1, num_pages=64, chat_template="Q{{ messages[0].content }}A"
+    ) as llm:
         assert llm.get_default_sampling_params().max_tokens == 5
         (output,) = llm.chat(USER, use_tqdm=False)
         assert output.prompt == "QhiA" and len(output.outputs[0].token_ids) == 5

@@ -109,13 +109,13 @@ def transformers_greedy(folder: Path) -> dict[str, Any]:
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "no-prefix-cache": {"enable_prefix_caching": False},
-    "chunks-of-1": {"prefill_chunk": 1},
-    "chunks-of-7": {"prefill_chunk": 7},
-    "chunks-of-16": {"prefill_chunk": 16},
+    "chunks-of-1": {"chunked_prefill_size": 1},
+    "chunks-of-7": {"chunked_prefill_size": 7},
+    "chunks-of-16": {"chunked_prefill_size": 16},
     "small-budget": {"max_num_batched_tokens": 10},
     "small-pages": {"page_size": 4},
     "preempted": {"page_size": 4, "num_pages": 44, "max_num_seqs": 7},
-    "preempted-chunks": {"page_size": 4, "num_pages": 40, "prefill_chunk": 5},
+    "preempted-chunks": {"page_size": 4, "num_pages": 40, "chunked_prefill_size": 5},
     "two-slots": {"max_num_seqs": 2},
 }
 
@@ -146,9 +146,9 @@ def test_greedy_equals_transformers(
     if name.startswith("gemma"):
         assert [g.kind for g in driven.core.facts.groups] == ["sliding", "full"]
     if variant.startswith("preempted") and name != "mistral":
-        assert driven.core.stats.preemptions > 0
+        assert driven.core.stats.num_preemptions > 0
     if variant == "default":
-        assert driven.core.stats.prefix_hit_tokens == 0  # all arrived at once
+        assert driven.core.stats.prefix_cache_hits == 0  # all arrived at once
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "phi3"])
@@ -164,7 +164,7 @@ def test_one_at_a_time_hits_the_prefix_cache(
 
 
 def test_requests_join_and_leave(engine: Any, checkpoint: Any, expected: Any) -> None:
-    driven = engine(checkpoint(), page_size=4, num_pages=48, prefill_chunk=6)
+    driven = engine(checkpoint(), page_size=4, num_pages=48, chunked_prefill_size=6)
     rng = random.Random(5)
     waiting = list(prompts().items())
     while waiting or driven.core.has_work:
@@ -172,7 +172,7 @@ def test_requests_join_and_leave(engine: Any, checkpoint: Any, expected: Any) ->
             request, prompt = waiting.pop(0)
             driven.add(request, prompt, max_tokens=NEW, ignore_eos=True)
             driven.add(f"gone-{request}", prompt, max_tokens=NEW, ignore_eos=True)
-        gone = [n for n in driven.core.scheduler.live if n.startswith("gone")]
+        gone = [n for n in driven.core.scheduler.sequences if n.startswith("gone")]
         if gone and rng.random() < 0.15:
             driven.core.abort([rng.choice(gone)])
         driven.step()
@@ -185,7 +185,7 @@ def test_requests_join_and_leave(engine: Any, checkpoint: Any, expected: Any) ->
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_prompt_logprobs(name: str, engine: Any, checkpoint: Any, expected: Any) -> None:
-    driven = engine(checkpoint(MODELS[name][0], **MODELS[name][1]), prefill_chunk=9)
+    driven = engine(checkpoint(MODELS[name][0], **MODELS[name][1]), chunked_prefill_size=9)
     for attempt in range(2):  # the second one must not be cut short by the prefix cache
         for request, prompt in prompts().items():
             driven.add(f"{request}-{attempt}", prompt, max_tokens=1, prompt_logprobs=3)
@@ -215,7 +215,7 @@ def test_siblings_share_the_prompt(options: dict[str, Any], engine: Any, checkpo
     most = 0
     while driven.core.has_work:
         driven.step()
-        most = max(most, driven.core.stats.pages_used)
+        most = max(most, driven.core.stats.num_used_pages)
     size = driven.core.facts.page_size
     alone = -(-(len(prompt) + 12) // size)
     shared = (len(prompt) - 1) // size

@@ -30,9 +30,9 @@ def context() -> Callable[..., ModelContext]:
             hf_config=SimpleNamespace(**config),
             dtype=dtype,
             device=torch.device("cpu"),
-            ranks=ranks or SingleRankCommunicator(),
+            tp_group=ranks or SingleRankCommunicator(),
             quantization=quantization,
-            attention=lambda request, spec: ReferenceBackend(request),
+            register_attention=lambda request, spec: ReferenceBackend(request),
             max_model_len=max_model_len,
         )
 

@@ -15,7 +15,7 @@ from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.layers import LMHead, RMSNorm, ops
 from treadle.layers.collective_ops import install_collective_ops
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 Context = Callable[..., ModelContext]
 SIZE, VOCAB, ROWS = 32, 97, 6
@@ -71,9 +71,9 @@ class Model(nn.Module):
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
         self.norm, self.first = RMSNorm(ctx, SIZE, 1e-5), RMSNorm(ctx, SIZE, 1e-5)
-        self.norm.ranks = ctx.ranks
+        self.norm.tp_group = ctx.tp_group
         self.head = LMHead(ctx, "head", SIZE, VOCAB)
-        generator = torch.Generator().manual_seed(ctx.ranks.rank)
+        generator = torch.Generator().manual_seed(ctx.tp_group.rank)
         self.norm.weight.data = torch.linspace(0.5, 2, SIZE)
         self.head.weight.data = torch.randn(self.head.weight.shape, generator=generator)
 
@@ -110,7 +110,7 @@ def test_what_is_supported_is_done_by_the_kernels(context: Context) -> None:
                 assert torch.equal(found, expected)
             assert fusing.rows == [len(x)] * ((len(x) <= ROWS) + 1)
 
-    on_ranks(2, run)
+    run_on_ranks(2, run)
 
 
 @pytest.mark.parametrize("op", ["all_reduce_add_rms_norm", "all_gather"])
@@ -140,7 +140,7 @@ def test_what_fails_on_one_rank_is_used_on_none(
         return served
 
     with caplog.at_level(logging.INFO, "treadle.layers"):
-        for served in on_ranks(2, run):
+        for served in run_on_ranks(2, run):
             assert served == dict.fromkeys({"all_reduce_add_rms_norm", "all_gather"} - {op}, "mine")
     reason = why if culprit == 0 else "another rank could not"
     assert [r.getMessage() for r in caplog.records] == [f"{op} is not used: {reason}"]
@@ -158,4 +158,4 @@ def test_without_such_operations_nothing_changes(context: Context, reason: str) 
         assert install_collective_ops(model) == {}
         assert model.norm.all_reduce_op is None and model.head.gather_op is None
 
-    on_ranks(2, run)
+    run_on_ranks(2, run)

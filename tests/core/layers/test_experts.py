@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Experts, MoE, SingleRankCommunicator, Slot, ops
+from treadle.layers import Experts, MoE, SingleRankCommunicator, WeightTarget, ops
 from treadle.layers.experts import LinearExperts, PlainExperts, dense, gathered, grouped
 from treadle.layers.plain import PlainLinear
-from treadle.loading.weights import load_weights, our_name, their_name
-from treadle.testing.ranks import on_ranks
+from treadle.loading.weights import load_weights, to_checkpoint_name, to_model_name
+from treadle.testing.ranks import run_on_ranks
 
 Context = Callable[..., ModelContext]
 HIDDEN, INNER, EXPERTS, CHOSEN = 32, 24, 6, 2
@@ -55,12 +55,12 @@ def moe(
             super().__init__()
             self.mlp = MoE(
                 ctx, "mlp", hidden_size=HIDDEN, intermediate_size=INNER,
-                experts=EXPERTS, chosen=CHOSEN, **options,
+                experts=EXPERTS, top_k=CHOSEN, **options,
             )  # fmt: skip
 
     model = Model()
     spec = ModelSpec("Test", build=lambda _: model)
-    load_weights(model, spec, Tensors(tensors or checkpoint()), ctx.ranks)
+    load_weights(model, spec, Tensors(tensors or checkpoint()), ctx.tp_group)
     return model.mlp
 
 
@@ -129,19 +129,19 @@ def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> Non
     alone = moe(context())(X)
     assert alone.abs().max() > 0.1
 
-    def run(ranks: Communicator) -> Tensor:
-        layer: Any = moe(context(ranks=ranks))
+    def run(tp_group: Communicator) -> Tensor:
+        layer: Any = moe(context(ranks=tp_group))
         assert layer.experts.gate_up_weight.shape == (
             EXPERTS,
-            2 * INNER // ranks.world_size,
+            2 * INNER // tp_group.world_size,
             HIDDEN,
         )
-        assert layer.experts.down_weight.shape == (EXPERTS, HIDDEN, INNER // ranks.world_size)
+        assert layer.experts.down_weight.shape == (EXPERTS, HIDDEN, INNER // tp_group.world_size)
         result: Tensor = layer(X)
         return result
 
     for size in (2, 4):
-        for result in on_ranks(size, run):
+        for result in run_on_ranks(size, run):
             torch.testing.assert_close(result, alone, atol=1e-5, rtol=0)
 
 
@@ -153,7 +153,7 @@ def test_sizes_that_cannot_be_shared_are_refused(context: Context) -> None:
         moe(context(ranks=Five()))
     with pytest.raises(ConfigError, match="7 of 6 experts"):
         MoE(
-            context(), "mlp", hidden_size=32, intermediate_size=24, experts=6, chosen=7
+            context(), "mlp", hidden_size=32, intermediate_size=24, experts=6, top_k=7
         )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_stacked_experts_load_as_well(context: Context) -> None:
         "mlp.experts.down_proj": stack("down_proj"),
     }
     assert torch.equal(moe(context(), stacked)(X), moe(context())(X))
-    ranked = on_ranks(2, lambda ranks: moe(context(ranks=ranks), stacked)(X))
+    ranked = run_on_ranks(2, lambda ranks: moe(context(ranks=ranks), stacked)(X))
     torch.testing.assert_close(ranked[0], by_hand(X), atol=1e-5, rtol=0)
 
 
@@ -188,15 +188,15 @@ def test_what_is_missing_or_too_much_is_named(context: Context) -> None:
 def test_names_within_names() -> None:
     renamed = {".block_sparse_moe.": ".mlp.", "language_model.": ""}
     theirs = "language_model.model.layers.3.block_sparse_moe.gate.weight"
-    assert our_name(theirs, renamed) == "model.layers.3.mlp.gate.weight"
-    assert their_name("model.layers.3.mlp.gate.weight", renamed) == theirs
+    assert to_model_name(theirs, renamed) == "model.layers.3.mlp.gate.weight"
+    assert to_checkpoint_name("model.layers.3.mlp.gate.weight", renamed) == theirs
 
 
 # --------------------------------------------------------------------------------- quantization
 
 
 class Scheme:
-    """Quantizes ``linear`` layers whose names contain ``what``."""
+    """Quantizes ``linear_method`` layers whose names contain ``what``."""
 
     name = "half"
 
@@ -204,14 +204,14 @@ class Scheme:
         self.what, self.method = what, method
         self.asked: list[ExpertsSpec] = []
 
-    def linear(self, spec: LinearSpec) -> Any:
+    def linear_method(self, spec: LinearSpec) -> Any:
         return PlainLinear() if self.what in spec.names[0] else None
 
-    def experts(self, spec: ExpertsSpec) -> Any:
+    def experts_method(self, spec: ExpertsSpec) -> Any:
         self.asked.append(spec)
         return self.method
 
-    def kv_dtype(self, layer: str) -> None:
+    def kv_cache_dtype(self, layer: str) -> None:
         return None
 
 
@@ -223,8 +223,8 @@ def experts(ctx: ModelContext) -> Experts:
 def test_a_scheme_without_experts_has_linear_layers(context: Context, matrix: str) -> None:
     layer = experts(context(quantization=Scheme(f".{matrix}")))
     assert isinstance(layer.method, LinearExperts)
-    assert layer.locate("4.w3.weight") == Slot("4.gate_up.weight", 1)
-    assert layer.locate("4.w2.weight") == Slot("4.down.weight")
+    assert layer.locate("4.w3.weight") == WeightTarget("4.gate_up.weight", 1)
+    assert layer.locate("4.w2.weight") == WeightTarget("4.down.weight")
     for unknown in ("4.w2.scales", "9.w2.weight", "down_proj", "w2.weight"):
         assert layer.locate(unknown) is None, unknown
 
@@ -241,7 +241,7 @@ def test_a_scheme_with_a_method_for_experts(context: Context) -> None:
 
         finished = 0
 
-        def finish(self, module: nn.Module) -> None:
+        def process_weights_after_loading(self, module: nn.Module) -> None:
             self.finished += 1
             module.get_parameter("gate_up_weight").data.mul_(2)
             module.get_parameter("down_weight").data.mul_(2)
@@ -255,8 +255,8 @@ def test_a_scheme_with_a_method_for_experts(context: Context) -> None:
 
 def test_the_leaf_of_a_name_names_the_parameter(context: Context) -> None:
     layer = experts(context())
-    assert layer.locate("4.w3.weight") == Slot("gate_up_weight", 1, 4)
-    assert layer.locate("4.w2.weight") == Slot("down_weight", None, 4)
+    assert layer.locate("4.w3.weight") == WeightTarget("gate_up_weight", 1, 4)
+    assert layer.locate("4.w2.weight") == WeightTarget("down_weight", None, 4)
     assert layer.locate("4.w2.scales") is None
     layer.register_parameter("down_scales", nn.Parameter(torch.zeros(EXPERTS, HIDDEN)))
-    assert layer.locate("4.w2.scales") == Slot("down_scales", None, 4)
+    assert layer.locate("4.w2.scales") == WeightTarget("down_scales", None, 4)

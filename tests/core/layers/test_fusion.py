@@ -26,7 +26,7 @@ from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 CPU = DeviceInfo("cpu")
 IDS = torch.arange(40, 53)
@@ -36,7 +36,7 @@ FP8 = torch.float8_e4m3fn
 class Paged(ReferenceBackend):
     """Lets others write its cache."""
 
-    def slots(self, plan: Any) -> Tensor:
+    def slot_mapping(self, plan: Any) -> Tensor:
         mapping: Tensor = plan.slot_mapping
         return mapping
 
@@ -115,7 +115,7 @@ def ran(
     wanted: Tensor | None = None,
 ) -> tuple[list[str], FusionReport]:
     """The kernels that a forward pass calls, after its results were compared with those without."""
-    tiny = TinyModel(folder, host or PluginManager(), ranks=communicator, dtype=dtype)
+    tiny = TinyModel(folder, host or PluginManager(), tp_group=communicator, dtype=dtype)
     for layer in tiny.attentions:
         layer.backend = backend(layer.backend.request)  # type: ignore[attr-defined]
     clear = tiny._clear
@@ -287,7 +287,7 @@ def test_two_ranks(
     folder = make_checkpoint(tmp_path, architecture, seed=1, **changes)
     expected = ["all_reduce", NORM, *layer * 3, HEAD, "all_gather"]
     expected = [HALF.get(call, call) for call in expected]
-    for calls, report in on_ranks(2, lambda base: ran(folder, communicator=Fusing(base))):
+    for calls, report in run_on_ranks(2, lambda base: ran(folder, communicator=Fusing(base))):
         assert calls == expected
         assert report.backends["all_gather"] == "between"
         assert (SUMMED in report.backends) == (SUMMED in layer)

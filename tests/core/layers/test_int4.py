@@ -89,10 +89,10 @@ class Method:
     def __init__(self) -> None:
         self._packed: PackedInt4 | None = None
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         self.sizes = spec.in_features, sum(spec.out_features)
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         self._packed, _ = made(*self.sizes, 64, torch.bfloat16)
         module.add_module("anything", self._packed)
 
@@ -122,13 +122,13 @@ def test_layers_take_the_kernel_that_is_offered() -> None:
         hf_config=None,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
-        ranks=SingleRankCommunicator(),
+        tp_group=SingleRankCommunicator(),
         quantization=None,
-        attention=lambda request, spec: pytest.fail("there is no attention here"),
+        register_attention=lambda request, spec: pytest.fail("there is no attention here"),
     )
     layers = [Linear(context, f"a{i}", 128, (32, 16), method=Method()) for i in range(3)]
     for layer in layers[:2]:
-        layer.finish()
+        layer.process_weights_after_loading()
     cuda = DeviceInfo("cuda", (9, 0))
     served = apply_fusions(nn.ModuleList(layers), Offers(), cuda, "bfloat16")
     assert served.backends == {"int4_linear": "mine"}

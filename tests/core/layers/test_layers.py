@@ -22,8 +22,8 @@ from treadle.layers import (
     PlainLinear,
     QKVLinear,
     RMSNorm,
+    empty_weight,
     ops,
-    weight,
 )
 
 Context = Callable[..., ModelContext]
@@ -116,7 +116,7 @@ def test_prepacking_changes_no_bit(context: Context, rows: int, bias: bool) -> N
         parameter.data.copy_(drawn(*parameter.shape))
     x = drawn(rows, 96, seed=9, dtype=torch.bfloat16)
     before = layer(x)
-    layer.finish()
+    layer.process_weights_after_loading()
     packed = "prepacked" in layer.__dict__
     assert packed == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert hasattr(layer, "weight") != packed, "the plain weight stays in memory"
@@ -132,14 +132,14 @@ def test_without_the_private_operators_the_layer_still_works(
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", broken, raising=False)
     layer = Linear(context(dtype=torch.bfloat16), "up", 8, 4)
     layer.weight.data.fill_(1.0)
-    layer.finish()
+    layer.process_weights_after_loading()
     assert layer(torch.ones(1, 8, dtype=torch.bfloat16)).tolist() == [[8.0] * 4]
 
 
 def test_float32_is_not_packed(context: Context) -> None:
     layer = Linear(context(), "up", 8, 4)
     layer.weight.data.fill_(1.0)
-    layer.finish()
+    layer.process_weights_after_loading()
     assert layer.weight.shape == (4, 8)
 
 
@@ -155,21 +155,23 @@ class Doubling:
         self.asked: list[LinearSpec] = []
         self.finished = 0
 
-    def linear(self, spec: LinearSpec) -> Doubling | None:
+    def linear_method(self, spec: LinearSpec) -> Doubling | None:
         self.asked.append(spec)
         return None if spec.prefix.endswith("skipped") else self
 
-    def experts(self, spec: Any) -> None:
+    def experts_method(self, spec: Any) -> None:
         return None
 
-    def kv_dtype(self, layer: str) -> str | None:
+    def kv_cache_dtype(self, layer: str) -> str | None:
         return "fp8_e4m3" if layer == "model.layers.0.attn" else None
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         shape = [sum(spec.out_features), spec.in_features]
-        module.register_parameter("halved", weight(shape, spec.dtype, output_dim=0, input_dim=1))
+        module.register_parameter(
+            "halved", empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
+        )
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         self.finished += 1
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -191,7 +193,7 @@ def test_a_scheme_is_asked_for_each_layer_with_the_names_of_the_checkpoint(
     layer.bias.data.zero_()
     x = drawn(2, 16, seed=1)
     torch.testing.assert_close(layer(x)[0].flatten(1), F.linear(x, 2 * layer.halved[:32]))
-    layer.finish()
+    layer.process_weights_after_loading()
     assert scheme.finished == 1
 
 
@@ -206,7 +208,7 @@ def test_attention_says_what_it_needs(context: Context) -> None:
     ctx = context(quantization=Doubling(), dtype=torch.bfloat16, max_model_len=64)
     layer = Attention(ctx, "model.layers.0.attn", 8, 2, 16, window=32, softcap=50.0, scale=0.1)
     r, s = layer.request, layer.spec
-    assert (r.heads, r.kv_heads, r.head_size, r.dtype, r.kv_dtype) == (
+    assert (r.num_heads, r.num_kv_heads, r.head_size, r.dtype, r.kv_dtype) == (
         8,
         2,
         16,
@@ -214,7 +216,7 @@ def test_attention_says_what_it_needs(context: Context) -> None:
         "fp8_e4m3",
     )
     assert (r.mask, r.window, r.softcap, r.scale) == (MaskKind.SLIDING, 32, 50.0, 0.1)
-    assert (s.layer, s.kv_heads, s.dtype, s.kind, s.window) == (
+    assert (s.layer, s.num_kv_heads, s.dtype, s.kind, s.window) == (
         "model.layers.0.attn",
         2,
         "fp8_e4m3",

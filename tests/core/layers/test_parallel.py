@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.errors import ConfigError
 from treadle.layers import (
-    Angles,
     Attention,
     CausalDecoder,
+    CosSin,
     DecoderLayer,
     Embedding,
     GatedMLP,
@@ -28,13 +28,13 @@ from treadle.layers import (
     RMSNorm,
     RotaryEmbedding,
     SelfAttention,
-    Slot,
-    divide_heads,
+    WeightTarget,
+    shard_heads,
 )
 from treadle.layers.fusion_patterns import defer_all_reduce
-from treadle.layers.weight import layout_of, place
+from treadle.layers.weight import layout_of, load_weight
 from treadle.testing.attention_reference import reference_step
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 Context = Callable[..., ModelContext]
 X = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
@@ -48,25 +48,27 @@ def fill(module: nn.Module, scale: float = 0.3) -> None:
         for part, out in enumerate(layout.outputs or (None,)):
             shape = [1] if layout.per_part else list(parameter.shape)
             if layout.output_dim is not None and out is not None:
-                shape[layout.output_dim] = out.full
+                shape[layout.output_dim] = out.total
             if layout.input_dim is not None and layout.inputs is not None:
-                shape[layout.input_dim] = layout.inputs.full
-            place(parameter, torch.randn(shape, generator=generator) * scale, Slot(name, part))
+                shape[layout.input_dim] = layout.inputs.total
+            load_weight(
+                parameter, torch.randn(shape, generator=generator) * scale, WeightTarget(name, part)
+            )
 
 
 def agree(context: Context, make: Callable[[ModelContext], nn.Module], *inputs: Any) -> None:
     """Build, fill and run on 1, 2 and 4 ranks; compare with one rank."""
 
-    def run(ranks: Communicator) -> Tensor:
-        module = make(context(ranks=ranks))
+    def run(tp_group: Communicator) -> Tensor:
+        module = make(context(ranks=tp_group))
         fill(module)
         result: Tensor = module(*inputs)
         return result
 
-    alone = on_ranks(1, run)[0]
+    alone = run_on_ranks(1, run)[0]
     assert alone.abs().max() > 0.1
     for size in (2, 4):
-        for result in on_ranks(size, run):
+        for result in run_on_ranks(size, run):
             torch.testing.assert_close(result, alone, atol=1e-5, rtol=0)
 
 
@@ -87,32 +89,34 @@ def test_row_and_replicated(context: Context, bias: bool) -> None:
 
 
 def test_merged_columns_keep_their_order(context: Context) -> None:
-    def run(ranks: Communicator) -> tuple[Tensor, Tensor]:
+    def run(tp_group: Communicator) -> tuple[Tensor, Tensor]:
         layer = Linear(
-            context(ranks=ranks), "gate_up", 32, (16, 8), split="column", names=("g", "u")
+            context(ranks=tp_group), "gate_up", 32, (16, 8), split="column", names=("g", "u")
         )
         fill(layer)
         y = layer(X)
-        own = 16 // ranks.world_size
-        return ranks.all_gather(y[:, :own]), ranks.all_gather(y[:, own:])
+        own = 16 // tp_group.world_size
+        return tp_group.all_gather(y[:, :own]), tp_group.all_gather(y[:, own:])
 
-    gate, up = on_ranks(1, run)[0]
+    gate, up = run_on_ranks(1, run)[0]
     for size in (2, 4):
-        for first, second in on_ranks(size, run):
+        for first, second in run_on_ranks(size, run):
             torch.testing.assert_close(first, gate, atol=1e-5, rtol=0)
             torch.testing.assert_close(second, up, atol=1e-5, rtol=0)
 
 
 def test_a_row_layer_may_leave_the_sum_to_its_caller(context: Context) -> None:
-    def run(ranks: Communicator) -> Tensor:
-        layer = Linear(context(ranks=ranks), "down", 32, 8, split="row", reduce=False, bias=True)
+    def run(tp_group: Communicator) -> Tensor:
+        layer = Linear(context(ranks=tp_group), "down", 32, 8, split="row", reduce=False, bias=True)
         fill(layer)
-        own = 32 // ranks.world_size
-        x = X[:, ranks.rank * own :][:, :own]
+        own = 32 // tp_group.world_size
+        x = X[:, tp_group.rank * own :][:, :own]
         result: Tensor = layer(x)
         return result
 
-    torch.testing.assert_close(sum(on_ranks(2, run)), on_ranks(1, run)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        sum(run_on_ranks(2, run)), run_on_ranks(1, run)[0], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -131,9 +135,11 @@ def test_qkv_with_attention(context: Context, kv_heads: int) -> None:
             self.attn = Attention(ctx, "s.attn", 4, kv_heads, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            step, pages = reference_step([5], [5])
-            self.attn.cache = torch.zeros(self.attn.backend.cache_shape(pages, 16, self.attn.spec))
-            y: Tensor = self.o(self.attn(*self.qkv(x), step))
+            forward_ctx, pages = reference_step([5], [5])
+            self.attn.cache = torch.zeros(
+                self.attn.backend.kv_cache_shape(pages, 16, self.attn.spec)
+            )
+            y: Tensor = self.o(self.attn(*self.qkv(x), forward_ctx))
             return y
 
     agree(context, Block, X)
@@ -182,17 +188,17 @@ class Normed(DecoderLayer):
     """Normalises what attention and MLP return, as Gemma 2 does: only the whole sum can be."""
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+        self, x: Tensor, residual: Tensor | None, angles: CosSin, forward_ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attended(x, residual, angles, step)
+        x, residual = self.forward_attention(x, residual, angles, forward_ctx)
         return self.mlp(self.post_attention_layernorm(x)), residual
 
 
 class Doubled(SelfAttention):
     """Reads its own output."""
 
-    def forward(self, x: Tensor, angles: Angles, step: Step) -> Tensor:
-        return super().forward(x, angles, step).clamp(-0.5, 0.5)
+    def forward(self, x: Tensor, angles: CosSin, forward_ctx: ForwardContext) -> Tensor:
+        return super().forward(x, angles, forward_ctx).clamp(-0.5, 0.5)
 
 
 def decoder(
@@ -209,7 +215,7 @@ def decoder(
         mlp: nn.Module = GatedMLP(ctx, f"{prefix}.mlp", 32, 48)
         if experts(index):
             mlp = MoE(
-                ctx, f"{prefix}.mlp", hidden_size=32, intermediate_size=16, experts=4, chosen=2,
+                ctx, f"{prefix}.mlp", hidden_size=32, intermediate_size=16, experts=4, top_k=2,
                 activation="silu",
             )  # fmt: skip
         return kind(ctx, attn, mlp)
@@ -227,17 +233,19 @@ class Run(nn.Module):
         self.model, self.wanted = model, wanted
 
     def forward(self, ids: Tensor) -> Tensor:
-        step, pages = reference_step([5], [5])
-        step.wanted = self.wanted
+        forward_ctx, pages = reference_step([5], [5])
+        forward_ctx.logits_indices = self.wanted
         for attn in (m for m in self.modules() if isinstance(m, Attention)):
-            attn.cache = torch.zeros(attn.backend.cache_shape(pages, 16, attn.spec))
-        return self.model.logits(self.model(ids, torch.arange(5), step))
+            attn.cache = torch.zeros(attn.backend.kv_cache_shape(pages, 16, attn.spec))
+        return self.model.compute_logits(self.model(ids, torch.arange(5), forward_ctx))
 
 
 def sums(model: CausalDecoder) -> list[str]:
     """The norms that sum, and the linear layers."""
-    norms = [n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.ranks is not None]
-    linears = [n for n, m in model.named_modules() if isinstance(m, Linear) and m.reduces]
+    norms = [
+        n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.tp_group is not None
+    ]
+    linears = [n for n, m in model.named_modules() if isinstance(m, Linear) and m.reduce_results]
     return [name.removeprefix("model.") for name in norms + linears]
 
 
@@ -259,7 +267,7 @@ def test_sums_are_left_to_the_norms_that_follow_them(context: Context) -> None:
     """Where the layer does with them what every layer does; a mixture makes its own."""
 
     def who(**options: Any) -> list[str]:
-        found = on_ranks(2, lambda c: sums(decoder(context(ranks=c, **CONFIG), **options)))
+        found = run_on_ranks(2, lambda c: sums(decoder(context(ranks=c, **CONFIG), **options)))
         assert found[0] == found[1]
         return found[0]
 
@@ -302,7 +310,7 @@ def test_ranks_that_share_a_key_head_hold_the_same_one() -> None:
         def __init__(self, rank: int, size: int) -> None:
             self.rank, self.world_size = rank, size
 
-    starts = [divide_heads(Rank(r, 8), 16, 2, 4)[1] for r in range(8)]  # type: ignore[arg-type]
+    starts = [shard_heads(Rank(r, 8), 16, 2, 4)[1] for r in range(8)]  # type: ignore[arg-type]
     assert [p.start for p in starts] == [0, 0, 0, 0, 4, 4, 4, 4]
     assert {p.size for p in starts} == {4}
 
@@ -314,9 +322,9 @@ def test_heads_that_cannot_be_shared_are_refused(
     context: Context, heads: int, kv_heads: int, size: int
 ) -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
-        on_ranks(size, lambda c: QKVLinear(context(ranks=c), "qkv", 32, heads, kv_heads, 8))
+        run_on_ranks(size, lambda c: QKVLinear(context(ranks=c), "qkv", 32, heads, kv_heads, 8))
 
 
 def test_features_that_cannot_be_shared_are_refused(context: Context) -> None:
     with pytest.raises(ConfigError, match=r"m\.down has 33 features, which 2 ranks"):
-        on_ranks(2, lambda c: Linear(context(ranks=c), "m.down", 33, 8, split="row"))
+        run_on_ranks(2, lambda c: Linear(context(ranks=c), "m.down", 33, 8, split="row"))

@@ -7,7 +7,7 @@ import torch
 
 from treadle.api.models import LinearSpec
 from treadle.errors import UnsupportedModelError
-from treadle.layers.quantized import CpuInt4, left_alone
+from treadle.layers.quantized import CpuInt4, is_layer_skipped
 
 HOME = "model.layers.1"
 
@@ -37,12 +37,12 @@ def spec(prefix: str, *names: str) -> LinearSpec:
     ],
 )
 def test_names_by_whole_components(pattern: str, named: bool) -> None:
-    assert left_alone(spec(f"{HOME}.mlp.gate"), [pattern]) is named
-    assert left_alone(spec(f"{HOME}.mlp.gate"), ["other", pattern]) is named
+    assert is_layer_skipped(spec(f"{HOME}.mlp.gate"), [pattern]) is named
+    assert is_layer_skipped(spec(f"{HOME}.mlp.gate"), ["other", pattern]) is named
 
 
 def test_a_component_is_not_its_beginning() -> None:
-    assert not left_alone(
+    assert not is_layer_skipped(
         spec(f"{HOME}.mlp.gate_proj"), ["mlp.gate", "layers.11", "model.layers.1.mlp.g"]
     )
 
@@ -50,10 +50,10 @@ def test_a_component_is_not_its_beginning() -> None:
 def test_fused_layers_by_their_own_name_or_by_all_of_their_matrices() -> None:
     names = [f"{HOME}.attn.{n}_proj" for n in "qkv"]
     fused = spec(f"{HOME}.attn.qkv_proj", *names)
-    assert left_alone(fused, ["qkv_proj"]) and left_alone(fused, names)
-    assert left_alone(fused, ["attn"]) and not left_alone(fused, ["mlp"])
+    assert is_layer_skipped(fused, ["qkv_proj"]) and is_layer_skipped(fused, names)
+    assert is_layer_skipped(fused, ["attn"]) and not is_layer_skipped(fused, ["mlp"])
     with pytest.raises(UnsupportedModelError) as raised:
-        left_alone(fused, names[:1])
+        is_layer_skipped(fused, names[:1])
     message = str(raised.value)
     assert f"{names[0]} is left unquantized" in message
     assert f"{names[1]}, {names[2]} is not" in message and "qkv_proj" in message

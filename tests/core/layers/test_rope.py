@@ -120,7 +120,7 @@ def test_rotation_equals_transformers(context: Context, dtype: torch.dtype) -> N
     cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
     theirs = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
     rotary = RotaryEmbedding(context(dtype=dtype, rope_parameters=config.rope_parameters), HEAD)
-    ours = rotary(q, k, rotary.angles(positions))
+    ours = rotary(q, k, rotary.cos_sin(positions))
     close = {"atol": 1e-6, "rtol": 0} if dtype is torch.float32 else {"atol": 0.02, "rtol": 0}
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other[0], **close)
@@ -130,7 +130,7 @@ def test_interleaved_pairs_are_complex_numbers(context: Context) -> None:
     rotary = RotaryEmbedding(context(), HEAD, parameters={"rope_type": "default"}, interleaved=True)
     positions = torch.tensor([0, 3, 100])
     q, k = torch.randn(3, 2, HEAD), torch.randn(3, 1, HEAD)
-    turned = rotary(q, k, rotary.angles(positions))
+    turned = rotary(q, k, rotary.cos_sin(positions))
     turns, _ = frequencies({"rope_type": "default"}, HEAD)
     wheel = torch.polar(torch.ones(3, 8), positions[:, None] * turns)[:, None]
     for mine, x in zip(turned, (q, k), strict=True):
@@ -146,8 +146,8 @@ def test_features_beyond_the_rotary_part_pass_unchanged(context: Context) -> Non
     small = RotaryEmbedding(context(), HEAD // 2, parameters={"rope_type": "default"})
     positions = torch.arange(6)
     q, k = torch.randn(6, 2, HEAD), torch.randn(6, 1, HEAD)
-    turned, _ = rotary(q, k, rotary.angles(positions))
-    inner, _ = small(q[..., :8], k[..., :8], small.angles(positions))
+    turned, _ = rotary(q, k, rotary.cos_sin(positions))
+    inner, _ = small(q[..., :8], k[..., :8], small.cos_sin(positions))
     assert torch.equal(turned[..., 8:], q[..., 8:])
     torch.testing.assert_close(turned[..., :8], inner)
 
@@ -157,5 +157,5 @@ def test_scaled_angles_scale_both_parts(context: Context) -> None:
     ctx = context(max_position_embeddings=64)
     rotary = RotaryEmbedding(ctx, HEAD, parameters=parameters)
     q = torch.randn(5, 2, HEAD)
-    turned, _ = rotary(q, q, rotary.angles(torch.arange(5)))
+    turned, _ = rotary(q, q, rotary.cos_sin(torch.arange(5)))
     torch.testing.assert_close(turned.norm(dim=-1), 3.0 * q.norm(dim=-1))

@@ -19,7 +19,7 @@ from treadle.layers.fusion_patterns import linear_norm_pairs
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 CPU = DeviceInfo("cpu")
 IDS = torch.arange(40, 53)
@@ -104,12 +104,12 @@ def test_others_stay_whole(architecture: str, changes: dict[str, Any], tmp_path:
 def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "LlamaForCausalLM", seed=1)
 
-    def run(ranks: Any) -> tuple[int, int]:
-        tiny = TinyModel(folder, PluginManager(), ranks=ranks)
+    def run(tp_group: Any) -> tuple[int, int]:
+        tiny = TinyModel(folder, PluginManager(), tp_group=tp_group)
         offers = Offers()
         apply_fusions(tiny.model, offers, CPU, "float32")
         tiny.logits(IDS)
         return offers.added, len(list(linear_norm_pairs(tiny.model)))
 
-    for added, pairs in on_ranks(2, run):
+    for added, pairs in run_on_ranks(2, run):
         assert not added and pairs

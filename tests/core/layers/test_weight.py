@@ -6,11 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from treadle.layers import Mismatch, Part, Slot, bind, layout_of, weight
-from treadle.layers.weight import place, slots
+from treadle.layers import (
+    Shard,
+    WeightMismatchError,
+    WeightTarget,
+    empty_weight,
+    layout_of,
+    set_shards,
+)
+from treadle.layers.weight import load_weight, slots
 
-Q = Part(full=8, start=4, size=4)
-K = Part(full=4, start=2, size=2)
+Q = Shard(total=8, start=4, size=4)
+K = Shard(total=4, start=2, size=2)
 
 
 def filled(parameter: nn.Parameter) -> nn.Parameter:
@@ -23,42 +30,42 @@ def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def test_a_rank_takes_its_rows_of_each_fused_matrix() -> None:
-    parameter = filled(weight([6, 3], torch.float32, output_dim=0, input_dim=1))
-    bind([parameter], [Q, K], Part.whole(3))
+    parameter = filled(empty_weight([6, 3], torch.float32, output_dim=0, input_dim=1))
+    set_shards([parameter], [Q, K], Shard.whole(3))
     q, k = numbered(8, 3), numbered(4, 3) + 100
-    place(parameter, k, Slot("w", 1))
-    place(parameter, q, Slot("w", 0))
+    load_weight(parameter, k, WeightTarget("w", 1))
+    load_weight(parameter, q, WeightTarget("w", 0))
     assert torch.equal(parameter.data, torch.cat([q[4:], k[2:]]))
 
 
 def test_a_tensor_that_is_fused_in_the_checkpoint_is_taken_apart() -> None:
-    parameter = filled(weight([6, 3], torch.float32, output_dim=0, input_dim=1))
-    bind([parameter], [Q, K], Part.whole(3))
+    parameter = filled(empty_weight([6, 3], torch.float32, output_dim=0, input_dim=1))
+    set_shards([parameter], [Q, K], Shard.whole(3))
     q, k = numbered(8, 3), numbered(4, 3) + 100
-    place(parameter, torch.cat([q, k]), Slot("w"))
+    load_weight(parameter, torch.cat([q, k]), WeightTarget("w"))
     assert torch.equal(parameter.data, torch.cat([q[4:], k[2:]]))
 
 
 def test_inputs_are_cut_along_the_other_dimension() -> None:
-    parameter = filled(weight([5, 2], torch.float32, output_dim=0, input_dim=1))
-    bind([parameter], [Part.whole(5)], Part(full=6, start=2, size=2))
+    parameter = filled(empty_weight([5, 2], torch.float32, output_dim=0, input_dim=1))
+    set_shards([parameter], [Shard.whole(5)], Shard(total=6, start=2, size=2))
     full = numbered(5, 6)
-    place(parameter, full, Slot("w"))
+    load_weight(parameter, full, WeightTarget("w"))
     assert torch.equal(parameter.data, full[:, 2:4])
 
 
 def test_packed_values_and_group_scales_follow_the_same_features() -> None:
     """As GPTQ stores them: eight inputs in one int32 row, one scale for each group of inputs."""
-    outputs, inputs = [Part(16, 8, 8), Part(16, 8, 8)], Part(full=64, start=32, size=32)
-    packed = filled(weight([4, 16], torch.int32, output_dim=1, input_dim=0, input_block=8))
-    scales = filled(weight([2, 16], torch.float32, output_dim=1, input_dim=0, input_block=16))
+    outputs, inputs = [Shard(16, 8, 8), Shard(16, 8, 8)], Shard(total=64, start=32, size=32)
+    packed = filled(empty_weight([4, 16], torch.int32, output_dim=1, input_dim=0, input_block=8))
+    scales = filled(empty_weight([2, 16], torch.float32, output_dim=1, input_dim=0, input_block=16))
     zeros = filled(
-        weight([2, 2], torch.int32, output_dim=1, input_dim=0, input_block=16, output_block=8)
+        empty_weight([2, 2], torch.int32, output_dim=1, input_dim=0, input_block=16, output_block=8)
     )
-    bind([packed, scales, zeros], outputs, inputs)
+    set_shards([packed, scales, zeros], outputs, inputs)
     for parameter, rows, columns in ((packed, 8, 16), (scales, 4, 16), (zeros, 4, 2)):
         full = numbered(rows, columns, dtype=parameter.dtype)
-        place(parameter, full, Slot("w", 1))
+        load_weight(parameter, full, WeightTarget("w", 1))
         own = parameter.shape[1] // 2
         half = full[rows // 2 :, columns // 2 :]
         assert torch.equal(parameter.data[:, own:], half), (rows, columns)
@@ -66,82 +73,82 @@ def test_packed_values_and_group_scales_follow_the_same_features() -> None:
 
 
 def test_a_share_that_cuts_through_a_block_is_refused() -> None:
-    parameter = weight([2, 1], torch.float32, output_dim=0, input_dim=1, input_block=32)
-    bind([parameter], [Part.whole(2)], Part(full=96, start=48, size=48))
-    with pytest.raises(Mismatch, match=r"48 to 96 of 96 cut through blocks of 32"):
-        place(parameter, numbered(2, 3), Slot("w"))
+    parameter = empty_weight([2, 1], torch.float32, output_dim=0, input_dim=1, input_block=32)
+    set_shards([parameter], [Shard.whole(2)], Shard(total=96, start=48, size=48))
+    with pytest.raises(WeightMismatchError, match=r"48 to 96 of 96 cut through blocks of 32"):
+        load_weight(parameter, numbered(2, 3), WeightTarget("w"))
 
 
 def test_the_last_block_of_a_matrix_may_be_short() -> None:
     """FP8 block scales of a matrix whose sizes are no multiple of the block."""
-    scales = weight(
+    scales = empty_weight(
         [2, 2], torch.float32, output_dim=0, input_dim=1, output_block=128, input_block=128
     )
-    bind([scales], [Part.whole(200)], Part.whole(130))
-    place(scales, numbered(2, 2), Slot("w"))
+    set_shards([scales], [Shard.whole(200)], Shard.whole(130))
+    load_weight(scales, numbered(2, 2), WeightTarget("w"))
     assert torch.equal(scales.data, numbered(2, 2))
 
 
 def test_each_matrix_brings_one_scalar() -> None:
-    scales = filled(weight([3], torch.float32, per_part=True))
-    bind([scales], [Q, K, K], None)
-    place(scales, torch.tensor(5.0), Slot("s", 0))
-    place(scales, torch.tensor([6.0]), Slot("s", 2))
+    scales = filled(empty_weight([3], torch.float32, per_part=True))
+    set_shards([scales], [Q, K, K], None)
+    load_weight(scales, torch.tensor(5.0), WeightTarget("s", 0))
+    load_weight(scales, torch.tensor([6.0]), WeightTarget("s", 2))
     assert scales.tolist() == [5.0, -1.0, 6.0]
-    place(scales, torch.tensor(7.0), Slot("s"))
+    load_weight(scales, torch.tensor(7.0), WeightTarget("s"))
     assert scales.tolist() == [7.0, 7.0, 7.0]
-    with pytest.raises(Mismatch, match="one value"):
-        place(scales, torch.ones(2), Slot("s", 0))
+    with pytest.raises(WeightMismatchError, match="one value"):
+        load_weight(scales, torch.ones(2), WeightTarget("s", 0))
 
 
 def test_an_input_permutation_is_shared_by_fused_matrices() -> None:
-    order = weight([4], torch.int32, input_dim=0)
-    bind([order], [Q, K], Part(full=8, start=4, size=4))
+    order = empty_weight([4], torch.int32, input_dim=0)
+    set_shards([order], [Q, K], Shard(total=8, start=4, size=4))
     full = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], dtype=torch.int32)
-    place(order, full, Slot("g", 1))
+    load_weight(order, full, WeightTarget("g", 1))
     assert order.tolist() == [3, 2, 1, 0]
-    place(order, full, Slot("g", 0), again=True)
-    with pytest.raises(Mismatch, match="they differ"):
-        place(order, full.flip(0), Slot("g", 0), again=True)
+    load_weight(order, full, WeightTarget("g", 0), again=True)
+    with pytest.raises(WeightMismatchError, match="they differ"):
+        load_weight(order, full.flip(0), WeightTarget("g", 0), again=True)
 
 
 def test_rows_beyond_the_vocabulary_are_zero() -> None:
     for start, real in ((0, 4), (4, 3), (8, 0)):
-        parameter = filled(weight([4, 2], torch.float32, output_dim=0))
+        parameter = filled(empty_weight([4, 2], torch.float32, output_dim=0))
         parameter.data.fill_(float("nan"))
-        bind([parameter], [Part(full=7, start=start, size=4)], None)
+        set_shards([parameter], [Shard(total=7, start=start, size=4)], None)
         full = numbered(7, 2) + 1
-        place(parameter, full, Slot("w"))
+        load_weight(parameter, full, WeightTarget("w"))
         assert torch.equal(parameter.data[:real], full[start : start + 4])
         assert (parameter.data[real:] == 0).all()
 
 
 def test_experts_arrive_one_by_one() -> None:
-    parameter = filled(weight([2, 6, 3], torch.float32, output_dim=0, input_dim=1, stack=2))
-    bind([parameter], [Q, K], Part.whole(3))
+    parameter = filled(empty_weight([2, 6, 3], torch.float32, output_dim=0, input_dim=1, stack=2))
+    set_shards([parameter], [Q, K], Shard.whole(3))
     assert len(set(slots("w", parameter))) == 4
-    place(parameter, numbered(8, 3), Slot("w", 0, 1))
+    load_weight(parameter, numbered(8, 3), WeightTarget("w", 0, 1))
     assert torch.equal(parameter.data[1, :4], numbered(8, 3)[4:])
     assert (parameter.data[0] == -1).all()
     both = torch.stack([numbered(12, 3), numbered(12, 3) + 50])
-    place(parameter, both, Slot("w"))
+    load_weight(parameter, both, WeightTarget("w"))
     assert torch.equal(parameter.data[1, 4:], both[1, 10:])
 
 
 def test_a_wrong_shape_is_refused_with_the_right_one() -> None:
-    parameter = weight([6, 3], torch.float32, output_dim=0, input_dim=1)
-    bind([parameter], [Q, K], Part.whole(3))
+    parameter = empty_weight([6, 3], torch.float32, output_dim=0, input_dim=1)
+    set_shards([parameter], [Q, K], Shard.whole(3))
     for wrong in (numbered(4, 3), numbered(8, 4), numbered(3, 8), numbered(24)):
-        with pytest.raises(Mismatch, match=r"expected shape \[8, 3\]"):
-            place(parameter, wrong, Slot("w", 0))
-    with pytest.raises(Mismatch, match="expected 12"):
-        place(parameter, numbered(11, 3), Slot("w"))
+        with pytest.raises(WeightMismatchError, match=r"expected shape \[8, 3\]"):
+            load_weight(parameter, wrong, WeightTarget("w", 0))
+    with pytest.raises(WeightMismatchError, match="expected 12"):
+        load_weight(parameter, numbered(11, 3), WeightTarget("w"))
 
 
 def test_dimensions_of_size_one_may_come_and_go() -> None:
-    parameter = weight([4, 1], torch.float32, output_dim=0)
-    bind([parameter], [Part.whole(4)], None)
-    place(parameter, numbered(4), Slot("w"))
+    parameter = empty_weight([4, 1], torch.float32, output_dim=0)
+    set_shards([parameter], [Shard.whole(4)], None)
+    load_weight(parameter, numbered(4), WeightTarget("w"))
     assert torch.equal(parameter.data, numbered(4, 1))
 
 
@@ -160,19 +167,19 @@ def test_dimensions_of_size_one_may_come_and_go() -> None:
     ],
 )
 def test_only_precision_may_change(have: torch.dtype, want: torch.dtype, fits: bool) -> None:
-    parameter = weight([2, 2], want, output_dim=0, input_dim=1)
-    bind([parameter], [Part.whole(2)], Part.whole(2))
+    parameter = empty_weight([2, 2], want, output_dim=0, input_dim=1)
+    set_shards([parameter], [Shard.whole(2)], Shard.whole(2))
     tensor = torch.ones(2, 2).to(have)
     if fits:
-        place(parameter, tensor, Slot("w"))
+        load_weight(parameter, tensor, WeightTarget("w"))
         assert torch.equal(parameter.data.float(), torch.ones(2, 2))
     else:
-        with pytest.raises(Mismatch, match="expected dtype"):
-            place(parameter, tensor, Slot("w"))
+        with pytest.raises(WeightMismatchError, match="expected dtype"):
+            load_weight(parameter, tensor, WeightTarget("w"))
 
 
 def test_a_parameter_without_layout_is_filled_whole() -> None:
     parameter = nn.Parameter(torch.zeros(3), requires_grad=False)
     assert layout_of(parameter).output_dim is None
-    place(parameter, numbered(3), Slot("w"))
+    load_weight(parameter, numbered(3), WeightTarget("w"))
     assert torch.equal(parameter.data, numbered(3))

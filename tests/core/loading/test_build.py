@@ -22,7 +22,7 @@ from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.layers import Linear, SingleRankCommunicator
 from treadle.loading import build_model
-from treadle.loading.build import find_model, find_scheme
+from treadle.loading.build import create_quantization_scheme, find_model
 from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
@@ -70,10 +70,10 @@ def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) ->
 
 
 def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -> None:
-    host = managing({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
+    plugins = managing({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
     config = SimpleNamespace(architectures=["GemmaForCausalLM"])
     with pytest.raises(UnsupportedModelError) as caught:
-        find_model(host, config)
+        find_model(plugins, config)
     assert "needs a plugin for GemmaForCausalLM: no plugin provides models:GemmaFor" in str(
         caught.value
     )
@@ -95,23 +95,25 @@ def test_a_configuration_without_architecture() -> None:
 
 
 def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
-    host = managing(schemes={"awq": Scheme, "fp8": Scheme})
+    plugins = managing(schemes={"awq": Scheme, "fp8": Scheme})
     config = SimpleNamespace(quantization_config={"quant_method": "awq", "bits": 4})
 
     def checkpoint(config: Any, option: str = "auto") -> Any:
-        scheme: Any = find_scheme(host, config, CPU, option)
+        scheme: Any = create_quantization_scheme(plugins, config, CPU, option)
         return scheme.plugin, scheme.checkpoint
 
     given = {"quant_method": "awq", "bits": 4}
     assert checkpoint(config) == ("quantization:awq", given)
     assert checkpoint(config, "fp8") == ("quantization:fp8", given)
-    assert find_scheme(host, SimpleNamespace(), CPU) is None
+    assert create_quantization_scheme(plugins, SimpleNamespace(), CPU) is None
     with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*gptq"):
-        find_scheme(host, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU)
+        create_quantization_scheme(
+            plugins, SimpleNamespace(quantization_config={"quant_method": "gptq"}), CPU
+        )
     unnamed = SimpleNamespace(quantization_config={"w_bit": 4})
     assert checkpoint(unnamed) == ("quantization:awq", {"w_bit": 4})
     with pytest.raises(CheckpointError, match="has no quant_method"):
-        find_scheme(host, SimpleNamespace(quantization_config={"bits": 4}), CPU)
+        create_quantization_scheme(plugins, SimpleNamespace(quantization_config={"bits": 4}), CPU)
 
 
 class One(nn.Module):
@@ -128,11 +130,11 @@ class Scheme:
         self.specs: list[LinearSpec] = []
         self.checkpoint = checkpoint
 
-    def linear(self, spec: LinearSpec) -> None:
+    def linear_method(self, spec: LinearSpec) -> None:
         self.specs.append(spec)
 
-    def kv_dtype(self, layer: str) -> None: ...
-    def experts(self, spec: Any) -> None: ...
+    def kv_cache_dtype(self, layer: str) -> None: ...
+    def experts_method(self, spec: Any) -> None: ...
 
 
 def build(host: Any, config: Any, files: ModelFiles | None = None, **options: Any) -> Any:
@@ -150,11 +152,11 @@ def build(host: Any, config: Any, files: ModelFiles | None = None, **options: An
 
 def test_a_scheme_sees_names_of_the_checkpoint_where_the_model_renames() -> None:
     scheme = Scheme({})
-    spec = ModelSpec("M", One, renamed={"language_model.model.": "model."})  # type: ignore[arg-type]
-    host = managing({"M": spec}, {"q": lambda checkpoint: scheme})
+    spec = ModelSpec("M", One, weight_prefix_map={"language_model.model.": "model."})  # type: ignore[arg-type]
+    plugins = managing({"M": spec}, {"q": lambda checkpoint: scheme})
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
-    model, found = build(host, config, load_format="dummy", max_model_len=9)
-    assert found.renamed == spec.renamed
+    model, found = build(plugins, config, load_format="dummy", max_model_len=9)
+    assert found.weight_prefix_map == spec.weight_prefix_map
     assert scheme.specs[0].prefix == "model.up"
     assert scheme.specs[0].names == ("language_model.model.up",)
     assert model.ctx.max_model_len == 9
@@ -172,24 +174,24 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
             super().__init__()
             self.model = One(ctx)
 
-    host = managing({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
+    plugins = managing({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
     torch.save({"odd.up": torch.ones(2, 4), "dropped": torch.ones(1)}, tmp_path / "model.pt")
     files = ModelFiles(tmp_path, ("model.pt",), {})
-    model, _ = build(host, config, files=files)
+    model, _ = build(plugins, config, files=files)
     assert model.model.up.weight.tolist() == [[1.0] * 4] * 2
 
 
 def test_what_a_plugin_builds_must_be_a_module() -> None:
-    host = managing({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
+    plugins = managing({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
     with pytest.raises(UnsupportedModelError, match="built a int"):
-        build(host, SimpleNamespace(architectures=["M"]), load_format="dummy")
+        build(plugins, SimpleNamespace(architectures=["M"]), load_format="dummy")
 
 
 def test_no_weights_at_all() -> None:
-    host = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+    plugins = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="nowhere has no weights"):
-        build(host, SimpleNamespace(architectures=["M"]))
+        build(plugins, SimpleNamespace(architectures=["M"]))
 
 
 # ------------------------------------------------------------------------------ formats
@@ -220,27 +222,27 @@ def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- dummy weights
 
 
-def dummy(folder: Path, host: PluginManager, **options: Any) -> TinyModel:
-    return TinyModel(folder, host, load_format="dummy", **options)
+def dummy(folder: Path, plugins: PluginManager, **options: Any) -> TinyModel:
+    return TinyModel(folder, plugins, load_format="dummy", **options)
 
 
 def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     (folder / "model.safetensors").unlink()
-    model = dummy(folder, host)
+    model = dummy(folder, plugins)
     logits = model.logits(torch.arange(20))
     assert logits.isfinite().all()
     assert len(set(logits.argmax(-1).tolist())) > 5
-    assert torch.equal(dummy(folder, host).logits(torch.arange(20)), logits), "not reproducible"
+    assert torch.equal(dummy(folder, plugins).logits(torch.arange(20)), logits), "not reproducible"
 
 
 def test_dummy_seeds(tmp_path: Path) -> None:
     def drawn(seed: int) -> Tensor:
-        host = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+        plugins = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
         config = SimpleNamespace(architectures=["M"])
-        model, _ = build(host, config, load_format="dummy", seed=seed)
+        model, _ = build(plugins, config, load_format="dummy", seed=seed)
         weight: Tensor = model.up.weight
         return weight
 
@@ -250,15 +252,15 @@ def test_dummy_seeds(tmp_path: Path) -> None:
 
 
 def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
-    from treadle.layers import weight
+    from treadle.layers import empty_weight
     from treadle.loading.dummy import fill_randomly
 
     module = nn.Module()
-    module.packed = weight([64, 64], torch.int32)
-    module.bytes = weight([64, 64], torch.uint8)
-    module.eighth = weight([64, 64], torch.float8_e4m3fn)
-    module.order = weight([64], torch.int32)
-    module.scale = weight([64], torch.float32)
+    module.packed = empty_weight([64, 64], torch.int32)
+    module.bytes = empty_weight([64, 64], torch.uint8)
+    module.eighth = empty_weight([64, 64], torch.float8_e4m3fn)
+    module.order = empty_weight([64], torch.int32)
+    module.scale = empty_weight([64], torch.float32)
     fill_randomly(module, 0)
     assert module.packed.unique().numel() > 4000
     assert module.bytes.unique().numel() > 200

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
-from treadle.layers import Linear, Part, PlainLinear, SingleRankCommunicator, Slot, bind, weight
+from treadle.layers import (
+    Linear,
+    PlainLinear,
+    Shard,
+    SingleRankCommunicator,
+    WeightTarget,
+    empty_weight,
+    set_shards,
+)
 from treadle.loading import load_weights
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
@@ -51,9 +59,9 @@ def sharded(folder: Path, **options: Any) -> tuple[Path, dict[str, str]]:
     return folder, index
 
 
-def refuse(folder: Path, host: PluginManager, *patterns: str) -> str:
+def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
     with pytest.raises(CheckpointError) as caught:
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)
     for pattern in patterns:
         assert re.search(pattern, str(caught.value)), f"{pattern!r} not in: {caught.value}"
     return str(caught.value)
@@ -63,19 +71,19 @@ def refuse(folder: Path, host: PluginManager, *patterns: str) -> str:
 
 
 def test_shards_formats_and_prefused_checkpoints_are_one_model(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     whole = make_checkpoint(tmp_path / "whole")
-    expected = TinyModel(whole, host).logits(IDS)
+    expected = TinyModel(whole, plugins).logits(IDS)
     many, _ = sharded(tmp_path / "many")
-    assert torch.equal(TinyModel(many, host).logits(IDS), expected)
+    assert torch.equal(TinyModel(many, plugins).logits(IDS), expected)
 
     tensors = load_file(whole / ONE)
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     (pickled / "config.json").write_text((whole / "config.json").read_text())
     torch.save(tensors, pickled / "pytorch_model.bin")
-    assert torch.equal(TinyModel(pickled, host).logits(IDS), expected)
+    assert torch.equal(TinyModel(pickled, plugins).logits(IDS), expected)
 
     for layer in range(3):
         home = f"model.layers.{layer}"
@@ -85,56 +93,60 @@ def test_shards_formats_and_prefused_checkpoints_are_one_model(
         ):
             tensors[f"{fused}.weight"] = torch.cat([tensors.pop(f"{n}.weight") for n in names])
     save_file(tensors, whole / ONE)
-    assert torch.equal(TinyModel(whole, host).logits(IDS), expected)
+    assert torch.equal(TinyModel(whole, plugins).logits(IDS), expected)
 
 
-def test_the_old_torch_format_is_read(tmp_path: Path, host: PluginManager) -> None:
+def test_the_old_torch_format_is_read(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
-    expected = TinyModel(folder, host).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     tensors = load_file(folder / ONE)
     (folder / ONE).unlink()
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert torch.equal(TinyModel(folder, host).logits(IDS), expected)
+    assert torch.equal(TinyModel(folder, plugins).logits(IDS), expected)
 
 
-def test_a_second_copy_in_another_layout_is_left_alone(tmp_path: Path, host: PluginManager) -> None:
+def test_a_second_copy_in_another_layout_is_left_alone(
+    tmp_path: Path, plugins: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path)
     save_file({"layers.0.w": torch.ones(2)}, folder / "consolidated.safetensors")
-    TinyModel(folder, host)
+    TinyModel(folder, plugins)
     (folder / ONE).rename(folder / "model-00001-of-00001.safetensors")  # without an index
-    TinyModel(folder, host)
+    TinyModel(folder, plugins)
 
 
 def test_derived_tensors_of_old_exports_are_skipped(
-    change: Callable[..., Path], host: PluginManager
+    change: Callable[..., Path], plugins: PluginManager
 ) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    TinyModel(change(lambda t: t.update({name: torch.ones(8)})), host)
+    TinyModel(change(lambda t: t.update({name: torch.ones(8)})), plugins)
 
 
 @pytest.mark.parametrize("order", ["head last", "head first"])
-def test_a_tied_head_may_be_stored_too(tmp_path: Path, host: PluginManager, order: str) -> None:
+def test_a_tied_head_may_be_stored_too(tmp_path: Path, plugins: PluginManager, order: str) -> None:
     folder = make_checkpoint(tmp_path, tie_word_embeddings=True)
-    expected = TinyModel(folder, host).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     tensors = load_file(folder / ONE)
     assert "lm_head.weight" not in tensors
     head = torch.full_like(tensors["model.embed_tokens.weight"], 9.0)  # never to be used
     first = {"lm_head.weight": head}
     both = {**first, **tensors} if order == "head first" else {**tensors, **first}
-    model = TinyModel(folder, host)
+    model = TinyModel(folder, plugins)
     refill(model, both)
     assert torch.equal(model.logits(IDS), expected)
 
 
 def test_a_tied_embedding_may_be_stored_as_the_head(
-    change: Callable[..., Path], host: PluginManager, tmp_path: Path
+    change: Callable[..., Path], plugins: PluginManager, tmp_path: Path
 ) -> None:
     def move(tensors: dict[str, Tensor]) -> None:
         tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
 
     folder = change(move, tie_word_embeddings=True)
     other = make_checkpoint(tmp_path / "other", tie_word_embeddings=True)
-    assert torch.equal(TinyModel(folder, host).logits(IDS), TinyModel(other, host).logits(IDS))
+    assert torch.equal(
+        TinyModel(folder, plugins).logits(IDS), TinyModel(other, plugins).logits(IDS)
+    )
 
 
 class Given:
@@ -151,10 +163,10 @@ def refill(model: TinyModel, tensors: dict[str, Tensor]) -> None:
     load_weights(model.model, model.spec, Given(tensors), SingleRankCommunicator())
 
 
-def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: PluginManager) -> None:
+def test_the_order_of_tensors_does_not_matter(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     tensors = load_file(folder / ONE)
-    model = TinyModel(folder, host)
+    model = TinyModel(folder, plugins)
     expected = model.logits(IDS)
     for order in (sorted(tensors), sorted(tensors, reverse=True)):
         for parameter in model.model.parameters():
@@ -164,26 +176,26 @@ def test_the_order_of_tensors_does_not_matter(tmp_path: Path, host: PluginManage
 
 
 def test_nan_in_a_checkpoint_is_the_users_business(
-    change: Callable[..., Path], host: PluginManager
+    change: Callable[..., Path], plugins: PluginManager
 ) -> None:
     """A NaN in the row of an unused token must neither fail the load nor reach other tokens."""
 
     def spoil(tensors: dict[str, Tensor]) -> None:
         tensors["model.embed_tokens.weight"][300] = float("nan")
 
-    assert TinyModel(change(spoil), host).logits(IDS).isfinite().all()
+    assert TinyModel(change(spoil), plugins).logits(IDS).isfinite().all()
 
 
-def test_no_uninitialised_memory_is_left(tmp_path: Path, host: PluginManager) -> None:
+def test_no_uninitialised_memory_is_left(tmp_path: Path, plugins: PluginManager) -> None:
     """With fresh memory full of NaN, every parameter of every rank is finite after loading."""
-    from treadle.testing.ranks import on_ranks
+    from treadle.testing.ranks import run_on_ranks
 
     folder = make_checkpoint(tmp_path, vocab_size=331, attention_bias=True)
     torch.use_deterministic_algorithms(True)  # which fills what torch.empty gives with NaN
     try:
         assert torch.empty(4).isnan().all()
-        models = [TinyModel(folder, host).model]
-        models += on_ranks(4, lambda c: TinyModel(folder, host, ranks=c).model)
+        models = [TinyModel(folder, plugins).model]
+        models += run_on_ranks(4, lambda c: TinyModel(folder, plugins, tp_group=c).model)
     finally:
         torch.use_deterministic_algorithms(False)
     for model in models:
@@ -194,28 +206,30 @@ def test_no_uninitialised_memory_is_left(tmp_path: Path, host: PluginManager) ->
 # ------------------------------------------------------------------- what must be refused
 
 
-def test_a_truncated_file(tmp_path: Path, host: PluginManager) -> None:
+def test_a_truncated_file(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     data = (folder / ONE).read_bytes()
     for size in (len(data) - 1, len(data) // 2, 100, 5, 0):
         (folder / ONE).write_bytes(data[:size])
-        refuse(folder, host, rf"{ONE} \({size} bytes\) cannot be read as safetensors", "truncated")
+        refuse(
+            folder, plugins, rf"{ONE} \({size} bytes\) cannot be read as safetensors", "truncated"
+        )
 
 
-def test_a_lfs_pointer(tmp_path: Path, host: PluginManager) -> None:
+def test_a_lfs_pointer(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / ONE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    refuse(folder, host, "LFS pointer")
+    refuse(folder, plugins, "LFS pointer")
 
 
-def test_a_damaged_torch_file(tmp_path: Path, host: PluginManager) -> None:
+def test_a_damaged_torch_file(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     torch.save(load_file(folder / ONE), folder / "pytorch_model.bin")
     (folder / ONE).unlink()
     data = (folder / "pytorch_model.bin").read_bytes()
     for size in (len(data) // 2, 40, 0):
         (folder / "pytorch_model.bin").write_bytes(data[:size])
-        refuse(folder, host, r"pytorch_model\.bin .* cannot be read as PyTorch weights")
+        refuse(folder, plugins, r"pytorch_model\.bin .* cannot be read as PyTorch weights")
 
 
 class Payload:
@@ -226,60 +240,60 @@ class Payload:
 
 
 def test_objects_in_a_torch_file_are_not_loaded(
-    tmp_path: Path, host: PluginManager, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / ONE).unlink()
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
-    refuse(folder, host, "contains Python objects, which treadle does not load")
+    refuse(folder, plugins, "contains Python objects, which treadle does not load")
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_missing_shard(tmp_path: Path, host: PluginManager) -> None:
+def test_a_missing_shard(tmp_path: Path, plugins: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     lost = index["model.norm.weight"]
     (folder / lost).unlink()
-    refuse(folder, host, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
+    refuse(folder, plugins, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
 
 
-def test_a_tensor_that_only_the_index_knows(tmp_path: Path, host: PluginManager) -> None:
+def test_a_tensor_that_only_the_index_knows(tmp_path: Path, plugins: PluginManager) -> None:
     folder, index = sharded(tmp_path)
     shard = folder / index["model.norm.weight"]
     tensors = load_file(shard)
     tensors.pop("model.norm.weight")
     save_file(tensors, shard)
-    refuse(folder, host, r"model\.norm\.weight is listed in the index .* not in the shard")
+    refuse(folder, plugins, r"model\.norm\.weight is listed in the index .* not in the shard")
 
 
 @pytest.mark.parametrize(
     "text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../../secret"}}']
 )
-def test_a_broken_index(tmp_path: Path, host: PluginManager, text: str) -> None:
+def test_a_broken_index(tmp_path: Path, plugins: PluginManager, text: str) -> None:
     folder = make_checkpoint(tmp_path)
     (folder / f"{ONE}.index.json").write_text(text)
-    refuse(folder, host, r"the weight index .*index\.json cannot be read")
+    refuse(folder, plugins, r"the weight index .*index\.json cannot be read")
 
 
-def test_one_tensor_in_two_files(tmp_path: Path, host: PluginManager) -> None:
+def test_one_tensor_in_two_files(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     tensors = load_file(folder / ONE)
     (folder / ONE).unlink()
     save_file(tensors, folder / "a.safetensors")
     save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "b.safetensors")
-    refuse(folder, host, r"model\.norm\.weight is both in a\.safetensors and in b\.safetensors")
+    refuse(folder, plugins, r"model\.norm\.weight is both in a\.safetensors and in b\.safetensors")
 
 
-def test_an_unknown_tensor(change: Callable[..., Path], host: PluginManager) -> None:
+def test_an_unknown_tensor(change: Callable[..., Path], plugins: PluginManager) -> None:
     folder = change(lambda t: t.update({"model.layers.0.extra.weight": torch.ones(2)}))
     text = refuse(
-        folder, host, r"tensors without a parameter \(1\): model\.layers\.0\.extra\.weight"
+        folder, plugins, r"tensors without a parameter \(1\): model\.layers\.0\.extra\.weight"
     )
     assert "parameters without a tensor" not in text
 
 
 def test_missing_tensors_are_named_as_the_checkpoint_would(
-    change: Callable[..., Path], host: PluginManager
+    change: Callable[..., Path], plugins: PluginManager
 ) -> None:
     def lose(tensors: dict[str, Tensor]) -> None:
         for name in (
@@ -291,58 +305,65 @@ def test_missing_tensors_are_named_as_the_checkpoint_would(
 
     text = refuse(
         change(lose),
-        host,
+        plugins,
         r"parameters without a tensor \(3\): lm_head\.weight, "
         r"model\.layers\.1\.self_attn\.k_proj\.weight, model\.norm\.weight",
     )
     assert "q_proj" not in text
 
 
-def test_a_bias_that_the_configuration_does_not_know(tmp_path: Path, host: PluginManager) -> None:
+def test_a_bias_that_the_configuration_does_not_know(
+    tmp_path: Path, plugins: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, attention_bias=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "attention_bias": False}))
-    refuse(folder, host, r"tensors without a parameter \(12\)", "self_attn.k_proj.bias")
+    refuse(folder, plugins, r"tensors without a parameter \(12\)", "self_attn.k_proj.bias")
 
 
 def test_a_wrong_shape_names_file_tensor_and_both_shapes(
-    change: Callable[..., Path], host: PluginManager
+    change: Callable[..., Path], plugins: PluginManager
 ) -> None:
     def shrink(tensors: dict[str, Tensor]) -> None:
         tensors["model.layers.2.mlp.up_proj.weight"] = torch.ones(95, 64)
 
     refuse(
         change(shrink),
-        host,
+        plugins,
         r"model\.layers\.2\.mlp\.up_proj\.weight in .*model\.safetensors is float32 \[95, 64\]",
         r"gate_up_proj\.weight float32 \[192, 64\]: expected shape \[96, 64\]",
     )
 
 
-def test_a_wrong_dtype(change: Callable[..., Path], host: PluginManager) -> None:
+def test_a_wrong_dtype(change: Callable[..., Path], plugins: PluginManager) -> None:
     def quantize(tensors: dict[str, Tensor]) -> None:
         name = "model.layers.0.mlp.down_proj.weight"
         tensors[name] = tensors[name].to(torch.int8)
 
-    refuse(change(quantize), host, r"is int8 \[64, 96\].*expected dtype float32")
+    refuse(change(quantize), plugins, r"is int8 \[64, 96\].*expected dtype float32")
 
 
-def test_a_matrix_given_fused_and_alone(change: Callable[..., Path], host: PluginManager) -> None:
+def test_a_matrix_given_fused_and_alone(
+    change: Callable[..., Path], plugins: PluginManager
+) -> None:
     def double(tensors: dict[str, Tensor]) -> None:
         home = "model.layers.0.self_attn"
         tensors[f"{home}.qkv_proj.weight"] = torch.cat(
             [tensors[f"{home}.{n}_proj.weight"] for n in "qkv"]
         )
 
-    refuse(change(double), host, "a second time")
+    refuse(change(double), plugins, "a second time")
 
 
-def test_a_configuration_of_another_size(tmp_path: Path, host: PluginManager) -> None:
+def test_a_configuration_of_another_size(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 400}))
     refuse(
-        folder, host, r"float32 \[320, 64\].*expected shape \[400, 64\]", "config.json belongs to"
+        folder,
+        plugins,
+        r"float32 \[320, 64\].*expected shape \[400, 64\]",
+        "config.json belongs to",
     )
 
 
@@ -354,24 +375,24 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scales = weight([2], torch.float32, per_part=True)
-        self.order = weight([4], torch.int32, input_dim=0)
-        self.extra = weight([2], torch.float32, default=7.0)
-        bind([self.scales, self.order], [Part.whole(4), Part.whole(4)], Part.whole(4))
+        self.scales = empty_weight([2], torch.float32, per_part=True)
+        self.order = empty_weight([4], torch.int32, input_dim=0)
+        self.extra = empty_weight([2], torch.float32, default=7.0)
+        set_shards([self.scales, self.order], [Shard.whole(4), Shard.whole(4)], Shard.whole(4))
 
 
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up = weight([3, 2, 4], torch.float32, output_dim=0, input_dim=1, stack=3)
-        bind([self.up], [Part.whole(2)], Part.whole(4))
+        self.up = empty_weight([3, 2, 4], torch.float32, output_dim=0, input_dim=1, stack=3)
+        set_shards([self.up], [Shard.whole(2)], Shard.whole(4))
 
-    def locate(self, rest: str) -> Slot | None:
+    def locate(self, rest: str) -> WeightTarget | None:
         index, _, leaf = rest.partition(".")
-        return Slot("up", None, int(index)) if leaf == "w1.weight" else None
+        return WeightTarget("up", None, int(index)) if leaf == "w1.weight" else None
 
 
-SPEC = ModelSpec("Test", Block, fused={"block": ("one", "two")})  # type: ignore[arg-type]
+SPEC = ModelSpec("Test", Block, packed_modules_mapping={"block": ("one", "two")})  # type: ignore[arg-type]
 
 
 def filled(module: nn.Module, tensors: dict[str, Tensor], **options: Any) -> nn.Module:
@@ -432,9 +453,9 @@ def test_prefixes_are_renamed_and_patterns_ignored() -> None:
     spec = ModelSpec(
         "Test",
         Block,  # type: ignore[arg-type]
-        fused=SPEC.fused,
-        renamed={"language_model.": ""},
-        ignored=("vision.*",),
+        packed_modules_mapping=SPEC.packed_modules_mapping,
+        weight_prefix_map={"language_model.": ""},
+        ignored_weights=("vision.*",),
     )
     root = nn.Module()
     root.block = Block()
@@ -446,7 +467,11 @@ def test_prefixes_are_renamed_and_patterns_ignored() -> None:
 
 def test_layers_are_finished_after_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     finished: list[str] = []
-    monkeypatch.setattr(PlainLinear, "finish", lambda self, module: finished.append(module.prefix))
+    monkeypatch.setattr(
+        PlainLinear,
+        "process_weights_after_loading",
+        lambda self, module: finished.append(module.prefix),
+    )
     model = TinyModel(make_checkpoint(tmp_path), PluginManager())
     linears = [m.prefix for m in model.model.modules() if isinstance(m, Linear)]
     assert finished == linears

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.api.kinds import ATTENTION
+from treadle.api.kinds import ATTENTION_BACKENDS
 from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
 
 CPU = DeviceInfo("cpu")
-REQUEST = AttentionRequest(CPU, "float32", "float32", head_size=80, heads=8, kv_heads=8, scale=0.1)
+REQUEST = AttentionRequest(
+    CPU, "float32", "float32", head_size=80, num_heads=8, num_kv_heads=8, scale=0.1
+)
 
 OFFER = """
     from treadle.api import impl, types as t
 
     @impl
-    def treadle_attention(request, options):
+    def treadle_attention_backend(request, options):
         return t.Offer({name!r}, options.get("score", {score}), create=dict)
 
     @impl
-    def treadle_kernel(op, request):
+    def treadle_kernel_op(op, request):
         return t.KernelOffer({name!r}, {score}, load=dict) if op == "rope" else None
 """
 REFUSE = """
     from treadle.api import impl, types as t
 
     @impl
-    def treadle_attention(request):
+    def treadle_attention_backend(request):
         return t.Refusal({name!r}, (f"head size {{request.head_size}} is not supported", "needs CUDA"))
 """
 
@@ -48,7 +50,7 @@ def test_the_highest_score_wins_and_ties_go_by_name(site):
     backend(site, "flash", REFUSE)
     host = site.host()
     assert host.attention(REQUEST).name == "alpha"
-    offers, refusals = host.offers(ATTENTION, request=REQUEST)
+    offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
 
 
@@ -60,7 +62,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
     text = str(error.value)
     assert "no attention backend can serve this model:" in text
     assert "flash: head size 80 is not supported; needs CUDA" in text
-    assert "broken: attention:broken from broken-backend 1.0 failed to load" in text
+    assert "broken: attention_backends:broken from broken-backend 1.0 failed to load" in text
 
 
 def test_a_pin_beats_the_score(site):
@@ -82,7 +84,7 @@ def test_a_pinned_backend_that_refuses(site):
 
 def test_a_pin_to_an_unknown_backend(site):
     backend(site, "slow")
-    with pytest.raises(PluginNotFoundError, match=r"attention:flosh \(known: slow\)"):
+    with pytest.raises(PluginNotFoundError, match=r"attention_backends:flosh \(known: slow\)"):
         site.host().attention(REQUEST, pin="flosh")
 
 
@@ -96,7 +98,7 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
         "twin-b", {"treadle.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
     )
     host = site.host()
-    offers, refusals = host.offers(ATTENTION, request=REQUEST)
+    offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
     with pytest.raises(PluginConflictError):
         host.attention(REQUEST, pin="twin")
@@ -107,7 +109,7 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
 def test_each_backend_gets_its_own_options(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    host = site.host(plugin_options={"attention:slow": {"score": 70}})
+    host = site.host(plugin_options={"attention_backends:slow": {"score": 70}})
     assert host.attention(REQUEST).name == "slow"
 
 
@@ -115,10 +117,10 @@ def test_an_answer_that_is_no_bid(site):
     backend(
         site,
         "odd",
-        "from treadle.api import impl\n\n@impl\ndef treadle_attention(request):\n    return 7\n",
+        "from treadle.api import impl\n\n@impl\ndef treadle_attention_backend(request):\n    return 7\n",
     )
-    _, [refusal] = site.host().offers(ATTENTION, request=REQUEST)
-    assert "answered treadle_attention with 7" in refusal.reasons[0]
+    _, [refusal] = site.host().offers(ATTENTION_BACKENDS, request=REQUEST)
+    assert "answered treadle_attention_backend with 7" in refusal.reasons[0]
 
 
 def test_kernels(site):

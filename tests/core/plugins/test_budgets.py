@@ -18,8 +18,8 @@ from treadle.plugins.kinds import installed_kinds
 def test_a_call_is_ok_slow_or_an_error():
     tally, now = PluginCallStats({"policies": 1.0}), perf_counter()
     for ago in (0.0, 0.5, 1.5, 3.0):
-        tally.done("policies:x", "order", now - ago)
-    tally.failed("policies:x", "order", now - 5)
+        tally.done("scheduling_policies:x", "order", now - ago)
+    tally.failed("scheduling_policies:x", "order", now - 5)
     rows = {outcome: count for _, _, outcome, count in tally.rows()}
     assert rows == {"ok": 2, "slow": 2, "error": 1}
     ((_, hook, count, seconds),) = tally.seconds()
@@ -30,18 +30,21 @@ def test_a_slow_plugin_is_said_once_in_a_while(caplog):
     tally = PluginCallStats({"policies": 1.0})
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            tally.done("policies:x", "order", perf_counter() - 2)
-            tally.done("policies:y", "order", perf_counter() - 0.1)
-        tally.done("policies:z", "order", perf_counter() - 3)
+            tally.done("scheduling_policies:x", "order", perf_counter() - 2)
+            tally.done("scheduling_policies:y", "order", perf_counter() - 0.1)
+        tally.done("scheduling_policies:z", "order", perf_counter() - 3)
     said = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" is slow")[0] for text in said] == ["policies:x", "policies:z"]
+    assert [text.partition(" is slow")[0] for text in said] == [
+        "scheduling_policies:x",
+        "scheduling_policies:z",
+    ]
     assert "took 2 s, its budget is 1 s (--plugin-time-budget)" in said[0]
 
 
 def test_hooks_have_more_time_than_methods():
     tally = PluginCallStats({"policies": 0.5, "models": 60.0})
-    assert tally.budget("policies:x", "order") == 0.5
-    assert tally.budget("policies:x", "treadle_policy") == HOOK_SECONDS
+    assert tally.budget("scheduling_policies:x", "order") == 0.5
+    assert tally.budget("scheduling_policies:x", "treadle_scheduling_policy") == HOOK_SECONDS
     assert tally.budget("models:x", "treadle_model") == 60.0
     assert (
         tally.budget("executors:x", "start")

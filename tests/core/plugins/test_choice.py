@@ -18,8 +18,8 @@ FOREIGN = """
 """
 
 
-def name(host: PluginManager, method: str = "awq") -> str:
-    return host.create(QUANTIZATION, method, checkpoint={}, device=None).name
+def name(plugins: PluginManager, method: str = "awq") -> str:
+    return plugins.create(QUANTIZATION, method, checkpoint={}, device=None).name
 
 
 def test_plain(site):
@@ -34,7 +34,7 @@ def test_conflict_names_both_and_the_flag(site):
         name(site.host())
     assert str(error.value) == (
         "quantization:awq is provided by acme-awq 1.0, other-awq 1.0; "
-        "choose one with --plugin quantization:awq=DIST"
+        "choose one with --pin-plugin quantization:awq=DIST"
     )
 
 
@@ -48,7 +48,7 @@ def test_override_beats_plain_and_pin_beats_override(site):
     site.scheme("acme-awq", "awq")
     site.scheme("marlin-awq", "awq", override=True)
     assert name(site.host()) == "marlin-awq"
-    assert name(site.host(plugin=["quantization:awq=acme_AWQ"])) == "acme-awq"
+    assert name(site.host(pin_plugin=["quantization:awq=acme_AWQ"])) == "acme-awq"
 
 
 def test_two_overrides_conflict(site):
@@ -61,12 +61,12 @@ def test_two_overrides_conflict(site):
 def test_pin_to_somebody_who_does_not_provide_it(site):
     site.scheme("acme-awq", "awq")
     with pytest.raises(PluginNotFoundError, match=r"pinned to nobody-awq.*provided by: acme-awq"):
-        name(site.host(plugin=["quantization:awq=nobody-awq"]))
+        name(site.host(pin_plugin=["quantization:awq=nobody-awq"]))
 
 
 def test_pin_to_a_disabled_one(site):
     site.scheme("acme-awq", "awq")
-    host = site.host(plugin=["quantization:awq=acme-awq"], no_plugin=["acme-awq"])
+    host = site.host(pin_plugin=["quantization:awq=acme-awq"], disable_plugin=["acme-awq"])
     with pytest.raises(PluginNotFoundError, match="pinned to acme-awq, which is disabled"):
         name(host)
 
@@ -75,8 +75,8 @@ def test_pin_to_a_disabled_one(site):
     "pin", ["awq=x", "quantization:awq", "quantization:=x", "quantisation:awq=x"]
 )
 def test_a_malformed_pin_is_refused_at_once(site, pin):
-    with pytest.raises(ConfigError, match="--plugin is"):
-        site.host(plugin=[pin])
+    with pytest.raises(ConfigError, match="--pin-plugin is"):
+        site.host(pin_plugin=[pin])
 
 
 def test_the_fallback_serves_what_nobody_declares(site):
@@ -91,14 +91,14 @@ def test_the_fallback_serves_what_nobody_declares(site):
 def test_the_fallback_can_be_pinned_for_one_key(site):
     site.scheme("any-quant", "*")
     site.scheme("acme-awq", "awq", "gptq")
-    host = site.host(plugin=["quantization:awq=any-quant"])
+    host = site.host(pin_plugin=["quantization:awq=any-quant"])
     assert (name(host, "awq"), name(host, "gptq")) == ("any-quant", "acme-awq")
 
 
 def test_disabling_the_owner_leaves_the_fallback(site):
     site.scheme("any-quant", "*")
     site.scheme("acme-awq", "awq")
-    assert name(site.host(no_plugin=["quantization:awq"])) == "any-quant"
+    assert name(site.host(disable_plugin=["quantization:awq"])) == "any-quant"
 
 
 def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkeypatch):
@@ -116,9 +116,9 @@ def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkey
 
 def test_missing_key_among_many_shows_the_nearest():
     entries = [Entry("models", f"Arch{i}ForCausalLM", "m", "d", "1") for i in range(60)]
-    host = PluginManager(source=lambda: entries)
+    plugins = PluginManager(source=lambda: entries)
     with pytest.raises(PluginNotFoundError, match=r"Arch5ForCausalLM.* and 55 more"):
-        host.create(MODELS, "Arch5ForCausalLN", hf_config=None)
+        plugins.create(MODELS, "Arch5ForCausalLN", hf_config=None)
 
 
 def test_missing_key_explains_why_its_owner_is_out(site):
@@ -158,12 +158,12 @@ def test_a_module_with_two_keys_does_not_answer_for_a_key_given_to_another(site)
     """The trap: loaded for gptq, it would be asked first for awq too."""
     site.scheme("mod-a", "awq", "gptq")
     site.scheme("mod-b", "awq", "gptq")
-    host = site.host(plugin=["quantization:awq=mod-a", "quantization:gptq=mod-b"])
+    host = site.host(pin_plugin=["quantization:awq=mod-a", "quantization:gptq=mod-b"])
     assert [name(host, m) for m in ("awq", "gptq", "awq", "gptq")] == ["mod-a", "mod-b"] * 2
 
 
 def test_two_hosts_choose_independently(site):
     site.scheme("mod-a", "awq")
     site.scheme("mod-b", "awq")
-    first, second = (site.host(plugin=[f"quantization:awq={d}"]) for d in ("mod-a", "mod-b"))
+    first, second = (site.host(pin_plugin=[f"quantization:awq={d}"]) for d in ("mod-a", "mod-b"))
     assert [name(first), name(second), name(first)] == ["mod-a", "mod-b", "mod-a"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from treadle.api.hookspecs import Every, First
+from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import scan
 from treadle.plugins.kinds import parse_group
@@ -31,7 +31,12 @@ def test_scan_imports_nothing(site):
 
 def test_scan_of_this_installation_finds_the_core():
     mine = {e.id for e in scan() if e.dist == "treadle-core"}
-    assert {"attention:sdpa", "executors:inline", "policies:fcfs", "model_sources:file"} <= mine
+    assert {
+        "attention_backends:sdpa",
+        "executors:uni",
+        "scheduling_policies:fcfs",
+        "model_sources:file",
+    } <= mine
 
 
 def test_a_shadowed_version_is_not_listed(site, tmp_path, monkeypatch):
@@ -74,7 +79,9 @@ def test_an_unknown_kind_is_incompatible(site):
 
 
 def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
-    hooks = {n for c in (First, Every) for n in vars(c) if n.startswith("treadle_")}
+    hooks = {
+        n for c in (FirstResultHooks, AllResultsHooks) for n in vars(c) if n.startswith("treadle_")
+    }
     core = {k.hook for k in installed_kinds().values() if k.owner == "treadle-core"}
     assert hooks == core | {"treadle_match", "treadle_unconfigure", "treadle_report"}
 

@@ -7,7 +7,7 @@ import sys
 import pluggy
 import pytest
 
-from treadle.api.kinds import POLICIES, QUANTIZATION
+from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
@@ -68,7 +68,7 @@ def test_a_wrapper_sees_every_plugin_built(site):
 def test_a_disabled_wrapper_sees_nothing(site):
     site.scheme("acme-awq", "awq")
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
-    site.host(no_plugin=["wrap"]).create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    site.host(disable_plugin=["wrap"]).create(QUANTIZATION, "awq", checkpoint={}, device=None)
     assert "wrap" not in sys.modules
 
 
@@ -145,9 +145,9 @@ def test_hooks_of_another_distribution_are_called_in_name_order(site):
     for name in ("b-srv", "a-srv"):
         site.install(name, {"treadle.dashboards": {name[0]: name.replace("-", "_")}}, DASHBOARD)
     config = PluginConfig(plugin_options={"dashboards:a": {"x": 1}})
-    host = PluginManager(config, source=site.scan, kinds=KINDS)
+    plugins = PluginManager(config, source=site.scan, kinds=KINDS)
     app: list[object] = []
-    host.call_all(DASHBOARDS, app=app, engine="E")
+    plugins.call_all(DASHBOARDS, app=app, engine="E")
     assert app == [("a_srv", "E", {"x": 1}), ("b_srv", "E", {})]
 
 
@@ -157,7 +157,7 @@ def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
         DASHBOARD.replace(", options", "").replace(", dict(options)", "")
         + """
     @impl
-    def treadle_policy(name):
+    def treadle_scheduling_policy(name):
         return name
     """
     )
@@ -165,7 +165,7 @@ def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
         "both", {"treadle.policies": {"p": "both"}, "treadle.dashboards": {"s": "both"}}, both
     )
     host = site.host()
-    assert host.create(POLICIES, "p") == "p"
+    assert host.create(SCHEDULING_POLICIES, "p") == "p"
     host = PluginManager(source=site.scan, kinds=KINDS)
     app: list[object] = []
     host.call_all(DASHBOARDS, app=app, engine=None)
@@ -186,8 +186,8 @@ def test_calls_records_hooks_only_inside_the_block(site):
 
 def test_a_host_made_from_a_list_needs_no_packaging(site):
     (site.folder / "plain.py").write_text(
-        "from treadle.api import impl\n@impl\ndef treadle_policy(name):\n    return name.upper()\n"
+        "from treadle.api import impl\n@impl\ndef treadle_scheduling_policy(name):\n    return name.upper()\n"
     )
     site.modules.add("plain")
-    host = PluginManager(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
-    assert host.create(POLICIES, "x") == "X"
+    plugins = PluginManager(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
+    assert plugins.create(SCHEDULING_POLICIES, "x") == "X"

@@ -12,18 +12,23 @@ from treadle.testing.checkpoints import make_checkpoint
 
 def test_no_hook_is_called_in_a_step(tmp_path):
     """Prefill, decode and finish of a real engine, from the first step to the last."""
-    config = from_options(model=str(make_checkpoint(tmp_path)), cpu_cache_gib=0.01, threads=1)
-    host = PluginManager(config.plugins)
-    with host.calls() as started:
-        core = EngineCore(config, host)
+    config = from_options(
+        model=str(make_checkpoint(tmp_path)), kv_cache_memory_bytes=10_000_000, cpu_threads=1
+    )
+    plugins = PluginManager(config.plugins)
+    with plugins.calls() as started:
+        core = EngineCore(config, plugins)
     try:
-        assert {"treadle_executor", "treadle_model", "treadle_attention", "treadle_policy"} <= set(
-            started
-        )
-        core.add(
+        assert {
+            "treadle_executor",
+            "treadle_model",
+            "treadle_attention_backend",
+            "treadle_scheduling_policy",
+        } <= set(started)
+        core.add_request(
             EngineRequest("a", list(range(40)), SamplingParams(max_tokens=5, temperature=1.0), 0.0)
         )
-        with host.calls() as fired:
+        with plugins.calls() as fired:
             outputs = [output for _ in range(20) if core.has_work for output in core.step()]
         assert outputs[-1].finish_reason == "length"
         assert fired == []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from treadle.api.kinds import POLICIES, QUANTIZATION
+from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.errors import CheckpointError, PluginLoadError
 from treadle.plugins.entries import Entry
 
@@ -148,17 +148,17 @@ def test_a_class_is_instantiated(site):
 
         class Lifo(Plugin):
             @impl
-            def treadle_policy(self, name, options):
+            def treadle_scheduling_policy(self, name, options):
                 return self
         """,
     )
-    assert type(site.host().create(POLICIES, "lifo")).__name__ == "Lifo"
+    assert type(site.host().create(SCHEDULING_POLICIES, "lifo")).__name__ == "Lifo"
 
 
 def test_a_target_that_is_missing_from_its_module(site):
     site.install("classy", {"treadle.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
     with pytest.raises(PluginLoadError, match="Nobody"):
-        site.host().create(POLICIES, "lifo")
+        site.host().create(SCHEDULING_POLICIES, "lifo")
 
 
 def test_loading_from_many_threads_registers_once(site):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from treadle.api.kinds import POLICIES, QUANTIZATION
+from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.errors import ConfigError, PluginLoadError
 
 CODE = """
@@ -20,11 +20,11 @@ class Options(msgspec.Struct, frozen=True):
     depth: int = 2
 
 
-TREADLE_OPTIONS = {"policies:mine": Options}
+TREADLE_OPTIONS = {"scheduling_policies:mine": Options}
 
 
 @impl
-def treadle_policy(name, options):
+def treadle_scheduling_policy(name, options):
     return name, dict(options)
 """
 
@@ -37,14 +37,16 @@ def file(tmp_path):
 
 
 def test_a_file_serves_the_keys_it_declares(site, file):
-    host = site.host(plugin_file=[str(file)], plugin_options={"policies:mine": {"depth": "5"}})
+    host = site.host(
+        plugin_file=[str(file)], plugin_options={"scheduling_policies:mine": {"depth": "5"}}
+    )
     assert not any(m.startswith("treadle_local_") for m in sys.modules), "declaring runs nothing"
-    assert host.create(POLICIES, "mine") == ("mine", {"depth": 5})
+    assert host.create(SCHEDULING_POLICIES, "mine") == ("mine", {"depth": 5})
 
 
 def test_a_file_replaces_an_installed_key(site, file):
     site.install("acme", {"treadle.policies": {"fcfs": "acme"}}, "")
-    assert site.host(plugin_file=[str(file)]).create(POLICIES, "fcfs") == ("fcfs", {})
+    assert site.host(plugin_file=[str(file)]).create(SCHEDULING_POLICIES, "fcfs") == ("fcfs", {})
 
 
 def test_a_file_without_a_declaration_is_an_extension(site, file):
@@ -64,8 +66,10 @@ def test_a_file_without_a_declaration_is_an_extension(site, file):
 def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
     file.write_text("TREADLE = {'policies': ['mine']}\nimport missing_kernel\n")
     host = site.host(plugin_file=[str(file)])
-    with pytest.raises(PluginLoadError, match=r"policies:mine from my_policy\.py .*missing_kernel"):
-        host.create(POLICIES, "mine")
+    with pytest.raises(
+        PluginLoadError, match=r"scheduling_policies:mine from my_policy\.py .*missing_kernel"
+    ):
+        host.create(SCHEDULING_POLICIES, "mine")
     assert not any(m.startswith("treadle_local_") for m in sys.modules)
 
 

@@ -23,12 +23,12 @@ def file(site):
 
 def drift(site, file, **options):
     with pytest.raises(PluginConflictError) as caught:
-        site.host(locked=str(file), **options)
+        site.host(plugin_lock_file=str(file), **options)
     return str(caught.value)
 
 
 def test_the_same_plugins_pass_and_none_is_imported(site, file):
-    host = site.host(locked=str(file))
+    host = site.host(plugin_lock_file=str(file))
     assert host.create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"
     assert {e.state for e in host.entries if e.key == "fp8"} == {"ready"}
 
@@ -42,7 +42,7 @@ def test_another_version_is_drift(site, file):
 
 def test_one_more_one_less_and_one_disabled_are_drift(site, file):
     site.scheme("acme-new", "new")
-    said = drift(site, file, no_plugin=["acme-fp8"])
+    said = drift(site, file, disable_plugin=["acme-fp8"])
     assert "+ quantization:new from acme-new 1.0 is not in the file" in said
     assert "- quantization:fp8 from acme-fp8 1.0 is gone" in said
     assert "awq" not in said and f"treadle plugin lock {file}" in said
@@ -58,9 +58,9 @@ def test_a_changed_local_file_is_drift(site, tmp_path):
     mine.write_text('TREADLE = {"policies": ["mine"]}\n')
     lock = tmp_path / "treadle.lock"
     lock.write_bytes(msgspec.json.encode(lock_of(site.host(plugin_file=[str(mine)]).entries)))
-    site.host(plugin_file=[str(mine)], locked=str(lock))
+    site.host(plugin_file=[str(mine)], plugin_lock_file=str(lock))
     mine.write_text('TREADLE = {"policies": ["mine"]}\n# changed\n')
-    assert "~ policies:mine" in drift(site, lock, plugin_file=[str(mine)])
+    assert "~ scheduling_policies:mine" in drift(site, lock, plugin_file=[str(mine)])
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_what_is_no_lock_is_refused(site, tmp_path, text, words):
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        site.host(locked=str(path))
+        site.host(plugin_lock_file=str(path))
 
 
 def test_a_worker_is_not_asked_again(site, file):
     """The parent has checked; what it chose travels in the plan."""
-    host = site.host(locked=str(file))
+    host = site.host(plugin_lock_file=str(file))
     site.scheme("acme-new", "new")
     worker = PluginManager.from_selection(host.selection(), host.config, source=site.scan)
     assert worker.create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"

@@ -60,7 +60,7 @@ def test_equal_matches_are_an_error_that_names_them_and_the_flag(tmp_path: Path)
     plugins = host(tmp_path, b=WORSE, d=BETTER, c=BETTER)
     with pytest.raises(PluginConflictError) as caught:
         decide(plugins, TOOL_PARSERS, MODEL, AUTO)
-    assert "--tool-parser NAME:\n  c: its type is a\n  d: its type is a" in str(caught.value)
+    assert "--tool-call-parser NAME:\n  c: its type is a\n  d: its type is a" in str(caught.value)
     assert "b:" not in str(caught.value)
 
 

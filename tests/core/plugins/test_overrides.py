@@ -22,7 +22,7 @@ USE: dict[str, dict[str, Any]] = {
     "load_formats:dummy": {"load_format": "dummy"},
     "load_formats:pt": {"load_format": "pt"},
     "model_sources:hf": {"model": "hf:nobody/nothing"},
-    "policies:priority": {"scheduling_policy": "priority"},
+    "scheduling_policies:priority": {"scheduling_policy": "priority"},
 }
 """Options with which an engine uses a key; the others are used without any."""
 
@@ -46,7 +46,13 @@ def test_an_override_of_a_built_in_key_takes_effect(id: str, tmp_path: Path) -> 
     file.write_text(PLUGIN.format(kind=kind, key=key, hook=installed_kinds()[kind].hook))
     model = {"model": str(make_checkpoint(tmp_path / "model")), "renderer": "jinja"}
     make_tokenizer(tmp_path / "model")
-    options = {**model, "cpu_cache_gib": 0.01, "threads": 1, "device": "cpu", **USE.get(id, {})}
+    options = {
+        **model,
+        "kv_cache_memory_bytes": 10_000_000,
+        "cpu_threads": 1,
+        "device": "cpu",
+        **USE.get(id, {}),
+    }
     config = from_options(plugin_file=[str(file)], **options)
     plugins = PluginManager(plugin_config(config))
     assert plugins.choose(kind, key).override
@@ -56,4 +62,4 @@ def test_an_override_of_a_built_in_key_takes_effect(id: str, tmp_path: Path) -> 
 
 
 def test_there_are_keys_of_the_core() -> None:
-    assert {"attention:sdpa", "executors:inline", "load_formats:dummy"} < set(BUILT_IN)
+    assert {"attention_backends:sdpa", "executors:uni", "load_formats:dummy"} < set(BUILT_IN)

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from treadle.api.kinds import POLICIES, QUANTIZATION
+from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.config import PluginConfig
 from treadle.errors import PluginConflictError, PluginLoadError
 from treadle.plugins import PluginManager, PluginSelection
@@ -22,7 +22,7 @@ def test_the_plan_holds_what_was_chosen(site):
     site.scheme("acme-awq", "awq", "gptq")
     site.scheme("other-awq", "awq")
     site.scheme("marlin", "gptq", override=True)
-    plan = site.host(plugin=["quantization:awq=other-awq"]).selection()
+    plan = site.host(pin_plugin=["quantization:awq=other-awq"]).selection()
     assert [(c.key, c.dist, c.target, c.version) for c in plan.choices] == [
         ("awq", "other-awq", "other_awq", "1.0"),
         ("gptq", "marlin", "marlin", "1.0"),
@@ -33,10 +33,10 @@ def test_a_worker_follows_the_plan_and_not_its_environment(site, monkeypatch):
     site.scheme("acme-awq", "awq")
     site.scheme("other-awq", "awq")
     config = PluginConfig(
-        plugin=["quantization:awq=other-awq"], plugin_options={"quantization:awq": {"x": 1}}
+        pin_plugin=["quantization:awq=other-awq"], plugin_options={"quantization:awq": {"x": 1}}
     )
     plan = sent(PluginManager(config, source=site.scan).selection())
-    monkeypatch.setenv("TREADLE_DISABLE", "other-awq")
+    monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "other-awq")
     scheme = PluginManager.from_selection(plan, config, source=site.scan).create(
         QUANTIZATION, "awq", checkpoint={}, device=None
     )
@@ -46,7 +46,7 @@ def test_a_worker_follows_the_plan_and_not_its_environment(site, monkeypatch):
 def test_a_fallback_pinned_for_a_key_stays_so(site):
     site.scheme("any-quant", "*")
     site.scheme("acme-awq", "awq")
-    plan = sent(site.host(plugin=["quantization:awq=any-quant"]).selection())
+    plan = sent(site.host(pin_plugin=["quantization:awq=any-quant"]).selection())
     assert (
         PluginManager.from_selection(plan, source=site.scan)
         .create(QUANTIZATION, "awq", checkpoint={}, device=None)
@@ -58,9 +58,9 @@ def test_a_fallback_pinned_for_a_key_stays_so(site):
 def test_a_worker_meets_the_same_conflict(site):
     site.scheme("acme-awq", "awq")
     site.scheme("other-awq", "awq")
-    host = PluginManager.from_selection(sent(site.host().selection()), source=site.scan)
+    plugins = PluginManager.from_selection(sent(site.host().selection()), source=site.scan)
     with pytest.raises(PluginConflictError, match=r"acme-awq 1\.0, other-awq 1\.0"):
-        host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+        plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_a_difference_of_installations_is_refused_for_that_key_only(site, versio
             if entry.version:
                 yield entry
 
-    host = PluginManager.from_selection(plan, source=elsewhere)
-    assert host.create(QUANTIZATION, "fp8", checkpoint={}, device=None).name == "same-fp8"
+    plugins = PluginManager.from_selection(plan, source=elsewhere)
+    assert plugins.create(QUANTIZATION, "fp8", checkpoint={}, device=None).name == "same-fp8"
     with pytest.raises(PluginLoadError, match=f"the parent has acme-awq 1.0, {reason}"):
-        host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+        plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
 
 
 def test_a_real_worker_process(site):
@@ -104,13 +104,16 @@ def test_a_real_worker_process(site):
 
 def test_local_files_travel_by_path_and_content(site, tmp_path):
     file = tmp_path / "mine.py"
-    code = "from treadle.api import impl\nTREADLE = {'policies': ['p']}\n@impl\ndef treadle_policy(name):\n    return 'mine'\n"
+    code = "from treadle.api import impl\nTREADLE = {'policies': ['p']}\n@impl\ndef treadle_scheduling_policy(name):\n    return 'mine'\n"
     file.write_text(code)
     plan = sent(site.host(plugin_file=[str(file)]).selection())
-    assert PluginManager.from_selection(plan, source=site.scan).create(POLICIES, "p") == "mine"
+    assert (
+        PluginManager.from_selection(plan, source=site.scan).create(SCHEDULING_POLICIES, "p")
+        == "mine"
+    )
     file.write_text(code + "# edited\n")
     with pytest.raises(PluginLoadError, match=r"the parent has mine\.py .*, this worker has"):
-        PluginManager.from_selection(plan, source=site.scan).create(POLICIES, "p")
+        PluginManager.from_selection(plan, source=site.scan).create(SCHEDULING_POLICIES, "p")
     file.unlink()
     with pytest.raises(PluginLoadError, match="this worker has none"):
-        PluginManager.from_selection(plan, source=site.scan).create(POLICIES, "p")
+        PluginManager.from_selection(plan, source=site.scan).create(SCHEDULING_POLICIES, "p")

@@ -22,7 +22,7 @@ def two(site):
 
 
 def test_disable_a_distribution_in_any_spelling(two):
-    found = states(two.host(no_plugin=["Acme_AWQ"]))
+    found = states(two.host(disable_plugin=["Acme_AWQ"]))
     assert found == {
         "acme-awq/awq": "disabled",
         "acme-awq/gptq": "disabled",
@@ -31,12 +31,12 @@ def test_disable_a_distribution_in_any_spelling(two):
 
 
 def test_disable_one_key(two):
-    found = states(two.host(no_plugin=["quantization:gptq"]))
+    found = states(two.host(disable_plugin=["quantization:gptq"]))
     assert found == {"acme-awq/awq": "ready", "acme-awq/gptq": "disabled", "other-fp8/fp8": "ready"}
 
 
 def test_disable_by_environment(two, monkeypatch):
-    monkeypatch.setenv("TREADLE_DISABLE", "other-fp8, quantization:awq")
+    monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "other-fp8, quantization:awq")
     found = states(two.host())
     assert found == {
         "acme-awq/awq": "disabled",
@@ -44,14 +44,14 @@ def test_disable_by_environment(two, monkeypatch):
         "other-fp8/fp8": "disabled",
     }
     with pytest.raises(
-        PluginNotFoundError, match=r"other-fp8 1\.0 is disabled: disabled by --no-plugin"
+        PluginNotFoundError, match=r"other-fp8 1\.0 is disabled: disabled by --disable-plugin"
     ):
         two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
 
 
 def test_disabling_something_unknown_is_told(two, caplog):
-    two.host(no_plugin=["acme-awk"])
-    assert "--no-plugin acme-awk: nothing of that name is installed" in caplog.text
+    two.host(disable_plugin=["acme-awk"])
+    assert "--disable-plugin acme-awk: nothing of that name is installed" in caplog.text
 
 
 def test_allow_list(two, monkeypatch):
@@ -62,7 +62,7 @@ def test_allow_list(two, monkeypatch):
 
 def test_allow_list_and_autoload_leave_the_core(monkeypatch):
     monkeypatch.setenv("TREADLE_PLUGINS", "nothing")
-    monkeypatch.setenv("TREADLE_AUTOLOAD", "0")
+    monkeypatch.setenv("TREADLE_PLUGIN_AUTOLOAD", "0")
     from treadle.config import PluginConfig
 
     core = Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "0.1.0")
@@ -72,7 +72,7 @@ def test_allow_list_and_autoload_leave_the_core(monkeypatch):
 
 
 def test_autoload_off_ignores_third_parties(two, monkeypatch):
-    monkeypatch.setenv("TREADLE_AUTOLOAD", "0")
+    monkeypatch.setenv("TREADLE_PLUGIN_AUTOLOAD", "0")
     monkeypatch.setattr("treadle.plugins.switches.DISTRIBUTIONS", frozenset({"other-fp8"}))
     found = states(two.host())
     assert found == {
@@ -88,7 +88,7 @@ def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, how):
     two.scheme("broken-y", "y", code="1 / 0")
     assert two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
     if how == "environment":
-        monkeypatch.setenv("TREADLE_STRICT", "1")
+        monkeypatch.setenv("TREADLE_PLUGIN_STRICT", "1")
     host = two.host(plugin_strict=how == "flag")
     with pytest.raises(PluginLoadError) as error:
         host.create(QUANTIZATION, "fp8", checkpoint={}, device=None)

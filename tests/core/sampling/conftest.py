@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.sampler import Sampler
 
-Start = Callable[..., SlotStart]
+Start = Callable[..., NewSequenceData]
 
 
 def make_start(
@@ -26,15 +26,15 @@ def make_start(
     stop_ids: Sequence[int] = (),
     words: Sequence[Sequence[int]] = (),
     **params: Any,
-) -> SlotStart:
+) -> NewSequenceData:
     """A request in ``slot``; its seed is the slot number unless one is given."""
-    return SlotStart(
+    return NewSequenceData(
         slot=slot,
         params=SamplingParams(**params),
-        prompt_len=len(tokens) if prompt_len is None else prompt_len,
-        tokens=list(tokens),
+        num_prompt_tokens=len(tokens) if prompt_len is None else prompt_len,
+        token_ids=list(tokens),
         seed=slot if seed is None else seed,
-        stop_ids=list(stop_ids),
+        stop_token_ids=list(stop_ids),
         bad_words=[list(word) for word in words],
     )
 
@@ -76,9 +76,9 @@ class Bench:
         self.sampler = Sampler(slots + 1, vocab_size)
         self.lengths: dict[int, int] = {}
 
-    def open(self, *starts: SlotStart) -> None:
-        self.sampler.open(starts)
-        self.lengths.update((start.slot, len(start.tokens)) for start in starts)
+    def open(self, *starts: NewSequenceData) -> None:
+        self.sampler.add_sequences(starts)
+        self.lengths.update((start.slot, len(start.token_ids)) for start in starts)
 
     def arguments(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
         return torch.tensor(rows), torch.tensor([self.lengths[slot] for slot in rows]), list(rows)
@@ -88,7 +88,7 @@ class Bench:
         output = self.sampler.sample(logits, *self.arguments(rows), **options)
         for slot in rows:
             self.lengths[slot] += 1
-        tokens: list[int] = output.tokens.tolist()
+        tokens: list[int] = output.token_ids.tolist()
         return tokens
 
     def distribution(self, logits: Tensor, rows: Sequence[int], **options: Any) -> Tensor:

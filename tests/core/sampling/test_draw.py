@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.draw import argmax, draw
 from treadle.sampling.noise import BITS
@@ -26,14 +26,14 @@ SIZES = [1, 2, 5, 127, 128, 129, 1000, 4096]
 def samples(logits: Tensor, count: int, seed: int = 1, **params: float) -> Tensor:
     """Tokens of one slot at ``count`` positions."""
     sampler = Sampler(2, len(logits))
-    start = SlotStart(0, SamplingParams(**params), 1, [0], seed, [], [])  # type: ignore[arg-type]
-    sampler.open([start])
+    start = NewSequenceData(0, SamplingParams(**params), 1, [0], seed, [], [])  # type: ignore[arg-type]
+    sampler.add_sequences([start])
     found = []
     for first in range(0, count, 4096):
         positions = torch.arange(first, min(count, first + 4096))
         rows = [0] * len(positions)
         batch = logits.expand(len(rows), -1).contiguous()
-        found.append(sampler.sample(batch, torch.zeros_like(positions), positions, rows).tokens)
+        found.append(sampler.sample(batch, torch.zeros_like(positions), positions, rows).token_ids)
     return torch.cat(found)
 
 
@@ -78,7 +78,7 @@ def test_other_seeds_give_other_draws_of_the_same_distribution(assert_follows: F
 def test_filtered_draws(params: dict[str, float], assert_follows: Follows) -> None:
     logits = bell(400, 1.2, seed=3)
     sampler = Sampler(2, 400)
-    sampler.open([SlotStart(0, SamplingParams(**params), 1, [0], 1, [], [])])  # type: ignore[arg-type]
+    sampler.add_sequences([NewSequenceData(0, SamplingParams(**params), 1, [0], 1, [], [])])  # type: ignore[arg-type]
     wanted = sampler.distribution(logits.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), [0])[0]
     assert int((wanted > 0).sum()) < 400
     assert_follows(samples(logits, 25_000, **params), wanted)
@@ -180,13 +180,13 @@ def test_unusable_rows_are_flagged(params: dict[str, float], dtype: torch.dtype)
     logits[2, 450] = float("inf")
     logits[3, 1:] = float("-inf")  # one possible token is enough
     sampler = Sampler(6, vocab)
-    sampler.open(
-        [SlotStart(slot, SamplingParams(**params), 1, [0], slot, [], []) for slot in range(5)]
+    sampler.add_sequences(
+        [NewSequenceData(slot, SamplingParams(**params), 1, [0], slot, [], []) for slot in range(5)]
     )  # type: ignore[arg-type]
     slots = torch.arange(5)
     output = sampler.sample(logits, slots, slots, list(range(5)))
-    assert output.bad.tolist() == [True, True, True, False, False]
-    assert output.tokens[3] == 0
-    assert ((output.tokens >= 0) & (output.tokens < vocab)).all()
+    assert output.invalid.tolist() == [True, True, True, False, False]
+    assert output.token_ids[3] == 0
+    assert ((output.token_ids >= 0) & (output.token_ids < vocab)).all()
     alone = sampler.sample(logits[3:], slots[3:], slots[3:], [3, 4])
-    assert torch.equal(alone.tokens, output.tokens[3:])
+    assert torch.equal(alone.token_ids, output.token_ids[3:])

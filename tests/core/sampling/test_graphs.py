@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.features import Features
 from treadle.sampling.sampler import Sampler
 
@@ -37,9 +37,9 @@ STATEFUL: list[dict[str, Any]] = [
 
 def opened(kinds: list[dict[str, Any]], device: str = "cpu") -> Sampler:
     sampler = Sampler(len(kinds) + 1, VOCAB, device)
-    sampler.open(
+    sampler.add_sequences(
         [
-            SlotStart(slot, SamplingParams(**kind), 2, [1, 2], slot, [0], [])
+            NewSequenceData(slot, SamplingParams(**kind), 2, [1, 2], slot, [0], [])
             for slot, kind in enumerate(kinds)
         ]
     )
@@ -50,8 +50,12 @@ def test_nothing_is_read_back_to_the_host() -> None:
     """Meta tensors have no values: any wait for the device, or branch on its data, raises here."""
     kinds = KINDS + STATEFUL
     sampler = opened(kinds, "meta")
-    sampler.open(
-        [SlotStart(2, SamplingParams(min_tokens=3, logprobs=0), 1, [5], 0, [7], [[1, 2, 3], [4]])]
+    sampler.add_sequences(
+        [
+            NewSequenceData(
+                2, SamplingParams(min_tokens=3, logprobs=0), 1, [5], 0, [7], [[1, 2, 3], [4]]
+            )
+        ]
     )
     for rows in ([0, 1], [2], list(range(len(kinds)))):
         for dtype in (torch.float32, torch.bfloat16):
@@ -61,8 +65,8 @@ def test_nothing_is_read_back_to_the_host() -> None:
             output = sampler.sample(
                 logits, index, index, rows, bitmask=mask, bitmask_rows=index[:1]
             )
-            assert output.tokens.shape == output.bad.shape == (len(rows),)
-            assert (output.tokens.dtype, output.bad.dtype) == (torch.int64, torch.bool)
+            assert output.token_ids.shape == output.invalid.shape == (len(rows),)
+            assert (output.token_ids.dtype, output.invalid.dtype) == (torch.int64, torch.bool)
 
 
 def test_features_are_what_rows_ask_for() -> None:
@@ -74,7 +78,7 @@ def test_features_are_what_rows_ask_for() -> None:
     assert sampler.features([7]) == Features(random=True, top_p=True, long_top_p=True)
     for slot in range(len(KINDS), len(KINDS) + len(STATEFUL)):
         assert sampler.features([2, slot]) is None
-    sampler.close([len(KINDS)])
+    sampler.remove_slots([len(KINDS)])
     assert sampler.features([len(KINDS)]) == Features(greedy=True)
 
 
@@ -96,7 +100,9 @@ def test_more_features_than_needed_change_no_token() -> None:
     for slot in range(len(KINDS)):
         one = slots[slot : slot + 1]
         for position in range(5):
-            wanted = sampler.sample(logits[slot : slot + 1], one, one * 0 + position, [slot]).tokens
+            wanted = sampler.sample(
+                logits[slot : slot + 1], one, one * 0 + position, [slot]
+            ).token_ids
             asked = sampler.features([slot])
             assert asked is not None
             for union in unions:
@@ -123,7 +129,7 @@ def test_padding_rows_change_nothing() -> None:
 
 
 def addresses(sampler: Sampler) -> list[int]:
-    tensors = [*vars(sampler._slots).values(), sampler.blocks.lanes]
+    tensors = [*vars(sampler._slots).values(), sampler.blocks.num_lanes]
     return [value.data_ptr() for value in tensors if isinstance(value, torch.Tensor)]
 
 
@@ -132,10 +138,14 @@ def test_tables_of_a_graph_stay_at_their_address() -> None:
     before = addresses(sampler)
     assert len(before) == 2
     for slot in range(len(KINDS)):
-        sampler.open(
-            [SlotStart(slot, SamplingParams(presence_penalty=1.0), 1, [5], 0, [7], [[1, 2, 3]])]
+        sampler.add_sequences(
+            [
+                NewSequenceData(
+                    slot, SamplingParams(presence_penalty=1.0), 1, [5], 0, [7], [[1, 2, 3]]
+                )
+            ]
         )
-    sampler.close(range(len(KINDS)))
+    sampler.remove_slots(range(len(KINDS)))
     assert addresses(sampler) == before
 
 
@@ -145,10 +155,12 @@ def test_a_captured_graph_samples_like_a_cpu(kind: dict[str, Any]) -> None:
     rows, vocab = 8, 151_936
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(rows, vocab, generator=generator) * 3
-    starts = [SlotStart(slot, SamplingParams(**kind), 1, [0], slot, [], []) for slot in range(rows)]
+    starts = [
+        NewSequenceData(slot, SamplingParams(**kind), 1, [0], slot, [], []) for slot in range(rows)
+    ]
     host, card = Sampler(rows + 1, vocab), Sampler(rows + 1, vocab, "cuda")
-    host.open(starts)
-    card.open(starts)
+    host.add_sequences(starts)
+    card.add_sequences(starts)
     slots = torch.arange(rows)
     inputs = [t.cuda() for t in (logits, slots, slots)]
     features = card.features(list(range(rows)))
@@ -165,5 +177,5 @@ def test_a_captured_graph_samples_like_a_cpu(kind: dict[str, Any]) -> None:
         inputs[2].copy_(slots + step)
         graph.replay()
         wanted = host.sample(logits, slots, slots + step, list(range(rows)))
-        assert torch.equal(tokens.cpu(), wanted.tokens)
+        assert torch.equal(tokens.cpu(), wanted.token_ids)
         assert not bad.any()

@@ -11,27 +11,27 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.sampling.sampler import Sampler
 
 VOCAB = 333  # no multiple of a block
 
 
-def reference(start: SlotStart, logits: torch.Tensor) -> torch.Tensor:
+def reference(start: NewSequenceData, logits: torch.Tensor) -> torch.Tensor:
     """Processors in the order of the module docstring of ``treadle.sampling.sampler``: ``[1, vocab]``."""
     p = start.params
-    ids = torch.tensor([start.tokens])
-    outputs = torch.tensor([start.tokens[start.prompt_len :]], dtype=torch.int64)
+    ids = torch.tensor([start.token_ids])
+    outputs = torch.tensor([start.token_ids[start.num_prompt_tokens :]], dtype=torch.int64)
     x = logits.float()
     if p.allowed_token_ids is not None:
         forbidden = [token for token in range(VOCAB) if token not in p.allowed_token_ids]
         x = hf.SuppressTokensLogitsProcessor(forbidden)(ids, x) if forbidden else x
     if start.bad_words:
         x = hf.NoBadWordsLogitsProcessor(start.bad_words, eos_token_id=None)(ids, x)
-    if p.min_tokens and start.stop_ids:
-        x = hf.MinNewTokensLengthLogitsProcessor(start.prompt_len, p.min_tokens, start.stop_ids)(
-            ids, x
-        )
+    if p.min_tokens and start.stop_token_ids:
+        x = hf.MinNewTokensLengthLogitsProcessor(
+            start.num_prompt_tokens, p.min_tokens, start.stop_token_ids
+        )(ids, x)
     if p.logit_bias:
         x = hf.SequenceBiasLogitsProcessor(
             [[[token], bias] for token, bias in p.logit_bias.items()]
@@ -86,16 +86,16 @@ parameters = st.fixed_dictionaries(
 
 
 @st.composite
-def requests(draw: Any, slot: int) -> SlotStart:
+def requests(draw: Any, slot: int) -> NewSequenceData:
     tokens = draw(st.lists(few_tokens, min_size=1, max_size=12))
     words = st.lists(st.lists(few_tokens, min_size=1, max_size=4), max_size=4)
-    return SlotStart(
+    return NewSequenceData(
         slot=slot,
         params=SamplingParams(**draw(parameters), max_tokens=100),
-        prompt_len=draw(st.integers(1, len(tokens))),
-        tokens=tokens,
+        num_prompt_tokens=draw(st.integers(1, len(tokens))),
+        token_ids=tokens,
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
-        stop_ids=draw(st.lists(few_tokens, max_size=3)),
+        stop_token_ids=draw(st.lists(few_tokens, max_size=3)),
         bad_words=draw(words),
     )
 
@@ -106,20 +106,22 @@ def requests(draw: Any, slot: int) -> SlotStart:
     seed=st.integers(0, 10**6),
     spread=st.sampled_from([0.5, 2.0, 6.0]),
 )
-def test_batches_of_any_parameters(starts: tuple[SlotStart, ...], seed: int, spread: float) -> None:
+def test_batches_of_any_parameters(
+    starts: tuple[NewSequenceData, ...], seed: int, spread: float
+) -> None:
     sampler = Sampler(len(starts) + 1, VOCAB)
-    sampler.open(starts)
+    sampler.add_sequences(starts)
     logits = draw_logits(seed, len(starts), spread)
     before = logits.clone()
     slots = torch.arange(len(starts))
-    positions = torch.tensor([len(start.tokens) for start in starts])
+    positions = torch.tensor([len(start.token_ids) for start in starts])
     found = sampler.distribution(logits, slots, positions, list(range(len(starts))))
     for row, start in enumerate(starts):
         wanted = reference(start, logits[row : row + 1])
         assert_same(found[row : row + 1], wanted)
     output = sampler.sample(logits, slots, positions, list(range(len(starts))))
-    assert not output.bad.any()
-    assert (found.gather(1, output.tokens[:, None]) > 0).all()
+    assert not output.invalid.any()
+    assert (found.gather(1, output.token_ids[:, None]) > 0).all()
     assert torch.equal(logits, before), "the caller's logits were modified"
 
 
@@ -144,17 +146,17 @@ def test_batches_of_any_parameters(starts: tuple[SlotStart, ...], seed: int, spr
     ids=lambda params: ",".join(params),
 )
 def test_each_parameter(params: dict[str, Any]) -> None:
-    start = SlotStart(
+    start = NewSequenceData(
         slot=1,
         params=SamplingParams(**params),
-        prompt_len=3,
-        tokens=[1, 2, 3, 3, 4, 4, 4],
+        num_prompt_tokens=3,
+        token_ids=[1, 2, 3, 3, 4, 4, 4],
         seed=0,
-        stop_ids=[8, 9],
+        stop_token_ids=[8, 9],
         bad_words=[],
     )
     sampler = Sampler(4, VOCAB)
-    sampler.open([start])
+    sampler.add_sequences([start])
     logits = draw_logits(11, 1, 3.0)
     found = sampler.distribution(logits, torch.tensor([1]), torch.tensor([7]), [1])
     wanted = reference(start, logits)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treadle.api.step_types import SlotStart
+from treadle.api.step_types import NewSequenceData
 from treadle.errors import RequestError
 from treadle.sampling.sampler import Sampler
 
@@ -202,7 +202,7 @@ def test_an_unopened_slot_is_greedy() -> None:
     logits = flat(2)
     logits[:, 17] = 1.0
     slots = torch.tensor([2, 2])
-    assert sampler.sample(logits, slots, slots * 0, [2, 2]).tokens.tolist() == [17, 17]
+    assert sampler.sample(logits, slots, slots * 0, [2, 2]).token_ids.tolist() == [17, 17]
 
 
 @pytest.mark.parametrize(
@@ -241,20 +241,20 @@ def test_foreign_ids_that_cannot_be_sampled_are_harmless(bench: Any, start: Any)
 
 
 def table_bytes(sampler: Sampler) -> int:
-    tensors = [value for table in sampler._tables for value in vars(table).values()]
+    tensors = [value for table in sampler._logits_edits for value in vars(table).values()]
     return sum(value.nbytes for value in tensors if isinstance(value, Tensor))
 
 
 def test_tables_grow_only_for_those_who_ask(start: Any) -> None:
     sampler = Sampler(300, VOCAB)
-    sampler.open([start(slot, top_p=0.5, top_k=3, logprobs=1) for slot in range(299)])
+    sampler.add_sequences([start(slot, top_p=0.5, top_k=3, logprobs=1) for slot in range(299)])
     assert table_bytes(sampler) == 0
     one = [start(7, allowed_token_ids=[1], **EVERYTHING)]
-    sampler.open(one)
+    sampler.add_sequences(one)
     small = table_bytes(sampler)
     assert 0 < small < 4 * (5 * VOCAB + 2000) * 8
     for _ in range(10):
-        sampler.open(one)
+        sampler.add_sequences(one)
     assert table_bytes(sampler) == small
 
 
@@ -272,8 +272,8 @@ def test_one_transfer_opens_any_number_of_slots(
 
     monkeypatch.setattr(module, "upload", counted)
     sampler = Sampler(9, VOCAB)
-    starts: list[SlotStart] = [start(slot, tokens=[1, 2], **EVERYTHING) for slot in range(8)]
-    sampler.open(starts)
+    starts: list[NewSequenceData] = [start(slot, tokens=[1, 2], **EVERYTHING) for slot in range(8)]
+    sampler.add_sequences(starts)
     assert len(calls) == 1
-    sampler.open([])
+    sampler.add_sequences([])
     assert len(calls) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treadle.sampling.blocks import Blocks
-from treadle.sampling.thresholds import HEAD, apply_filters, nucleus_selected, search, select
+from treadle.sampling.thresholds import HEAD, apply_filters, search, select, top_p_threshold
 
 CPU = torch.device("cpu")
 
@@ -88,7 +88,7 @@ def test_the_three_ways_to_a_nucleus_agree(
         torch.empty_like(probs),
         lambda mask: (probs * mask).sum(-1, keepdim=True, dtype=torch.float64) >= budget,
     )
-    assert torch.equal(searched, nucleus_selected(probs, budget, Blocks.of(vocab, CPU)))
+    assert torch.equal(searched, top_p_threshold(probs, budget, Blocks.of(vocab, CPU)))
     for row in range(3):
         assert torch.equal(searched[row, 0], select(probs[row], float(budget[row])))
         # transformers' definition: ascending order, drop while the cumulative mass is at most 1 - p
@@ -108,7 +108,7 @@ def test_a_nucleus_of_nearly_everything() -> None:
     probs = (torch.randn(1, 50_000, generator=torch.Generator().manual_seed(0)) * 4).softmax(-1)
     budget = probs.sum(-1, keepdim=True, dtype=torch.float64) * (1 + 1e-12)
     assert float(select(probs[0], float(budget))) == float(probs.min())
-    assert float(nucleus_selected(probs, budget, Blocks.of(50_000, CPU))) == float(probs.min())
+    assert float(top_p_threshold(probs, budget, Blocks.of(50_000, CPU))) == float(probs.min())
 
 
 def test_rows_that_ask_for_nothing_are_untouched() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from treadle.api.step_types import CacheGroup, StepPlan, StepResult
+from treadle.api.step_types import KVCacheGroup, ModelRunnerOutput, SchedulerOutput
 
 Cell = tuple[int, int, str | None]  # token, position, salt
 VOCAB = 1000
@@ -39,39 +39,47 @@ def oracle(prompt: list[int], salt: str | None, windows: list[int | None], count
 class FakeRunner:
     """Obeys step plans as a device would: in order, knowing pages and slots only."""
 
-    def __init__(self, groups: list[CacheGroup], page_size: int, slots: int) -> None:
+    def __init__(self, groups: list[KVCacheGroup], page_size: int, slots: int) -> None:
         self.groups = groups
         self.page_size = page_size
         self.cells: list[dict[tuple[int, int], Cell]] = [{} for _ in groups]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in groups]
         self.last: dict[int, int] = {}
         self.salts: dict[int, str | None] = {}
-        self.queue: deque[StepResult] = deque()
+        self.queue: deque[ModelRunnerOutput] = deque()
         self.read_cells = 0
 
-    def launch(self, plan: StepPlan) -> None:
-        for slot in plan.closed:
+    def launch(self, scheduler_output: SchedulerOutput) -> None:
+        for slot in scheduler_output.freed_slots:
             self.last.pop(slot, None)
             self.salts.pop(slot, None)
-        for start in plan.opened:
+        for start in scheduler_output.new_sequences:
             self.salts[start.slot] = start.params.cache_salt
-        for write in plan.page_writes:
+        for write in scheduler_output.page_table_updates:
             for i, page in enumerate(write.pages):
-                self.tables[write.group][write.slot][write.first + i] = page
-        given = iter(plan.tokens)
-        rows = list(zip(plan.slots, plan.starts, plan.counts, plan.samples, strict=True))
+                self.tables[write.group][write.slot][write.start + i] = page
+        given = iter(scheduler_output.tokens)
+        rows = list(
+            zip(
+                scheduler_output.slots,
+                scheduler_output.num_computed_tokens,
+                scheduler_output.num_scheduled_tokens,
+                scheduler_output.needs_sampling,
+                strict=True,
+            )
+        )
         for row, (slot, start, count, _) in enumerate(rows):
             for position in range(start, start + count):
-                token = self.last[slot] if row < plan.decodes else next(given)
+                token = self.last[slot] if row < scheduler_output.num_decodes else next(given)
                 self._write(slot, position, (token, position, self.salts[slot]))
         tokens = []
         for slot, start, count, samples in rows:
             if samples:
                 self.last[slot] = next_token(self._read(slot, start + count))
                 tokens.append(self.last[slot])
-        self.queue.append(StepResult(id=plan.id, tokens=tokens))
+        self.queue.append(ModelRunnerOutput(id=scheduler_output.id, sampled_token_ids=tokens))
 
-    def collect(self) -> StepResult:
+    def collect(self) -> ModelRunnerOutput:
         return self.queue.popleft()
 
     def _write(self, slot: int, position: int, cell: Cell) -> None:

@@ -17,12 +17,12 @@ import pytest
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import CacheGroup, EngineFacts
-from treadle.cache import KVCache
+from treadle.api.step_types import EngineInfo, KVCacheGroup
+from treadle.cache import KVCacheManager
 from treadle.config import SchedulerConfig
 from treadle.scheduler.policies import FirstCome, Priority
 from treadle.scheduler.scheduler import Scheduler
-from treadle.scheduler.sequence import Sequence
+from treadle.scheduler.sequence import SequenceState
 
 spec = importlib.util.spec_from_file_location(
     "fake_runner", Path(__file__).parent / "fake_runner.py"
@@ -66,17 +66,17 @@ class Driver:
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.random = random.Random(seed)
         self.scenario = scenario
-        groups = [CacheGroup("full", w, scenario.pages, 1, 1) for w in scenario.windows]
-        self.facts = EngineFacts(
+        groups = [KVCacheGroup("full", w, scenario.pages, 1, 1) for w in scenario.windows]
+        self.facts = EngineInfo(
             model="fake", architecture="fake", dtype="float32", device="cpu", vocab_size=fake.VOCAB,
-            max_model_len=MAX_LEN, page_size=PAGE, groups=groups, depth=scenario.depth, eos_ids=[],
+            max_model_len=MAX_LEN, page_size=PAGE, kv_cache_groups=groups, num_async_steps=scenario.depth, eos_token_ids=[],
         )  # fmt: skip
         config = SchedulerConfig(
             max_num_seqs=scenario.max_seqs,
             max_num_batched_tokens=scenario.budget,
-            prefill_chunk=scenario.chunk,
+            chunked_prefill_size=scenario.chunk,
         )
-        self.cache = KVCache(groups, PAGE, prefix_caching=scenario.caching)
+        self.cache = KVCacheManager(groups, PAGE, prefix_caching=scenario.caching)
         self.scheduler = Scheduler(config, self.cache, scenario.policy, [])
         self.runner = fake.FakeRunner(groups, PAGE, scenario.max_seqs)
         self.expected: dict[str, list[int]] = {}
@@ -104,39 +104,39 @@ class Driver:
             params = SamplingParams(
                 max_tokens=count, cache_salt=salt, priority=self.random.randrange(3)
             )
-            request = EngineRequest(name, prompt, params, float(self.now), leader=leader)
+            request = EngineRequest(name, prompt, params, float(self.now), prefix_leader=leader)
             leader = leader or name
-            root = self.cache.digests.root(salt)
-            self.scheduler.add(Sequence(request, self.facts, root, seed=0))
+            root = self.cache.page_hasher.root_hash(salt)
+            self.scheduler.add(SequenceState(request, self.facts, root, seed=0))
             self.expected[name] = fake.oracle(prompt, salt, self.scenario.windows, count)
             self.got[name] = []
             self.born[name] = self.now
 
     def abort(self) -> None:
-        if self.scheduler.live:
-            name = self.random.choice(sorted(self.scheduler.live))
+        if self.scheduler.sequences:
+            name = self.random.choice(sorted(self.scheduler.sequences))
             assert self.scheduler.abort(name)
             self.done[name] = "abort"
 
     def step(self) -> None:
         self.now += 1
-        plan = self.scheduler.plan()
-        assert not self.scheduler.outbox
-        if plan is not None:
-            assert sum(plan.counts) <= self.scenario.budget
-            assert len(plan.slots) <= self.scenario.max_seqs
-            decodes = plan.starts[: plan.decodes]
+        scheduler_output = self.scheduler.schedule()
+        assert not self.scheduler.pending_outputs
+        if scheduler_output is not None:
+            assert sum(scheduler_output.num_scheduled_tokens) <= self.scenario.budget
+            assert len(scheduler_output.slots) <= self.scenario.max_seqs
+            decodes = scheduler_output.num_computed_tokens[: scheduler_output.num_decodes]
             assert decodes == sorted(decodes, reverse=True)  # the longest row first
-            self.runner.launch(plan)
-        if self.scheduler.in_flight > (self.scenario.depth if plan is not None else 0):
-            for output in self.scheduler.commit(self.runner.collect()):
+            self.runner.launch(scheduler_output)
+        if self.scheduler.in_flight > (self.scenario.depth if scheduler_output is not None else 0):
+            for output in self.scheduler.update_from_output(self.runner.collect()):
                 self.receive(output)
         faults = self.scheduler.check_integrity()
         assert not faults, faults
 
     def receive(self, output: TokenOutput) -> None:
         assert output.id not in self.done, "output for a sequence that has ended"
-        self.got[output.id] += output.tokens
+        self.got[output.id] += output.token_ids
         if output.finish_reason is not None:
             assert output.finish_reason == "length"
             self.done[output.id] = "length"
@@ -159,14 +159,14 @@ def test_random_steps(name: str) -> None:
         driver.step()
         assert driver.now < finished_by, "a sequence starves"
     assert set(driver.done) == set(driver.expected)
-    assert all(pool.used == 0 for pool in driver.cache.pools), "a page leaked"
+    assert all(pool.num_used == 0 for pool in driver.cache.pools), "a page leaked"
     assert sum(reason == "length" for reason in driver.done.values()) > STEPS / 100
     # The scenario did what it is there for.
     counters = driver.scheduler.counters
     if driver.scenario.caching:
-        assert counters.prefix_hits > 0
+        assert counters.prefix_cache_hits > 0
     if driver.scenario.pages <= 16:
-        assert counters.preemptions > 0
+        assert counters.num_preemptions > 0
     if not isinstance(driver.scenario.policy, Priority):
         assert driver.longest_wait < 2000
 
@@ -178,8 +178,8 @@ def test_enough_steps() -> None:
 def test_the_oracle_bites() -> None:
     """A cache that shares a page under the wrong name is found."""
     driver = Driver(SCENARIOS["roomy"], seed=1)
-    digests = driver.cache.digests
-    digests.root = lambda salt=None, adapter=None: b"everybody's"  # type: ignore[method-assign]
+    digests = driver.cache.page_hasher
+    digests.root_hash = lambda salt=None, adapter=None: b"everybody's"  # type: ignore[method-assign]
     with pytest.raises((fake.ForeignRead, AssertionError)):
         for _ in range(500):
             driver.arrive()

@@ -11,7 +11,7 @@ import pytest
 
 from treadle import LLM
 from treadle.api.requests import EngineRequest, TokenOutput
-from treadle.api.sampling_params import GuidedParams, SamplingParams
+from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
@@ -21,20 +21,20 @@ class Driven:
     """An engine core, and what came out of it."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        options = {"threads": 1, "num_pages": 64, **options}
+        options = {"cpu_threads": 1, "num_pages": 64, **options}
         config = from_options(model=str(folder), device="cpu", dtype="float32", **options)
         self.core = EngineCore(config, PluginManager(config.plugins))
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, TokenOutput] = {}
 
-    def add(self, name: str, guided: GuidedParams | None = None, **params: Any) -> None:
+    def add(self, name: str, guided: StructuredOutputsParams | None = None, **params: Any) -> None:
         settings = SamplingParams(**{"temperature": 2.0, "seed": 1, "guided": guided, **params})
-        self.core.add(EngineRequest(name, [1, 2, 3], settings, time.monotonic()))
+        self.core.add_request(EngineRequest(name, [1, 2, 3], settings, time.monotonic()))
         self.tokens[name] = []
 
     def step(self) -> None:
         for output in self.core.step():
-            self.tokens[output.id] += output.tokens
+            self.tokens[output.id] += output.token_ids
             if output.finish_reason is not None:
                 self.ends[output.id] = output
         assert self.core.scheduler.check_integrity() == []
@@ -69,6 +69,6 @@ def engine(folder: Path) -> Iterator[Callable[..., Driven]]:
 
 @pytest.fixture(scope="session")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(model=str(folder), threads=1, num_pages=128, max_num_seqs=16) as llm:
+    with LLM(model=str(folder), cpu_threads=1, num_pages=128, max_num_seqs=16) as llm:
         yield llm
-        assert llm.stats.pages_used == 0
+        assert llm.stats.num_used_pages == 0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError
-from treadle.structured_output import Guide, Ticket
+from treadle.structured_output import GrammarFuture, StructuredOutputState
 
 
 class Panic(BaseException):
@@ -21,12 +21,12 @@ class Panic(BaseException):
 class Scripted:
     """Allows every id but the last 64, and fails at step ``at`` in the way ``how``."""
 
-    complete = finished = False
+    is_accepting = is_terminated = False
 
     def __init__(self, how: str, at: int) -> None:
         self.how, self.left = how, at
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         if self.how == "empty" and not self.left:
             bitmask[row].zero_()
             return
@@ -34,7 +34,7 @@ class Scripted:
         bitmask[row].fill_(-1)
         bitmask[row, -2:] = 0
 
-    def accept(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         assert token < 256, "the mask was not heeded"
         if self.how == "refuse" and not self.left:
             return False
@@ -63,20 +63,20 @@ SAID = {
 @pytest.mark.parametrize("how", list(SAID))
 def test_a_fault_ends_its_sequence_only(engine: Callable[..., Any], how: str) -> None:
     driven = engine(max_num_seqs=16)
-    guides = {f"bad {at}": Guide(Scripted(how, at)) for at in range(8)}
+    guides = {f"bad {at}": StructuredOutputState(Scripted(how, at)) for at in range(8)}
 
-    def submit(request: Any) -> Ticket:
-        ready: Future[Guide] = Future()
+    def submit(request: Any) -> GrammarFuture:
+        ready: Future[StructuredOutputState] = Future()
         ready.set_result(guides[request.id])
-        return Ticket(ready)
+        return GrammarFuture(ready)
 
-    driven.core._guided.submit = submit
+    driven.core._structured_output.submit = submit
     driven.add("free", ignore_eos=True, max_tokens=20)
     alone = engine()
     alone.add("free", ignore_eos=True, max_tokens=20)
     alone.until("free")
     for name in guides:
-        driven.add(name, GuidedParams(regex="a"), max_tokens=50)
+        driven.add(name, StructuredOutputsParams(regex="a"), max_tokens=50)
     driven.until("free")
     for at, name in enumerate(guides):
         end = driven.until(name)
@@ -84,24 +84,24 @@ def test_a_fault_ends_its_sequence_only(engine: Callable[..., Any], how: str) ->
         assert end.param is None, "not the client's fault"
         assert len(driven.tokens[name]) == at
     assert driven.tokens["free"] == alone.tokens["free"]
-    assert not driven.core.has_work and driven.core.stats.pages_used == 0
+    assert not driven.core.has_work and driven.core.stats.num_used_pages == 0
 
 
 @pytest.mark.parametrize("how", ["fill", "accept", "panic in fill", "panic in accept"])
 def test_in_strict_mode_a_fault_is_the_engines(how: str) -> None:
-    guide = Guide(Scripted(how, 0), strict=True)
+    guide = StructuredOutputState(Scripted(how, 0), strict=True)
     with pytest.raises(EngineError, match=r"the grammar failed: .*oh.*plugin_strict"):
         if "fill" in how:
-            guide.fill(torch.zeros(1, 10, dtype=torch.int32), 0, ())
+            guide.fill_bitmask(torch.zeros(1, 10, dtype=torch.int32), 0, ())
         else:
-            guide.advance(1)
+            guide.accept_token(1)
 
 
 @pytest.mark.parametrize("how", ["refuse", "empty"])
 def test_a_grammar_without_a_way_on_is_no_fault(how: str) -> None:
-    guide = Guide(Scripted(how, 0), strict=True)
-    guide.fill(torch.zeros(1, 10, dtype=torch.int32), 0, ())
-    assert how == "empty" or guide.advance(1)
+    guide = StructuredOutputState(Scripted(how, 0), strict=True)
+    guide.fill_bitmask(torch.zeros(1, 10, dtype=torch.int32), 0, ())
+    assert how == "empty" or guide.accept_token(1)
     assert guide.error is not None
 
 
@@ -110,24 +110,24 @@ def test_signals_are_not_swallowed() -> None:
         def _fail(self, where: str) -> None:
             raise KeyboardInterrupt
 
-    guide = Guide(Interrupted("", 0))
+    guide = StructuredOutputState(Interrupted("", 0))
     with pytest.raises(KeyboardInterrupt):
-        guide.fill(torch.zeros(1, 10, dtype=torch.int32), 0, ())
+        guide.fill_bitmask(torch.zeros(1, 10, dtype=torch.int32), 0, ())
     with pytest.raises(KeyboardInterrupt):
-        guide.advance(1)
+        guide.accept_token(1)
 
 
 def test_the_plugin_may_fail_when_it_makes_a_matcher(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treadle.structured_output.compilers import Compiled, Compilers
+    from treadle.structured_output.compilers import Compilers, SizedGrammar
 
     class Broken:
         def matcher(self) -> Any:
             raise Panic("no matcher")
 
-    monkeypatch.setattr(Compilers, "compile", lambda *_: Compiled(Broken(), 0))
+    monkeypatch.setattr(Compilers, "compile", lambda *_: SizedGrammar(Broken(), 0))
     driven = engine()
-    driven.add("a", GuidedParams(regex="a"))
+    driven.add("a", StructuredOutputsParams(regex="a"))
     end = driven.until("a")
     assert end.error is not None and "no matcher" in end.error and end.param == "guided"

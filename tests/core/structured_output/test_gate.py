@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from treadle import LLM, GuidedParams, SamplingParams
+from treadle import LLM, SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
-from treadle.structured_output import Guide
+from treadle.structured_output import StructuredOutputState
 
 PLUGIN = '''
 from treadle.api import impl
@@ -41,16 +41,20 @@ def treadle_reasoning_parser(name, tokenizer, prompt):
 def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     file = tmp_path_factory.mktemp("plugin") / "three.py"
     file.write_text(PLUGIN)
-    options = {"threads": 1, "num_pages": 128, "plugin_file": [str(file)]}
+    options = {"cpu_threads": 1, "num_pages": 128, "plugin_file": [str(file)]}
     with LLM(model=str(folder), **options) as llm:
         yield llm
 
 
 def outputs(llm: LLM, prompt: str, reasoning: str | None, count: int = 12) -> list[tuple[str, str]]:
-    guided = GuidedParams(choice=["ja", "na"], reasoning=reasoning)
+    guided = StructuredOutputsParams(choice=["ja", "na"], reasoning=reasoning)
     params = [
         SamplingParams(
-            temperature=2.0, seed=i, max_tokens=160, guided=guided, logit_bias={57: 4.0, 257: 8.0}
+            temperature=2.0,
+            seed=i,
+            max_tokens=160,
+            structured_outputs=guided,
+            logit_bias={57: 4.0, 257: 8.0},
         )
         for i in range(count)
     ]
@@ -106,33 +110,33 @@ def test_a_sequence_that_reasons_is_free_and_cannot_end() -> None:
         seen.append(token)
         return len(seen) < 3
 
-    guide = Guide(Abc(), reasons)  # type: ignore[arg-type]
+    guide = StructuredOutputState(Abc(), reasons)  # type: ignore[arg-type]
     mask = torch.zeros((1, 2), dtype=torch.int32)
     for token in (7, 8, 9):
-        guide.fill(mask, 0, (END,))
+        guide.fill_bitmask(mask, 0, (END,))
         assert mask.tolist() == [[~1, ~0]]
-        assert not guide.advance(token)
-    guide.fill(mask, 0, (END,))
+        assert not guide.accept_token(token)
+    guide.fill_bitmask(mask, 0, (END,))
     assert seen == [7, 8, 9] and mask.tolist() == [[1 << 1, 0]]
 
 
 @pytest.mark.parametrize("thought", [[], [OPENER, 7, 7, CLOSER]])
 def test_the_model_may_open_the_reasoning_itself(thought: list[int]) -> None:
     """Only at the beginning, and nothing may end before the grammar is complete."""
-    guide = Guide(Abc(), lambda token: token != CLOSER, OPENER)  # type: ignore[arg-type]
+    guide = StructuredOutputState(Abc(), lambda token: token != CLOSER, OPENER)  # type: ignore[arg-type]
     mask = torch.zeros((1, 2), dtype=torch.int32)
 
     def allowed() -> set[int]:
-        guide.fill(mask, 0, (END,))
+        guide.fill_bitmask(mask, 0, (END,))
         return {i for i in range(64) if int(mask[0, i // 32]) >> (i % 32) & 1}
 
     assert allowed() == {1, OPENER}
     for token in thought:
-        assert token in allowed() and not guide.advance(token)
+        assert token in allowed() and not guide.accept_token(token)
         assert token == CLOSER or allowed() == set(range(1, 64))
     for token in (1, 2, 3):
         assert allowed() == ({token, OPENER} if not thought and token == 1 else {token})
-        ended = guide.advance(token)
+        ended = guide.accept_token(token)
     assert ended and guide.error is None
 
 

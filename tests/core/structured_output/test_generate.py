@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from treadle import LLM, AsyncLLM, GuidedParams, SamplingParams
+from treadle import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 
 BACKENDS = ("llguidance", "outlines", "lmfe")
@@ -37,7 +37,7 @@ PERSON: dict[str, Any] = {
 GRAMMAR = 'root ::= item ("," item)*\nitem ::= [a-c] | "(" root ")"'
 
 
-def hot(guided: GuidedParams, seed: int = 0, **params: Any) -> SamplingParams:
+def hot(guided: StructuredOutputsParams, seed: int = 0, **params: Any) -> SamplingParams:
     return SamplingParams(**{
         "temperature": 2.0, "max_tokens": 150, "seed": seed, "guided": guided, **params
     })  # fmt: skip
@@ -54,37 +54,41 @@ def texts(llm: LLM, params: list[SamplingParams]) -> list[str]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_stopped_completion_validates(llm: LLM, backend: str) -> None:
-    guided = GuidedParams(json=PERSON, backend=backend)
+    guided = StructuredOutputsParams(json=PERSON, backend=backend)
     for text in texts(llm, [hot(guided, seed) for seed in range(24)]):
         jsonschema.validate(json.loads(text), PERSON)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_regex_choice_and_object(llm: LLM, backend: str) -> None:
-    regex = GuidedParams(regex=r"^\d{3}-[a-f]+$", backend=backend)
+    regex = StructuredOutputsParams(regex=r"^\d{3}-[a-f]+$", backend=backend)
     for text in texts(llm, [hot(regex, seed) for seed in range(8)]):
         assert re.fullmatch(r"[0-9]{3}-[a-f]+", text)
-    choice = GuidedParams(choice=["yes", "no", "perhaps é"], backend=backend)
+    choice = StructuredOutputsParams(choice=["yes", "no", "perhaps é"], backend=backend)
     assert set(texts(llm, [hot(choice, seed) for seed in range(16)])) <= {"yes", "no", "perhaps é"}
-    anything = GuidedParams(json_object=True, backend=backend)
+    anything = StructuredOutputsParams(json_object=True, backend=backend)
     for text in texts(llm, [hot(anything, seed) for seed in range(12)]):
         assert isinstance(json.loads(text), dict)
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "outlines", None])
 def test_grammars(llm: LLM, backend: str | None) -> None:
-    guided = GuidedParams(grammar=GRAMMAR, backend=backend)
+    guided = StructuredOutputsParams(grammar=GRAMMAR, backend=backend)
     for text in texts(llm, [hot(guided, seed) for seed in range(12)]):
         while (inner := re.sub(r"\([abc](,[abc])*\)", "a", text)) != text:
             text = inner
         assert re.fullmatch(r"[abc](,[abc])*", text)
     with pytest.raises(RequestError, match="lmfe: grammars of the kind ebnf"):
-        llm.generate("x", hot(GuidedParams(grammar=GRAMMAR, backend="lmfe")), use_tqdm=False)
+        llm.generate(
+            "x", hot(StructuredOutputsParams(grammar=GRAMMAR, backend="lmfe")), use_tqdm=False
+        )
 
 
 def test_all_backends_in_one_batch_beside_free_ones(llm: LLM) -> None:
     params = [
-        hot(GuidedParams(json=PERSON, backend=name), seed=s) for s in range(4) for name in BACKENDS
+        hot(StructuredOutputsParams(json=PERSON, backend=name), seed=s)
+        for s in range(4)
+        for name in BACKENDS
     ]
     params += [SamplingParams(temperature=2.0, max_tokens=20, seed=9, ignore_eos=True)] * 2
     alone = [llm.generate("Hello", p, use_tqdm=False)[0].outputs[0].token_ids for p in params[:4]]
@@ -99,7 +103,7 @@ def test_all_backends_in_one_batch_beside_free_ones(llm: LLM) -> None:
 
 
 def test_several_outputs_of_one_prompt(llm: LLM) -> None:
-    params = hot(GuidedParams(json=PERSON), n=6)
+    params = hot(StructuredOutputsParams(json=PERSON), n=6)
     prompt = "a prompt that is longer than a page " * 3
     for _ in range(2):  # the second time the prompt is cached
         output = llm.generate(prompt, params, use_tqdm=False)[0]
@@ -111,17 +115,19 @@ def test_several_outputs_of_one_prompt(llm: LLM) -> None:
 
 
 def test_preemption_changes_nothing(folder: Path, llm: LLM) -> None:
-    params = [hot(GuidedParams(json=PERSON), seed, max_tokens=100) for seed in range(8)]
+    params = [hot(StructuredOutputsParams(json=PERSON), seed, max_tokens=100) for seed in range(8)]
     prompts = [[i + 1] * 20 for i in range(8)]
     expected = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
-    with LLM(model=str(folder), threads=1, num_pages=14, max_num_seqs=8) as small:
+    with LLM(model=str(folder), cpu_threads=1, num_pages=14, max_num_seqs=8) as small:
         outputs = small.generate(prompts, params, use_tqdm=False)
-        assert small.stats.preemptions > 0
+        assert small.stats.num_preemptions > 0
     assert [o.outputs[0].token_ids for o in outputs] == expected
 
 
 def test_the_length_cuts(llm: LLM) -> None:
-    output = llm.generate("x", hot(GuidedParams(regex="a{50}"), max_tokens=7), use_tqdm=False)
+    output = llm.generate(
+        "x", hot(StructuredOutputsParams(regex="a{50}"), max_tokens=7), use_tqdm=False
+    )
     assert output[0].outputs[0].text == "a" * 7
     assert output[0].outputs[0].finish_reason == "length"
 
@@ -133,7 +139,7 @@ def test_the_length_cuts(llm: LLM) -> None:
 def test_min_tokens_never_fails_a_complete_output(
     llm: LLM, backend: str, regex: str, least: int
 ) -> None:
-    guided = GuidedParams(regex=regex, backend=backend)
+    guided = StructuredOutputsParams(regex=regex, backend=backend)
     params = [hot(guided, seed, min_tokens=10, max_tokens=40) for seed in range(6)]
     for text in texts(llm, params):
         assert re.fullmatch(regex, text) and len(text) >= least
@@ -144,8 +150,8 @@ def test_any_of_the_models_stop_ids_ends_it(tmp_path: Path) -> None:
     from treadle.testing.checkpoints import make_checkpoint
 
     folder = make_checkpoint(tmp_path, tokenizer=True, eos_token_id=[257, 300, 301])
-    with LLM(model=str(folder), threads=1, num_pages=128) as llm:
-        guided = GuidedParams(regex="[ab]{1,60}")
+    with LLM(model=str(folder), cpu_threads=1, num_pages=128) as llm:
+        guided = StructuredOutputsParams(regex="[ab]{1,60}")
         params = [hot(guided, seed, stop_token_ids=[302]) for seed in range(32)]
         outputs = [o.outputs[0] for o in llm.generate(["x"] * 32, params, use_tqdm=False)]
         last = {o.token_ids[-1] for o in outputs if o.finish_reason == "stop"}
@@ -156,35 +162,35 @@ def test_any_of_the_models_stop_ids_ends_it(tmp_path: Path) -> None:
         assert {len(o.text) for o in outputs} == {60}, "the end of the grammar ends it"
 
 
-WRONG: list[tuple[GuidedParams, str]] = [
-    (GuidedParams(regex="("), "cannot compile the grammar"),
-    (GuidedParams(json={"type": "foo"}), "cannot compile|would be ignored|type is"),
-    (GuidedParams(json={"type": "array", "uniqueItems": True}), "uniqueItems.*uniqueItems.*uniqueItems"),
-    (GuidedParams(json="{"), "is not JSON"),
+WRONG: list[tuple[StructuredOutputsParams, str]] = [
+    (StructuredOutputsParams(regex="("), "cannot compile the grammar"),
+    (StructuredOutputsParams(json={"type": "foo"}), "cannot compile|would be ignored|type is"),
+    (StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), "uniqueItems.*uniqueItems.*uniqueItems"),
+    (StructuredOutputsParams(json="{"), "is not JSON"),
     *(
-        (GuidedParams(json={"$ref": ref}, backend=name), "cannot be followed|cannot compile|failed")
+        (StructuredOutputsParams(json={"$ref": ref}, backend=name), "cannot be followed|cannot compile|failed")
         for name in BACKENDS
         for ref in ("#", "http://localhost/schema.json", "file:///etc/passwd")
     ),
-    (GuidedParams(regex="a", whitespace_pattern=" "), "belongs to json"),
-    (GuidedParams(json={"const": object()}), "written as JSON"),
-    (GuidedParams(json="[]"), "a JSON schema is an object"),
-    (GuidedParams(json="[" * 5000 + "]" * 5000), "not JSON|a JSON schema is an object"),
-    (GuidedParams(json={"enum": ["x" * 70000]}), "at most 65536"),
-    (GuidedParams(regex="a" * 9000), "at most 8192"),
-    (GuidedParams(regex="(" * 65 + ")" * 65), "nested 65 deep"),
-    (GuidedParams(regex=""), "empty"),
-    (GuidedParams(choice=[]), "non-empty"),
-    (GuidedParams(choice=["a"] * 1025), "1024"),
-    (GuidedParams(grammar="root ::= ("), "cannot compile|cannot enforce"),
-    (GuidedParams(regex="a", choice=["b"]), "exactly one"),
-    (GuidedParams(), "exactly one"),
-    (GuidedParams(regex="a", backend="xgrammar"), "installed are"),
+    (StructuredOutputsParams(regex="a", whitespace_pattern=" "), "belongs to json"),
+    (StructuredOutputsParams(json={"const": object()}), "written as JSON"),
+    (StructuredOutputsParams(json="[]"), "a JSON schema is an object"),
+    (StructuredOutputsParams(json="[" * 5000 + "]" * 5000), "not JSON|a JSON schema is an object"),
+    (StructuredOutputsParams(json={"enum": ["x" * 70000]}), "at most 65536"),
+    (StructuredOutputsParams(regex="a" * 9000), "at most 8192"),
+    (StructuredOutputsParams(regex="(" * 65 + ")" * 65), "nested 65 deep"),
+    (StructuredOutputsParams(regex=""), "empty"),
+    (StructuredOutputsParams(choice=[]), "non-empty"),
+    (StructuredOutputsParams(choice=["a"] * 1025), "1024"),
+    (StructuredOutputsParams(grammar="root ::= ("), "cannot compile|cannot enforce"),
+    (StructuredOutputsParams(regex="a", choice=["b"]), "exactly one"),
+    (StructuredOutputsParams(), "exactly one"),
+    (StructuredOutputsParams(regex="a", backend="xgrammar"), "installed are"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("guided", "message"), WRONG, ids=range(len(WRONG)))
-def test_what_is_wrong_raises(llm: LLM, guided: GuidedParams, message: str) -> None:
+def test_what_is_wrong_raises(llm: LLM, guided: StructuredOutputsParams, message: str) -> None:
     with pytest.raises(RequestError, match=message) as error:
         llm.generate(["x", "y"], [SamplingParams(max_tokens=30), hot(guided)], use_tqdm=False)
     assert error.value.param
@@ -194,30 +200,34 @@ def test_what_is_wrong_raises(llm: LLM, guided: GuidedParams, message: str) -> N
 
 
 async def test_streams_in_a_process_of_their_own(folder: Path) -> None:
-    async with AsyncLLM(str(folder), threads=1, num_pages=64) as engine:
-        good = hot(GuidedParams(json=PERSON), output_kind="delta", seed=3)
+    async with AsyncLLM(str(folder), cpu_threads=1, num_pages=64) as engine:
+        good = hot(StructuredOutputsParams(json=PERSON), output_kind="delta", seed=3)
         text = ""
         async for output in engine.generate("x", good):
             text += output.outputs[0].text
         if output.outputs[0].finish_reason == "stop":
             jsonschema.validate(json.loads(text), PERSON)
-        for guided in (GuidedParams(regex="("), GuidedParams(choice=["a"], backend="none")):
+        for guided in (
+            StructuredOutputsParams(regex="("),
+            StructuredOutputsParams(choice=["a"], backend="none"),
+        ):
             with pytest.raises(RequestError) as error:
                 async for _ in engine.generate("x", hot(guided, n=2)):
                     raise AssertionError("an output before the refusal")
             assert error.value.param
         assert engine.unfinished == 0
         stats = await engine.stats()
-        assert (stats.running, stats.waiting) == (0, 0)
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
 
 
 def test_strict_may_be_relaxed(folder: Path) -> None:
     schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "maxItems": 2}
     for name in BACKENDS:
-        options = {f"guided:{name}": {"strict": False}}
-        with LLM(model=str(folder), threads=1, num_pages=64, plugin_options=options) as loose:
+        options = {f"structured_output:{name}": {"strict": False}}
+        with LLM(model=str(folder), cpu_threads=1, num_pages=64, plugin_options=options) as loose:
             found = texts(
-                loose, [hot(GuidedParams(json=schema, backend=name), s) for s in range(8)]
+                loose,
+                [hot(StructuredOutputsParams(json=schema, backend=name), s) for s in range(8)],
             )
             assert all(isinstance(json.loads(text), list) for text in found)
 
@@ -225,7 +235,7 @@ def test_strict_may_be_relaxed(folder: Path) -> None:
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path, engine: Callable[..., Any]) -> None:
     from treadle.testing.checkpoints import make_checkpoint
 
-    with LLM(model=str(make_checkpoint(tmp_path)), threads=1, num_pages=64) as bare:
-        params = hot(GuidedParams(regex="a"), detokenize=False)
+    with LLM(model=str(make_checkpoint(tmp_path)), cpu_threads=1, num_pages=64) as bare:
+        params = hot(StructuredOutputsParams(regex="a"), detokenize=False)
         with pytest.raises(RequestError, match="tokenizer"):
             bare.generate([[1, 2]], params, use_tqdm=False)

@@ -13,23 +13,25 @@ from typing import Any
 import pytest
 
 from treadle.api.requests import EngineRequest
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
 from treadle.structured_output import manager as desk
 
-LONG = GuidedParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
+LONG = StructuredOutputsParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
 REPEATS = "(a{1,1000}){1,1000}"
 FREE: dict[str, Any] = {"ignore_eos": True, "max_tokens": 200}
 
 
 @pytest.mark.parametrize(
-    "guided", [LONG, GuidedParams(regex=REPEATS, backend="lmfe")], ids=["outlines", "lmfe"]
+    "guided",
+    [LONG, StructuredOutputsParams(regex=REPEATS, backend="lmfe")],
+    ids=["outlines", "lmfe"],
 )
 def test_a_bomb_is_refused_while_others_generate(
-    engine: Callable[..., Any], guided: GuidedParams
+    engine: Callable[..., Any], guided: StructuredOutputsParams
 ) -> None:
     driven = engine()
-    driven.add("warm", GuidedParams(regex="a", backend=guided.backend))
+    driven.add("warm", StructuredOutputsParams(regex="a", backend=guided.backend))
     assert driven.until("warm").finish_reason == "stop"
     driven.add("bomb", guided)
     steps, longest, began = 0, 0.0, time.monotonic()
@@ -46,7 +48,7 @@ def test_a_bomb_is_refused_while_others_generate(
     assert "within 2 s of CPU" in end.error
     assert steps > 100 and sum(len(t) for n, t in driven.tokens.items() if n != "bomb") > 100
     assert longest < 1.0, "the engine's thread waited for the compiler"
-    driven.add("after", GuidedParams(regex="b", backend=guided.backend))
+    driven.add("after", StructuredOutputsParams(regex="b", backend=guided.backend))
     assert driven.until("after").finish_reason == "stop", "the killed child is not replaced"
     began = time.monotonic()
     driven.add("again", guided)
@@ -75,7 +77,7 @@ def test_looking_for_a_refusal_is_limited_too(engine: Callable[..., Any], tmp_pa
     file = tmp_path / "endless.py"
     file.write_text(ENDLESS)
     driven = engine(plugin_file=[str(file)])
-    driven.add("bomb", GuidedParams(regex="a", backend="endless"))
+    driven.add("bomb", StructuredOutputsParams(regex="a", backend="endless"))
     assert "within 2 s of CPU" in driven.until("bomb").error
 
 
@@ -85,13 +87,13 @@ def test_a_large_schema_is_refused_at_once(engine: Callable[..., Any]) -> None:
     schema = {"type": "object", "properties": {f"p{i}": part for i in range(100_000)}}
     driven, began = engine(), time.process_time()
     with pytest.raises(RequestError, match="at most 65536"):
-        driven.add("big", GuidedParams(json=schema))
+        driven.add("big", StructuredOutputsParams(json=schema))
     assert time.process_time() - began < 0.5
 
 
 def test_llguidance_compiles_what_others_cannot(engine: Callable[..., Any]) -> None:
     driven = engine()
-    for i, guided in enumerate((LONG, GuidedParams(regex=REPEATS))):
+    for i, guided in enumerate((LONG, StructuredOutputsParams(regex=REPEATS))):
         import msgspec
 
         guided = msgspec.structs.replace(guided, backend="llguidance")
@@ -107,14 +109,14 @@ def test_an_abort_while_compiling(engine: Callable[..., Any]) -> None:
     assert driven.core.has_work and driven.core.stats.waiting == 1
     driven.core.abort(["bomb"])
     assert not driven.core.has_work and driven.core.stats.waiting == 0
-    driven.add("good", GuidedParams(regex="ab", backend="llguidance"))
+    driven.add("good", StructuredOutputsParams(regex="ab", backend="llguidance"))
     assert driven.until("good").finish_reason == "stop"
     assert "bomb" not in driven.ends
 
 
 def test_closing_in_the_middle_of_a_bomb(engine: Callable[..., Any]) -> None:
     driven = engine()
-    driven.add("warm", GuidedParams(regex="a", backend="outlines"))
+    driven.add("warm", StructuredOutputsParams(regex="a", backend="outlines"))
     driven.until("warm")
     driven.add("bomb", LONG)
     time.sleep(0.2)
@@ -128,19 +130,19 @@ def test_closing_in_the_middle_of_a_bomb(engine: Callable[..., Any]) -> None:
 
 
 def _child(driven: Any) -> Any:
-    return driven.core._guided._threads.compilers._checker._children["outlines"]
+    return driven.core._structured_output._threads.compilers._checker._children["outlines"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_compiler_that_crashes_costs_one_request(engine: Callable[..., Any], number: int) -> None:
     driven = engine()
-    driven.add("warm", GuidedParams(regex="a", backend="outlines"))
+    driven.add("warm", StructuredOutputsParams(regex="a", backend="outlines"))
     driven.until("warm")
     driven.add("bomb", LONG)
     time.sleep(0.2)
     os.kill(_child(driven).pid, number)
     assert "could not be compiled" in driven.until("bomb").error
-    driven.add("after", GuidedParams(regex="b", backend="outlines"))
+    driven.add("after", StructuredOutputsParams(regex="b", backend="outlines"))
     assert driven.until("after").finish_reason == "stop"
 
 
@@ -159,9 +161,11 @@ def test_one_grammar_is_compiled_once(
     monkeypatch.setattr(Compilers, "compile", counted)
     driven = engine()
     for i in range(4):
-        driven.add(f"same {i}", GuidedParams(json={"type": "integer"}), max_tokens=4)
-    driven.add("spaced", GuidedParams(json=' {"type" :"integer"} '), max_tokens=4)
-    driven.add("other", GuidedParams(json={"type": "integer"}, backend="outlines"), max_tokens=4)
+        driven.add(f"same {i}", StructuredOutputsParams(json={"type": "integer"}), max_tokens=4)
+    driven.add("spaced", StructuredOutputsParams(json=' {"type" :"integer"} '), max_tokens=4)
+    driven.add(
+        "other", StructuredOutputsParams(json={"type": "integer"}, backend="outlines"), max_tokens=4
+    )
     for name in list(driven.tokens):
         driven.until(name)
     assert len(compiled) == 2
@@ -173,7 +177,7 @@ def test_a_ready_grammar_is_not_slept_through(
     monkeypatch.setattr("treadle.engine.core.IDLE_SECONDS", 120.0)
     driven, began = engine(), time.monotonic()
     for name, regex in (("good", "ab"), ("known", "ab"), ("bad", "(")):
-        driven.add(name, GuidedParams(regex=regex, backend="llguidance"))
+        driven.add(name, StructuredOutputsParams(regex=regex, backend="llguidance"))
         driven.until(name)
     assert time.monotonic() - began < 60
 
@@ -181,7 +185,7 @@ def test_a_ready_grammar_is_not_slept_through(
 def test_a_grammar_that_is_kept_keeps_no_request(engine: Callable[..., Any]) -> None:
     """Its prompt may be long, and there are 256 grammars."""
     driven = engine()
-    driven.add("forgotten", GuidedParams(regex="ab", backend="llguidance"))
+    driven.add("forgotten", StructuredOutputsParams(regex="ab", backend="llguidance"))
     driven.until("forgotten")
     driven.add("after", max_tokens=2)
     driven.until("after")
@@ -195,45 +199,45 @@ def test_grammars_are_forgotten_by_number_and_size(
 ) -> None:
     monkeypatch.setattr(desk, "MOST_GRAMMARS", 3)
     driven = engine()
-    kept = driven.core._guided._grammars
+    kept = driven.core._structured_output._grammars
     for i in range(5):
-        driven.add(str(i), GuidedParams(regex=f"a{{{i + 1}}}", backend="llguidance"))
+        driven.add(str(i), StructuredOutputsParams(regex=f"a{{{i + 1}}}", backend="llguidance"))
         driven.until(str(i))
     assert [key[2] for key in kept] == ["a{3}", "a{4}", "a{5}"]
-    big = GuidedParams(json={"type": "string", "maxLength": 40}, backend="outlines")
+    big = StructuredOutputsParams(json={"type": "string", "maxLength": 40}, backend="outlines")
     driven.add("big", big)
     driven.until("big")
     assert list(kept.values())[-1].result().size > 1 << 18
     monkeypatch.setattr(desk, "MOST_BYTES", 1 << 18)
-    driven.add("last", GuidedParams(regex="b", backend="llguidance"))
+    driven.add("last", StructuredOutputsParams(regex="b", backend="llguidance"))
     driven.until("last")
     assert [key[2] for key in kept] == ["b"]
 
 
 def test_named_backends_are_ready_before_the_first_request(engine: Callable[..., Any]) -> None:
-    driven = engine(guided_backends=["llguidance"])
-    compilers = driven.core._guided._threads.compilers
+    driven = engine(structured_output_backends=["llguidance"])
+    compilers = driven.core._structured_output._threads.compilers
     deadline = time.monotonic() + 30
     while (
         not compilers._checker._children or compilers._checker._children["llguidance"].pid is None
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    driven.add("a", GuidedParams(regex="a"))
+    driven.add("a", StructuredOutputsParams(regex="a"))
     driven.until("a")
-    driven.core._guided.close()
+    driven.core._structured_output.close()
 
 
 def test_nothing_is_started_without_a_grammar(engine: Callable[..., Any]) -> None:
     driven = engine()
     driven.add("free", max_tokens=5)
     driven.until("free")
-    assert driven.core._guided._threads is None
+    assert driven.core._structured_output._threads is None
 
 
 def test_only_the_configured_backends_are_tried(engine: Callable[..., Any]) -> None:
-    driven = engine(guided_backends=["lmfe"])
-    driven.add("a", GuidedParams(json={"type": "integer", "minimum": 3}))
+    driven = engine(structured_output_backends=["lmfe"])
+    driven.add("a", StructuredOutputsParams(json={"type": "integer", "minimum": 3}))
     assert "lmfe: minimum would be ignored" in driven.until("a").error
     with pytest.raises(RequestError, match="installed are"):
-        engine(guided_backends=["nosuch"]).add("a", GuidedParams(regex="a"))
+        engine(structured_output_backends=["nosuch"]).add("a", StructuredOutputsParams(regex="a"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.api.sampling_params import GuidedParams
+from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.structured_output.regexes import ascii_classes, without_anchors
 from treadle.structured_output.schemas import subschemas
 from treadle.structured_output.spec import grammar_spec
@@ -38,9 +38,11 @@ def test_anchors_around_a_pattern_go(pattern: str, left: str) -> None:
 def test_digits_are_those_of_ascii() -> None:
     assert ascii_classes(r"\d[\d_]\\d\w", "d") == r"[0-9][0-9_]\\d\w"
     assert ascii_classes(r"\w[^\w]", "dw") == r"[A-Za-z0-9_][^A-Za-z0-9_]"
-    spec = grammar_spec(GuidedParams(json={"properties": {"pattern": {"pattern": r"^\d\w$"}}}))
+    spec = grammar_spec(
+        StructuredOutputsParams(json={"properties": {"pattern": {"pattern": r"^\d\w$"}}})
+    )
     assert json.loads(spec.source)["properties"]["pattern"]["pattern"] == "^[0-9][A-Za-z0-9_]$"
-    spec = grammar_spec(GuidedParams(json={"enum": [{"pattern": r"\d"}]}))
+    spec = grammar_spec(StructuredOutputsParams(json={"enum": [{"pattern": r"\d"}]}))
     assert json.loads(spec.source) == {"enum": [{"pattern": r"\d"}]}, "that is data"
 
 
@@ -58,7 +60,7 @@ def test_without_anchors_a_whole_match_is_the_same(pattern: str) -> None:
 
 def test_a_schema_is_not_changed() -> None:
     schema = {"type": "string", "pattern": r"\d"}
-    grammar_spec(GuidedParams(json=schema))
+    grammar_spec(StructuredOutputsParams(json=schema))
     assert schema == {"type": "string", "pattern": r"\d"}
 
 

@@ -42,7 +42,7 @@ def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
         parts = [p for text in ("ab", "cd", "ef") for p in parser.feed(text, ())]
         parts += parser.finish()
         assert "".join(p.text for p in parts if isinstance(p, TextPart)) == "abcdef"
-        assert parser.failed == ["p"]
+        assert parser.failure == ["p"]
 
 
 SPECIAL = "\ue004"
@@ -121,5 +121,5 @@ def test_treadles_own_parsers_run_inline_and_others_do_not(tmp_path: Path) -> No
     file.write_text('TREADLE = {"tool_parsers": ["mine"]}\n')
     host = PluginManager(PluginConfig(plugin_file=[str(file)]))
     for key, inline in (("hermes", True), ("mine", False), ("nobody", False)):
-        plugins = ParserPlugins(host, None, {"tool_parser": key, "reasoning_parser": None})
+        plugins = ParserPlugins(host, None, {"tool_call_parser": key, "reasoning_parser": None})
         assert plugins._is_inline(TOOL_PARSERS, key) is inline

@@ -17,7 +17,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import TokenLogprobs
 from treadle.errors import RequestError
 from treadle.outputs import RequestOutput
-from treadle.text.output_processor import OutputProcessor, PreparedRequest, merged
+from treadle.text.output_processor import OutputProcessor, PreparedRequest, merge_deltas
 from treadle.text.stops import StopMatcher, StopStrings
 from treadle.text.tokenizer import AutoTokenizer
 
@@ -93,8 +93,10 @@ def test_final_says_one_thing() -> None:
     assert bench.seen == []
     bench.step([5], "length")
     (output,) = bench.seen
-    assert output.outputs[0].text == " world" + TOKENIZER.token(5)
-    assert output.finished and output.prompt == "Hello" and output.metrics.first_token is not None
+    assert output.outputs[0].text == " world" + TOKENIZER.id_to_token(5)
+    assert (
+        output.finished and output.prompt == "Hello" and output.metrics.first_token_time is not None
+    )
 
 
 def test_an_unfinished_character_is_let_go_at_the_end() -> None:
@@ -295,7 +297,7 @@ def test_prompt_logprobs_come_once_and_with_the_first() -> None:
         first, last = bench.seen[0].prompt_logprobs, bench.seen[-1].prompt_logprobs
         assert first is not None and first[0] is None and len(first) == len(ids)
         texts = [next(iter(p.values())).decoded_token for p in first[1:] if p]
-        assert TOKENIZER.token(ids[0]) + "".join(map(str, texts)) == "Hello é"
+        assert TOKENIZER.id_to_token(ids[0]) + "".join(map(str, texts)) == "Hello é"
         assert (last is None) == (kind == "delta")
 
 
@@ -395,7 +397,7 @@ def test_merged_deltas_are_one_delta() -> None:
         slow.processor.process(outs)
     one = slow.seen[0]
     for then in slow.seen[1:]:
-        one = merged(one, then)
+        one = merge_deltas(one, then)
     for index in range(2):
         parts = [o for r in whole.seen for o in r.outputs if o.index == index]
         (mine,) = (o for o in one.outputs if o.index == index)

@@ -11,28 +11,28 @@ import templates
 import vocabularies
 
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import EngineFacts
+from treadle.api.step_types import EngineInfo
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
 from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
 from treadle.text.defaults import default_params
-from treadle.text.input_processor import Processor
+from treadle.text.input_processor import InputProcessor
 from treadle.text.prompts import Prompt, parse_prompt, parse_prompts
 from treadle.text.renderer import JinjaRenderer
 from treadle.text.tokenizer import AutoTokenizer
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
-FACTS = EngineFacts(
+FACTS = EngineInfo(
     model="m", architecture="A", dtype="float32", device="cpu", vocab_size=TOKENIZER.vocab_size,
-    max_model_len=64, page_size=16, groups=[], depth=0, eos_ids=[2],
+    max_model_len=64, page_size=16, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[2],
 )  # fmt: skip
 
 
-def processor(**changes: Any) -> Processor:
+def processor(**changes: Any) -> InputProcessor:
     renderer = JinjaRenderer(TOKENIZER, templates={"default": templates.TRAINING})
     given = {"facts": FACTS, "tokenizer": TOKENIZER, "renderer": renderer} | changes
-    return Processor(**given)
+    return InputProcessor(**given)
 
 
 # ------------------------------------------------------------------ prompts
@@ -95,7 +95,7 @@ def test_siblings_share_a_leader_and_a_prompt() -> None:
     leader, *others = prepared.sequences
     assert prepared.id == "mine" and "mine" not in leader.id, "a client's id is only a label"
     assert [s.index for s in prepared.sequences] == [0, 1, 2]
-    assert leader.leader is None and {s.leader for s in others} == {leader.id}
+    assert leader.prefix_leader is None and {s.prefix_leader for s in others} == {leader.id}
     assert len({s.id for s in prepared.sequences}) == 3
     assert all(s.prompt_ids is leader.prompt_ids for s in others)
     again = processor()

@@ -372,7 +372,7 @@ def test_any_user_text_keeps_its_characters_and_makes_no_markers(texts: list[str
     )
     ids = SHARED.encode(text)
     assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
-    assert [i for i in ids if i in TOKENIZER.special_ids] == [1, 2] * len(texts) + [1]
+    assert [i for i in ids if i in TOKENIZER.special_token_ids] == [1, 2] * len(texts) + [1]
 
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())

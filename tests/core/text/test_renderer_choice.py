@@ -11,7 +11,7 @@ from treadle.config import from_options
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_tokenizer
-from treadle.text.assets import Opened, open_checkpoint, plugin_config
+from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
 from treadle.text.renderer import JinjaRenderer
 
 PLUGIN = """
@@ -37,7 +37,9 @@ def treadle_match(kind, key, model):
 """
 
 
-def opened(folder: Path, score: int = 100, *, isolated: bool = False, **options: Any) -> Opened:
+def opened(
+    folder: Path, score: int = 100, *, isolated: bool = False, **options: Any
+) -> FrontendAssets:
     file = folder / "plugin.py"
     file.write_text(PLUGIN.replace("SCORE", str(score)))
     config = from_options(model=str(make_tokenizer(folder)), plugin_file=[str(file)], **options)
@@ -67,7 +69,7 @@ def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
 def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path) -> None:
     found = made(tmp_path, isolated=True)
     try:
-        assert found._elsewhere is not None
+        assert found._isolated is not None
     finally:
         found.close()
 
@@ -88,4 +90,4 @@ def test_a_tie_is_an_error(tmp_path: Path) -> None:
 
 def test_without_any_renderer(tmp_path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="a chat renderer is needed: no installed"):
-        opened(tmp_path, no_plugin=["renderers:jinja"])
+        opened(tmp_path, disable_plugin=["renderers:jinja"])

@@ -35,8 +35,8 @@ TEXTS = [
 def streamed(
     tokenizer: AutoTokenizer, ids: list[int], prompt: Sequence[int] = (), **options: Any
 ) -> list[str]:
-    stream = tokenizer.stream(prompt, **options)
-    return [*(stream.step(i) for i in ids), stream.finish()]
+    stream = tokenizer.create_detokenizer(prompt, **options)
+    return [*(stream.decode_next(i) for i in ids), stream.flush()]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -124,9 +124,9 @@ def test_endless_invalid_bytes_take_linear_time() -> None:
     for name in ("byte_level", "sentence_piece"):
         tokenizer = TOKENIZERS[name]
         lead = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\xf0")
-        stream = tokenizer.stream()
-        pieces = [stream.step(lead) for _ in range(20_000)]
-        assert "".join(pieces) + stream.finish() == "\ufffd" * 20_000
+        stream = tokenizer.create_detokenizer()
+        pieces = [stream.decode_next(lead) for _ in range(20_000)]
+        assert "".join(pieces) + stream.flush() == "\ufffd" * 20_000
 
 
 def test_special_tokens_without_spaces_between() -> None:
@@ -146,7 +146,7 @@ def test_bytes_of_tokens() -> None:
     ids = byte_level.encode("Hello 日本語 😀")
     assert b"".join(map(byte_level.token_bytes, ids)).decode() == "Hello 日本語 😀"
     assert byte_level.token_bytes(byte_level.backend.token_to_id("ð")) == b"\xf0"
-    assert byte_level.token(byte_level.backend.token_to_id("ð")) == "\ufffd"
+    assert byte_level.id_to_token(byte_level.backend.token_to_id("ð")) == "\ufffd"
     assert byte_level.token_bytes(2) == b"<|im_end|>"
     assert byte_level.token_bytes(10**6) == b""
 
@@ -193,10 +193,12 @@ def test_encoding_equals_transformers(make: Any, config: dict[str, Any], tmp_pat
             )
         ids = mine.encode(text)
         assert mine.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    assert mine.eos_id == theirs.eos_token_id
+    assert mine.eos_token_id == theirs.eos_token_id
     assert mine.bos_id == theirs.bos_token_id
     assert mine.vocab_size == len(theirs)
-    assert mine.special_ids == {i for i, t in theirs.added_tokens_decoder.items() if t.special}
+    assert mine.special_token_ids == {
+        i for i, t in theirs.added_tokens_decoder.items() if t.special
+    }
 
 
 def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
@@ -214,8 +216,8 @@ def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
     assert ids == theirs.encode("x <new> y <mark> z")
     assert (
         {size, size + 1} <= set(ids)
-        and size + 1 in mine.special_ids
-        and size not in mine.special_ids
+        and size + 1 in mine.special_token_ids
+        and size not in mine.special_token_ids
     )
 
 
@@ -257,7 +259,7 @@ def test_an_old_format_is_converted(tmp_path: Path) -> None:
     mine = loaded(tmp_path)
     assert mine.decode(mine.encode("Hello world")) == "Hello world"
     assert mine.encode("Hello world") == tok.encode("Hello world").ids
-    assert mine.eos_id == 0
+    assert mine.eos_token_id == 0
     (tmp_path / "merges.txt").write_text("a b c d\n")
     with pytest.raises(CheckpointError, match="cannot convert"):
         loaded(tmp_path)

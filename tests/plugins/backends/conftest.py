@@ -15,7 +15,7 @@ import torch
 
 from treadle import LLM, SamplingParams
 from treadle.api.attention import AttentionBackend, AttentionRequest
-from treadle.testing.attention import Case
+from treadle.testing.attention import AttentionCase
 
 LENGTHS = ([900, 5, 64], [1, 400, 333], [12, 12, 895])
 
@@ -43,9 +43,9 @@ def imported_by_bid() -> Callable[[str, AttentionRequest], set[str]]:
     def imported(package: str, request: AttentionRequest) -> set[str]:
         code = f"""if True:
             import sys
-            from {package} import treadle_attention
+            from {package} import treadle_attention_backend
             from treadle.api.types import AttentionRequest, DeviceInfo, MaskKind
-            treadle_attention({request!r}, dict())
+            treadle_attention_backend({request!r}, dict())
             print(*sys.modules)
         """
         code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
@@ -62,11 +62,11 @@ def replayed() -> Callable[[AttentionBackend, AttentionRequest], None]:
     three rows, a number that is padded. On CUDA only."""
 
     def check(backend: AttentionBackend, request: AttentionRequest) -> None:
-        static = Case(request, [1] * 3, LENGTHS[0], 64, device="cuda")
+        static = AttentionCase(request, [1] * 3, LENGTHS[0], 64, device="cuda")
         cache, q, k, v = static.cache(backend), static.q, static.k, static.v
 
         def step() -> torch.Tensor:
-            return backend.forward(q, k, v, cache, backend.plan(static.batch))
+            return backend.forward(q, k, v, cache, backend.build_metadata(static.batch))
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -77,12 +77,12 @@ def replayed() -> Callable[[AttentionBackend, AttentionRequest], None]:
         with torch.cuda.graph(graph):
             out = step()
         for seed, lengths in enumerate(LENGTHS):
-            case = Case(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
+            case = AttentionCase(request, [1] * 3, lengths, 64, device="cuda", seed=seed)
             for old, new in ((q, case.q), (k, case.k), (v, case.v)):
                 old.copy_(new)
             before, table = case.cache(backend), case.batch.page_table
             cache[:, : before.shape[1]] = before
-            static.batch.kv_lens.copy_(case.batch.kv_lens)
+            static.batch.seq_lens.copy_(case.batch.seq_lens)
             static.batch.slot_mapping.copy_(case.batch.slot_mapping)
             static.batch.page_table.zero_()
             static.batch.page_table[:, : table.shape[1]] = table

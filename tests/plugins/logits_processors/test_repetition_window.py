@@ -32,7 +32,7 @@ def test_banned(tokens: list[int], ngram: int, window: int, expected: set[int]) 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
-    with LLM(str(folder), logits_processors=["repetition_window"], threads=1) as made:
+    with LLM(str(folder), logits_processors=["repetition_window"], cpu_threads=1) as made:
         yield made
 
 
@@ -67,5 +67,5 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
 )
 def test_bad_arguments_are_refused(llm: LLM, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        llm.generate([[1]], SamplingParams(extra=extra), use_tqdm=False)
+        llm.generate([[1]], SamplingParams(extra_args=extra), use_tqdm=False)
     assert caught.value.param == "extra"

@@ -44,7 +44,10 @@ def test_the_newest_is_taken_and_half_written_ones_are_not(runs: Path) -> None:
 
 def test_it_serves_an_engine(runs: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    with LLM(f"newest:{runs}", threads=1) as newest, LLM(str(runs / "step-3"), threads=1) as same:
+    with (
+        LLM(f"newest:{runs}", cpu_threads=1) as newest,
+        LLM(str(runs / "step-3"), cpu_threads=1) as same,
+    ):
         found, want = (
             llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids
             for llm in (newest, same)

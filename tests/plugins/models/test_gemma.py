@@ -14,7 +14,7 @@ from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import TINY, draw_weights, make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(7))
 GEMMA2 = {
@@ -52,11 +52,11 @@ def host() -> PluginManager:
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host).logits(IDS)
+    actual = TinyModel(folder, plugins).logits(IDS)
     assert expected.std() > 0.5, "logits too uniform to show a mistake"
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
@@ -72,20 +72,20 @@ def test_logits_equal_transformers(
     ],
 )
 def test_every_field_of_gemma_2_matters(
-    tmp_path: Path, host: PluginManager, field: str, value: Any
+    tmp_path: Path, plugins: PluginManager, field: str, value: Any
 ) -> None:
     folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **GEMMA2)
-    before = TinyModel(folder, host).logits(IDS)
+    before = TinyModel(folder, plugins).logits(IDS)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, field: value}))
-    assert (TinyModel(folder, host).logits(IDS) - before).abs().max() > 0.02
+    assert (TinyModel(folder, plugins).logits(IDS) - before).abs().max() > 0.02
 
 
 def test_layers_say_which_of_them_slide_and_how_they_turn(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, "Gemma3ForCausalLM", **GEMMA3)
-    model = TinyModel(folder, host)
+    model = TinyModel(folder, plugins)
     assert [layer.spec.window for layer in model.attentions] == [7, 7, None]
     tables = [layer.self_attn.rotary for layer in model.model.model.layers]
     assert tables[0] is tables[1] is not tables[2]
@@ -95,36 +95,38 @@ def test_layers_say_which_of_them_slide_and_how_they_turn(
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[2], VARIANTS[6]])
 def test_steps_do_not_change_a_sequence(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
-    model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), host)
+    model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), plugins)
     whole = model.logits(IDS)
     torch.testing.assert_close(model.logits(IDS, [3, 27] + [1] * 15), whole, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[3], VARIANTS[7]])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
-    alone = TinyModel(folder, host).logits(IDS)
+    alone = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
-        for logits in on_ranks(ranks, lambda c: TinyModel(folder, host, ranks=c).logits(IDS)):
+        for logits in run_on_ranks(
+            ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
+        ):
             torch.testing.assert_close(logits, alone, atol=1e-4, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Gemma3ForCausalLM", dtype=torch.bfloat16, **GEMMA3)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
+    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 
-def test_the_embedding_is_scaled_by_a_rounded_root(tmp_path: Path, host: PluginManager) -> None:
+def test_the_embedding_is_scaled_by_a_rounded_root(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "GemmaForCausalLM", hidden_size=96, dtype=torch.bfloat16)
-    assert TinyModel(folder, host).model.model.scale == pytest.approx(96**0.5)
-    assert TinyModel(folder, host, dtype=torch.bfloat16).model.model.scale == 9.8125
+    assert TinyModel(folder, plugins).model.model.scale == pytest.approx(96**0.5)
+    assert TinyModel(folder, plugins, dtype=torch.bfloat16).model.model.scale == 9.8125
 
 
 # ------------------------------------------------------------------ with a vision tower beside it
@@ -159,10 +161,10 @@ def renamed(folder: Path, change: Any) -> set[str]:
     return set(changed)
 
 
-def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, host: PluginManager) -> None:
+def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, plugins: PluginManager) -> None:
     folder = images(tmp_path)
     expected = transformers_logits(folder, IDS)
-    torch.testing.assert_close(TinyModel(folder, host).logits(IDS), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(TinyModel(folder, plugins).logits(IDS), expected, atol=1e-4, rtol=0)
 
     # transformers 4 wrote ``language_model.model.…``, transformers 5 ``model.language_model.…``.
     def published(name: str) -> str:
@@ -178,22 +180,26 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, host: PluginM
         (own, "model.language_model.norm.weight"),
     ):
         assert sample in renamed(folder, change)
-        torch.testing.assert_close(TinyModel(folder, host).logits(IDS), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            TinyModel(folder, plugins).logits(IDS), expected, atol=1e-4, rtol=0
+        )
 
 
-def test_tensors_of_neither_part_are_not_passed_over(tmp_path: Path, host: PluginManager) -> None:
+def test_tensors_of_neither_part_are_not_passed_over(
+    tmp_path: Path, plugins: PluginManager
+) -> None:
     folder = images(tmp_path)
     renamed(folder, lambda name: name.replace("multi_modal_projector", "audio_projector"))
     with pytest.raises(CheckpointError, match="audio_projector"):
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)
 
 
-def test_an_encoder_is_refused(tmp_path: Path, host: PluginManager) -> None:
+def test_an_encoder_is_refused(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(
         tmp_path, "Gemma3ForCausalLM", use_bidirectional_attention=True, **GEMMA3
     )
     with pytest.raises(UnsupportedModelError, match="use_bidirectional_attention"):
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:

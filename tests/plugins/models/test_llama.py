@@ -12,7 +12,7 @@ import torch
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 LENGTH = 45
 IDS = torch.randint(0, 256, (LENGTH,), generator=torch.Generator().manual_seed(5))
@@ -69,73 +69,75 @@ def host() -> PluginManager:
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
 def test_logits_equal_transformers(
-    tmp_path: Path, host: PluginManager, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, "LlamaForCausalLM", **changes)
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host).logits(IDS)
+    actual = TinyModel(folder, plugins).logits(IDS)
     assert expected.std() > 0.5, "logits too uniform to show a mistake"
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 def test_dynamic_scaling_is_that_of_the_longest_sequence(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     """transformers scales by the sequence at hand; an engine for sequences of that length agrees."""
     folder = make_checkpoint(tmp_path, max_position_embeddings=16, **rope("dynamic", factor=4.0))
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host, longest=LENGTH).logits(IDS)
+    actual = TinyModel(folder, plugins, longest=LENGTH).logits(IDS)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
-    unscaled = TinyModel(folder, host).logits(IDS)
+    unscaled = TinyModel(folder, plugins).logits(IDS)
     assert (unscaled - expected).abs().max() > 0.1
 
 
 def test_longrope_of_a_short_engine_uses_the_short_factors(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, **LONG)
     ids = IDS[:30]
     expected = transformers_logits(folder, ids)
-    short = TinyModel(folder, host, longest=32).logits(ids)
-    long = TinyModel(folder, host).logits(ids)
+    short = TinyModel(folder, plugins, longest=32).logits(ids)
+    long = TinyModel(folder, plugins).logits(ids)
     torch.testing.assert_close(short, expected, atol=1e-4, rtol=0)
     assert (long - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("window", [1, 7, 44, 45, None])
 def test_mistral_equals_transformers(
-    tmp_path: Path, host: PluginManager, window: int | None
+    tmp_path: Path, plugins: PluginManager, window: int | None
 ) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=window)
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host).logits(IDS)
+    actual = TinyModel(folder, plugins).logits(IDS)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
 def test_a_window_that_no_sequence_reaches_is_full_attention(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=64)
-    assert {a.spec.kind for a in TinyModel(folder, host).attentions} == {"sliding"}
-    assert {a.spec.kind for a in TinyModel(folder, host, longest=65).attentions} == {"sliding"}
-    assert {a.spec.kind for a in TinyModel(folder, host, longest=64).attentions} == {"full"}
+    assert {a.spec.kind for a in TinyModel(folder, plugins).attentions} == {"sliding"}
+    assert {a.spec.kind for a in TinyModel(folder, plugins, longest=65).attentions} == {"sliding"}
+    assert {a.spec.kind for a in TinyModel(folder, plugins, longest=64).attentions} == {"full"}
 
 
-def test_a_llama_by_another_name(tmp_path: Path, host: PluginManager) -> None:
+def test_a_llama_by_another_name(tmp_path: Path, plugins: PluginManager) -> None:
     """Checkpoints that name the architecture but a model_type that transformers does not know."""
     folder = make_checkpoint(tmp_path)
-    expected = TinyModel(folder, host).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     config = json.loads((folder / "config.json").read_text())
     for key in ("attention_bias", "mlp_bias", "head_dim", "rope_parameters"):
         config.pop(key)
     config |= {"model_type": "of tomorrow", "rope_theta": 10_000.0}
     (folder / "config.json").write_text(json.dumps(config))
-    assert torch.equal(TinyModel(folder, host).logits(IDS), expected)
+    assert torch.equal(TinyModel(folder, plugins).logits(IDS), expected)
 
 
-def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: PluginManager) -> None:
+def test_steps_and_neighbours_do_not_change_a_sequence(
+    tmp_path: Path, plugins: PluginManager
+) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=9)
-    model = TinyModel(folder, host)
+    model = TinyModel(folder, plugins)
     whole, other = model.logits(IDS), model.logits(IDS[:20])
     torch.testing.assert_close(model.logits(IDS, [16, 20] + [1] * 9), whole, atol=5e-5, rtol=0)
     first, second = model.batch([IDS, IDS[:20]], [[1] * 45, [13, 7]])
@@ -145,21 +147,21 @@ def test_steps_and_neighbours_do_not_change_a_sequence(tmp_path: Path, host: Plu
 
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 2), (2, 4), (4, 2), (4, 1)])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: PluginManager, ranks: int, kv_heads: int
+    tmp_path: Path, plugins: PluginManager, ranks: int, kv_heads: int
 ) -> None:
     changes = {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": kv_heads}
     folder = make_checkpoint(tmp_path, vocab_size=331, shard_size="100KB", **changes)
-    alone = TinyModel(folder, host).logits(IDS)
-    together = on_ranks(ranks, lambda c: TinyModel(folder, host, ranks=c).logits(IDS))
+    alone = TinyModel(folder, plugins).logits(IDS)
+    together = run_on_ranks(ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS))
     for logits in together:
         torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
+    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 
@@ -169,4 +171,4 @@ def test_the_hook_leaves_other_architectures_alone() -> None:
     assert treadle_llama.treadle_model("Qwen2ForCausalLM", None) is None
     spec = treadle_llama.treadle_model("LlamaForCausalLM", None)
     assert spec is not None
-    assert spec.fused["qkv_proj"] == ("q_proj", "k_proj", "v_proj")
+    assert spec.packed_modules_mapping["qkv_proj"] == ("q_proj", "k_proj", "v_proj")

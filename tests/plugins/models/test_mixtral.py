@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(8))
 QWEN = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
@@ -34,11 +34,11 @@ def host() -> PluginManager:
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host).logits(IDS)
+    actual = TinyModel(folder, plugins).logits(IDS)
     assert expected.std() > 0.5, "logits too uniform to show a mistake"
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
@@ -50,7 +50,7 @@ def test_the_checkpoint_has_the_names_that_are_published(tmp_path: Path) -> None
     assert "model.layers.0.block_sparse_moe.gate.weight" in names
 
 
-def test_names_of_transformers_5_load_as_well(tmp_path: Path, host: PluginManager) -> None:
+def test_names_of_transformers_5_load_as_well(tmp_path: Path, plugins: PluginManager) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = make_checkpoint(tmp_path / "a", "MixtralForCausalLM")
@@ -58,37 +58,39 @@ def test_names_of_transformers_5_load_as_well(tmp_path: Path, host: PluginManage
     model.save_pretrained(tmp_path / "b", save_original_format=False)
     names = load_file(tmp_path / "b" / "model.safetensors")
     assert "model.layers.0.mlp.experts.gate_up_proj" in names
-    expected = TinyModel(folder, host).logits(IDS)
-    assert torch.equal(TinyModel(tmp_path / "b", host).logits(IDS), expected)
+    expected = TinyModel(folder, plugins).logits(IDS)
+    assert torch.equal(TinyModel(tmp_path / "b", plugins).logits(IDS), expected)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[4]])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, shard_size="100KB", **changes)
-    alone = TinyModel(folder, host).logits(IDS)
+    alone = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
-        for logits in on_ranks(ranks, lambda c: TinyModel(folder, host, ranks=c).logits(IDS)):
+        for logits in run_on_ranks(
+            ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
+        ):
             torch.testing.assert_close(logits, alone, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[2], VARIANTS[3]])
 def test_steps_and_neighbours_do_not_change_a_sequence(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
-    model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), host)
+    model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), plugins)
     whole, other = model.logits(IDS), model.logits(IDS[:20])
     first, second = model.batch([IDS, IDS[:20]], [[16, 20] + [1] * 9, [13, 7]])
     torch.testing.assert_close(first, whole, atol=5e-5, rtol=0)
     torch.testing.assert_close(second, other, atol=5e-5, rtol=0)
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "MixtralForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
+    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 

@@ -11,7 +11,7 @@ import torch
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 IDS = torch.randint(0, 256, (45,), generator=torch.Generator().manual_seed(6))
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
@@ -44,36 +44,38 @@ def host() -> PluginManager:
 
 @pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
 def test_logits_equal_transformers(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any]
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, host).logits(IDS)
+    actual = TinyModel(folder, plugins).logits(IDS)
     assert expected.std() > 0.5, "logits too uniform to show a mistake"
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_layers_say_which_of_them_slide(tmp_path: Path, host: PluginManager) -> None:
+def test_layers_say_which_of_them_slide(tmp_path: Path, plugins: PluginManager) -> None:
     changes = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     folder = make_checkpoint(tmp_path, "Qwen2ForCausalLM", **changes)
-    windows = [layer.spec.window for layer in TinyModel(folder, host).attentions]
+    windows = [layer.spec.window for layer in TinyModel(folder, plugins).attentions]
     assert windows == [None, None, 6]
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 def test_tensor_parallel_equals_one_rank(
-    tmp_path: Path, host: PluginManager, architecture: str
+    tmp_path: Path, plugins: PluginManager, architecture: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
-    alone = TinyModel(folder, host).logits(IDS)
+    alone = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
-        for logits in on_ranks(ranks, lambda c: TinyModel(folder, host, ranks=c).logits(IDS)):
+        for logits in run_on_ranks(
+            ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
+        ):
             torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
 
 
-def test_steps_do_not_change_a_sequence(tmp_path: Path, host: PluginManager) -> None:
+def test_steps_do_not_change_a_sequence(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM")
-    model = TinyModel(folder, host)
+    model = TinyModel(folder, plugins)
     whole = model.logits(IDS)
     torch.testing.assert_close(model.logits(IDS, [30] + [1] * 15), whole, atol=5e-5, rtol=0)
 

@@ -22,7 +22,7 @@ from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel, transformers_logits
 from treadle.testing.packing import AwqFormat, Format, GptqFormat, pack_checkpoint
 from treadle.testing.plugin import PluginSuite
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 IDS = torch.randint(0, 250, (45,), generator=torch.Generator().manual_seed(9))
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
@@ -131,7 +131,7 @@ class TestLlamaPinned(ModelSuite):
     tolerance = 5e-5
 
     def host(self) -> PluginManager:
-        return PluginManager(PluginConfig(plugin=[f"{self.plugin}=treadle-transformers"]))
+        return PluginManager(PluginConfig(pin_plugin=[f"{self.plugin}=treadle-transformers"]))
 
     def test_it_equals_the_plugin_of_its_own(self, plain: Path) -> None:
         torch.testing.assert_close(
@@ -147,13 +147,15 @@ def host() -> PluginManager:
     return PluginManager()
 
 
-def test_it_stands_behind_all_others(host: PluginManager) -> None:
-    assert host.choose("models", "LlamaForCausalLM").dist == "treadle-llama"
-    assert host.choose("models", "Phi3ForCausalLM").dist == "treadle-transformers"
+def test_it_stands_behind_all_others(plugins: PluginManager) -> None:
+    assert plugins.choose("models", "LlamaForCausalLM").dist == "treadle-llama"
+    assert plugins.choose("models", "Phi3ForCausalLM").dist == "treadle-transformers"
 
 
 def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
-    pinned = PluginManager(PluginConfig(plugin=["models:Gemma2ForCausalLM=treadle-transformers"]))
+    pinned = PluginManager(
+        PluginConfig(pin_plugin=["models:Gemma2ForCausalLM=treadle-transformers"])
+    )
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "sliding_window": 7}
     folder = make_checkpoint(tmp_path, "Gemma2ForCausalLM", **caps)
     model = TinyModel(folder, pinned)
@@ -165,23 +167,25 @@ def test_soft_caps_reach_attention_and_logits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["Phi3ForCausalLM", "Olmo3ForCausalLM"])
 def test_two_and_four_ranks_equal_one(
-    tmp_path: Path, host: PluginManager, architecture: str
+    tmp_path: Path, plugins: PluginManager, architecture: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture)
-    alone = TinyModel(folder, host).logits(IDS)
+    alone = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
-        for got in on_ranks(ranks, lambda r: TinyModel(folder, host, ranks=r).logits(IDS)):
+        for got in run_on_ranks(
+            ranks, lambda r: TinyModel(folder, plugins, tp_group=r).logits(IDS)
+        ):
             torch.testing.assert_close(got, alone, atol=2e-5, rtol=0)
 
 
-def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: PluginManager) -> None:
+def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, plugins: PluginManager) -> None:
     """Transformers turns all sequences of a batch by its longest; treadle by what it admits."""
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", rope_parameters=LONG)
-    long = TinyModel(folder, host)
+    long = TinyModel(folder, plugins)
     torch.testing.assert_close(
         long.logits(IDS), transformers_logits(folder, IDS), atol=1e-5, rtol=0
     )
-    short = TinyModel(folder, host, longest=32)
+    short = TinyModel(folder, plugins, longest=32)
     torch.testing.assert_close(
         short.logits(IDS[:20]), transformers_logits(folder, IDS[:20]), atol=1e-5, rtol=0
     )
@@ -189,9 +193,9 @@ def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, host: PluginManager
     torch.testing.assert_close(two, one[:5], atol=1e-5, rtol=0)
 
 
-def test_weights_are_in_memory_once(tmp_path: Path, host: PluginManager) -> None:
+def test_weights_are_in_memory_once(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "OlmoeForCausalLM", tie_word_embeddings=True, **EXPERTS)
-    model = TinyModel(folder, host).model
+    model = TinyModel(folder, plugins).model
     weights = {n: p for n, p in model.named_parameters() if not n.endswith("kv_scale")}
     held = {p.data_ptr(): p.numel() for p in weights.values()}
     stored = sum(t.numel() for t in load_file(folder / "model.safetensors").values())
@@ -199,22 +203,22 @@ def test_weights_are_in_memory_once(tmp_path: Path, host: PluginManager) -> None
     assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
 
 
-def test_bfloat16_stays_close_to_transformers(tmp_path: Path, host: PluginManager) -> None:
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
     theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, host, dtype=torch.bfloat16).logits(IDS)
+    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
     assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
 
 
-def test_old_names_without_a_prefix_load(tmp_path: Path, host: PluginManager) -> None:
+def test_old_names_without_a_prefix_load(tmp_path: Path, plugins: PluginManager) -> None:
     """The first GPT-2 has ``h.0…`` and masks, where later ones have ``transformer.h.0…``."""
     folder = make_checkpoint(tmp_path, "GPT2LMHeadModel", n_inner=96)
-    want = TinyModel(folder, host).logits(IDS)
+    want = TinyModel(folder, plugins).logits(IDS)
     file = folder / "model.safetensors"
     old = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file)
-    assert torch.equal(TinyModel(folder, host).logits(IDS), want)
+    assert torch.equal(TinyModel(folder, plugins).logits(IDS), want)
 
 
 @pytest.mark.parametrize(
@@ -226,25 +230,31 @@ def test_old_names_without_a_prefix_load(tmp_path: Path, host: PluginManager) ->
     ],
 )
 def test_a_quantized_model_is_its_dequantized_self(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any], format: Format
+    tmp_path: Path,
+    plugins: PluginManager,
+    architecture: str,
+    changes: dict[str, Any],
+    format: Format,
 ) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     source = make_checkpoint(tmp_path / "source", architecture, **sizes, **changes)
     packed, plain = tmp_path / "packed", tmp_path / "plain"
     pack_checkpoint(source, packed, plain, format, ("1.self_attn.o_proj", "mlp.gate"))
-    want = TinyModel(plain, host).logits(IDS)
-    torch.testing.assert_close(TinyModel(packed, host).logits(IDS), want, atol=1e-3, rtol=0)
-    for got in on_ranks(2, lambda ranks: TinyModel(packed, host, ranks=ranks).logits(IDS)):
+    want = TinyModel(plain, plugins).logits(IDS)
+    torch.testing.assert_close(TinyModel(packed, plugins).logits(IDS), want, atol=1e-3, rtol=0)
+    for got in run_on_ranks(
+        2, lambda ranks: TinyModel(packed, plugins, tp_group=ranks).logits(IDS)
+    ):
         torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
 
 
-def test_scales_of_the_cache_are_found(tmp_path: Path, host: PluginManager) -> None:
+def test_scales_of_the_cache_are_found(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM")
     file = folder / "model.safetensors"
     block = "model.layers.1.self_attn"
     scales = {f"{block}.k_proj.k_scale": torch.tensor(2.0), f"{block}.v_scale": torch.tensor(0.5)}
     save_file({**load_file(file), **scales}, file)
-    found = [attention.scales for attention in TinyModel(folder, host).attentions]
+    found = [attention.scales for attention in TinyModel(folder, plugins).attentions]
     assert found == [(1.0, 1.0), (2.0, 0.5), (1.0, 1.0)]
 
 
@@ -256,13 +266,13 @@ PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]
 
 def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
     config = from_options(
-        model=str(folder), device="cpu", dtype="float32", threads=1, num_pages=64, **options
+        model=str(folder), device="cpu", dtype="float32", cpu_threads=1, num_pages=64, **options
     )
     core = EngineCore(config, PluginManager(config.plugins))
     try:
         params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1)
         for i, prompt in enumerate(PROMPTS):
-            core.add(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
+            core.add_request(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
         found: dict[str, list[tuple[int, float]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
         while core.has_work:
             for output in core.step():
@@ -276,7 +286,7 @@ def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM", use_bias=True)
     one = run(folder)
-    two = run(folder, executor="processes", tensor_parallel_size=2)
+    two = run(folder, distributed_executor_backend="mp", tensor_parallel_size=2)
     for name, lines in one.items():
         assert [token for token, _ in two[name]] == [token for token, _ in lines]
         assert [v for _, v in two[name]] == pytest.approx([v for _, v in lines], abs=1e-5)
@@ -293,7 +303,7 @@ def test_the_python_interface_generates(tmp_path: Path) -> None:
         torch.tensor([PROMPTS[0]]), max_new_tokens=12, do_sample=False, eos_token_id=None
     )
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    with LLM(str(folder), device="cpu", dtype="float32", threads=1, num_pages=64) as llm:
+    with LLM(str(folder), device="cpu", dtype="float32", cpu_threads=1, num_pages=64) as llm:
         (output,) = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params)
     assert output.outputs[0].token_ids == want[0, len(PROMPTS[0]) :].tolist()
 
@@ -301,14 +311,14 @@ def test_the_python_interface_generates(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ refusals
 
 
-def refused(folder: Path, host: PluginManager, architecture: str, **config: Any) -> str:
+def refused(folder: Path, plugins: PluginManager, architecture: str, **config: Any) -> str:
     """The error for a configuration without weights: nothing is loaded before it comes."""
     folder.mkdir(exist_ok=True)
     values = {"architectures": [architecture], **config}
     (folder / "config.json").write_text(json.dumps(values))
     save_file({}, folder / "model.safetensors")
     with pytest.raises(UnsupportedModelError) as caught:
-        TinyModel(folder, host, longest=64)
+        TinyModel(folder, plugins, longest=64)
     return str(caught.value)
 
 
@@ -336,17 +346,17 @@ def refused(folder: Path, host: PluginManager, architecture: str, **config: Any)
     ],
 )
 def test_it_refuses_with_the_reason(
-    tmp_path: Path, host: PluginManager, architecture: str, config: dict[str, Any], reason: str
+    tmp_path: Path, plugins: PluginManager, architecture: str, config: dict[str, Any], reason: str
 ) -> None:
-    said = refused(tmp_path, host, architecture, **config)
+    said = refused(tmp_path, plugins, architecture, **config)
     assert reason in said and architecture in said and "plugin of its own" in said
 
 
 @pytest.mark.parametrize("name", ["NoSuchForCausalLM", "T5ForConditionalGeneration"])
 def test_what_it_has_never_heard_of_is_an_unknown_architecture(
-    tmp_path: Path, host: PluginManager, name: str
+    tmp_path: Path, plugins: PluginManager, name: str
 ) -> None:
-    said = refused(tmp_path, host, name)
+    said = refused(tmp_path, plugins, name)
     assert f"needs a plugin for {name}" in said and "LlamaForCausalLM" in said
     assert "the fallback of treadle-transformers" in said and "cannot serve it either" in said
 
@@ -359,32 +369,32 @@ def test_what_it_has_never_heard_of_is_an_unknown_architecture(
     ],
 )
 def test_ranks_without_a_plan_are_refused(
-    tmp_path: Path, host: PluginManager, architecture: str, changes: dict[str, Any], reason: str
+    tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any], reason: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
     with pytest.raises(UnsupportedModelError, match=reason) as caught:
-        on_ranks(2, lambda ranks: TinyModel(folder, host, ranks=ranks))
+        run_on_ranks(2, lambda ranks: TinyModel(folder, plugins, tp_group=ranks))
     assert "set tensor_parallel_size to 1" in str(caught.value)
 
 
 def test_a_configuration_that_transformers_cannot_build(
-    tmp_path: Path, host: PluginManager
+    tmp_path: Path, plugins: PluginManager
 ) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_act": "no_such"}))
     with pytest.raises(CheckpointError, match=r"cannot build Phi3ForCausalLM .*no_such"):
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)
 
 
-def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, host: PluginManager) -> None:
+def test_a_damaged_checkpoint_names_the_tensor(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM")
     file = folder / "model.safetensors"
     tensors = load_file(file)
     name = "model.layers.1.self_attn.qkv_proj.weight"
     save_file({k: v for k, v in tensors.items() if k != name}, file)
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)
     save_file({**tensors, name: tensors[name][:-1].clone()}, file)
     with pytest.raises(CheckpointError, match="does not fit"):
-        TinyModel(folder, host)
+        TinyModel(folder, plugins)

@@ -16,7 +16,7 @@ from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 
 class TestAwq(PluginSuite, QuantizationSuite):
@@ -63,7 +63,7 @@ def test_outputs_that_fill_no_word() -> None:
         fill(scheme(), Layer(64, (12,)), {}, torch.float32)
     layer = Layer(64, (24,), split="column")
     with pytest.raises(ConfigError, match="smaller tensor_parallel_size"):
-        on_ranks(2, lambda ranks: fill(scheme(), layer, {}, torch.float32, ranks=ranks))
+        run_on_ranks(2, lambda ranks: fill(scheme(), layer, {}, torch.float32, tp_group=ranks))
 
 
 def test_a_fused_matrix_of_the_checkpoint() -> None:

@@ -17,7 +17,7 @@ from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 IDS = torch.randint(0, 256, (19,), generator=torch.Generator().manual_seed(5))
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,44 +60,44 @@ def methods(model: TinyModel) -> list[type]:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_dequantized_model(
-    tmp_path: Path, host: PluginManager, name: str, format: str
+    tmp_path: Path, plugins: PluginManager, name: str, format: str
 ) -> None:
     packed, plain = checkpoints(tmp_path, name, FORMATS[format])
-    want = TinyModel(plain, host).logits(IDS)
-    model = TinyModel(packed, host)
+    want = TinyModel(plain, plugins).logits(IDS)
+    model = TinyModel(packed, plugins)
     assert methods(model) == [LinearExperts] * 2
     assert (model.logits(IDS) - want).abs().max() < 1e-3
 
-    def work(ranks: Communicator) -> Tensor:
-        return TinyModel(packed, host, ranks=ranks).logits(IDS)
+    def work(tp_group: Communicator) -> Tensor:
+        return TinyModel(packed, plugins, tp_group=tp_group).logits(IDS)
 
-    for logits in on_ranks(2, work):
+    for logits in run_on_ranks(2, work):
         assert (logits - want).abs().max() < 1e-3
-    source = TinyModel(tmp_path / "source", host).logits(IDS)
+    source = TinyModel(tmp_path / "source", plugins).logits(IDS)
     assert (source - want).abs().max() > 0.05, "the checkpoint loses nothing: this shows nothing"
 
 
-def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, host: PluginManager) -> None:
+def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, plugins: PluginManager) -> None:
     packed, plain = checkpoints(tmp_path, "mixtral", AwqFormat(32), ".w1", ".w2", ".w3")
-    model = TinyModel(packed, host)
+    model = TinyModel(packed, plugins)
     assert methods(model) == [PlainExperts] * 2
-    assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
+    assert (model.logits(IDS) - TinyModel(plain, plugins).logits(IDS)).abs().max() < 1e-3
 
 
-def test_some_matrices_may_be_left_alone(tmp_path: Path, host: PluginManager) -> None:
+def test_some_matrices_may_be_left_alone(tmp_path: Path, plugins: PluginManager) -> None:
     packed, plain = checkpoints(tmp_path, "qwen3-moe", Fp8Format(), "down_proj")
-    model = TinyModel(packed, host)
+    model = TinyModel(packed, plugins)
     assert methods(model) == [LinearExperts] * 2
-    assert (model.logits(IDS) - TinyModel(plain, host).logits(IDS)).abs().max() < 1e-3
+    assert (model.logits(IDS) - TinyModel(plain, plugins).logits(IDS)).abs().max() < 1e-3
 
 
-def test_a_share_that_cuts_through_words_is_refused(tmp_path: Path, host: PluginManager) -> None:
+def test_a_share_that_cuts_through_words_is_refused(tmp_path: Path, plugins: PluginManager) -> None:
     sizes = {"intermediate_size": 32, "num_local_experts": 2}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
     source = make_checkpoint(tmp_path / "source", "MixtralForCausalLM", **sizes, **heads)
     pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", AwqFormat(32), (".gate",))
     with pytest.raises(ConfigError, match=r"experts\.0.*4 output features.*tensor_parallel_size"):
-        on_ranks(8, lambda ranks: TinyModel(tmp_path / "packed", host, ranks=ranks))
+        run_on_ranks(8, lambda ranks: TinyModel(tmp_path / "packed", plugins, tp_group=ranks))
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

@@ -18,7 +18,7 @@ from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import Fp8Format
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 
 class TestFp8(PluginSuite, QuantizationSuite):
@@ -150,7 +150,7 @@ def test_blocks_that_a_share_of_the_outputs_would_cut() -> None:
     format, layer = Fp8Format("block"), Layer(128, (192,), split="column")
     tensors, *_ = pack(format, layer)
     with pytest.raises(CheckpointError, match=r"blocks of 128.*tensor_parallel_size"):
-        on_ranks(2, lambda r: fill(scheme(format), layer, tensors, torch.float32, ranks=r))
+        run_on_ranks(2, lambda r: fill(scheme(format), layer, tensors, torch.float32, tp_group=r))
 
 
 def test_rows_of_zeros_can_be_quantized_while_loading() -> None:

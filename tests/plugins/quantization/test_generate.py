@@ -50,9 +50,9 @@ def test_tokens_are_those_of_the_dequantized_model(tmp_path: Path, name: str) ->
 def test_fp8_made_while_loading_halves_the_layers(tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "source", tokenizer=True, **SIZES)
     with LLM(str(source), device="cpu", num_pages=16, dtype="bfloat16") as llm:
-        before = llm.facts.weights_bytes
+        before = llm.info.weights_bytes
     with LLM(str(source), device="cpu", num_pages=16, dtype="bfloat16", quantization="fp8") as llm:
-        after = llm.facts.weights_bytes
+        after = llm.info.weights_bytes
     rest = 2 * 2 * 320 * 128  # embedding and head stay as they are
     assert (after - rest) / (before - rest) == pytest.approx(0.5, abs=0.03)
     pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", Fp8Format("channel"))
@@ -74,9 +74,9 @@ def test_four_bits_in_bfloat16_use_the_int4_operator(tmp_path: Path) -> None:
         pack_checkpoint(source, packed, tmp_path / f"{name} plain", format)
         options = {"device": "cpu", "num_pages": 16, "dtype": "bfloat16"}
         with LLM(str(packed), **options) as llm:
-            small = llm.facts.weights_bytes
+            small = llm.info.weights_bytes
         with LLM(str(source), **options) as llm:
-            large = llm.facts.weights_bytes
+            large = llm.info.weights_bytes
         rest = 2 * 2 * 320 * 128
         assert (small - rest) / (large - rest) < 0.45, name
         assert len(generate(packed, dtype="bfloat16")) == len(PROMPTS)

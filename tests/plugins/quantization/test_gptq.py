@@ -19,7 +19,7 @@ from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import GptqFormat
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 
 class TestGptq(PluginSuite, QuantizationSuite):
@@ -104,7 +104,9 @@ def test_inputs_in_order_need_no_index() -> None:
 def test_a_share_of_the_inputs_has_rows_of_every_group() -> None:
     format, layer = GptqFormat(desc_act=True), Layer(256, (32,), split="row")
     tensors, _, _ = pack(format, layer)
-    built = on_ranks(2, lambda r: fill(scheme(format), layer, tensors, torch.float32, ranks=r))
+    built = run_on_ranks(
+        2, lambda r: fill(scheme(format), layer, tensors, torch.float32, tp_group=r)
+    )
     for share in built:
         assert share.get_parameter("scales").shape == (8, 32)
         assert share.get_buffer("index").shape == (128,)
@@ -131,8 +133,9 @@ def test_an_index_beyond_the_groups() -> None:
 def test_shares_that_fill_no_word() -> None:
     for layer in (Layer(136, (32,), split="row"), Layer(128, (24,), split="column")):
         with pytest.raises(ConfigError, match=r"(68 input|12 output) features"):
-            on_ranks(
-                2, lambda r, own=layer: fill(scheme(GptqFormat()), own, {}, torch.float32, ranks=r)
+            run_on_ranks(
+                2,
+                lambda r, own=layer: fill(scheme(GptqFormat()), own, {}, torch.float32, tp_group=r),
             )  # type: ignore[misc]
 
 
@@ -159,28 +162,32 @@ def test_dynamic_rules() -> None:
         r"+:.*\.router": {},
     }
     made = scheme(GptqFormat(), dynamic=rules)
-    assert made.linear(spec("model.layers.0.mlp.down_proj")) is None
-    down, router = (made.linear(spec(f"model.layers.1.{n}")) for n in ("down_proj", "router"))
-    both = made.linear(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
+    assert made.linear_method(spec("model.layers.0.mlp.down_proj")) is None
+    down, router = (
+        made.linear_method(spec(f"model.layers.1.{n}")) for n in ("down_proj", "router")
+    )
+    both = made.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
     assert [(m.bits, m.group) for m in (down, both, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
     with pytest.raises(UnsupportedModelError, match="quantizes differently"):
-        made.linear(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
+        made.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
     with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 3 bits"):
-        scheme(GptqFormat(), dynamic={"a": {"bits": 3}}).linear(spec("a"))
+        scheme(GptqFormat(), dynamic={"a": {"bits": 3}}).linear_method(spec("a"))
 
 
 def test_only_some_modules_of_a_block() -> None:
     lists = [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.down_proj"]]
     made = scheme(GptqFormat(), modules_in_block_to_quantize=lists)
     home = "model.layers.3"
-    assert made.linear(spec(f"{home}.mlp.down_proj")) is not None
-    assert made.linear(spec(f"{home}.mlp.up_proj")) is None
-    assert made.linear(spec(f"{home}.self_attn.q_proj", f"{home}.self_attn.k_proj")) is not None
+    assert made.linear_method(spec(f"{home}.mlp.down_proj")) is not None
+    assert made.linear_method(spec(f"{home}.mlp.up_proj")) is None
+    assert (
+        made.linear_method(spec(f"{home}.self_attn.q_proj", f"{home}.self_attn.k_proj")) is not None
+    )
 
 
 def test_a_quantized_head() -> None:
-    assert scheme(GptqFormat()).linear(spec("lm_head")) is None
-    assert scheme(GptqFormat(), lm_head=True).linear(spec("lm_head")) is not None
+    assert scheme(GptqFormat()).linear_method(spec("lm_head")) is None
+    assert scheme(GptqFormat(), lm_head=True).linear_method(spec("lm_head")) is not None
 
 
 def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:

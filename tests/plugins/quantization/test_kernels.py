@@ -23,7 +23,7 @@ from treadle.api.models import QuantizationScheme
 from treadle.layers.int4 import PackedInt4
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, GptqFormat
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 CUDA = DeviceInfo("cuda", (7, 5))
 """What a scheme packs for, though the tensors here are on the CPU; without kernels of GPTQ's own."""
@@ -98,7 +98,9 @@ def test_a_share_may_begin_inside_a_group() -> None:
     layer, format = Layer(384, (32,), split="row"), AwqFormat(128)
     tensors, weight, _ = pack(format, layer)
     x = torch.randn(5, 384).half()
-    shares = on_ranks(2, lambda ranks: fill(scheme(format), layer, tensors, x.dtype, ranks=ranks))
+    shares = run_on_ranks(
+        2, lambda ranks: fill(scheme(format), layer, tensors, x.dtype, tp_group=ranks)
+    )
     assert [s.get_submodule("int4").group for s in shares] == [64, 64]
     parts = [s.method.apply(s, p, None) for s, p in zip(shares, x.chunk(2, 1), strict=True)]
     assert error(sum(parts), x.float() @ weight.t()) < 3e-3  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> No
 
     checks = suite("quantization:fp8", Fp8Format(), scheme)
     getattr(checks, APPLIED)()
-    monkeypatch.setattr(fp8.MatrixLinear, "finish", largest)
+    monkeypatch.setattr(fp8.MatrixLinear, "process_weights_after_loading", largest)
     with pytest.raises(AssertionError, match="fused"):
         getattr(checks, APPLIED)()
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from treadle.api.kinds import REASONING
+from treadle.api.kinds import REASONING_PARSERS
 from treadle.plugins import PluginManager
-from treadle.testing.grammars import Bytes
+from treadle.testing.grammars import ByteTokenizer
 from treadle.testing.parsers import ReasoningSuite, reasoning, text
 from treadle.testing.plugin import PluginSuite
 
@@ -44,7 +44,7 @@ COMMON = [
 
 
 class TestDeepSeekR1(PluginSuite, ReasoningSuite):
-    plugin = "reasoning:deepseek_r1"
+    plugin = "reasoning_parsers:deepseek_r1"
     cases = [
         *COMMON,
         (ASKED, "hm</think>yes", [reasoning("hm"), text("yes")]),
@@ -54,7 +54,7 @@ class TestDeepSeekR1(PluginSuite, ReasoningSuite):
 
 
 class TestQwen3(PluginSuite, ReasoningSuite):
-    plugin = "reasoning:qwen3"
+    plugin = "reasoning_parsers:qwen3"
     cases = [
         *COMMON,
         (ASKED, " yes, </think> is a tag", [text(" yes, </think> is a tag")]),
@@ -84,6 +84,6 @@ class TestQwen3(PluginSuite, ReasoningSuite):
 def test_the_prompt_says_where_the_answer_begins(
     key: str, prompt: str, inside: bool | None
 ) -> None:
-    tokenizer: Any = Bytes("<|im_start|>", "<|im_end|>")
-    parser = PluginManager().create(REASONING, key, tokenizer=tokenizer, prompt=prompt)
-    assert parser.open == (key == "deepseek_r1" if inside is None else inside)
+    tokenizer: Any = ByteTokenizer("<|im_start|>", "<|im_end|>")
+    parser = PluginManager().create(REASONING_PARSERS, key, tokenizer=tokenizer, prompt=prompt)
+    assert parser.in_reasoning == (key == "deepseek_r1" if inside is None else inside)

@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lines(folder: Path, path: Path, **options: float) -> list[dict[str, float]]:
     settings = {"stat_loggers:jsonl": {"path": str(path), **options}}
-    with LLM(str(folder), stat_loggers=["jsonl"], plugin_options=settings, threads=1) as llm:
+    with LLM(str(folder), stat_loggers=["jsonl"], plugin_options=settings, cpu_threads=1) as llm:
         params = SamplingParams(max_tokens=6, ignore_eos=True)
         llm.generate([[1, 2, 3]], params, use_tqdm=False)
     return [json.loads(line) for line in path.read_text().splitlines()]

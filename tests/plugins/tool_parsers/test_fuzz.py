@@ -13,7 +13,7 @@ from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import TextDelta, ToolCallDelta
 from treadle.plugins import PluginManager
 from treadle.testing.parsers import TOOLS, merged
-from treadle.testing.streams import Letters
+from treadle.testing.streams import CodePointTokenizer
 from treadle_parsing_kit.incremental_json import IncrementalJson
 
 WORDS = """<tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] <|python_start|>
@@ -45,7 +45,7 @@ HOST = PluginManager()
 
 @pytest.mark.parametrize("key", ["hermes", "llama3_json", "mistral", "pythonic"])
 def test_any_output_is_parsed_the_same_in_any_pieces_and_nothing_is_lost(key: str) -> None:
-    tokenizer: Any = Letters()
+    tokenizer: Any = CodePointTokenizer()
 
     def parsed(pieces: list[str]) -> list[Any]:
         parser = HOST.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)

@@ -7,7 +7,7 @@ import pytest
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Tool
 from treadle.plugins import PluginManager
-from treadle.testing.grammars import drawn
+from treadle.testing.grammars import sample_texts
 from treadle.testing.parsers import ToolParserSuite, call, text
 from treadle.testing.plugin import PluginSuite
 
@@ -72,17 +72,17 @@ REFERENCES = Tool(
 
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "walk"}}])
 def test_a_forced_call_keeps_the_references_of_its_schema(choice: Any) -> None:
-    host = PluginManager()
-    if "llguidance" not in host.keys("guided"):
+    plugins = PluginManager()
+    if "llguidance" not in plugins.keys("structured_output"):
         pytest.skip("no backend is installed")
     other = Tool("stop", "", {})
     tokenizer: Any = object()
-    parser = host.create(
+    parser = plugins.create(
         TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
     )
     names = set()
-    for output in drawn(host, parser.grammar(choice), 12):
-        parser = host.create(
+    for output in sample_texts(plugins, parser.grammar_for_tool_choice(choice), 12):
+        parser = plugins.create(
             TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
         )
         (found,) = [*parser.feed(output, ()), *parser.finish()]

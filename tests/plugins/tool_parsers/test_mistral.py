@@ -4,7 +4,7 @@ import pytest
 
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.plugins import PluginManager
-from treadle.testing.grammars import Bytes, drawn
+from treadle.testing.grammars import ByteTokenizer, sample_texts
 from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merged, text
 from treadle.testing.plugin import PluginSuite
 
@@ -63,16 +63,16 @@ def test_ids_are_what_the_templates_take() -> None:
     ],
 )
 def test_a_forced_call_is_in_the_model_s_own_form(special: tuple[str, ...], begins: str) -> None:
-    host = PluginManager()
-    if "llguidance" not in host.keys("guided"):
+    plugins = PluginManager()
+    if "llguidance" not in plugins.keys("structured_output"):
         pytest.skip("no backend is installed")
-    tokenizer: Any = Bytes(*special)
+    tokenizer: Any = ByteTokenizer(*special)
     opened = [
-        host.create(TOOL_PARSERS, "mistral", tokenizer=tokenizer, tools=TOOLS) for _ in range(2)
+        plugins.create(TOOL_PARSERS, "mistral", tokenizer=tokenizer, tools=TOOLS) for _ in range(2)
     ]
-    spec = opened[0].grammar({"function": {"name": "get_weather"}})
+    spec = opened[0].grammar_for_tool_choice({"function": {"name": "get_weather"}})
     assert spec is not None
-    (output,) = drawn(host, spec, 1, tokenizer=tokenizer)
+    (output,) = sample_texts(plugins, spec, 1, tokenizer=tokenizer)
     assert output.startswith(begins)
     found = merged([*opened[1].feed(output, ()), *opened[1].finish()])
     assert [getattr(delta, "name", None) for delta in found] == ["get_weather"]

@@ -57,7 +57,7 @@ def _standing(plugins: PluginManager, entry: Entry) -> Iterator[str]:
     try:
         chosen = plugins.choose(entry.kind, entry.key)
     except PluginConflictError:
-        yield f"conflict: choose with --plugin {entry.id}=DIST"
+        yield f"conflict: choose with --pin-plugin {entry.id}=DIST"
     except PluginNotFoundError:
         yield "the key is pinned to a distribution that is not there"
     else:

@@ -15,4 +15,6 @@ def treadle_model(architecture: str) -> ModelSpec | None:
     from treadle_gpt2.model import GPT2LMHeadModel
 
     # Our modules have the checkpoint's names, so nothing is fused or renamed.
-    return ModelSpec(architecture, GPT2LMHeadModel, ignored=("*.attn.bias", "*.attn.masked_bias"))
+    return ModelSpec(
+        architecture, GPT2LMHeadModel, ignored_weights=("*.attn.bias", "*.attn.masked_bias")
+    )

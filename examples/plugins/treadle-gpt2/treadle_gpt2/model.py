@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from treadle.api.types import LinearSpec, ModelContext, Step
+from treadle.api.types import ForwardContext, LinearSpec, ModelContext
 from treadle.errors import ConfigError
-from treadle.layers import Attention, Embedding, LayerNorm, Linear, LMHead, weight
+from treadle.layers import Attention, Embedding, LayerNorm, Linear, LMHead, empty_weight
 
 __all__ = ("GPT2LMHeadModel",)
 
@@ -17,11 +17,13 @@ __all__ = ("GPT2LMHeadModel",)
 class InputsFirst:
     """A ``LinearMethod`` for a weight of ``[in_features, out_features]``."""
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         shape = (spec.in_features, sum(spec.out_features))
-        module.register_parameter("weight", weight(shape, spec.dtype, output_dim=1, input_dim=0))
+        module.register_parameter(
+            "weight", empty_weight(shape, spec.dtype, output_dim=1, input_dim=0)
+        )
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Nothing is repacked."""
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -44,9 +46,9 @@ class SelfAttention(nn.Module):
         self.c_proj = linear(ctx, f"{prefix}.c_proj", config.n_embd, config.n_embd)
         self.attention = Attention(ctx, f"{prefix}.attention", self.heads, self.heads, self.size)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, forward_ctx: ForwardContext) -> Tensor:
         q, k, v = (y.unflatten(-1, (self.heads, self.size)) for y in self.c_attn(x).chunk(3, -1))
-        out: Tensor = self.c_proj(self.attention(q, k, v, step))
+        out: Tensor = self.c_proj(self.attention(q, k, v, forward_ctx))
         return out
 
 
@@ -72,8 +74,8 @@ class Block(nn.Module):
         self.ln_2 = LayerNorm(ctx, size, eps)
         self.mlp = MLP(ctx, f"{prefix}.mlp")
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.attn(self.ln_1(x), step)
+    def forward(self, x: Tensor, forward_ctx: ForwardContext) -> Tensor:
+        x = x + self.attn(self.ln_1(x), forward_ctx)
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
@@ -87,10 +89,10 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(ctx, f"{prefix}.h.{i}") for i in range(config.n_layer))
         self.ln_f = LayerNorm(ctx, config.n_embd, config.layer_norm_epsilon)
 
-    def forward(self, ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
         x = self.wte(ids) + self.wpe(positions)
         for block in self.h:
-            x = block(x, step)
+            x = block(x, forward_ctx)
         out: Tensor = self.ln_f(x)
         return out
 
@@ -101,9 +103,9 @@ class GPT2LMHeadModel(nn.Module):
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
         config = ctx.hf_config
-        if ctx.ranks.world_size > 1:
+        if ctx.tp_group.world_size > 1:
             raise ConfigError(
-                f"tensor_parallel_size is {ctx.ranks.world_size}, but treadle-gpt2 runs on one device"
+                f"tensor_parallel_size is {ctx.tp_group.world_size}, but treadle-gpt2 runs on one device"
             )
         if config.activation_function not in ("gelu_new", "gelu_pytorch_tanh"):
             raise ConfigError(
@@ -113,10 +115,10 @@ class GPT2LMHeadModel(nn.Module):
         tied = self.transformer.wte if config.tie_word_embeddings else None
         self.lm_head = LMHead(ctx, "lm_head", config.n_embd, config.vocab_size, tied=tied)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
-        hidden: Tensor = self.transformer(input_ids, positions, step)
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
+        hidden: Tensor = self.transformer(input_ids, positions, forward_ctx)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
         return logits

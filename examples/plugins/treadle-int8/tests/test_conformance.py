@@ -12,7 +12,7 @@ class TestInt8(PluginSuite):
 
     def test_a_model_says_nearly_the_same_in_less_memory(self, tmp_path):
         folder = make_checkpoint(tmp_path, "LlamaForCausalLM")
-        options = {"device": "cpu", "dtype": "float32", "num_pages": 32, "threads": 1}
+        options = {"device": "cpu", "dtype": "float32", "num_pages": 32, "cpu_threads": 1}
         params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
         found, sizes = [], []
         for method in (None, "int8"):
@@ -20,7 +20,7 @@ class TestInt8(PluginSuite):
                 (output,) = llm.generate({"prompt_token_ids": IDS}, params, use_tqdm=False)
                 rows = output.prompt_logprobs[1:]
                 found.append([row[token].logprob for row, token in zip(rows, IDS[1:], strict=True)])
-                sizes.append(llm.facts.weights_bytes)
+                sizes.append(llm.info.weights_bytes)
         full, small = map(torch.tensor, found)
         assert (full - small).abs().mean() < 0.05 * full.abs().mean()
         assert not torch.equal(full, small)

@@ -9,17 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.types import LinearMethod, LinearSpec
-from treadle.layers import weight
+from treadle.layers import empty_weight
 
 
 class Int8Linear:
     """`x @ (int8 · scale).T`. The checkpoint's weight is quantized when it is complete."""
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         shape = (sum(spec.out_features), spec.in_features)
-        module.register_parameter("weight", weight(shape, spec.dtype, output_dim=0, input_dim=1))
+        module.register_parameter(
+            "weight", empty_weight(shape, spec.dtype, output_dim=0, input_dim=1)
+        )
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         full = module.get_parameter("weight").data
         scale = full.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-8) / 127
         whole = (full.float() / scale).round().to(torch.int8)
@@ -37,11 +39,11 @@ class Int8:
 
     name = "int8"
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         return None if spec.prefix.endswith("lm_head") else Int8Linear()
 
-    def experts(self, spec: Any) -> None:
+    def experts_method(self, spec: Any) -> None:
         return None
 
-    def kv_dtype(self, layer: str) -> str | None:
+    def kv_cache_dtype(self, layer: str) -> str | None:
         return None

@@ -16,11 +16,11 @@ class Counted:
     def __init__(self, policy: SchedulingPolicy, counts: dict[int, int]) -> None:
         self._policy, self._counts = policy, counts
 
-    def order(self, request: QueuedRequest) -> tuple[float, ...]:
-        return self._policy.order(request)
+    def sort_key(self, request: QueuedRequest) -> tuple[float, ...]:
+        return self._policy.sort_key(request)
 
-    def victim(self, running: Sequence[QueuedRequest]) -> int:
-        index = self._policy.victim(running)
+    def select_victim(self, running: Sequence[QueuedRequest]) -> int:
+        index = self._policy.select_victim(running)
         priority = running[index].priority
         self._counts[priority] = self._counts.get(priority, 0) + 1
         return index
@@ -33,7 +33,7 @@ class Preemptions:
         self.counts: dict[int, int] = {}
 
     @impl(wrapper=True)
-    def treadle_policy(
+    def treadle_scheduling_policy(
         self,
     ) -> Generator[None, SchedulingPolicy | None, SchedulingPolicy | None]:
         policy = yield

@@ -42,15 +42,15 @@ def models(
     ] = None,
 ) -> None:
     """List the models on this machine and whether the installed plugins can run them."""
-    host = PluginManager()
+    plugins = PluginManager()
     found: list[Found] = []
     if not places or cache_dir is not None:
         found += cached(cache_dir)
     if not places:
-        found += demo(host)
+        found += demo(plugins)
     for text in places or ():
-        found += place(host, text)
-    rows = [row(host, model) for model in found]
+        found += place(plugins, text)
+    rows = [row(plugins, model) for model in found]
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     elif rows:

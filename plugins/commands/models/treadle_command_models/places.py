@@ -50,13 +50,13 @@ def cached(folder: Path | None = None) -> Iterator[Found]:
             yield Found(repo.repo_id, best.snapshot_path)
 
 
-def demo(host: PluginManager) -> Iterator[Found]:
+def demo(plugins: PluginManager) -> Iterator[Found]:
     """The demo model, if its plugin is installed."""
-    if "demo" in host.keys("model_sources"):
-        yield from _sourced(host, "demo", DEMO, f"demo:{DEMO}")
+    if "demo" in plugins.keys("model_sources"):
+        yield from _sourced(plugins, "demo", DEMO, f"demo:{DEMO}")
 
 
-def place(host: PluginManager, text: str) -> Iterator[Found]:
+def place(plugins: PluginManager, text: str) -> Iterator[Found]:
     """The models of one argument, a folder or ``scheme:path``.
 
     Raises ``ConfigError`` for what is neither, ``PluginNotFoundError`` for a scheme that nobody
@@ -76,9 +76,9 @@ def place(host: PluginManager, text: str) -> Iterator[Found]:
             f"{text}: give a folder as it is; the Hugging Face cache is listed without arguments"
         )
     if text == "demo:":
-        yield from demo(host)
+        yield from demo(plugins)
         return
-    yield from _sourced(host, scheme, named[2], text)
+    yield from _sourced(plugins, scheme, named[2], text)
 
 
 def _inside(folder: Path) -> Iterator[Found]:
@@ -92,9 +92,11 @@ def _inside(folder: Path) -> Iterator[Found]:
                 yield Found(str(file.parent), file.parent)
 
 
-def _sourced(host: PluginManager, scheme: str, path: str, text: str) -> Iterator[Found]:
+def _sourced(plugins: PluginManager, scheme: str, path: str, text: str) -> Iterator[Found]:
     try:
-        files = host.create(MODEL_SOURCES, scheme).resolve(ModelRef(scheme, path), patterns=SMALL)
+        files = plugins.create(MODEL_SOURCES, scheme).resolve(
+            ModelRef(scheme, path), patterns=SMALL
+        )
     except (PluginNotFoundError, ConfigError):
         raise
     except CheckpointError as error:

@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot run, or ``None`` if it can."""
 
 
-def row(host: PluginManager, found: Found) -> Row:
+def row(plugins: PluginManager, found: Found) -> Row:
     """Describe a model. A damaged one is a row with a problem, never an error."""
     weights = read_weights(found.root)
     try:
@@ -51,9 +51,9 @@ def row(host: PluginManager, found: Found) -> Row:
     architecture = next(iter(_names(config.get("architectures"))), None)
     quantized = _quantization(config) or _quantization(text)
     method = None if quantized is None else str(quantized.get("quant_method") or "unknown")
-    plugin, problems = _provider(host, architecture)
+    plugin, problems = _provider(plugins, architecture)
     if method is not None:
-        problems += _lacking(host, "quantization", method)
+        problems += _lacking(plugins, "quantization", method)
     problems += weights.problems
     stated = text.get("dtype") or text.get("torch_dtype")
     stated = stated or config.get("dtype") or config.get("torch_dtype") or weights.dtype
@@ -112,28 +112,28 @@ def _context(text: Mapping[str, Any]) -> int | None:
         return None  # not stated, or nonsense
 
 
-def _provider(host: PluginManager, architecture: str | None) -> tuple[str | None, list[str]]:
+def _provider(plugins: PluginManager, architecture: str | None) -> tuple[str | None, list[str]]:
     if architecture is None:
         return None, ["its config.json names no architecture"]
-    problems = _lacking(host, "models", architecture)
-    if not problems and host.choose("models", architecture).key == "*":
-        problems = _refused(host, architecture)
-    return (None if problems else host.choose("models", architecture).owner), problems
+    problems = _lacking(plugins, "models", architecture)
+    if not problems and plugins.choose("models", architecture).key == "*":
+        problems = _refused(plugins, architecture)
+    return (None if problems else plugins.choose("models", architecture).owner), problems
 
 
-def _refused(host: PluginManager, architecture: str) -> list[str]:
+def _refused(plugins: PluginManager, architecture: str) -> list[str]:
     """Why the fallback cannot serve an architecture that no other plugin has; only it knows."""
     try:
-        host.create(MODELS, architecture, hf_config=None)
+        plugins.create(MODELS, architecture, hf_config=None)
     except TreadleError as error:
         return [str(error)]
     return []
 
 
-def _lacking(host: PluginManager, kind: str, key: str) -> list[str]:
+def _lacking(plugins: PluginManager, kind: str, key: str) -> list[str]:
     """Why nobody serves a key. Asks metadata; imports nothing."""
     try:
-        entry = host.choose(kind, key)
+        entry = plugins.choose(kind, key)
     except PluginError as error:
         return [str(error)]
     return [] if entry.usable else [f"{entry.owner} is {entry.state}: {entry.why}"]

@@ -24,7 +24,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RepetitionWindow:
     """See ``treadle.api.engine.LogitsProcessor``. Keeps no state: the tokens say everything."""
 
-    def check(self, arguments: Any) -> None:
+    def validate_params(self, arguments: Any) -> None:
         parsed = _parse(arguments)
         if not 1 <= parsed.ngram <= 64:
             raise RequestError(

@@ -28,12 +28,14 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     return ModelSpec(
         architecture=architecture,
         build=getattr(model, architecture),
-        fused={
+        packed_modules_mapping={
             "qkv_proj": ("q_proj", "k_proj", "v_proj"),
             "gate_up_proj": ("gate_proj", "up_proj"),
         },
         # Published checkpoints begin with ``language_model.``; those that transformers 5 writes
         # under its own names put the language model below ``model.``.
-        renamed={"language_model.": "", "model.language_model.": "model."} if images else {},
-        ignored=("*vision_tower.*", "*multi_modal_projector.*") if images else (),
+        weight_prefix_map={"language_model.": "", "model.language_model.": "model."}
+        if images
+        else {},
+        ignored_weights=("*vision_tower.*", "*multi_modal_projector.*") if images else (),
     )

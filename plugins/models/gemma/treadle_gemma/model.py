@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import UnsupportedModelError
 from treadle.layers import (
-    Angles,
     CausalDecoder,
+    CosSin,
     Decoder,
     DecoderLayer,
     GatedMLP,
@@ -117,9 +117,9 @@ class Gemma2Layer(GemmaLayer):
         self.post_feedforward_layernorm = RMSNorm(ctx, size, eps, offset=1.0)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, angles: Angles, step: Step
+        self, x: Tensor, residual: Tensor | None, angles: CosSin, forward_ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attended(x, residual, angles, step)
+        x, residual = self.forward_attention(x, residual, angles, forward_ctx)
         x = self.post_attention_layernorm(x)
         x, residual = self.pre_feedforward_layernorm(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
@@ -150,9 +150,9 @@ class GemmaForCausalLM(CausalDecoder):
     def layer(ctx: ModelContext, prefix: str, index: int, rotary: RotaryEmbedding) -> GemmaLayer:
         return GemmaLayer(ctx, prefix, rotary, activation=ctx.hf_config.hidden_act)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """``[rows, hidden]`` to ``[rows, vocab]``."""
-        logits = super().logits(hidden)
+        logits = super().compute_logits(hidden)
         return logits if not self.softcap else torch.tanh(logits / self.softcap) * self.softcap
 
 

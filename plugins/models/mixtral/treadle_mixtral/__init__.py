@@ -20,6 +20,6 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     return ModelSpec(
         architecture=architecture,
         build=MixtralForCausalLM,
-        fused={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
-        renamed={".block_sparse_moe.": ".mlp."},
+        packed_modules_mapping={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
+        weight_prefix_map={".block_sparse_moe.": ".mlp."},
     )

@@ -37,7 +37,7 @@ class MixtralLayer(DecoderLayer):
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
+            top_k=config.num_experts_per_tok,
             activation=config.hidden_act,
             names=("w1", "w3", "w2"),
         )

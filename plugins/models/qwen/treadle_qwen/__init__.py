@@ -20,7 +20,7 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     return ModelSpec(
         architecture=architecture,
         build=getattr(model, architecture),
-        fused={
+        packed_modules_mapping={
             "qkv_proj": ("q_proj", "k_proj", "v_proj"),
             "gate_up_proj": ("gate_proj", "up_proj"),
         },

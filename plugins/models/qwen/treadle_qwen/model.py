@@ -81,8 +81,8 @@ class QwenMoELayer(QwenLayer):
             hidden_size=config.hidden_size,
             intermediate_size=config.moe_intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            normalised=config.norm_topk_prob,
+            top_k=config.num_experts_per_tok,
+            norm_topk_prob=config.norm_topk_prob,
             activation=config.hidden_act,
         )
 

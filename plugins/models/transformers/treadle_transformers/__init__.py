@@ -27,6 +27,6 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     return ModelSpec(
         architecture=architecture,
         build=TransformersModel,
-        renamed=renamed(family, hf_config),
-        ignored=ignored(family, hf_config),
+        weight_prefix_map=renamed(family, hf_config),
+        ignored_weights=ignored(family, hf_config),
     )

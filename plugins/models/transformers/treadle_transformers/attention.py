@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import TreadleError
 from treadle.layers import Attention
@@ -23,7 +23,7 @@ from treadle_transformers.support import refusal
 __all__ = ("IMPLEMENTATION", "Call", "PagedAttention", "Steps", "observe", "register")
 
 IMPLEMENTATION = "treadle"
-SERVED_BY = "treadle_attention"
+SERVED_BY = "treadle_attention_backend"
 TOKENS = 3
 
 # Arguments that say nothing about what attention computes; any other that is set is refused.
@@ -60,7 +60,7 @@ class Call:
 class Steps:
     """The step that runs now, for all attention layers of one model."""
 
-    current: Step
+    current: ForwardContext
 
 
 class PagedAttention(nn.Module):
@@ -84,7 +84,7 @@ class PagedAttention(nn.Module):
         self.steps = steps
         self.padding = call.head_size - call.value_size
         request = self.attn.request
-        self.planned = ((request.heads, call.head_size), (request.kv_heads, call.head_size))
+        self.planned = ((request.num_heads, call.head_size), (request.num_kv_heads, call.head_size))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """``[1, heads, tokens, size]`` thrice to ``[1, tokens, heads, value_size]``.

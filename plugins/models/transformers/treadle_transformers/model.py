@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treadle.api.attention import Step
+from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import CheckpointError
 from treadle.layers import cache_scale
@@ -22,14 +22,14 @@ from treadle_transformers.attention import (
     observe,
     register,
 )
-from treadle_transformers.sharding import Plan, exchange
+from treadle_transformers.sharding import TPPlan, replace_layers
 from treadle_transformers.support import causal_class, check_config, refusal
 from treadle_transformers.tensors import fill_constants, fix_rotary, make_room
 
 __all__ = ("TransformersModel",)
 
 log = logging.getLogger(__name__)
-IDLE = Step(plans=())
+IDLE = ForwardContext(attn_metadata=())
 
 
 class TransformersModel(nn.Module):
@@ -53,7 +53,7 @@ class TransformersModel(nn.Module):
         constants = fix_rotary(ctx, model)
         calls = observe(model, decoder, architecture)
         fill_constants(ctx, model, architecture, constants)
-        contexts = exchange(ctx, model, Plan(ctx, architecture, home), calls)
+        contexts = replace_layers(ctx, model, TPPlan(ctx, architecture, home), calls)
         make_room(ctx, model)
         self.steps = Steps(IDLE)
         for path, call in calls.items():
@@ -69,9 +69,9 @@ class TransformersModel(nn.Module):
         # Kept from nn.Module: both are made of the modules above.
         self._parts = (decoder, _without(model, home))
 
-    def forward(self, input_ids: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
         """``[tokens]`` ids and positions to hidden states ``[tokens, hidden]``."""
-        self.steps.current = step
+        self.steps.current = forward_ctx
         try:
             found = self._parts[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
@@ -81,7 +81,7 @@ class TransformersModel(nn.Module):
         hidden: Tensor = found.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """``[rows, hidden]`` to ``[rows, vocab]``, with the model's own scalings and caps."""
         logits: Tensor = self._parts[1](inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits

@@ -14,7 +14,7 @@ USUAL = ("gate_proj", "up_proj", "down_proj")
 
 
 def renamed(family: Any, config: Any) -> dict[str, str]:
-    """``ModelSpec.renamed`` for a class of models.
+    """``ModelSpec.weight_prefix_map`` for a class of models.
 
     Older checkpoints hold the decoder without the prefix of the whole model (``h.0…`` of GPT-2).
     Raises ``UnsupportedModelError`` for a checkpoint whose tensors transformers takes apart.
@@ -39,7 +39,7 @@ def renamed(family: Any, config: Any) -> dict[str, str]:
 
 
 def ignored(family: Any, config: Any) -> tuple[str, ...]:
-    """``ModelSpec.ignored`` for a class of models: the tensors that transformers drops.
+    """``ModelSpec.ignored_weights`` for a class of models: the tensors that transformers drops.
 
     It drops only what no parameter takes, so patterns of layers that this model has are left out.
     """

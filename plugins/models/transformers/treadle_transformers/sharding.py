@@ -20,16 +20,16 @@ from treadle.layers import (
     Experts,
     Linear,
     LMHead,
-    Part,
+    Shard,
     SingleRankCommunicator,
-    divide_heads,
+    shard_heads,
 )
 from treadle.layers.mlp import ACTIVATIONS
 from treadle_transformers.attention import Call
 from treadle_transformers.names import expert_names
 from treadle_transformers.support import refusal
 
-__all__ = ("Plan", "exchange")
+__all__ = ("TPPlan", "replace_layers")
 
 COLUMN = frozenset({"colwise", "packed_colwise", "colwise_gather_output"})
 ROW = frozenset({"rowwise", "packed_rowwise", "rowwise_split_input"})
@@ -38,14 +38,14 @@ EXPERTS = frozenset({"moe_tp_experts"})
 EMBEDDINGS = frozenset({"embedding_rowwise"})
 
 
-class Plan:
+class TPPlan:
     """Styles of ``base_model_tp_plan`` by module path. One rank needs none, and has an empty one.
 
     Raises ``UnsupportedModelError`` when several ranks ask for a plan that cannot be followed.
     """
 
     def __init__(self, ctx: ModelContext, architecture: str, home: str) -> None:
-        self.architecture, self.size = architecture, ctx.ranks.world_size
+        self.architecture, self.size = architecture, ctx.tp_group.world_size
         self.rules: list[tuple[re.Pattern[str], str]] = []
         if self.size == 1:
             return
@@ -87,7 +87,7 @@ class Gathered(Linear):
     """Divides its outputs and gives every rank all of them."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ranks.all_gather(super().forward(x), dim=-1)
+        return self.tp_group.all_gather(super().forward(x), dim=-1)
 
 
 class Split(Linear):
@@ -104,8 +104,8 @@ class RoutedExperts(Experts):
         return super().forward(hidden_states, top_k_index, top_k_weights.float())
 
 
-def exchange(
-    ctx: ModelContext, model: Any, plan: Plan, calls: Mapping[str, Call]
+def replace_layers(
+    ctx: ModelContext, model: Any, plan: TPPlan, calls: Mapping[str, Call]
 ) -> dict[str, ModelContext]:
     """Put treadle's layers in the place of linear layers, the embedding, the head and experts.
 
@@ -140,7 +140,7 @@ def _linear(
     model: Any,
     path: str,
     given: nn.Linear,
-    plan: Plan,
+    plan: TPPlan,
     calls: Mapping[str, Call],
 ) -> Linear:
     style = plan.style(path)
@@ -149,7 +149,7 @@ def _linear(
         kind, split = (Gathered if style == "colwise_gather_output" else Linear), "column"
     elif style in ROW:
         kind, split = (Split if style == "rowwise_split_input" else Linear), "row"
-    outputs: int | list[int | Part] = given.out_features
+    outputs: int | list[int | Shard] = given.out_features
     home, _, last = path.rpartition(".")
     if style == "packed_colwise":
         outputs = [given.out_features // 2] * 2
@@ -158,7 +158,7 @@ def _linear(
     elif style == "colwise" and home in calls and last in ("k_proj", "v_proj"):
         call = calls[home]
         size = call.head_size if last == "k_proj" else call.value_size
-        outputs = [divide_heads(ctx.ranks, call.heads, call.kv_heads, size)[1]]
+        outputs = [shard_heads(ctx.tp_group, call.heads, call.kv_heads, size)[1]]
     direction: Literal["column", "row"] | None = split  # type: ignore[assignment]
     return kind(
         ctx,
@@ -171,7 +171,7 @@ def _linear(
     )
 
 
-def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: Plan) -> nn.Module:
+def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: TPPlan) -> nn.Module:
     """Ours, if the experts are plain gated MLPs; else theirs, whole and unquantized."""
     from transformers.activations import ACT2FN
     from transformers.integrations.moe import _default_apply_gate
@@ -193,20 +193,20 @@ def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: Plan) -
             activation=act,
             names=expert_names(type(model), config),
         )
-    if ctx.ranks.world_size > 1:
+    if ctx.tp_group.world_size > 1:
         raise plan.refused(f"its experts ({path}) are not plain gated MLPs")
     if ctx.quantization is not None:
         raise refusal(plan.architecture, f"its experts ({path}) cannot be quantized")
     return given  # type: ignore[no-any-return]
 
 
-def _context(ctx: ModelContext, model: nn.Module, path: str, plan: Plan) -> ModelContext:
+def _context(ctx: ModelContext, model: nn.Module, path: str, plan: TPPlan) -> ModelContext:
     """Attention is divided where its projections are, and their outputs are not gathered."""
     inside = model.get_submodule(path).named_children()
     styles = {plan.style(f"{path}.{name}") for name, _ in inside}
-    if ctx.ranks.world_size == 1 or styles & {"colwise", "packed_colwise"}:
+    if ctx.tp_group.world_size == 1 or styles & {"colwise", "packed_colwise"}:
         return ctx
-    return replace(ctx, ranks=SingleRankCommunicator())
+    return replace(ctx, tp_group=SingleRankCommunicator())
 
 
 def stays_float32(model: Any, path: str) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Linear, Part, weight
+from treadle.layers import Linear, Shard, empty_weight
 from treadle.layers.int4 import PackedInt4
-from treadle.layers.quantized import CpuInt4, left_alone
+from treadle.layers.quantized import CpuInt4, is_layer_skipped
 from treadle_awq.config import AwqConfig
 from treadle_awq.packing import dequantize, unpack
 
@@ -30,17 +30,17 @@ class AwqScheme:
 
     def __init__(self, config: AwqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._cuda = device.kind == "cuda"
+        self._cuda = device.type == "cuda"
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
-        if left_alone(spec, (*HEADS, *self.config.unquantized)):
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
+        if is_layer_skipped(spec, (*HEADS, *self.config.unquantized)):
             return None
         return AwqLinear(self.config.group_size, self._cuda)
 
-    def experts(self, spec: Any) -> None:
+    def experts_method(self, spec: Any) -> None:
         return None
 
-    def kv_dtype(self, layer: str) -> None:
+    def kv_cache_dtype(self, layer: str) -> None:
         return None
 
 
@@ -58,13 +58,13 @@ class AwqLinear:
         self.cuda = cuda
         self.int4: CpuInt4 | PackedInt4 | None = None
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
         if self.group == -1:
-            self.group = inputs.full
-        if inputs.full % self.group:
+            self.group = inputs.total
+        if inputs.total % self.group:
             raise CheckpointError(
-                f"{spec.prefix} has {inputs.full} input features, which groups of {self.group} do "
+                f"{spec.prefix} has {inputs.total} input features, which groups of {self.group} do "
                 "not divide; check group_size in quantization_config"
             )
         if uneven := [n for n in spec.out_features if n % 8]:
@@ -73,18 +73,18 @@ class AwqLinear:
                 "word, so choose a smaller tensor_parallel_size"
             )
         self.first, self.dtype = inputs.start, spec.dtype
-        out, groups = sum(spec.out_features), inputs.full // self.group
-        packed = weight(
+        out, groups = sum(spec.out_features), inputs.total // self.group
+        packed = empty_weight(
             (spec.in_features, out // 8), torch.int32, output_dim=1, output_block=8, input_dim=0
         )
         # Every rank gets the scales of all groups, because its inputs may begin inside a group.
-        zeros = weight((groups, out // 8), torch.int32, output_dim=1, output_block=8)
-        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        zeros = empty_weight((groups, out // 8), torch.int32, output_dim=1, output_block=8)
+        scales = empty_weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
         module.register_parameter("qweight", packed)
         module.register_parameter("qzeros", zeros)
         module.register_parameter("scales", scales)
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Unpack the zero points, and keep the scales of this rank's inputs only."""
         qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data
         zeros = unpack(module.get_parameter("qzeros").data).to(scales.dtype)

@@ -21,15 +21,15 @@ from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 __all__ = (
     "finish_kernel",
     "multiply",
-    "product_kernel",
-    "round_blocks",
-    "round_rows",
-    "rounding_kernel",
+    "quantize_kernel",
+    "quantize_per_block",
+    "quantize_per_row",
+    "scaled_mm_kernel",
 )
 
 
 @triton.jit
-def rounding_kernel(
+def quantize_kernel(
     x,  # [rows, SIZE], or [rows, 2 * SIZE] if GATED; rows stride elements apart
     given,  # float32 [1] if GIVEN: the scale of everything
     out,  # float8_e4m3fn [rows, SIZE]
@@ -75,7 +75,7 @@ def rounding_kernel(
 
 
 @triton.jit
-def product_kernel(
+def scaled_mm_kernel(
     x,  # float8_e4m3fn [rows, depth]
     x_scale,  # float32 [rows], or [depth / 128, rows] with rows x_stride apart, if BLOCKS
     weight,  # float8_e4m3fn [width, depth]
@@ -147,7 +147,7 @@ def product_kernel(
 @triton.jit
 def finish_kernel(
     parts,  # float32 [SPLITS, rows, width]
-    x_scale,  # as in product_kernel; not read if BLOCKS
+    x_scale,  # as in scaled_mm_kernel; not read if BLOCKS
     w_scale,
     bias,
     out,  # [rows, width]
@@ -158,7 +158,7 @@ def finish_kernel(
     BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (block of outputs, row) adds what the programs of ``product_kernel`` have found."""
+    """Program (block of outputs, row) adds what the programs of ``scaled_mm_kernel`` have found."""
     launch_dependents(EARLY)
     n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     row, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
@@ -190,7 +190,7 @@ def _round(
     out = torch.empty((room, size), dtype=FP8, device=x.device)
     scales = torch.empty((size // each, room), dtype=torch.float32, device=x.device)
     pieces, wide = (triton.next_power_of_2(n) for n in (size // each, each))
-    rounding_kernel[(rows,)](
+    quantize_kernel[(rows,)](
         x, scales if given is None else given, out, scales, x.stride(0), room, limit or 0.0,
         SIZE=size, EACH=each, PIECES=pieces, WIDE=wide, GATED=gated, GIVEN=given is not None,
         LIMITED=limit is not None, EARLY=early,
@@ -199,7 +199,7 @@ def _round(
     return out, scales.t()
 
 
-def round_rows(
+def quantize_per_row(
     x: Tensor,
     given: Tensor | None,
     limit: float | None,
@@ -208,14 +208,14 @@ def round_rows(
     gated: bool = False,
     early: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As ``rounding.round_rows``, but for ties: numbers are multiplied by the inverse of the scale."""
+    """As ``rounding.quantize_per_row``, but for ties: numbers are multiplied by the inverse of the scale."""
     return _round(x, None, given, limit, room, gated, early)
 
 
-def round_blocks(
+def quantize_per_block(
     x: Tensor, room: int, *, gated: bool = False, early: bool
 ) -> tuple[Tensor, Tensor]:
-    """As ``rounding.round_blocks``."""
+    """As ``rounding.quantize_per_block``."""
     return _round(x, BLOCK, None, None, room, gated, early)
 
 
@@ -232,7 +232,7 @@ def multiply(
 ) -> Tensor:
     """``[rows, width]`` in ``dtype`` from ``x`` ``[rows, depth]`` and ``weight`` ``[width, depth]``.
 
-    The scales are as from ``round_rows`` with ``w_scale`` ``[width]``, or as from ``round_blocks`` with
+    The scales are as from ``quantize_per_row`` with ``w_scale`` ``[width]``, or as from ``quantize_per_block`` with
     ``w_scale`` ``[width / 128, depth / 128]``.
     """
     rows, depth = x.shape
@@ -246,7 +246,7 @@ def multiply(
         parts = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(width, tile.wide), splits, triton.cdiv(rows, tile.rows))
     added = out if bias is None else bias
-    product_kernel[grid](
+    scaled_mm_kernel[grid](
         x, x_scale, weight, w_scale, added, parts, rows, width, depth, share,
         x_scale.stride(1), w_scale.stride(0),
         WIDE=tile.wide, ROWS=tile.rows, DEEP=tile.deep, BLOCKS=blocks, SPLIT=splits > 1,

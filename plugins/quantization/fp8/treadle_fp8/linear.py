@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers import Linear, Part, ops, weight
-from treadle_fp8.native import Native
+from treadle.layers import Linear, Shard, empty_weight, ops
+from treadle_fp8.native import ScaledMM
 from treadle_fp8.rounding import FP8, LARGEST
 
 __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "widened")
@@ -30,21 +30,21 @@ __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "wide
 class ChannelLinear:
     """A scale for each output; activations have one for each row, unless a static one is known.
 
-    After ``finish`` the module has ``weight`` and ``weight_scale`` ``[out]``.
+    After ``process_weights_after_loading`` the module has ``weight`` and ``weight_scale`` ``[out]``.
     """
 
-    def __init__(self, native: Native, limit: float | None = None) -> None:
+    def __init__(self, native: ScaledMM, limit: float | None = None) -> None:
         self.native = native
         self.limit = limit
         self.fast = False
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
-        scale = weight((sum(spec.out_features), 1), torch.float32, output_dim=0)
+        scale = empty_weight((sum(spec.out_features), 1), torch.float32, output_dim=0)
         module.register_parameter("weight_scale", scale)
         self.dtype = spec.dtype
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         self.keep(module, module.get_parameter("weight_scale").data.flatten())
 
     def keep(self, module: nn.Module, scale: Tensor) -> None:
@@ -67,19 +67,23 @@ class ChannelLinear:
 class MatrixLinear(ChannelLinear):
     """A scale for each matrix of the checkpoint; ``static``: and one for its activations."""
 
-    def __init__(self, native: Native, *, static: bool) -> None:
+    def __init__(self, native: ScaledMM, *, static: bool) -> None:
         super().__init__(native)
         self.static = static
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
         parts = len(spec.out_features)
-        module.register_parameter("weight_scale", weight((parts,), torch.float32, per_part=True))
+        module.register_parameter(
+            "weight_scale", empty_weight((parts,), torch.float32, per_part=True)
+        )
         if self.static:
-            module.register_parameter("input_scale", weight((parts,), torch.float32, per_part=True))
+            module.register_parameter(
+                "input_scale", empty_weight((parts,), torch.float32, per_part=True)
+            )
         self.dtype, self.sizes = spec.dtype, spec.out_features
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Give each output the scale of its matrix, so that fused ones need not be rounded anew."""
         scales = module.get_parameter("weight_scale").data
         if self.static:
@@ -92,11 +96,11 @@ class MatrixLinear(ChannelLinear):
 class OnlineLinear(ChannelLinear):
     """A weight that the checkpoint has in full precision, with a scale for each output."""
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, spec.dtype)
         self.dtype = spec.dtype
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         full = module.get_parameter("weight").data.float()
         scale = (full.abs().amax(dim=1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
         replace(module, "weight", (full / scale[:, None]).to(FP8))
@@ -106,28 +110,28 @@ class OnlineLinear(ChannelLinear):
 class BlockLinear:
     """A scale for each block; activations have one for each row and 128 inputs.
 
-    After ``finish``, ``weight_scale`` is ``[out, ⌈in / step⌉]``: a scale for each output and
+    After ``process_weights_after_loading``, ``weight_scale`` is ``[out, ⌈in / step⌉]``: a scale for each output and
     ``step`` inputs. For FP8 multiplication, ``block_scale`` is ``[out / 128, in / 128]`` as well.
     """
 
-    def __init__(self, block: tuple[int, int], native: Native) -> None:
+    def __init__(self, block: tuple[int, int], native: ScaledMM) -> None:
         self.block = block
         self.native = native
         self.fast = False
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
-        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
         high, wide = self.block
         rows = sum(-(-n // high) for n in spec.out_features)
         # Every rank gets the scales of all inputs, because its own may begin inside a block.
-        scale = weight(
-            (rows, -(-inputs.full // wide)), torch.float32, output_dim=0, output_block=high
+        scale = empty_weight(
+            (rows, -(-inputs.total // wide)), torch.float32, output_dim=0, output_block=high
         )
         module.register_parameter("weight_scale", scale)
         self.dtype, self.sizes, self.first = spec.dtype, spec.out_features, inputs.start
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Bring the scales into the form of this rank's share."""
         data, stored = (
             module.get_parameter("weight").data,
@@ -179,7 +183,7 @@ def widened(weight: Tensor) -> Tensor:
 def register_weight(module: nn.Module, spec: LinearSpec, dtype: torch.dtype) -> None:
     """An empty ``weight`` ``[out, in]``."""
     shape = (sum(spec.out_features), spec.in_features)
-    module.register_parameter("weight", weight(shape, dtype, output_dim=0, input_dim=1))
+    module.register_parameter("weight", empty_weight(shape, dtype, output_dim=0, input_dim=1))
 
 
 def replace(module: nn.Module, name: str, data: Tensor) -> None:

@@ -23,7 +23,7 @@ from treadle_fp8.rounding import FP8
 from treadle_fp8.tiles import BLOCK, choose
 from treadle_triton_kit.support import is_triton_installed, supports_pdl
 
-__all__ = ("Native",)
+__all__ = ("ScaledMM",)
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ for 256."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _QuantizeCall:
     """How activations are rounded: by which function, with what beside them and the number of rows, of
     which cuBLAS takes a multiple of ``step``."""
 
@@ -45,17 +45,17 @@ class _Way:
     step: int
 
 
-class Native:
+class ScaledMM:
     """``torch._scaled_mm`` in the two forms that checkpoints need."""
 
     def __init__(self, device: DeviceInfo) -> None:
         capability = device.capability or (0, 0)
-        self._possible = device.kind == "cuda" and capability >= (8, 9)
+        self._possible = device.type == "cuda" and capability >= (8, 9)
         self._kernels: Any = None
         self._early = supports_pdl(device)
         if self._possible and torch.cuda.is_available() and is_triton_installed():
             self._kernels = import_module("treadle_fp8.kernels")
-        self._found: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
+        self._kernels_of: dict[tuple[str, torch.dtype, torch.Size], bool] = {}
         self._without: set[torch.Size] = set()
         """Shapes of weights for which the kernels failed."""
 
@@ -79,7 +79,7 @@ class Native:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
         largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_and_mul`` of ``x``
         ``[..., 2 · in]`` is multiplied."""
-        way = _Way("round_rows", (static, limit), gated, 1)
+        way = _QuantizeCall("round_rows", (static, limit), gated, 1)
         return self._product(x, weight, scale, scale[None, :], bias, way)
 
     # -- a scale for each block ----------------------------------------------------------
@@ -101,7 +101,7 @@ class Native:
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``; ``gated`` as for ``rows``."""
-        way = _Way("round_blocks", (), gated, ROWS)
+        way = _QuantizeCall("round_blocks", (), gated, ROWS)
         return self._product(x, weight, scale, scale.t(), bias, way)
 
     # -- either ---------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Native:
         scale: Tensor,
         transposed: Tensor,  # the scale as cuBLAS wants it
         bias: Tensor | None,
-        way: _Way,
+        way: _QuantizeCall,
     ) -> Tensor:
         """Round with the kernels or with torch, and multiply."""
         flat = x.reshape(-1, x.shape[-1])
@@ -145,9 +145,9 @@ class Native:
         if not self._possible or dtype is torch.float32 or any(n % multiple for n in weight.shape):
             return False
         key = (form, dtype, weight.shape)
-        if key not in self._found:
-            self._found[key] = self._works(form, weight.shape, test)
-        return self._found[key]
+        if key not in self._kernels_of:
+            self._kernels_of[key] = self._works(form, weight.shape, test)
+        return self._kernels_of[key]
 
     def _works(self, form: str, shape: torch.Size, test: Callable[[], bool]) -> bool:
         """Whether the form is right, if need be without the kernels."""
@@ -174,14 +174,14 @@ def _sample(like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype), torch.randn(outputs, inputs, **kwargs).to(FP8)
 
 
-def _try_rows(native: Native, like: Tensor, dtype: torch.dtype) -> bool:
+def _try_rows(native: ScaledMM, like: Tensor, dtype: torch.dtype) -> bool:
     x, weight = _sample(like, dtype)
     scale = torch.linspace(0.5, 2.0, len(weight), device=like.device)
     dense = weight[:BLOCK].float() * scale[:BLOCK, None]
     return all(_close(native.rows(part, weight, scale, None), part, dense) for part in _parts(x))
 
 
-def _try_blocks(native: Native, like: Tensor, dtype: torch.dtype) -> bool:
+def _try_blocks(native: ScaledMM, like: Tensor, dtype: torch.dtype) -> bool:
     x, weight = _sample(like, dtype)
     shape = weight.shape[0] // BLOCK, weight.shape[1] // BLOCK
     scale = torch.linspace(0.5, 2.0, shape[0] * shape[1], device=like.device)

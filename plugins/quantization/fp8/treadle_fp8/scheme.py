@@ -6,10 +6,10 @@ from typing import Any
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.layers.quantized import left_alone
+from treadle.layers.quantized import is_layer_skipped
 from treadle_fp8.config import Fp8Config
 from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
-from treadle_fp8.native import Native
+from treadle_fp8.native import ScaledMM
 
 __all__ = ("Fp8Scheme",)
 
@@ -29,11 +29,11 @@ class Fp8Scheme:
 
     def __init__(self, config: Fp8Config, device: DeviceInfo) -> None:
         self.config = config
-        self._native = Native(device)
+        self._native = ScaledMM(device)
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         config = self.config
-        if left_alone(spec, (*HEADS, *config.unquantized)):
+        if is_layer_skipped(spec, (*HEADS, *config.unquantized)):
             return None
         if config.online:
             return OnlineLinear(self._native)
@@ -55,8 +55,8 @@ class Fp8Scheme:
             return None
         return f"{path}.{leaf}"
 
-    def experts(self, spec: Any) -> None:
+    def experts_method(self, spec: Any) -> None:
         return None
 
-    def kv_dtype(self, layer: str) -> None:
+    def kv_cache_dtype(self, layer: str) -> None:
         return None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Linear, Part, weight
+from treadle.layers import Linear, Shard, empty_weight
 from treadle.layers.int4 import PackedInt4
 from treadle.layers.quantized import CpuInt4
 from treadle_gptq.config import Packing
@@ -28,7 +28,7 @@ COLUMNS = 1024
 class GptqLinear:
     """``x @ W.T + bias`` with ``W`` in ``bits``.
 
-    With act-order, inputs belong to groups in any order. ``finish`` sorts the rows of the weight by
+    With act-order, inputs belong to groups in any order. ``process_weights_after_loading`` sorts the rows of the weight by
     group, so that groups are runs again and the inputs are permuted instead. A rank that holds a
     share of the inputs holds some rows of every group: it keeps all scales and, where no sorting
     makes groups of equal size, the group of each row.
@@ -52,8 +52,8 @@ class GptqLinear:
         self.gemm, self.cuda = gemm, cuda
         self.int4: CpuInt4 | PackedInt4 | None = None
 
-    def create(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Linear) else Part.whole(spec.in_features)
+    def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
+        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
         word = 32 // self.bits
         for what, count in (
             ("input", spec.in_features),
@@ -66,24 +66,24 @@ class GptqLinear:
                     "tensor_parallel_size"
                 )
         if self.group == -1:
-            self.group = inputs.full
+            self.group = inputs.total
         self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
-        out, groups = sum(spec.out_features), -(-inputs.full // self.group)
+        out, groups = sum(spec.out_features), -(-inputs.total // self.group)
         shape = (spec.in_features // word, out)
-        packed = weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=word)
-        zeros = weight((groups, out // word), torch.int32, output_dim=1, output_block=word)
-        scales = weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
+        packed = empty_weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=word)
+        zeros = empty_weight((groups, out // word), torch.int32, output_dim=1, output_block=word)
+        scales = empty_weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
         absent = None if self.act_order else -1.0
-        index = weight((spec.in_features,), torch.int32, input_dim=0, default=absent)
+        index = empty_weight((spec.in_features,), torch.int32, input_dim=0, default=absent)
         module.register_parameter("qweight", packed)
         module.register_parameter("qzeros", zeros)
         module.register_parameter("scales", scales)
         module.register_parameter("g_idx", index)
         if not spec.bias:
-            spare = weight((out,), spec.dtype, output_dim=0, default=0.0)
+            spare = empty_weight((out,), spec.dtype, output_dim=0, default=0.0)
             module.register_parameter(SPARE_BIAS, spare)
 
-    def finish(self, module: nn.Module) -> None:
+    def process_weights_after_loading(self, module: nn.Module) -> None:
         """Bring the inputs into an order in which groups are runs, if there is one."""
         self._drop_spare_bias(module)
         qweight, scales = module.get_parameter("qweight").data, module.get_parameter("scales").data

@@ -7,7 +7,7 @@ from typing import Any
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
-from treadle.layers.quantized import left_alone
+from treadle.layers.quantized import is_layer_skipped
 from treadle_gptq.config import GptqConfig
 from treadle_gptq.gemm import find_gemm
 from treadle_gptq.linear import SPARE_BIAS, GptqLinear
@@ -24,12 +24,12 @@ class GptqScheme:
 
     def __init__(self, config: GptqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._gemm, self._cuda = find_gemm(device), device.kind == "cuda"
+        self._gemm, self._cuda = find_gemm(device), device.type == "cuda"
         self._without_bias: set[str] = set()
 
-    def linear(self, spec: LinearSpec) -> LinearMethod | None:
+    def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         heads = () if self.config.head else HEADS
-        if left_alone(spec, (*heads, *self.config.unquantized)):
+        if is_layer_skipped(spec, (*heads, *self.config.unquantized)):
             return None
         found = {name: self.config.packing(name) for name in spec.names}
         packing = found[spec.names[0]]
@@ -49,8 +49,8 @@ class GptqScheme:
         path, _, leaf = name.rpartition(".")
         return f"{path}.{SPARE_BIAS}" if leaf == "bias" and path in self._without_bias else name
 
-    def experts(self, spec: Any) -> None:
+    def experts_method(self, spec: Any) -> None:
         return None
 
-    def kv_dtype(self, layer: str) -> None:
+    def kv_cache_dtype(self, layer: str) -> None:
         return None

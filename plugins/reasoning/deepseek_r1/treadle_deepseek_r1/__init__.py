@@ -30,8 +30,8 @@ def treadle_reasoning_parser(
 @impl
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """DeepSeek's own templates only: of a model that need not think, it would take the answer."""
-    if (kind, key) != ("reasoning", "deepseek_r1"):
+    if (kind, key) != ("reasoning_parsers", "deepseek_r1"):
         return None
-    if model.writes("<｜Assistant｜>") and model.writes(TAGS[1]):
+    if model.template_contains("<｜Assistant｜>") and model.template_contains(TAGS[1]):
         return Match(100, "the chat template writes <｜Assistant｜> and </think>")
     return None

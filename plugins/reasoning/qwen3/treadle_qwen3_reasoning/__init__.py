@@ -33,9 +33,9 @@ def treadle_reasoning_parser(
 @impl
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """Any model with these tags: an answer that does not begin with one is left as it is."""
-    if (kind, key) != ("reasoning", "qwen3"):
+    if (kind, key) != ("reasoning_parsers", "qwen3"):
         return None
-    if model.writes(TAGS[1]):
+    if model.template_contains(TAGS[1]):
         return Match(50, "the chat template knows </think>")
     if model.tokens.issuperset(TAGS):
         return Match(50, "<think> and </think> are tokens of the vocabulary")

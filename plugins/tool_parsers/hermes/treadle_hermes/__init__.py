@@ -29,8 +29,8 @@ def treadle_tool_parser(
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """Others put other things between these tags: Qwen3-Coder ``<function=…>``, GLM ``<arg_key>``."""
     others = ("<function=", "<arg_key>")
-    if (kind, key) != ("tool_parsers", "hermes") or any(map(model.writes, others)):
+    if (kind, key) != ("tool_parsers", "hermes") or any(map(model.template_contains, others)):
         return None
-    if model.writes("<tool_call>") and model.writes("arguments"):
+    if model.template_contains("<tool_call>") and model.template_contains("arguments"):
         return Match(100, "the chat template writes JSON between <tool_call> and </tool_call>")
     return None

@@ -34,7 +34,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ToolCallParser):
-    tags = (BEGIN, END)
+    special_tags = (BEGIN, END)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Hermes(ToolCallParser):
             return self.abandon_call(at)
         return behind if self.pending else self.end_call(behind)
 
-    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         begin, end = tag_rule(BEGIN, self._tokenizer), tag_rule(END, self._tokenizer)
         tools = selected_tools(self._tools, choice)
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))

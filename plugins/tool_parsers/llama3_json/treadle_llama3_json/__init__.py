@@ -30,6 +30,6 @@ def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """The templates of Llama 3.1 to 3.3, which describe the call to the model."""
     if (kind, key) != ("tool_parsers", "llama3_json"):
         return None
-    if model.writes('": dictionary of argument name and its value'):
+    if model.template_contains('": dictionary of argument name and its value'):
         return Match(100, 'the chat template asks for {"name": …, "parameters": …}')
     return None

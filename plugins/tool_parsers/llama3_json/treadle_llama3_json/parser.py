@@ -32,7 +32,7 @@ _candidate = re.compile(r"[{<]")
 
 
 class Llama3(ToolCallParser):
-    tags = (TAG,)
+    special_tags = (TAG,)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Llama3(ToolCallParser):
     def _bare(self) -> JsonToolCallReader:
         return JsonToolCallReader(self.calls, self._names.__contains__, KEYS)
 
-    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         """One call. JSON without anything around it: every backend can enforce it."""
         calls: list[dict[str, Any]] = []
         shared: dict[str, Any] = {}

@@ -29,7 +29,7 @@ def treadle_tool_parser(
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     if (kind, key) != ("tool_parsers", "mistral"):
         return None
-    if model.writes("[TOOL_CALLS]"):
+    if model.template_contains("[TOOL_CALLS]"):
         return Match(100, "the chat template writes [TOOL_CALLS]")
     if "[TOOL_CALLS]" in model.tokens:
         return Match(50, "[TOOL_CALLS] is a token of the vocabulary")

@@ -41,7 +41,7 @@ _id = re.compile(r"[0-9A-Za-z]*")
 
 
 class Mistral(ToolCallParser):
-    tags = (CALLS, ID, ARGUMENTS)
+    special_tags = (CALLS, ID, ARGUMENTS)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Mistral(ToolCallParser):
         self.call_prefix.append(text[at:end])
         return end
 
-    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         """The form of the model's own generation, which its vocabulary tells: ``[ARGS]`` came with
         v11, and vocabularies without it were taught the array."""
         tools = selected_tools(self._tools, choice)

@@ -33,7 +33,7 @@ _name = re.compile(r"[\w.\-]*")
 
 
 class Pythonic(ToolCallParser):
-    tags = (START, END)
+    special_tags = (START, END)
 
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -121,5 +121,5 @@ class Pythonic(ToolCallParser):
             self.end_call(0)
         return super().finish()
 
-    def grammar(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
+    def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         return python_grammar(self._tools, choice)

@@ -9,45 +9,51 @@ from typing import Any
 
 import pytest
 import torch
-from treadle_attention_triton import tiles, treadle_attention
+from treadle_attention_triton import tiles, treadle_attention_backend
 from treadle_attention_triton.backend import TritonAttention
 
-from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionOffer,
+    AttentionRequest,
+    MaskKind,
+    Refusal,
+)
 from treadle.api.cache import DeviceInfo
-from treadle.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.testing.attention import AttentionCase, AttentionSuite, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 
 
 def on_cpu(request: AttentionRequest) -> Callable[[], AttentionBackend]:
     """A device of 4 processors, so that few rows are already worth splitting."""
-    return lambda: TritonAttention(request, processors=4)
+    return lambda: TritonAttention(request, num_sms=4)
 
 
 class TestInterpreted(AttentionSuite):
     key = "triton"
     steps = {name: steps[name] for name in ("first token", "decodes", "last tokens", "mixed")}
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         if request.dtype == "bfloat16":
             return Refusal("triton", ("the interpreter's bfloat16 products are wrong",))
-        device = HOPPER if request.device.kind == "cpu" else request.device
-        bid = treadle_attention(replace(request, device=device), {})
-        return replace(bid, create=on_cpu(request)) if isinstance(bid, Offer) else bid
+        device = HOPPER if request.device.type == "cpu" else request.device
+        bid = treadle_attention_backend(replace(request, device=device), {})
+        return replace(bid, create=on_cpu(request)) if isinstance(bid, AttentionOffer) else bid
 
 
-def run(case: Case, cache: torch.Tensor | None = None) -> torch.Tensor:
-    backend = TritonAttention(case.request, processors=4)
+def run(case: AttentionCase, cache: torch.Tensor | None = None) -> torch.Tensor:
+    backend = TritonAttention(case.request, num_sms=4)
     cache = case.cache(backend) if cache is None else cache
-    return backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+    return backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("window", [None, 9])
 def test_garbage_of_other_sequences_is_never_read(window: int | None, page_size: int) -> None:
     request = replace(requests["float32"], window=window)
-    case = Case(request, [1, 1, 4, 9], [5, 70, 21, 9], page_size, device="cpu")
-    cache = case.cache(TritonAttention(request, processors=4))
+    case = AttentionCase(request, [1, 1, 4, 9], [5, 70, 21, 9], page_size, device="cpu")
+    cache = case.cache(TritonAttention(request, num_sms=4))
     cache[cache == 7.0] = float("nan")  # what Case puts where it has written nothing
     case.check(run(case, cache))
 
@@ -61,8 +67,8 @@ def test_fp8_caches_are_read_and_saturate(
     request = replace(requests["float16"], kv_dtype=name)
     key, value = scales
     for lengths in (([1, 1], [5, 70]), ([3, 20], [40, 20])):
-        case = Case(request, *lengths, 64, device="cpu")
-        backend = TritonAttention(request, processors=4)
+        case = AttentionCase(request, *lengths, 64, device="cpu")
+        backend = TritonAttention(request, num_sms=4)
         cache = case.cache(backend)
         for row, tokens in enumerate(case.kv_lens):
             pages = case.batch.page_table[row, : -(-tokens // 64)].long()
@@ -70,7 +76,7 @@ def test_fp8_caches_are_read_and_saturate(
             for at in range(tokens):
                 cache[:, pages[at // 64], at % 64] = stored[:, at]
             case.keys[row], case.values[row] = stored[0].float() * key, stored[1].float() * value
-        plan = backend.plan(case.batch)
+        plan = backend.build_metadata(case.batch)
         out = backend.forward(case.q, None, None, cache, plan, scales)
         assert (out.float() - case.expected()).norm() <= 2e-3 * case.expected().norm()
     new = case.batch.slot_mapping
@@ -89,32 +95,32 @@ def test_every_number_of_splits_gives_the_same(
     splits: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "splits", lambda *_: splits)
-    request = replace(requests["float32"], window=window, heads=2, kv_heads=1)
-    case = Case(request, [1] * 3, [400, 1, 129], 64, device="cpu")
+    request = replace(requests["float32"], window=window, num_heads=2, num_kv_heads=1)
+    case = AttentionCase(request, [1] * 3, [400, 1, 129], 64, device="cpu")
     case.check(run(case), f"{splits} splits")
 
 
 def test_a_row_of_no_tokens_is_padding() -> None:
     """Captured batches are padded with rows of length 0: zeros, whatever the page table says."""
     for processors in (1, 64):
-        backend = TritonAttention(requests["float32"], processors=processors)
-        case = Case(requests["float32"], [1, 1], [300, 200], 64, device="cpu")
+        backend = TritonAttention(requests["float32"], num_sms=processors)
+        case = AttentionCase(requests["float32"], [1, 1], [300, 200], 64, device="cpu")
         cache = case.cache(backend)
-        plan = backend.plan(case.batch)
+        plan = backend.build_metadata(case.batch)
         assert (plan.items[0].splits > 1) == (processors == 64)
-        case.batch.kv_lens[1] = 0
+        case.batch.seq_lens[1] = 0
         out = backend.forward(case.q, case.k, case.v, cache, plan)
         assert (out[1] == 0).all()
         torch.testing.assert_close(out[0], case.expected()[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_negative_slot_is_not_stored() -> None:
-    backend = TritonAttention(requests["float32"], processors=4)
-    case = Case(requests["float32"], [1, 1], [3, 5], 16, device="cpu")
+    backend = TritonAttention(requests["float32"], num_sms=4)
+    case = AttentionCase(requests["float32"], [1, 1], [3, 5], 16, device="cpu")
     cache = case.cache(backend)
     before = cache.clone()
     case.batch.slot_mapping[1] = -1
-    backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+    backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
     changed = (cache != before).flatten(3).any(-1).flatten(1).sum(1)
     assert changed.tolist() == [1, 1]
 
@@ -122,14 +128,14 @@ def test_a_negative_slot_is_not_stored() -> None:
 @pytest.mark.parametrize("rows", [16, 32, 128])
 def test_every_height_of_tile(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "prefill_tile", lambda *_: tiles.Tile(rows, 64, 4, 2))
-    case = Case(requests["float32"], [9, 30, 2], [75, 30, 130], 64, device="cpu")
+    case = AttentionCase(requests["float32"], [9, 30, 2], [75, 30, 130], 64, device="cpu")
     case.check(run(case), f"{rows} rows")
 
 
 def test_groups_that_are_no_power_of_two() -> None:
     for heads, kv_heads in ((6, 2), (5, 1)):
-        request = replace(requests["float32"], heads=heads, kv_heads=kv_heads)
-        case = Case(request, [1, 1, 50], [70, 3, 90], 64, device="cpu")
+        request = replace(requests["float32"], num_heads=heads, num_kv_heads=kv_heads)
+        case = AttentionCase(request, [1, 1, 50], [70, 3, 90], 64, device="cpu")
         case.check(run(case), f"{heads}/{kv_heads}")
 
 
@@ -139,9 +145,12 @@ def test_groups_that_are_no_power_of_two() -> None:
 def test_drafts_are_split_too(changes: dict[str, Any]) -> None:
     """Few new tokens over many keys: more programs than tiles of queries would give."""
     request = replace(requests["float32"], **changes)
-    backend = TritonAttention(request, processors=64)
-    case = Case(request, [1, 5, 3, 20], [150, 290, 130, 40], 64, device="cpu")
-    cache, plan = case.cache(backend), backend.plan(case.batch)
-    assert [(i.count, i.queries) for i in plan.items] == [(1, 1), (2, 5)] and plan.work is not None
+    backend = TritonAttention(request, num_sms=64)
+    case = AttentionCase(request, [1, 5, 3, 20], [150, 290, 130, 40], 64, device="cpu")
+    cache, plan = case.cache(backend), backend.build_metadata(case.batch)
+    assert [(i.count, i.queries) for i in plan.items] == [
+        (1, 1),
+        (2, 5),
+    ] and plan.tile_list is not None
     assert all(i.splits > 1 for i in plan.items)
     case.check(backend.forward(case.q, case.k, case.v, cache, plan))

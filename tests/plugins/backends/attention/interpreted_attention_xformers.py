@@ -13,13 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 from treadle_attention_xformers import backend as module
-from treadle_attention_xformers import treadle_attention
+from treadle_attention_xformers import treadle_attention_backend
 from treadle_attention_xformers.backend import XformersAttention, splits
 from xformers.ops.fmha import flash, triton_splitk
 
-from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionOffer,
+    AttentionRequest,
+    MaskKind,
+    Refusal,
+)
 from treadle.api.cache import DeviceInfo
-from treadle.testing.attention import AttentionSuite, Case, requests
+from treadle.testing.attention import AttentionCase, AttentionSuite, requests
 from treadle.testing.attention_reference import attend
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -60,10 +66,10 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestInterpreted(AttentionSuite):
     key = "xformers"
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         """As on a card; but float32 too, for a sharper comparison, and no bfloat16."""
         asked = request
-        if request.device.kind == "cpu":
+        if request.device.type == "cpu":
             asked = replace(request, device=HOPPER)
         if request.dtype == "bfloat16":
             return Refusal("xformers", ("the interpreter's bfloat16 products are wrong",))
@@ -72,7 +78,7 @@ class TestInterpreted(AttentionSuite):
         if request.dtype == "float32":
             kv_dtype = "float16" if request.kv_dtype == "float32" else request.kv_dtype
             asked = replace(asked, dtype="float16", kv_dtype=kv_dtype)
-        bid = treadle_attention(asked, {})
+        bid = treadle_attention_backend(asked, {})
         if isinstance(bid, Refusal):
             return bid
 
@@ -82,15 +88,17 @@ class TestInterpreted(AttentionSuite):
         return replace(bid, create=create)
 
 
-def run(case: Case, cache: Tensor | None = None) -> Tensor:
+def run(case: AttentionCase, cache: Tensor | None = None) -> Tensor:
     backend = XformersAttention(case.request)
     cache = case.cache(backend) if cache is None else cache
-    return backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch))
+    return backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 128])
 def test_garbage_of_other_sequences_is_never_read(page_size: int) -> None:
-    case = Case(requests["float32"], [1, 1, 1, 4, 9], [5, 64, 150, 21, 9], page_size, device="cpu")
+    case = AttentionCase(
+        requests["float32"], [1, 1, 1, 4, 9], [5, 64, 150, 21, 9], page_size, device="cpu"
+    )
     cache = case.cache(XformersAttention(case.request))
     cache[cache == 7.0] = float("nan")  # what Case puts where it has written nothing
     case.check(run(case, cache))
@@ -99,13 +107,13 @@ def test_garbage_of_other_sequences_is_never_read(page_size: int) -> None:
 @pytest.mark.parametrize("count", [2, 4, 64])
 def test_every_number_of_splits_gives_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "splits", lambda *_: count)
-    case = Case(requests["float32"], [1] * 3, [400, 1, 129], 64, device="cpu")
+    case = AttentionCase(requests["float32"], [1] * 3, [400, 1, 129], 64, device="cpu")
     case.check(run(case), f"{count} splits")
 
 
 def test_a_long_row_is_split() -> None:
-    case = Case(requests["float32"], [1, 1], [1100, 30], 64, device="cpu")
-    plan = XformersAttention(case.request).plan(case.batch)
+    case = AttentionCase(requests["float32"], [1, 1], [1100, 30], 64, device="cpu")
+    plan = XformersAttention(case.request).build_metadata(case.batch)
     assert plan.decodes is not None and plan.decodes.operator.SPLIT_K > 1
     case.check(run(case))
 
@@ -120,8 +128,8 @@ def test_splits_are_bounded() -> None:
 def test_rows_and_pages_are_padded_to_powers_of_two() -> None:
     """Else every number of rows, and of pages of the longest, would be compiled anew."""
     for rows, tokens, shape in ((1, 16, (1, 1)), (3, 33, (4, 4)), (8, 64, (8, 4))):
-        case = Case(requests["float32"], [1] * rows, [tokens] * rows, 16, device="cpu")
-        plan = XformersAttention(case.request).plan(case.batch)
+        case = AttentionCase(requests["float32"], [1] * rows, [tokens] * rows, 16, device="cpu")
+        plan = XformersAttention(case.request).build_metadata(case.batch)
         assert plan.decodes is not None
         assert (plan.decodes.padded_rows, plan.decodes.padded_columns) == shape
 
@@ -130,9 +138,9 @@ def test_a_row_of_no_tokens_is_padding() -> None:
     """Captured batches may hold such rows: zeros, whatever the page table says."""
     backend = XformersAttention(requests["float32"])
     for lengths in ([300, 200], [30, 20]):  # split, and not
-        case = Case(requests["float32"], [1, 1], lengths, 64, device="cpu")
-        cache, plan = case.cache(backend), backend.plan(case.batch)
-        case.batch.kv_lens[1] = 0
+        case = AttentionCase(requests["float32"], [1, 1], lengths, 64, device="cpu")
+        cache, plan = case.cache(backend), backend.build_metadata(case.batch)
+        case.batch.seq_lens[1] = 0
         out = backend.forward(case.q, case.k, case.v, cache, plan)
         assert (out[1] == 0).all()
         torch.testing.assert_close(out[0], case.expected()[0], rtol=1e-4, atol=1e-4)
@@ -141,18 +149,20 @@ def test_a_row_of_no_tokens_is_padding() -> None:
 def test_keys_are_gathered_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long context must not be held twice, let alone that of every row."""
     monkeypatch.setattr(module, "_GATHERED", 60)
-    case = Case(requests["float32"], [1, 3, 4, 9, 2], [70, 30, 30, 90, 2], 16, device="cpu")
+    case = AttentionCase(
+        requests["float32"], [1, 3, 4, 9, 2], [70, 30, 30, 90, 2], 16, device="cpu"
+    )
     backend = XformersAttention(case.request)
-    plan = backend.plan(case.batch)
+    plan = backend.build_metadata(case.batch)
     assert [len(rows.slots) for rows in plan.prompts] == [60, 90, 2]
     assert [rows.new for rows in plan.prompts] == [False, False, True]
     case.check(backend.forward(case.q, case.k, case.v, case.cache(backend), plan))
 
 
 def test_new_prompts_are_not_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(requests["float32"], [7, 20], [7, 20], 16, device="cpu")
+    case = AttentionCase(requests["float32"], [7, 20], [7, 20], 16, device="cpu")
     backend = XformersAttention(case.request)
-    cache, plan = case.cache(backend), backend.plan(case.batch)
+    cache, plan = case.cache(backend), backend.build_metadata(case.batch)
     monkeypatch.setattr(plan.prompts[0], "slots", None)
     case.check(backend.forward(case.q, case.k, case.v, cache, plan))
 
@@ -178,7 +188,7 @@ def test_the_operators_would_take_what_they_get(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(operator, "apply", watched(operator))
     # The device is another; the bias of decode has host lengths that only this check compares.
     for page_size in (16, 32, 64, 128, 256):
-        case = Case(
+        case = AttentionCase(
             requests["float16"], [1, 1, 1, 6, 21], [50, 2, 31, 6, 60], page_size, device="cpu"
         )
         case.check(run(case))

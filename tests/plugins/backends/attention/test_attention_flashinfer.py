@@ -13,14 +13,20 @@ from typing import Any
 import pytest
 import torch
 import treadle_attention_flashinfer
-from treadle_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, treadle_attention
+from treadle_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, treadle_attention_backend
 from treadle_attention_flashinfer.pages import pages_of, visible
 
-from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionOffer,
+    AttentionRequest,
+    MaskKind,
+    Refusal,
+)
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
 from treadle.plugins import PluginManager
-from treadle.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.testing.attention import AttentionCase, AttentionSuite, requests, steps
 from treadle.testing.attention_reference import batch_of
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -45,14 +51,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention_backend(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal) and bid.name == "flashinfer"
     return bid.reasons
 
 
-def offered(**changes: Any) -> Offer:
-    bid = treadle_attention(replace(QWEN, **changes), {})
-    assert isinstance(bid, Offer), bid
+def offered(**changes: Any) -> AttentionOffer:
+    bid = treadle_attention_backend(replace(QWEN, **changes), {})
+    assert isinstance(bid, AttentionOffer), bid
     return bid
 
 
@@ -176,7 +182,7 @@ def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None
 
 def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"'flashinfer', which cannot serve .* is not CUDA"):
-        answers("flashinfer", device="cpu", threads=1)
+        answers("flashinfer", device="cpu", cpu_threads=1)
 
 
 # -------------------------------------------------------------------------------- the pages
@@ -195,7 +201,7 @@ def test_the_pages_of_a_step(step: str, window: int | None) -> None:
     numbers = table.reshape(-1)[pages.entries].tolist()
     starts = pages.starts.tolist()
     assert len(numbers) == starts[-1]
-    assert pages.queries.tolist() == batch.query_start.tolist()
+    assert pages.queries.tolist() == batch.query_start_loc.tolist()
     for r, (new, total) in enumerate(zip(query_lens, kv_lens, strict=True)):
         first = 0 if window is None else max(0, total - new - window + 1)  # the first token seen
         seen = [table[r, position // 16].item() for position in range(first, total)]
@@ -209,7 +215,7 @@ def test_a_window_leaves_the_same_pages_on_the_device(window: int) -> None:
     lengths = [1, 15, 16, 17, 32, 33, 70]
     batch, _ = batch_of([1] * 7, lengths, page_size=16, shuffle=3, spare_columns=2)
     pages = pages_of([1] * 7, lengths, 16, batch.page_table.shape[1], window)
-    table, left = visible(batch.page_table, batch.kv_lens, 16, window)
+    table, left = visible(batch.page_table, batch.seq_lens, 16, window)
     assert table.dtype == left.dtype == torch.int32
     assert left.tolist() == pages.lengths.tolist()
     assert table.shape[1] <= (window + 14) // 16 + 1
@@ -252,7 +258,7 @@ class InSixteenBits(AttentionSuite):
 
     key = "flashinfer"
 
-    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+    def offer(self, name: str) -> tuple[AttentionRequest, AttentionOffer]:
         request = replace(requests[name], device=self.device)
         if request.dtype == request.kv_dtype == "float32":
             request = replace(request, dtype="float16", kv_dtype="float16")
@@ -264,8 +270,8 @@ class InSixteenBits(AttentionSuite):
 
 @pytest.mark.usefixtures("installed")
 class TestInPlainTorch(InSixteenBits):
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        bid = treadle_attention(replace(request, device=HOPPER), {})
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        bid = treadle_attention_backend(replace(request, device=HOPPER), {})
         if isinstance(bid, Refusal):
             return bid
 
@@ -281,9 +287,9 @@ class TestInPlainTorch(InSixteenBits):
 class TestInPlainTorchWithoutXqa(TestInPlainTorch):
     """As on devices of capability 8, where the wrapper serves every row."""
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         bid = super().bid(request)
-        return replace(bid, graph_safe=False) if isinstance(bid, Offer) else bid
+        return replace(bid, graph_safe=False) if isinstance(bid, AttentionOffer) else bid
 
 
 # -------------------------------------------------------------------------------- a card
@@ -304,17 +310,17 @@ class TestOnCuda(InSixteenBits):
     pytestmark = on_cuda
     device = card() if torch.cuda.is_available() else HOPPER
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return treadle_attention(request, {})
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        return treadle_attention_backend(request, {})
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
     def test_long_rows(self, kv_dtype: str) -> None:
         """Of many pages, so that decode is split and joined, at the size of Qwen3-8B."""
-        request = replace(QWEN, device=self.device, kv_dtype=kv_dtype, heads=32)
+        request = replace(QWEN, device=self.device, kv_dtype=kv_dtype, num_heads=32)
         bid = self.bid(request)
-        assert isinstance(bid, Offer)
+        assert isinstance(bid, AttentionOffer)
         backend = bid.create()
-        case = Case(
+        case = AttentionCase(
             request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
         )
         cache = case.cache(backend)
@@ -322,7 +328,9 @@ class TestOnCuda(InSixteenBits):
         cache.masked_fill_(nobody, float("nan")) if kv_dtype == "bfloat16" else cache.view(
             torch.uint8
         ).masked_fill_(nobody, 0x7F)  # what nobody has written
-        case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
+        case.check(
+            backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
+        )
 
     @pytest.mark.parametrize(
         ("window", "kv_dtype"), [(None, "bfloat16"), (200, "bfloat16"), (None, "fp8_e4m3")]
@@ -337,7 +345,7 @@ class TestOnCuda(InSixteenBits):
         if not has_xqa(request):
             pytest.skip("decode steps are not captured on this device")
         bid = self.bid(request)
-        assert isinstance(bid, Offer)
+        assert isinstance(bid, AttentionOffer)
         replayed(bid.create(), request)
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:

@@ -15,7 +15,7 @@ from treadle_attention_triton.hopper.prompts import TILE, Prompts, find_prompts,
 
 from treadle.api.attention import AttentionRequest, MaskKind
 from treadle.api.cache import DeviceInfo
-from treadle.testing.attention import Case
+from treadle.testing.attention import AttentionCase
 from treadle.testing.attention_reference import batch_of
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -81,7 +81,7 @@ def test_tiles_cover_every_token_once_and_begin_with_the_longest() -> None:
 def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
     def planned(query_lens: list[int], page_size: int = 64, **options: Any) -> Any:
         batch, _ = batch_of(query_lens, query_lens, page_size=page_size)
-        return TritonAttention(QWEN, 132, **options).plan(batch)
+        return TritonAttention(QWEN, 132, **options).build_metadata(batch)
 
     with_it = {"prompts": Prompts(QWEN, 132)}
     long = planned([1, 9, 200], **with_it)
@@ -127,14 +127,14 @@ class TestOnHopper:
     def test_results(
         self, heads: int, dtype: str, query_lens: list[int], kv_lens: list[int]
     ) -> None:
-        asked = replace(QWEN, dtype=dtype, kv_dtype=dtype, heads=heads)
+        asked = replace(QWEN, dtype=dtype, kv_dtype=dtype, num_heads=heads)
         backend = create(asked)
         assert backend.prompts is not None
-        case = Case(asked, query_lens, kv_lens, 64, device="cuda")
+        case = AttentionCase(asked, query_lens, kv_lens, 64, device="cuda")
         cache = case.cache(backend)
         cache[cache == 7.0] = float("nan")  # whatever nobody wrote
-        plan = backend.plan(case.batch)
-        assert plan.work is not None and plan.tile is None
+        plan = backend.build_metadata(case.batch)
+        assert plan.tile_list is not None and plan.tile is None
         got = backend.forward(case.q, case.k, case.v, cache, plan).double()
         want = case.expected().double()
         assert (got - want).norm() < 1e-2 * want.norm()

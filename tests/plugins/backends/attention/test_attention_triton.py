@@ -12,12 +12,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from treadle_attention_triton import PAGE_SIZES, tiles, treadle_attention
+from treadle_attention_triton import PAGE_SIZES, tiles, treadle_attention_backend
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as build
 
-from treadle.api.attention import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import AttentionOffer, AttentionRequest, MaskKind, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.testing.attention import AttentionSuite
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention_backend(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal)
     return bid.reasons
 
@@ -37,8 +37,8 @@ def refusal(**changes: Any) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = treadle_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
-    assert isinstance(bid, Offer)
+    bid = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(bid, AttentionOffer)
     assert bid.score >= 80 and bid.graph_safe and bid.page_sizes == PAGE_SIZES
 
 
@@ -48,7 +48,9 @@ def test_it_refuses_with_every_reason() -> None:
     reasons = refusal(head_size=100, heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
     assert len(reasons) == 5
     assert "8.9" in refusal(device=DeviceInfo("cuda", (8, 0)), kv_dtype="fp8_e4m3")[0]
-    assert isinstance(treadle_attention(replace(QWEN, kv_dtype="fp8_e4m3"), {}), Offer)
+    assert isinstance(
+        treadle_attention_backend(replace(QWEN, kv_dtype="fp8_e4m3"), {}), AttentionOffer
+    )
     assert refusal(heads=128, kv_heads=1) and refusal(window=0) and refusal(mask=MaskKind.SLIDING)
 
 
@@ -106,10 +108,10 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
     from treadle_attention_triton.decode import decode_kernel
     from treadle_attention_triton.prefill import prefill_kernel
 
-    group, size = request.heads // request.kv_heads, request.head_size
+    group, size = request.num_heads // request.num_kv_heads, request.head_size
     itemsize = getattr(torch, request.dtype).itemsize
     constants: dict[str, Any] = {
-        "KV_HEADS": request.kv_heads,
+        "KV_HEADS": request.num_kv_heads,
         "GROUP": group,
         "SIZE": size,
         "WIDE": tiles.power(size),
@@ -161,7 +163,7 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
 
 VARIANTS: dict[str, tuple[AttentionRequest, int]] = {
     "decode": (QWEN, 1),
-    "decode, group of 64": (replace(QWEN, heads=64, kv_heads=1), 1),
+    "decode, group of 64": (replace(QWEN, num_heads=64, num_kv_heads=1), 1),
     "decode, 256": (replace(QWEN, head_size=256), 1),
     "decode, 80": (replace(QWEN, head_size=80), 1),
     "decode, fp8": (replace(QWEN, kv_dtype="fp8_e4m3"), 1),
@@ -207,23 +209,23 @@ class TestOnCuda(AttentionSuite):
         "cuda", torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     )
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return treadle_attention(request, {})
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        return treadle_attention_backend(request, {})
 
 
 def test_others_may_write_its_cache() -> None:
     """Without this the fused norm, rotary embedding and cache write is never installed."""
     from treadle_attention_triton.backend import TritonAttention
 
-    from treadle.api.attention import PagedWriter
+    from treadle.api.attention import SupportsExternalKVWrite
 
     request = AttentionRequest(
         DeviceInfo("cuda", (9, 0)),
         "bfloat16",
         "bfloat16",
         head_size=64,
-        heads=4,
-        kv_heads=2,
+        num_heads=4,
+        num_kv_heads=2,
         scale=0.125,
     )
-    assert isinstance(TritonAttention(request, processors=132), PagedWriter)
+    assert isinstance(TritonAttention(request, num_sms=132), SupportsExternalKVWrite)

@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention
+from treadle_attention_xformers import HEAD_SIZES, PAGE_SIZES, treadle_attention_backend
 
-from treadle.api.attention import AttentionBackend, AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.attention import (
+    AttentionBackend,
+    AttentionOffer,
+    AttentionRequest,
+    MaskKind,
+    Refusal,
+)
 from treadle.api.cache import DeviceInfo
 from treadle.errors import ConfigError
 from treadle.plugins import PluginManager
-from treadle.testing.attention import AttentionSuite, Case, requests, steps
+from treadle.testing.attention import AttentionCase, AttentionSuite, requests, steps
 
 HOPPER = DeviceInfo("cuda", (9, 0))
 QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
@@ -46,7 +52,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention(replace(QWEN, **changes), {})
+    bid = treadle_attention_backend(replace(QWEN, **changes), {})
     assert isinstance(bid, Refusal) and bid.name == "xformers"
     return bid.reasons
 
@@ -57,8 +63,8 @@ def refusal(**changes: Any) -> tuple[str, ...]:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = treadle_attention(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
-    assert isinstance(bid, Offer)
+    bid = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(bid, AttentionOffer)
     assert 10 < bid.score < 80, "plain torch bids 10 on CUDA, the Triton kernels 80"
     assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
 
@@ -74,7 +80,9 @@ def test_what_it_serves() -> None:
         *({"page_size": size} for size in PAGE_SIZES),
     ]
     for changes in served:
-        assert isinstance(treadle_attention(replace(QWEN, **changes), {}), Offer), changes
+        assert isinstance(
+            treadle_attention_backend(replace(QWEN, **changes), {}), AttentionOffer
+        ), changes
 
 
 @pytest.mark.usefixtures("installed")
@@ -137,7 +145,7 @@ def test_what_must_be_installed(
 
 def test_what_may_be_installed(installed: dict[str, str]) -> None:
     installed |= {"xformers": "0.0.35.post1", "triton": "3.8.1", "flash_attn": "2.8.3.post2"}
-    assert isinstance(treadle_attention(QWEN, {}), Offer)
+    assert isinstance(treadle_attention_backend(QWEN, {}), AttentionOffer)
 
 
 def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
@@ -148,7 +156,7 @@ def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None
 
 def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"'xformers', which cannot serve .* is not CUDA"):
-        answers("xformers", device="cpu", threads=1)
+        answers("xformers", device="cpu", cpu_threads=1)
 
 
 # -------------------------------------------------------------------------- the operators
@@ -188,10 +196,10 @@ class TestOnCuda(AttentionSuite):
     device = card() if torch.cuda.is_available() else HOPPER
     steps = {name: steps[name] for name in ("prompts", "prefix hit", "mixed")}  # compiling is slow
 
-    def bid(self, request: AttentionRequest) -> Offer | Refusal:
-        return treadle_attention(request, {})
+    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        return treadle_attention_backend(request, {})
 
-    def offer(self, name: str) -> tuple[AttentionRequest, Offer]:
+    def offer(self, name: str) -> tuple[AttentionRequest, AttentionOffer]:
         """What the suite asks for in float32, which stands for any type there, in float16."""
         request = replace(requests[name], device=self.device)
         if request.dtype == request.kv_dtype == "float32":
@@ -205,17 +213,19 @@ class TestOnCuda(AttentionSuite):
     def test_long_rows(self, dtype: str) -> None:
         """Of many pages, so that decode is split and joined, at the size of Qwen3-8B."""
         request = replace(
-            QWEN, device=self.device, dtype=dtype, kv_dtype=dtype, heads=32, kv_heads=8
+            QWEN, device=self.device, dtype=dtype, kv_dtype=dtype, num_heads=32, num_kv_heads=8
         )
         bid = self.bid(request)
-        assert isinstance(bid, Offer)
+        assert isinstance(bid, AttentionOffer)
         backend = bid.create()
-        case = Case(
+        case = AttentionCase(
             request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
         )
         cache = case.cache(backend)
         cache[cache == 7.0] = float("nan")  # what nobody has written
-        case.check(backend.forward(case.q, case.k, case.v, cache, backend.plan(case.batch)))
+        case.check(
+            backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
+        )
 
     def test_a_captured_step_replays_with_other_lengths(
         self, replayed: Callable[[AttentionBackend, AttentionRequest], None]

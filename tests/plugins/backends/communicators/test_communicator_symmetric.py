@@ -33,7 +33,7 @@ from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.runner.communicator import TorchCommunicator, choose_communicator
 from treadle.runner.device import describe
-from treadle.testing.ranks import on_ranks
+from treadle.testing.ranks import run_on_ranks
 
 CPU = torch.device("cpu")
 
@@ -113,7 +113,7 @@ def test_a_set_up_that_fails_leaves_nccl(caplog: pytest.LogCaptureFixture) -> No
         return choose_communicator(offers, base, CPU) is base
 
     with caplog.at_level(logging.INFO, "treadle.runner"):
-        assert on_ranks(2, run) == [True, True]
+        assert run_on_ranks(2, run) == [True, True]
     assert len(caplog.records) == 2
     assert all("communicator symmetric is not used" in r.getMessage() for r in caplog.records)
 
@@ -126,7 +126,7 @@ def reasons(run: Callable[[Communicator], object]) -> list[str]:
             run(base)
         return str(caught.value)
 
-    return on_ranks(2, caught)
+    return run_on_ranks(2, caught)
 
 
 def test_all_ranks_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +183,9 @@ def test_memory_is_allocated_on_all_ranks_or_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     for fault in "empty", "rendezvous":
         failing.append(fault)
-        assert on_ranks(2, allocate) == [None] * 2
+        assert run_on_ranks(2, allocate) == [None] * 2
         assert not failing
-    for allocated in on_ranks(2, allocate):
+    for allocated in run_on_ranks(2, allocate):
         assert allocated is not None and allocated.max_bytes == 64
         assert allocated.buffer_ptrs.tolist() == [16, 32]
         assert allocated.buffer_indices.tolist() == [0] * 3
@@ -226,7 +226,7 @@ def test_a_kernel_sums_any_size_between_two(
         return create(base, CPU)
 
     with caplog.at_level(logging.INFO, "treadle.communicator_symmetric"):
-        found = on_ranks(size, run)
+        found = run_on_ranks(size, run)
     assert (max(seen) > 4 * BLOCK_BYTES) == (size == 2), "what is used has been tried"
     for communicator in found:
         custom = communicator.custom
@@ -308,13 +308,13 @@ def fused(ranks: SymmetricCommunicator, device: torch.device) -> list[str]:
         hf_config=None,
         dtype=kind,
         device=device,
-        ranks=ranks,
+        tp_group=ranks,
         quantization=None,
-        attention=lambda request, spec: pytest.fail("there is no attention here"),
+        register_attention=lambda request, spec: pytest.fail("there is no attention here"),
     )
     with device:
         norm, head = RMSNorm(context, 4096, 1e-6), LMHead(context, "head", 64, 151936)
-    norm.ranks = ranks
+    norm.tp_group = ranks
     norm.weight.data.uniform_(0.5, 2)
     model = torch.nn.ModuleList([norm, head])
     served = apply_fusions(model, PluginManager(), describe(device), "bfloat16").backends

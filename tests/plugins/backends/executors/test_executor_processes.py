@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 200, 17], list(range(30, 70)), [1]]
 
 def make(folder: Path, **options: Any) -> EngineCore:
     config = from_options(
-        model=str(folder), device="cpu", dtype="float32", threads=1, num_pages=64, **options
+        model=str(folder), device="cpu", dtype="float32", cpu_threads=1, num_pages=64, **options
     )
     return EngineCore(config, PluginManager(config.plugins))
 
@@ -30,7 +30,7 @@ def make(folder: Path, **options: Any) -> EngineCore:
 def run(core: EngineCore) -> dict[str, list[tuple[int, list[float]]]]:
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=5)
     for i, prompt in enumerate(PROMPTS):
-        core.add(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
+        core.add_request(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
     found: dict[str, list[tuple[int, list[float]]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
     while core.has_work:
         for output in core.step():
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> Any:
-    core = make(folder, executor="processes", tensor_parallel_size=2)
+    core = make(folder, distributed_executor_backend="mp", tensor_parallel_size=2)
     yield core
     core.close()
 
@@ -65,16 +65,16 @@ def test_two_ranks_equal_one(folder: Path, pair: EngineCore) -> None:
 def test_a_killed_worker_ends_the_engine_and_leaves_no_orphan(pair: EngineCore) -> None:
     workers = list(pair._executor._workers)  # type: ignore[attr-defined]
     params = SamplingParams(max_tokens=200, ignore_eos=True)
-    pair.add(EngineRequest("r", [1, 2, 3], params, time.monotonic()))
+    pair.add_request(EngineRequest("r", [1, 2, 3], params, time.monotonic()))
     pair.step()
-    pair.check()
+    pair.check_health()
     workers[1].send_signal(signal.SIGKILL)
     began = time.monotonic()
     with pytest.raises(EngineDeadError, match="rank 1 is gone"):
         for _ in range(200):
             pair.step()
     with pytest.raises(EngineDeadError):
-        pair.check()
+        pair.check_health()
     assert time.monotonic() - began < 5
     pair.close()
     assert all(worker.poll() is not None for worker in workers)
@@ -82,4 +82,4 @@ def test_a_killed_worker_ends_the_engine_and_leaves_no_orphan(pair: EngineCore) 
 
 def test_an_error_at_start_is_the_workers_own(folder: Path) -> None:
     with pytest.raises(ConfigError, match="ranks"):
-        make(folder, executor="processes", tensor_parallel_size=3)
+        make(folder, distributed_executor_backend="mp", tensor_parallel_size=3)

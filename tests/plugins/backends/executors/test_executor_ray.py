@@ -26,7 +26,12 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 
 
 def make(folder: Path, ray_options: dict[str, Any] | None = None, **options: Any) -> EngineCore:
-    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1, "num_pages": 64}
+    values: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "cpu_threads": 1,
+        "num_pages": 64,
+    }
     if ray_options is not None:
         values["plugin_options"] = {"executors:ray": ray_options}
     config = from_options(model=str(folder), **{**values, **options})
@@ -34,13 +39,13 @@ def make(folder: Path, ray_options: dict[str, Any] | None = None, **options: Any
 
 
 def pair(folder: Path, **ray_options: Any) -> EngineCore:
-    return make(folder, ray_options, executor="ray", tensor_parallel_size=2)
+    return make(folder, ray_options, distributed_executor_backend="ray", tensor_parallel_size=2)
 
 
 def run(core: EngineCore) -> dict[str, list[tuple[int, list[float]]]]:
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=5)
     for i, prompt in enumerate(PROMPTS):
-        core.add(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
+        core.add_request(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
     found: dict[str, list[tuple[int, list[float]]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
     while core.has_work:
         for output in core.step():
@@ -115,7 +120,7 @@ class TestInACluster:
         one, two = make(folder), pair(folder)
         want, found = run(one), run(two)
         processes = set(workers().values())
-        two.check()
+        two.check_health()
         one.close()
         two.close()
         for name, lines in want.items():
@@ -127,9 +132,9 @@ class TestInACluster:
 
     def test_a_killed_actor_ends_the_engine_with_the_reason(self, folder: Path) -> None:
         core = pair(folder)
-        core.add(EngineRequest("r", [1, 2, 3], LONG, time.monotonic()))
+        core.add_request(EngineRequest("r", [1, 2, 3], LONG, time.monotonic()))
         core.step()
-        core.check()
+        core.check_health()
         victim = ray.get(core._executor._actors[1].pid.remote())  # type: ignore[attr-defined]
         os.kill(victim, signal.SIGKILL)
         began = time.monotonic()
@@ -137,7 +142,7 @@ class TestInACluster:
             for _ in range(200):
                 core.step()
         with pytest.raises(EngineDeadError, match="rank 1 is gone"):
-            core.check()
+            core.check_health()
         assert time.monotonic() - began < 5
         others = set(workers().values())
         core.close()
@@ -150,14 +155,14 @@ class TestInACluster:
         began = time.monotonic()
         with pytest.raises(EngineDeadError, match="is gone"):
             while time.monotonic() - began < 5:
-                core.check()
+                core.check_health()
                 time.sleep(0.05)
         core.close()
 
     @pytest.mark.slow
     def test_errors_at_start_are_the_workers_own(self, folder: Path) -> None:
         with pytest.raises(ConfigError, match="ranks"):
-            make(folder, {}, executor="ray", tensor_parallel_size=3)
+            make(folder, {}, distributed_executor_backend="ray", tensor_parallel_size=3)
         assert gone(set(workers().values()))
 
     @pytest.mark.parametrize(
@@ -184,7 +189,13 @@ class TestInACluster:
         message: str,
     ) -> None:
         with pytest.raises(error, match=message):
-            make(folder, ray_options, executor="ray", tensor_parallel_size=2, **options)
+            make(
+                folder,
+                ray_options,
+                distributed_executor_backend="ray",
+                tensor_parallel_size=2,
+                **options,
+            )
 
 
 class TestOfItsOwn:
@@ -206,7 +217,7 @@ class TestOfItsOwn:
         started = descendants(os.getpid()) - before
         files = Path(core._executor._cluster._folder)  # type: ignore[attr-defined]
         assert len(started) > 4 and files.is_dir()
-        core.add(EngineRequest("r", [1, 2, 3], LONG, time.monotonic()))
+        core.add_request(EngineRequest("r", [1, 2, 3], LONG, time.monotonic()))
         core.step()
         core.close()
         assert gone(started) and not files.exists()

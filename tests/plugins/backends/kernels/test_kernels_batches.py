@@ -13,11 +13,11 @@ pytest.importorskip("triton.experimental.gluon")
 import treadle_kernels_triton
 from treadle_kernels_triton.hopper import batches as module
 from treadle_kernels_triton.hopper.batches import (
-    Batches,
-    Division,
+    SmallBatchLinear,
+    TileConfig,
     choose_batch,
     choose_gated_batch,
-    find_batches,
+    create_small_batch_linear,
 )
 from treadle_kernels_triton.linear import silu_and_mul
 
@@ -29,51 +29,51 @@ QKV, OUT, DOWN = (4096, 1024), (1024, 2048), (1024, 3072)
 BIG_QKV, BIG_OUT, BIG_DOWN = (6144, 4096), (4096, 4096), (4096, 12288)
 GATE, BIG_GATE = (6144, 1024), (24576, 4096)
 HALF_QKV, HALF_OUT, HALF_DOWN, HALF_GATE = (3072, 4096), (4096, 2048), (4096, 6144), (12288, 4096)
-NARROW = {2: Division(1, 64, 4), 65: Division(1, 128, 4)}
-MEASURED: dict[tuple[int, int], dict[int, Division | None]] = {
-    QKV: {2: Division(1, 64), 129: Division(1, 128)},
+NARROW = {2: TileConfig(1, 64, 4), 65: TileConfig(1, 128, 4)}
+MEASURED: dict[tuple[int, int], dict[int, TileConfig | None]] = {
+    QKV: {2: TileConfig(1, 64), 129: TileConfig(1, 128)},
     OUT: NARROW,
     DOWN: NARROW,
     BIG_QKV: {
-        2: Division(1, 64),
+        2: TileConfig(1, 64),
         65: None,
-        161: Division(2, 128),
+        161: TileConfig(2, 128),
         177: None,
-        209: Division(2, 128),
+        209: TileConfig(2, 128),
         241: None,
     },
-    BIG_OUT: {2: Division(1, 64, 2), 65: None},
-    BIG_DOWN: {2: Division(1, 64, 2), 65: None, 209: Division(2, 256, 4), 241: None},
+    BIG_OUT: {2: TileConfig(1, 64, 2), 65: None},
+    BIG_DOWN: {2: TileConfig(1, 64, 2), 65: None, 209: TileConfig(2, 256, 4), 241: None},
     HALF_QKV: {
-        2: Division(1, 64, 2),
+        2: TileConfig(1, 64, 2),
         65: None,
-        177: Division(1, 128),
+        177: TileConfig(1, 128),
         193: None,
-        241: Division(1, 128),
+        241: TileConfig(1, 128),
     },
-    HALF_OUT: {2: Division(1, 64), 129: Division(1, 128)},
-    HALF_DOWN: {2: Division(1, 64, 2), 65: None},
+    HALF_OUT: {2: TileConfig(1, 64), 129: TileConfig(1, 128)},
+    HALF_DOWN: {2: TileConfig(1, 64, 2), 65: None},
 }
-GATES: dict[tuple[int, int], dict[int, Division | None]] = {
+GATES: dict[tuple[int, int], dict[int, TileConfig | None]] = {
     GATE: {
-        2: Division(1, 64, gated=True),
-        65: Division(1, 128, gated=True),
-        129: Division(1, 192, gated=True),
-        193: Division(2, 128, gated=True),
+        2: TileConfig(1, 64, gated=True),
+        65: TileConfig(1, 128, gated=True),
+        129: TileConfig(1, 192, gated=True),
+        193: TileConfig(2, 128, gated=True),
     },
     BIG_GATE: {
-        2: Division(3, 64, gated=True),
-        65: Division(3, 128, gated=True),
-        129: Division(3, 192, gated=True),
+        2: TileConfig(3, 64, gated=True),
+        65: TileConfig(3, 128, gated=True),
+        129: TileConfig(3, 192, gated=True),
         193: None,
-        209: Division(3, 256, gated=True),
+        209: TileConfig(3, 256, gated=True),
     },
     HALF_GATE: {
-        2: Division(2, 64, gated=True),
-        65: Division(2, 128, gated=True),
-        129: Division(2, 192, gated=True),
+        2: TileConfig(2, 64, gated=True),
+        65: TileConfig(2, 128, gated=True),
+        129: TileConfig(2, 192, gated=True),
         193: None,
-        209: Division(3, 128, gated=True),
+        209: TileConfig(3, 128, gated=True),
     },
 }
 CHOICES = [(choose_batch, *item) for item in MEASURED.items()]
@@ -86,9 +86,9 @@ EVERY = pytest.mark.parametrize("division", sorted(CHOSEN, key=str), ids=str)
 
 @pytest.mark.parametrize(("choice", "shape", "found"), CHOICES)
 def test_the_rule_gives_what_was_measured(
-    choice: Callable[..., Division | None],
+    choice: Callable[..., TileConfig | None],
     shape: tuple[int, int],
-    found: dict[int, Division | None],
+    found: dict[int, TileConfig | None],
 ) -> None:
     want = None
     for rows in range(1, 258):
@@ -97,7 +97,7 @@ def test_the_rule_gives_what_was_measured(
 
 
 @pytest.mark.parametrize("choice", [choose_batch, choose_gated_batch])
-def test_programs_run_all_at_once(choice: Callable[..., Division | None]) -> None:
+def test_programs_run_all_at_once(choice: Callable[..., TileConfig | None]) -> None:
     """Of other models' shapes, on other devices; and steps are at least as many as who shares them."""
     for processors in (20, 78, 132, 200):
         for features in range(512, 40000, 416):
@@ -120,13 +120,13 @@ def test_where_it_does_not_work_torch_serves(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_right", fails)
+    monkeypatch.setattr(module, "_self_check", fails)
     request.addfinalizer(module._works.cache_clear)
 
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 2048, "out_features": 1024}
         asked = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
-        offer = treadle_kernels_triton.treadle_kernel(op, asked)
+        offer = treadle_kernels_triton.treadle_kernel_op(op, asked)
         assert isinstance(offer, KernelOffer)
         return offer.load().keywords["batches"]
 
@@ -144,7 +144,7 @@ def test_where_it_does_not_work_torch_serves(
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
 @EVERY
 def test_it_compiles_and_no_loop_spills(
-    division: Division, kind: str, for_hopper: Callable[..., str]
+    division: TileConfig, kind: str, for_hopper: Callable[..., str]
 ) -> None:
     from treadle_kernels_triton.hopper.batch_kernel import REGISTERS, WARPS, batch_kernel
     from triton.experimental.gluon import language as gl
@@ -154,7 +154,7 @@ def test_it_compiles_and_no_loop_spills(
         return f"tensordesc<{kind}{list(shape)},{layout!r}>"
 
     parts, gated = division.splits > 1, division.gated
-    constants = {"GROUPS": division.groups, "ROWS": division.rows, "MOST": division.most}
+    constants = {"GROUPS": division.groups, "ROWS": division.rows, "MOST": division.max_rows}
     constants |= {"STAGES": division.stages, "GATED": gated, "PARTS": parts}
     types = {"x_desc": described(64, 64), "rest_desc": described(16, 64), "bias": f"*{kind}"}
     types["w_desc"] = described(4, 2, 8, 64) if gated else described(64, 64)
@@ -169,7 +169,7 @@ def test_it_compiles_and_no_loop_spills(
 
 
 @EVERY
-def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_launched(division: TileConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many programs as there are tiles and shares, boxes that fit together, room for the results."""
     from treadle_kernels_triton.hopper import batch_kernel as kernel
 
@@ -184,7 +184,7 @@ def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -
     rows, features, depth = 130, 784, 520
     x, weight = torch.randn(rows, depth).bfloat16(), torch.randn(features, depth).bfloat16()
     bias = torch.randn(features).bfloat16() if plain else None
-    out = Batches(x.dtype, 132, choose_batch, ()).multiply(x, weight, bias, division)
+    out = SmallBatchLinear(x.dtype, 132, choose_batch, ()).multiply(x, weight, bias, division)
     [((programs,), given, constants)] = asked
     tiles = -(-features // (64 * division.groups)) * -(-rows // division.rows)
     assert programs == tiles * division.splits == division.programs(rows, features)
@@ -202,7 +202,7 @@ def test_what_is_launched(division: Division, monkeypatch: pytest.MonkeyPatch) -
     else:
         assert out.shape == (division.splits, rows, features) and out.dtype == torch.float32
     if division.splits == 1:
-        assert results.base is out and division.most % results.block_shape[0] == 0
+        assert results.base is out and division.max_rows % results.block_shape[0] == 0
 
 
 def test_integers_do_not_make_other_kernels() -> None:
@@ -222,9 +222,9 @@ CLOSE = 5e-3  # sums in another order are rounded to a neighbour now and then
 class TestOnHopper:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @EVERY
-    def test_results(self, division: Division, dtype: torch.dtype, off: Off) -> None:
+    def test_results(self, division: TileConfig, dtype: torch.dtype, off: Off) -> None:
         torch.manual_seed(0)
-        batches = Batches(dtype, 132, choose_batch, ())
+        batches = SmallBatchLinear(dtype, 132, choose_batch, ())
         plain = division.splits == 1 and not division.gated
         for features, depth in ((1024, 2048), (528, 328), (4096, 1024)):
             weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).to(dtype)
@@ -244,9 +244,9 @@ class TestOnHopper:
 
     @EVERY
     def test_nothing_is_written_past_the_end(
-        self, division: Division, monkeypatch: pytest.MonkeyPatch
+        self, division: TileConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        batches = Batches(torch.bfloat16, 132, choose_batch, ())
+        batches = SmallBatchLinear(torch.bfloat16, 132, choose_batch, ())
         rows, features = 2 * division.rows + 5, 528
         x = torch.randn(rows, 1024, device="cuda").bfloat16()
         weight = torch.randn(features, 1024, device="cuda").bfloat16() * 0.03
@@ -272,7 +272,7 @@ class TestOnHopper:
             "bfloat16",
             {"in_features": depth, "out_features": features},
         )
-        offer = treadle_kernels_triton.treadle_kernel(op, request)
+        offer = treadle_kernels_triton.treadle_kernel_op(op, request)
         assert isinstance(offer, KernelOffer)
         kernel = offer.load()
         weight = (torch.randn(features, depth, device="cuda") * depth**-0.5).bfloat16()
@@ -295,5 +295,5 @@ class TestOnHopper:
 
     def test_shapes_of_models_get_all_that_was_chosen(self) -> None:
         for choice, shape, found in CHOICES:
-            batches = find_batches("bfloat16", *shape, choice)
+            batches = create_small_batch_linear("bfloat16", *shape, choice)
             assert batches is not None and batches._usable == set(found.values()) - {None}

@@ -16,10 +16,10 @@ from treadle_kernels_triton.hopper import pieces
 from treadle_kernels_triton.hopper.gated import (
     DEFERRED,
     TURNS,
-    Gated,
+    GatedLinear,
     Variant,
     choose_gated,
-    find_gated,
+    create_gated_linear,
 )
 
 from treadle.api.cache import DeviceInfo
@@ -76,7 +76,7 @@ def test_every_tile_is_taken_once(
     assert sorted(found) == [(m, n) for m in range(m_tiles) for n in range(n_tiles)]
 
 
-class Spy(Gated):
+class Spy(GatedLinear):
     """Instead of multiplying it notes what it is asked for."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def test_where_it_does_not_work_torch_serves(
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 1024, "out_features": 6144}
         request = KernelRequest(DeviceInfo("cuda", capability), dtype, shape)
-        offer = treadle_kernels_triton.treadle_kernel(op, request)
+        offer = treadle_kernels_triton.treadle_kernel_op(op, request)
         assert isinstance(offer, KernelOffer)
         return offer.load().keywords.get("gated")
 
@@ -178,7 +178,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize(("width", "depth"), [(3072, 1024), (1000, 136), (72, 4096)])
     def test_results(self, variant: Variant, dtype: str, width: int, depth: int, off: Off) -> None:
-        gated = find_gated(dtype)
+        gated = create_gated_linear(dtype)
         assert gated is not None
         torch.manual_seed(0)
         weight = (torch.randn(2 * width, depth, device="cuda") * depth**-0.5).to(gated.dtype)
@@ -193,7 +193,7 @@ class TestOnHopper:
     def test_nothing_is_written_past_the_end(
         self, variant: Variant, off: Off, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        gated = find_gated("bfloat16")
+        gated = create_gated_linear("bfloat16")
         assert gated is not None
         x = torch.randn(300, 1024, device="cuda").bfloat16()
         weight = torch.randn(2 * 264, 1024, device="cuda").bfloat16() * 0.03
@@ -211,7 +211,7 @@ class TestOnHopper:
             "bfloat16",
             {"in_features": depth, "out_features": 2 * width},
         )
-        offer = treadle_kernels_triton.treadle_kernel("linear_silu_and_mul", request)
+        offer = treadle_kernels_triton.treadle_kernel_op("linear_silu_and_mul", request)
         assert isinstance(offer, KernelOffer)
         op = offer.load()
         assert op.keywords["gated"] is not None

@@ -167,13 +167,13 @@ def test_kernels_build_for_hopper_and_ampere(in_process: Callable[..., None]) ->
 def test_where_it_is_offered() -> None:
     def bid(dtype: str = "bfloat16", **shape: int) -> object:
         request = KernelRequest(DeviceInfo("cuda", (8, 0)), dtype, {**SHAPE, **shape})
-        return treadle_kernels_triton.treadle_kernel("int4_linear", request)
+        return treadle_kernels_triton.treadle_kernel_op("int4_linear", request)
 
     assert isinstance(bid(), KernelOffer) and isinstance(bid("float16", group=96), KernelOffer)
     for refusal, reason in ((bid("float32"), "float32"), (bid(group=16), "group 16")):
         assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
     request = KernelRequest(DeviceInfo("cuda", (7, 5)), "bfloat16", SHAPE)
-    assert isinstance(treadle_kernels_triton.treadle_kernel("int4_linear", request), Refusal)
+    assert isinstance(treadle_kernels_triton.treadle_kernel_op("int4_linear", request), Refusal)
 
 
 def test_tiles_fit_their_rows() -> None:

@@ -19,8 +19,8 @@ pytest.importorskip("triton.experimental.gluon")
 
 import treadle_kernels_triton
 from treadle_kernels_triton.int4 import fragments, hopper, product, trial, wide
-from treadle_kernels_triton.int4.plan import Plan, plan
-from treadle_kernels_triton.int4.tiles import WIDES, Wide, choose_wide
+from treadle_kernels_triton.int4.plan import StreamKSchedule, schedule_stream_k
+from treadle_kernels_triton.int4.tiles import WIDES, HopperTile, choose_wide
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -171,39 +171,49 @@ def test_parts_are_stored_and_read_in_one_order(monkeypatch: pytest.MonkeyPatch)
 # ------------------------------------------------------------------------------ shares
 
 
-def followed(tiles: int, chunks: int, made: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def followed(
+    tiles: int, chunks: int, made: StreamKSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every chunk of every tile is multiplied once, and every part has a place of its own."""
     seen: set[tuple[int, int]] = set()
     places: set[int] = set()
     parts: dict[int, list[tuple[int, int]]] = {}
-    slots = max(made.slots, 1)
+    slots = max(made.max_partials, 1)
     for me in range(made.programs):
         device = SimpleNamespace(
             program_id=lambda _, me=me: me, num_programs=lambda _: made.programs, minimum=min,
             maximum=max, where=lambda test, a, b: a if test else b,
         )  # fmt: skip
         monkeypatch.setattr(wide, "gl", device)
-        bounds = wide.segments.fn(made.shared, made.share, chunks, made.rounds)
+        bounds = wide.segments.fn(
+            made.num_split_tiles, made.chunks_per_program, chunks, made.num_waves
+        )
         begin, end, touched, count = bounds
         assert count >= 1, "the first stage is taken without asking"
         total = 0
         for n in range(count):
-            tile, first, last = wide.segment.fn(n, begin, end, touched, made.shared, chunks)
+            tile, first, last = wide.segment.fn(
+                n, begin, end, touched, made.num_split_tiles, chunks
+            )
             assert 0 <= first < last <= chunks and tile < tiles
             total += last - first
             seen |= {(tile, chunk) for chunk in range(first, last)}
             if (first, last) != (0, chunks):
-                at = me * slots + (me * made.share < tile * chunks)
-                assert made.slots and at not in places and at < made.programs * slots
+                at = me * slots + (me * made.chunks_per_program < tile * chunks)
+                assert made.max_partials and at not in places and at < made.programs * slots
                 places.add(at)
                 parts.setdefault(tile, []).append((me, at))
-        assert total == end - begin + made.rounds * chunks
+        assert total == end - begin + made.num_waves * chunks
     assert len(seen) == tiles * chunks
     for tile, found in parts.items():
-        assert tile < made.shared
-        low, high = tile * chunks // made.share, ((tile + 1) * chunks - 1) // made.share
+        assert tile < made.num_split_tiles
+        low, high = (
+            tile * chunks // made.chunks_per_program,
+            ((tile + 1) * chunks - 1) // made.chunks_per_program,
+        )
         assert found == [
-            (p, p * slots + (p * made.share < tile * chunks)) for p in range(low, high + 1)
+            (p, p * slots + (p * made.chunks_per_program < tile * chunks))
+            for p in range(low, high + 1)
         ]
 
 
@@ -213,8 +223,8 @@ def test_shares_cover_the_product(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(40):
         tiles, chunks = drawn.randint(1, 300), drawn.randint(1, 40)
         programs = drawn.choice((1, 7, 78, 132))
-        made = plan(tiles, chunks, programs)
-        assert made.programs <= programs and made.shared < 2 * programs
+        made = schedule_stream_k(tiles, chunks, programs)
+        assert made.programs <= programs and made.num_split_tiles < 2 * programs
         followed(tiles, chunks, made, monkeypatch)
 
 
@@ -224,8 +234,8 @@ def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
             tile = choose_wide(rows, inputs, outputs)
             assert tile is not None
             tiles, chunks = -(-rows // tile.rows) * outputs // 128, inputs // 128
-            made = plan(tiles, chunks, 132)
-            longest = made.rounds * chunks + made.share
+            made = schedule_stream_k(tiles, chunks, 132)
+            longest = made.num_waves * chunks + made.chunks_per_program
             assert longest <= 1.5 * -(-tiles * chunks // 132) + 2
 
 
@@ -235,7 +245,9 @@ def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
 @pytest.mark.parametrize(
     ("tile", "kind"), [*((tile, "bf16") for tile in WIDES), (WIDES[2], "fp16")], ids=str
 )
-def test_it_compiles_without_spills(tile: Wide, kind: str, for_hopper: Callable[..., str]) -> None:
+def test_it_compiles_without_spills(
+    tile: HopperTile, kind: str, for_hopper: Callable[..., str]
+) -> None:
     x, codes, steps = hopper.layouts()
     types = {
         "x_desc": f"tensordesc<{kind}[{tile.rows}, 64],{x!r}>",
@@ -256,7 +268,7 @@ def test_it_compiles_without_spills(tile: Wide, kind: str, for_hopper: Callable[
 def loaded(group: int = 128, outputs: int = 256, capability: tuple[int, int] = HOPPER) -> Any:
     shape = {"in_features": 512, "out_features": outputs, "group": group}
     request = KernelRequest(DeviceInfo("cuda", capability), "bfloat16", shape)
-    offer = treadle_kernels_triton.treadle_kernel("int4_linear", request)
+    offer = treadle_kernels_triton.treadle_kernel_op("int4_linear", request)
     assert isinstance(offer, KernelOffer)
     return offer.load()
 
@@ -269,7 +281,7 @@ def test_what_does_not_work_falls_back_alone_with_one_warning(
     trial.works.cache_clear()
     with caplog.at_level(logging.WARNING):
         op = loaded()
-    assert not (op.wide or op.few or op.unpacks)
+    assert not (op.wide or op.use_small_m or op.unpacks)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     for text, wanted in zip(
@@ -292,21 +304,21 @@ def test_what_is_tried_is_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) 
     kind = torch.bfloat16
     failing: set[str] = set()
     op = loaded()
-    assert op.wide and op.few and op.unpacks
+    assert op.wide and op.use_small_m and op.unpacks
     assert asked == [("wide", kind), ("few with wide", kind, 128), ("unpack", kind, 128)]
     asked.clear()
     failing = {"wide"}
     op = loaded()
-    assert not op.wide and op.few and op.unpacks
+    assert not op.wide and op.use_small_m and op.unpacks
     assert asked == [("wide", kind), ("few", kind, 128), ("unpack", kind, 128)]
     asked.clear()
     failing = {"few with wide"}
     op = loaded()
-    assert op.wide and not op.few and op.unpacks and len(asked) == 3
+    assert op.wide and not op.use_small_m and op.unpacks and len(asked) == 3
     for changes in {"group": 64}, {"outputs": 72}, {"capability": (8, 0)}:
         asked.clear()
         op = loaded(**changes)
-        assert not op.wide and op.few and asked[0][:2] == ("few", kind)
+        assert not op.wide and op.use_small_m and asked[0][:2] == ("few", kind)
         assert asked[0][2] == (32 if "group" in changes else 128)
 
 
@@ -328,7 +340,7 @@ class TestOnHopper:
         assert packed.op.wide and packed.op.few
         if dtype is torch.float16:
             assert trial.works("wide", dtype)
-            packed.op = product.Int4Linear(dtype, wide=True, few=True, unpacks=True)
+            packed.op = product.Int4Linear(dtype, use_hopper=True, use_small_m=True, unpacks=True)
         weight = unpack(packed.codes, packed.scales, inputs, group, dtype).float()
         for rows in (1, 16, 17, 33, 64, 65, 128, 200, 256, 300, 512, 700, 1024, 3000):
             wide = torch.randn(rows, inputs + 72, generator=made, device="cuda").to(dtype)

@@ -246,7 +246,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
 
     shape = {"size": 1024, "head_size": 128, "heads": 16, "kv_heads": 8, "vocab_size": 320}
     shape |= {"in_features": 1024, "out_features": 4096}
-    found = treadle_kernels_triton.treadle_kernel(op, KernelRequest(CUDA, "bfloat16", shape))
+    found = treadle_kernels_triton.treadle_kernel_op(op, KernelRequest(CUDA, "bfloat16", shape))
     pytest.importorskip("triton")
     assert isinstance(found, KernelOffer)
     for device, dtype, reason in (
@@ -254,7 +254,7 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
         (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 7.5 is below 8.0"),
         (CUDA, "int8", "dtype int8"),
     ):
-        refusal = treadle_kernels_triton.treadle_kernel(op, KernelRequest(device, dtype, shape))
+        refusal = treadle_kernels_triton.treadle_kernel_op(op, KernelRequest(device, dtype, shape))
         assert isinstance(refusal, Refusal) and reason in refusal.reasons[0]
 
 
@@ -267,16 +267,16 @@ def test_odd_shapes_are_refused() -> None:
     import treadle_kernels_triton
 
     request = KernelRequest(CUDA, "bfloat16", {"head_size": 80, "heads": 2, "kv_heads": 2})
-    refusal = treadle_kernels_triton.treadle_kernel("rope_and_cache", request)
+    refusal = treadle_kernels_triton.treadle_kernel_op("rope_and_cache", request)
     assert isinstance(refusal, Refusal) and "head size 80" in refusal.reasons[0]
     older = KernelRequest(DeviceInfo("cuda", (8, 6)), "bfloat16", {"head_size": 64})
-    refusal = treadle_kernels_triton.treadle_kernel("rope_and_cache_fp8", older)
+    refusal = treadle_kernels_triton.treadle_kernel_op("rope_and_cache_fp8", older)
     assert isinstance(refusal, Refusal) and "8.9" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"size": 65536})
-    refusal = treadle_kernels_triton.treadle_kernel("rms_norm", request)
+    refusal = treadle_kernels_triton.treadle_kernel_op("rms_norm", request)
     assert isinstance(refusal, Refusal) and "65536" in refusal.reasons[0]
     request = KernelRequest(CUDA, "bfloat16", {"in_features": 100, "out_features": 4096})
-    refusal = treadle_kernels_triton.treadle_kernel("linear", request)
+    refusal = treadle_kernels_triton.treadle_kernel_op("linear", request)
     assert isinstance(refusal, Refusal) and "in_features 100" in refusal.reasons[0]
 
 
@@ -318,9 +318,9 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
         hf_config=None,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        ranks=SingleRankCommunicator(),
+        tp_group=SingleRankCommunicator(),
         quantization=None,
-        attention=lambda request, spec: pytest.fail("there is no attention here"),
+        register_attention=lambda request, spec: pytest.fail("there is no attention here"),
     )
     mlp = GatedMLP(context, "mlp", 8, 12)
     for parameter in mlp.parameters():

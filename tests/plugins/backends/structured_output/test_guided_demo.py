@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from treadle import LLM, GuidedParams, SamplingParams
+from treadle import LLM, SamplingParams, StructuredOutputsParams
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -26,16 +26,17 @@ ASK = [{"role": "user", "content": "Describe Paris as JSON with city, people and
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(model="demo:treadle-demo", threads=1, num_pages=128) as llm:
+    with LLM(model="demo:treadle-demo", cpu_threads=1, num_pages=128) as llm:
         yield llm
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "outlines", "lmfe"])
 def test_it_answers_in_a_schema(llm: LLM, backend: str) -> None:
-    guided = GuidedParams(json=CITY, backend=backend)
-    params = [SamplingParams(max_tokens=200, temperature=0.0, guided=guided)]
+    guided = StructuredOutputsParams(json=CITY, backend=backend)
+    params = [SamplingParams(max_tokens=200, temperature=0.0, structured_outputs=guided)]
     params += [
-        SamplingParams(max_tokens=200, temperature=2.0, seed=i, guided=guided) for i in range(8)
+        SamplingParams(max_tokens=200, temperature=2.0, seed=i, structured_outputs=guided)
+        for i in range(8)
     ]
     outputs = [
         o.outputs[0]
@@ -54,9 +55,10 @@ def test_it_answers_in_a_schema(llm: LLM, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["llguidance", "outlines", "lmfe"])
 def test_it_chooses(llm: LLM, backend: str) -> None:
-    guided = GuidedParams(choice=["yes", "no", "I do not know"], backend=backend)
+    guided = StructuredOutputsParams(choice=["yes", "no", "I do not know"], backend=backend)
     params = [
-        SamplingParams(max_tokens=30, temperature=2.0, seed=i, guided=guided) for i in range(8)
+        SamplingParams(max_tokens=30, temperature=2.0, seed=i, structured_outputs=guided)
+        for i in range(8)
     ]
     for output in llm.chat(
         [ASK] * len(params), params, use_tqdm=False, chat_template_kwargs={"enable_thinking": False}

@@ -1,10 +1,10 @@
-"""treadle-guided-llguidance passes the suite, and refuses what it should."""
+"""treadle-llguidance passes the suite, and refuses what it should."""
 
 from __future__ import annotations
 
-from treadle.testing.guided import GuidedSuite
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.structured_output import StructuredOutputSuite
 
 
-class TestLLGuidance(PluginSuite, GuidedSuite):
-    plugin = "guided:llguidance"
+class TestLLGuidance(PluginSuite, StructuredOutputSuite):
+    plugin = "structured_output:llguidance"

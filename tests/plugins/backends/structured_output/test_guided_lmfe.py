@@ -1,10 +1,10 @@
-"""treadle-guided-lmfe passes the suite, and refuses what it should."""
+"""treadle-lm-format-enforcer passes the suite, and refuses what it should."""
 
 from __future__ import annotations
 
-from treadle.testing.guided import GuidedSuite
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.structured_output import StructuredOutputSuite
 
 
-class TestLMFE(PluginSuite, GuidedSuite):
-    plugin = "guided:lmfe"
+class TestLMFE(PluginSuite, StructuredOutputSuite):
+    plugin = "structured_output:lmfe"

@@ -1,10 +1,10 @@
-"""treadle-guided-outlines passes the suite, and refuses what it should."""
+"""treadle-outlines passes the suite, and refuses what it should."""
 
 from __future__ import annotations
 
-from treadle.testing.guided import GuidedSuite
 from treadle.testing.plugin import PluginSuite
+from treadle.testing.structured_output import StructuredOutputSuite
 
 
-class TestOutlines(PluginSuite, GuidedSuite):
-    plugin = "guided:outlines"
+class TestOutlines(PluginSuite, StructuredOutputSuite):
+    plugin = "structured_output:outlines"

@@ -8,14 +8,14 @@ from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from treadle.api import impl
-from treadle.api.types import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.types import AttentionOffer, AttentionRequest, MaskKind, Refusal
 from treadle_paged_attention_kit.limits import BackendLimits, refusal_reasons
 from treadle_paged_attention_kit.versions import installed_version, version_text
 
 if TYPE_CHECKING:
     from treadle.api.types import AttentionBackend
 
-__all__ = ("treadle_attention",)
+__all__ = ("treadle_attention_backend",)
 
 SCORE = 45
 """Below the Triton kernels (80): on an H200 it is faster for prompts, but slower for decode steps of one
@@ -44,10 +44,12 @@ _NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
 @impl
-def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Offer | Refusal:
+def treadle_attention_backend(
+    request: AttentionRequest, options: Mapping[str, Any]
+) -> AttentionOffer | Refusal:
     """Offer for CUDA devices of capability 8.0 and later, where FlashInfer is installed."""
     reasons = refusal_reasons(request, LIMITS)
-    if request.device.kind == "cuda":
+    if request.device.type == "cuda":
         reasons += _missing()
     if reasons:
         return Refusal("flashinfer", tuple(reasons))
@@ -59,7 +61,7 @@ def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> 
         return FlashInferAttention(request, xqa=xqa)
 
     score = SCORE if xqa else EAGER_SCORE
-    return Offer("flashinfer", score, create, page_sizes=PAGE_SIZES, graph_safe=xqa)
+    return AttentionOffer("flashinfer", score, create, page_sizes=PAGE_SIZES, graph_safe=xqa)
 
 
 def has_xqa(request: AttentionRequest) -> bool:
@@ -70,7 +72,7 @@ def has_xqa(request: AttentionRequest) -> bool:
     """
     return (
         (request.device.capability or (0, 0))[0] in _XQA_GENERATIONS
-        and request.heads // request.kv_heads <= _XQA_GROUP
+        and request.num_heads // request.num_kv_heads <= _XQA_GROUP
         and request.softcap is None
         and request.kv_dtype != "fp8_e5m2"
     )

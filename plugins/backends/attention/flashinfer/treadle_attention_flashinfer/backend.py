@@ -10,12 +10,12 @@ from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 from flashinfer.decode import xqa_batch_decode_with_kv_cache
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest
+from treadle.api.types import AttentionRequest, CommonAttentionMetadata
 from treadle_attention_flashinfer.pages import pages_of, visible
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
 from treadle_paged_attention_kit.cache import write_kv
 
-__all__ = ("FlashInferAttention", "Plan")
+__all__ = ("FlashInferAttention", "FlashInferMetadata")
 
 _FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -29,7 +29,7 @@ not split them, but wants a workspace."""
 
 
 @dataclass(slots=True)
-class Decodes:
+class DecodeBatch:
     """The first rows, of one new token each, as XQA reads them."""
 
     rows: int
@@ -38,11 +38,11 @@ class Decodes:
 
 
 @dataclass(slots=True)
-class Plan:
+class FlashInferMetadata:
     """One step. Only the last one with ``others`` can be run: they are planned in the wrapper."""
 
-    batch: AttentionBatch
-    decodes: Decodes | None = None
+    batch: CommonAttentionMetadata
+    decodes: DecodeBatch | None = None
     others: slice | None = None  # tokens of the rows that the wrapper serves
 
 
@@ -59,7 +59,7 @@ class FlashInferAttention(PagedAttentionBackend):
         super().__init__(request)
         self.dtype: torch.dtype = getattr(torch, request.dtype)
         self.kv_dtype = _FP8.get(request.kv_dtype, self.dtype)
-        self.device = torch.device(request.device.kind)
+        self.device = torch.device(request.device.type)
         self.xqa = self._zeros(_XQA_WORKSPACE) if xqa else None
         capability = request.device.capability or (0, 0)
         # FlashAttention 3 is Hopper's alone, and reads an fp8 cache with fp8 queries only.
@@ -72,24 +72,24 @@ class FlashInferAttention(PagedAttentionBackend):
     def _zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
-    def plan(self, batch: AttentionBatch) -> Plan:
-        plan = Plan(batch)
+    def build_metadata(self, batch: CommonAttentionMetadata) -> FlashInferMetadata:
+        plan = FlashInferMetadata(batch)
         decodes = batch.num_decodes if self.xqa is not None else 0
         if decodes:
-            table, lengths = batch.page_table[:decodes], batch.kv_lens[:decodes]
+            table, lengths = batch.page_table[:decodes], batch.seq_lens[:decodes]
             if self.window is not None:
                 table, lengths = visible(table, lengths, batch.page_size, self.window)
-            plan.decodes = Decodes(decodes, table.contiguous(), lengths)
-        if decodes < len(batch.query_lens_host):
+            plan.decodes = DecodeBatch(decodes, table.contiguous(), lengths)
+        if decodes < len(batch.query_lens_cpu):
             self._plan_others(batch, decodes)
-            plan.others = slice(decodes, sum(batch.query_lens_host))
+            plan.others = slice(decodes, sum(batch.query_lens_cpu))
         return plan
 
-    def _plan_others(self, batch: AttentionBatch, first: int) -> None:
+    def _plan_others(self, batch: CommonAttentionMetadata, first: int) -> None:
         table = batch.page_table[first:]
         pages = pages_of(
-            batch.query_lens_host[first:],
-            batch.kv_lens_host[first:],
+            batch.query_lens_cpu[first:],
+            batch.seq_lens_cpu[first:],
             batch.page_size,
             table.shape[1],
             self.window,
@@ -124,30 +124,34 @@ class FlashInferAttention(PagedAttentionBackend):
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: Plan,
+        metadata: FlashInferMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            write_kv(cache, k, v, plan.batch.slot_mapping, scales)
+            write_kv(cache, k, v, metadata.batch.slot_mapping, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         halves = cache[0], cache[1]
-        if plan.decodes is not None and self.xqa is not None:
-            rows = plan.decodes.rows
-            table, lengths = plan.decodes.page_table, plan.decodes.kv_lens
+        if metadata.decodes is not None and self.xqa is not None:
+            rows = metadata.decodes.rows
+            table, lengths = metadata.decodes.page_table, metadata.decodes.kv_lens
             xqa_batch_decode_with_kv_cache(
                 q[:rows].contiguous(),
                 halves,
                 self.xqa,
                 table,
                 lengths,
-                table.shape[1] * plan.batch.page_size,
+                table.shape[1] * metadata.batch.page_size,
                 bmm1_scale=self.scale * scales[0],
                 bmm2_scale=scales[1],
                 window_left=-1 if self.window is None else self.window - 1,
                 out=out[:rows],
             )
-        if plan.others is not None:
+        if metadata.others is not None:
             self.wrapper.run(
-                q[plan.others], halves, k_scale=scales[0], v_scale=scales[1], out=out[plan.others]
+                q[metadata.others],
+                halves,
+                k_scale=scales[0],
+                v_scale=scales[1],
+                out=out[metadata.others],
             )
         return out

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.api import impl
-from treadle.api.types import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.types import AttentionOffer, AttentionRequest, MaskKind, Refusal
 from treadle_paged_attention_kit.limits import BackendLimits, refusal_reasons
 from treadle_triton_kit.support import missing_triton
 
 if TYPE_CHECKING:
     from treadle.api.types import AttentionBackend
 
-__all__ = ("treadle_attention",)
+__all__ = ("treadle_attention_backend",)
 
 # The first is preferred: a tile of 64 tokens is then one page, whose number is one scalar load.
 PAGE_SIZES = (64, 128, 256, 32, 16)
@@ -28,10 +28,12 @@ LIMITS = BackendLimits(
 
 
 @impl
-def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Offer | Refusal:
+def treadle_attention_backend(
+    request: AttentionRequest, options: Mapping[str, Any]
+) -> AttentionOffer | Refusal:
     """Offer for CUDA devices of capability 8.0 and later."""
     reasons = refusal_reasons(request, LIMITS)
-    if request.device.kind == "cuda":
+    if request.device.type == "cuda":
         reasons += missing_triton()
     if reasons:
         return Refusal("triton", tuple(reasons))
@@ -41,4 +43,4 @@ def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> 
 
         return create(request)
 
-    return Offer("triton", 80, create, page_sizes=PAGE_SIZES, graph_safe=True)
+    return AttentionOffer("triton", 80, create, page_sizes=PAGE_SIZES, graph_safe=True)

@@ -8,42 +8,44 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest
+from treadle.api.types import AttentionRequest, CommonAttentionMetadata
 from treadle_attention_triton import tiles
-from treadle_attention_triton.decode import decode_kernel, join_kernel
+from treadle_attention_triton.decode import combine_kernel, decode_kernel
 from treadle_attention_triton.hopper.prompts import PAGE, TILE, Prompts, find_prompts
 from treadle_attention_triton.prefill import prefill_kernel
 from treadle_attention_triton.write import write_kernel
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
 from treadle_triton_kit.support import supports_pdl
 
-__all__ = ("Items", "Plan", "TritonAttention", "create")
+__all__ = ("SplitKVBatch", "TritonAttention", "TritonMetadata", "create")
 
 _DRAFT = 8
 """New tokens of a row up to which its keys are worth splitting: drafts, not prompts."""
 
 
 @dataclass(slots=True)
-class Items:
+class SplitKVBatch:
     """Rows of few new tokens, their keys split over programs. The tensors are the kernel's."""
 
     count: int
     queries: int  # the most new tokens of a row
     tile: tiles.Tile
     splits: int = 1
-    chosen: Tensor | None = None  # int32 [count], rows; None: the first ``count``, one token each
+    row_indices: Tensor | None = (
+        None  # int32 [count], rows; None: the first ``count``, one token each
+    )
     parts: Tensor | None = None  # float32 [count, queries, heads, splits, head_size]
     weights: Tensor | None = None  # float32 [count, queries, heads, splits]
 
 
 @dataclass(slots=True)
-class Plan:
+class TritonMetadata:
     """One step. Holds every tensor that the kernels read: keep it as long as a captured graph."""
 
-    batch: AttentionBatch
-    items: list[Items] = field(default_factory=list)
+    batch: CommonAttentionMetadata
+    items: list[SplitKVBatch] = field(default_factory=list)
     tile: tiles.Tile | None = None  # of ``prefill_kernel``; None: Hopper's kernel does the work
-    work: Tensor | None = None  # int32 [tiles, 2]: row, first query; Hopper's: [tiles, 5]
+    tile_list: Tensor | None = None  # int32 [tiles, 2]: row, first query; Hopper's: [tiles, 5]
 
 
 class TritonAttention(PagedAttentionBackend):
@@ -52,48 +54,48 @@ class TritonAttention(PagedAttentionBackend):
     A plan of decode rows only is graph-safe: ``forward`` reads lengths, page tables and slots on
     the device, its grid depends on the number of rows and on ``max_kv_len`` alone, and a row of
     length 0 (padding) yields zeros. Lengths may change between replays up to ``max_kv_len``; beyond
-    it the result is right too, only less evenly split. ``early``, from Hopper on: decode kernels
+    it the result is right too, only less evenly split. ``use_pdl``, from Hopper on: decode kernels
     start before the kernel ahead of them has ended. ``prompts`` serves rows that fill its tiles.
     """
 
     def __init__(
         self,
         request: AttentionRequest,
-        processors: int,
+        num_sms: int,
         *,
-        early: bool = False,
+        use_pdl: bool = False,
         prompts: Prompts | None = None,
     ) -> None:
         super().__init__(request)
-        self.wide = tiles.power(request.head_size)
+        self.head_dim_padded = tiles.power(request.head_size)
         self.precision = "ieee" if request.dtype == "float32" else "tf32"
         self.itemsize = getattr(torch, request.dtype).itemsize
         self.limit = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
-        self.processors = processors
-        self.early = early
+        self.num_sms = num_sms
+        self.use_pdl = use_pdl
         self.prompts = prompts
 
-    def plan(self, batch: AttentionBatch) -> Plan:
-        plan = Plan(batch)
-        rows: Sequence[int] = range(batch.num_decodes, len(batch.query_lens_host))
+    def build_metadata(self, batch: CommonAttentionMetadata) -> TritonMetadata:
+        plan = TritonMetadata(batch)
+        rows: Sequence[int] = range(batch.num_decodes, len(batch.query_lens_cpu))
         if batch.num_decodes:
             plan.items.append(self._items(batch.num_decodes, 1, batch))
         if rows:
-            drafts = [row for row in rows if batch.query_lens_host[row] <= _DRAFT]
+            drafts = [row for row in rows if batch.query_lens_cpu[row] <= _DRAFT]
             if drafts and self.group * _DRAFT <= 64:
                 # At least two: one means to the kernel that items are the first rows of the step.
-                queries = max(2, *(batch.query_lens_host[row] for row in drafts))
+                queries = max(2, *(batch.query_lens_cpu[row] for row in drafts))
                 items = self._items(len(drafts), queries, batch)
                 if items.splits > 1:  # else they fill the device as tiles of queries
-                    items.chosen = _to_device(drafts, batch.kv_lens.device)
+                    items.row_indices = _to_device(drafts, batch.seq_lens.device)
                     plan.items.append(items)
-                    rows = [row for row in rows if batch.query_lens_host[row] > _DRAFT]
+                    rows = [row for row in rows if batch.query_lens_cpu[row] > _DRAFT]
         if rows:
-            plan.work = _to_device(self._work(plan, rows), batch.kv_lens.device)
+            plan.tile_list = _to_device(self._work(plan, rows), batch.seq_lens.device)
         return plan
 
-    def _items(self, count: int, queries: int, batch: AttentionBatch) -> Items:
-        items = Items(
+    def _items(self, count: int, queries: int, batch: CommonAttentionMetadata) -> SplitKVBatch:
+        items = SplitKVBatch(
             count,
             queries,
             tiles.decode_tile(
@@ -104,18 +106,18 @@ class TritonAttention(PagedAttentionBackend):
                 self.limit > 0,
             ),
         )
-        longest = -(-batch.max_kv_len // items.tile.keys)
+        longest = -(-batch.max_seq_len // items.tile.keys)
         if self.window:  # which need not begin where a tile does
             longest = min(longest, -(-(self.window + queries) // items.tile.keys) + 1)
-        items.splits = tiles.splits(count, self.kv_heads, longest, self.processors)
+        items.splits = tiles.splits(count, self.kv_heads, longest, self.num_sms)
         if items.splits > 1:
-            new = batch.kv_lens.new_empty
+            new = batch.seq_lens.new_empty
             shape = (count, queries, self.heads, items.splits)
             items.parts = new((*shape, self.size), dtype=torch.float32)
             items.weights = new(shape, dtype=torch.float32)
         return items
 
-    def _work(self, plan: Plan, rows: Sequence[int]) -> Sequence[tuple[int, ...]]:
+    def _work(self, plan: TritonMetadata, rows: Sequence[int]) -> Sequence[tuple[int, ...]]:
         """Tiles of queries, those with the most keys first: the last ones to finish are short."""
         batch = plan.batch
         if (
@@ -129,13 +131,13 @@ class TritonAttention(PagedAttentionBackend):
             self.group,
             self.size,
             self.itemsize,
-            batch.max_kv_len,
+            batch.max_seq_len,
             self.limit > 0,
         )
         tokens = plan.tile.rows // self.group
         work: list[tuple[int, int, int]] = []
         for row in rows:
-            count, length = batch.query_lens_host[row], batch.kv_lens_host[row]
+            count, length = batch.query_lens_cpu[row], batch.seq_lens_cpu[row]
             for first in range(0, count, tokens):
                 seen = length - count + first + tokens if self.causal else length
                 work.append((min(seen, self.window or seen), row, first))
@@ -148,19 +150,19 @@ class TritonAttention(PagedAttentionBackend):
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: Plan,
+        metadata: TritonMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            self._write(k, v, cache, plan.batch, scales)
+            self._write(k, v, cache, metadata.batch, scales)
         q = _rows(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for items in plan.items:
-            self._decode(q, cache, out, plan.batch, items, scales)
-        if plan.work is not None and plan.tile is not None:
-            self._prefill(q, cache, out, plan.batch, plan.work, plan.tile, scales)
-        elif plan.work is not None and self.prompts is not None:
-            self.prompts.forward(q, cache, out, plan.batch, plan.work)
+        for items in metadata.items:
+            self._decode(q, cache, out, metadata.batch, items, scales)
+        if metadata.tile_list is not None and metadata.tile is not None:
+            self._prefill(q, cache, out, metadata.batch, metadata.tile_list, metadata.tile, scales)
+        elif metadata.tile_list is not None and self.prompts is not None:
+            self.prompts.forward(q, cache, out, metadata.batch, metadata.tile_list)
         return out
 
     def _write(
@@ -168,7 +170,7 @@ class TritonAttention(PagedAttentionBackend):
         k: Tensor,
         v: Tensor,
         cache: Tensor,
-        batch: AttentionBatch,
+        batch: CommonAttentionMetadata,
         scales: tuple[float, float],
     ) -> None:
         k, v = _rows(k), _rows(v)
@@ -183,28 +185,28 @@ class TritonAttention(PagedAttentionBackend):
         q: Tensor,
         cache: Tensor,
         out: Tensor,
-        batch: AttentionBatch,
-        items: Items,
+        batch: CommonAttentionMetadata,
+        items: SplitKVBatch,
         scales: tuple[float, float],
     ) -> None:
         tile = items.tile
         decode_kernel[(items.count * items.splits * self.kv_heads,)](
             q, cache, out, items.parts, items.weights,
-            batch.page_table, batch.kv_lens, batch.query_start, items.chosen,
+            batch.page_table, batch.seq_lens, batch.query_start_loc, items.row_indices,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
             KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
-            SIZE=self.size, WIDE=self.wide, PAGE=batch.page_size, BLOCK=tile.keys,
+            SIZE=self.size, WIDE=self.head_dim_padded, PAGE=batch.page_size, BLOCK=tile.keys,
             SPLITS=items.splits, WINDOW=self.window or 0, CAUSAL=self.causal,
             CAPPED=bool(self.softcap), NARROW=self.limit > 0, PRECISION=self.precision,
-            EARLY=self.early, num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.early,
+            EARLY=self.use_pdl, num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.use_pdl,
         )  # fmt: skip
         if items.splits > 1:
-            join_kernel[(items.count * items.queries * self.heads,)](
-                out, items.parts, items.weights, batch.kv_lens, batch.query_start, items.chosen,
-                HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.wide,
+            combine_kernel[(items.count * items.queries * self.heads,)](
+                out, items.parts, items.weights, batch.seq_lens, batch.query_start_loc, items.row_indices,
+                HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.head_dim_padded,
                 BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
-                WINDOW=self.window or 0, EARLY=self.early, num_warps=4, launch_pdl=self.early,
+                WINDOW=self.window or 0, EARLY=self.use_pdl, num_warps=4, launch_pdl=self.use_pdl,
             )  # fmt: skip
 
     def _prefill(
@@ -212,16 +214,16 @@ class TritonAttention(PagedAttentionBackend):
         q: Tensor,
         cache: Tensor,
         out: Tensor,
-        batch: AttentionBatch,
+        batch: CommonAttentionMetadata,
         work: Tensor,
         tile: tiles.Tile,
         scales: tuple[float, float],
     ) -> None:
         prefill_kernel[(self.kv_heads, len(work))](
-            q, cache, out, batch.page_table, batch.kv_lens, batch.query_start, work,
+            q, cache, out, batch.page_table, batch.seq_lens, batch.query_start_loc, work,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
-            KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.wide,
+            KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.head_dim_padded,
             PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window or 0,
             CAUSAL=self.causal, CAPPED=bool(self.softcap), NARROW=self.limit > 0,
             PRECISION=self.precision,
@@ -235,7 +237,7 @@ def create(request: AttentionRequest) -> TritonAttention:
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     early = supports_pdl(request.device)
     prompts = find_prompts(request, processors)
-    return TritonAttention(request, processors, early=early, prompts=prompts)
+    return TritonAttention(request, processors, use_pdl=early, prompts=prompts)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ import triton.language as tl
 from treadle_attention_triton.softmax import accumulate, capped, for_products
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
-__all__ = ("decode_kernel", "join_kernel")
+__all__ = ("combine_kernel", "decode_kernel")
 
 
 @triton.jit
-def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
+def split_range(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
     """Keys ``[lo, hi)`` of a split of ``[first, length)``, and how many splits have any.
 
     Decided on the device from the true length, so that a captured graph adapts: a row of fewer
@@ -36,7 +36,7 @@ def share_of(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def range_of(
+def row_range(
     lengths, starts, chosen, item,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -96,9 +96,9 @@ def decode_kernel(
     head = program % KV_HEADS
     split = program // KV_HEADS % SPLITS
     item = (program // (KV_HEADS * SPLITS)).to(tl.int64)
-    row, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
+    row, begin, count, length, oldest = row_range(lengths, starts, chosen, item, QUERIES, WINDOW)
     before = length - count  # the position of the row's first query
-    lo, hi, used = share_of(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
+    lo, hi, used = split_range(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
     wait_for_previous_kernel(EARLY)
     if (lo < hi) | (split == 0):
         m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
@@ -173,7 +173,7 @@ def decode_kernel(
 
 
 @triton.jit
-def join_kernel(
+def combine_kernel(
     out,  # [tokens, heads, SIZE]
     parts,
     weights,
@@ -196,8 +196,8 @@ def join_kernel(
     head = program % HEADS
     token = program // HEADS % QUERIES
     item = (program // (HEADS * QUERIES)).to(tl.int64)
-    _, begin, count, length, oldest = range_of(lengths, starts, chosen, item, QUERIES, WINDOW)
-    _, _, used = share_of(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
+    _, begin, count, length, oldest = row_range(lengths, starts, chosen, item, QUERIES, WINDOW)
+    _, _, used = split_range(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
     wait_for_previous_kernel(EARLY)
     if (used > 1) & (token < count):
         s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)

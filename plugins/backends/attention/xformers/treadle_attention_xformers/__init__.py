@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.api import impl
-from treadle.api.types import AttentionRequest, MaskKind, Offer, Refusal
+from treadle.api.types import AttentionOffer, AttentionRequest, MaskKind, Refusal
 from treadle_paged_attention_kit.limits import BackendLimits, refusal_reasons
 from treadle_paged_attention_kit.versions import installed_version, version_text
 
 if TYPE_CHECKING:
     from treadle.api.types import AttentionBackend
 
-__all__ = ("treadle_attention",)
+__all__ = ("treadle_attention_backend",)
 
 SCORE = 40
 """Between plain torch on CUDA (10) and the Triton kernels (80), than which nobody measured it faster."""
@@ -34,10 +34,12 @@ LIMITS = BackendLimits(
 
 
 @impl
-def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> Offer | Refusal:
+def treadle_attention_backend(
+    request: AttentionRequest, options: Mapping[str, Any]
+) -> AttentionOffer | Refusal:
     """Offer for CUDA devices of capability 8.0 and later, where xformers is installed."""
     reasons = refusal_reasons(request, LIMITS)
-    if request.device.kind == "cuda":
+    if request.device.type == "cuda":
         reasons += _missing()
     if reasons:
         return Refusal("xformers", tuple(reasons))
@@ -49,7 +51,7 @@ def treadle_attention(request: AttentionRequest, options: Mapping[str, Any]) -> 
 
         return XformersAttention(request)
 
-    return Offer("xformers", SCORE, create, page_sizes=PAGE_SIZES, graph_safe=True)
+    return AttentionOffer("xformers", SCORE, create, page_sizes=PAGE_SIZES, graph_safe=True)
 
 
 def _missing() -> list[str]:

@@ -18,11 +18,11 @@ from torch import Tensor
 from xformers.ops.fmha import attn_bias, flash, triton_splitk
 from xformers.ops.fmha.common import Inputs
 
-from treadle.api.types import AttentionBatch
+from treadle.api.types import CommonAttentionMetadata
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
 from treadle_paged_attention_kit.cache import write_kv
 
-__all__ = ("Decodes", "Plan", "Prompts", "XformersAttention", "splits")
+__all__ = ("DecodeBatch", "PrefillBatch", "XformersAttention", "XformersMetadata", "splits")
 
 _GATHERED = 1 << 15
 """Keys to gather at once, unless one row has more. For 8 heads of 128 in bfloat16 it is 128 MiB."""
@@ -33,7 +33,7 @@ page table: behind the end of a row there is nothing to do."""
 
 
 @dataclass(slots=True)
-class Decodes:
+class DecodeBatch:
     """The first ``rows`` rows, of one new token each.
 
     Rows and pages are padded to powers of two: Triton compiles anew for each number of either.
@@ -48,7 +48,7 @@ class Decodes:
 
 
 @dataclass(slots=True)
-class Prompts:
+class PrefillBatch:
     """Consecutive rows of several new tokens: prompts, chunks of prompts, drafts."""
 
     tokens: slice
@@ -58,12 +58,12 @@ class Prompts:
 
 
 @dataclass(slots=True)
-class Plan:
+class XformersMetadata:
     """One step."""
 
-    batch: AttentionBatch
-    decodes: Decodes | None = None
-    prompts: list[Prompts] = field(default_factory=list)
+    batch: CommonAttentionMetadata
+    decodes: DecodeBatch | None = None
+    prompts: list[PrefillBatch] = field(default_factory=list)
 
 
 class XformersAttention(PagedAttentionBackend):
@@ -73,17 +73,17 @@ class XformersAttention(PagedAttentionBackend):
     on the device, and shapes follow from the number of rows and ``max_kv_len``.
     """
 
-    def plan(self, batch: AttentionBatch) -> Plan:
-        plan = Plan(batch)
+    def build_metadata(self, batch: CommonAttentionMetadata) -> XformersMetadata:
+        plan = XformersMetadata(batch)
         if batch.num_decodes:
             plan.decodes = self._decodes(batch)
-        ends = list(accumulate(batch.query_lens_host, initial=0))
+        ends = list(accumulate(batch.query_lens_cpu, initial=0))
         for first, last in _runs(batch):
             plan.prompts.append(self._prompts(batch, first, last, slice(ends[first], ends[last])))
         return plan
 
-    def _decodes(self, batch: AttentionBatch) -> Decodes:
-        rows, columns = batch.num_decodes, -(-batch.max_kv_len // batch.page_size)
+    def _decodes(self, batch: CommonAttentionMetadata) -> DecodeBatch:
+        rows, columns = batch.num_decodes, -(-batch.max_seq_len // batch.page_size)
         padded_rows, padded_columns = _power(rows), _power(columns)
         table = batch.page_table.new_empty(padded_rows, padded_columns)
         # On the CPU, because making it may be captured in a graph: what the kernel reads of it are
@@ -97,21 +97,23 @@ class XformersAttention(PagedAttentionBackend):
         )
         count = splits(padded_rows * self.kv_heads, padded_columns * batch.page_size)
         operator = triton_splitk.FwOp.get_operator(count, block_n=min(64, batch.page_size))
-        return Decodes(rows, columns, padded_rows, padded_columns, operator, bias)
+        return DecodeBatch(rows, columns, padded_rows, padded_columns, operator, bias)
 
-    def _prompts(self, batch: AttentionBatch, first: int, last: int, tokens: slice) -> Prompts:
-        device, size = batch.kv_lens.device, batch.page_size
-        queries = list(batch.query_lens_host[first:last])
-        keys = list(batch.kv_lens_host[first:last])
+    def _prompts(
+        self, batch: CommonAttentionMetadata, first: int, last: int, tokens: slice
+    ) -> PrefillBatch:
+        device, size = batch.seq_lens.device, batch.page_size
+        queries = list(batch.query_lens_cpu[first:last])
+        keys = list(batch.seq_lens_cpu[first:last])
         bias = attn_bias.BlockDiagonalMask.from_seqlens(queries, keys, device=device)
         if self.causal:
             bias = bias.make_causal_from_bottomright()
-        lengths, total = batch.kv_lens[first:last].long(), sum(keys)
+        lengths, total = batch.seq_lens[first:last].long(), sum(keys)
         row = torch.arange(len(keys), device=device)
         row = row.repeat_interleave(lengths, output_size=total)
         position = torch.arange(total, device=device) - (lengths.cumsum(0) - lengths)[row]
         page = batch.page_table[first:last][row, position // size].long()
-        return Prompts(tokens, page * size + position % size, queries == keys, bias)
+        return PrefillBatch(tokens, page * size + position % size, queries == keys, bias)
 
     def forward(
         self,
@@ -119,16 +121,16 @@ class XformersAttention(PagedAttentionBackend):
         k: Tensor | None,
         v: Tensor | None,
         cache: Tensor,
-        plan: Plan,
+        metadata: XformersMetadata,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         if k is not None and v is not None:
-            write_kv(cache, k, v, plan.batch.slot_mapping)
+            write_kv(cache, k, v, metadata.batch.slot_mapping)
         keys, values = cache.flatten(1, 2)  # [slots, kv_heads, head_size] each
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.decodes is not None:
-            self._decode(q, keys, values, plan.batch, plan.decodes, out)
-        for rows in plan.prompts:
+        if metadata.decodes is not None:
+            self._decode(q, keys, values, metadata.batch, metadata.decodes, out)
+        for rows in metadata.prompts:
             if rows.new and k is not None and v is not None:
                 pair = k[rows.tokens], v[rows.tokens]
             else:
@@ -141,14 +143,14 @@ class XformersAttention(PagedAttentionBackend):
         q: Tensor,
         keys: Tensor,
         values: Tensor,
-        batch: AttentionBatch,
-        decodes: Decodes,
+        batch: CommonAttentionMetadata,
+        decodes: DecodeBatch,
         out: Tensor,
     ) -> None:
         rows, padded_rows = decodes.rows, decodes.padded_rows
         table = batch.page_table[:rows, : decodes.columns]
         decodes.bias.block_tables = _padded(table, padded_rows, decodes.padded_columns)
-        decodes.bias.k_seqinfo.seqlen = _padded(batch.kv_lens[:rows], padded_rows)
+        decodes.bias.k_seqinfo.seqlen = _padded(batch.seq_lens[:rows], padded_rows)
         q = _padded(q[:rows], padded_rows)
         out[:rows] = self._apply(decodes.operator, q, keys, values, decodes.bias)[:rows]
 
@@ -173,17 +175,17 @@ def splits(units: int, keys: int) -> int:
     return 1 << max(wanted, 1).bit_length() - 1
 
 
-def _runs(batch: AttentionBatch) -> Iterator[tuple[int, int]]:
+def _runs(batch: CommonAttentionMetadata) -> Iterator[tuple[int, int]]:
     """Rows ``[first, last)`` behind the decodes, in runs whose keys may be gathered at once."""
     first, gathered = batch.num_decodes, 0
-    for row in range(first, len(batch.kv_lens_host)):
-        length = batch.kv_lens_host[row]
+    for row in range(first, len(batch.seq_lens_cpu)):
+        length = batch.seq_lens_cpu[row]
         if gathered and gathered + length > _GATHERED:
             yield first, row
             first, gathered = row, 0
         gathered += length
     if gathered:
-        yield first, len(batch.kv_lens_host)
+        yield first, len(batch.seq_lens_cpu)
 
 
 def _power(n: int) -> int:

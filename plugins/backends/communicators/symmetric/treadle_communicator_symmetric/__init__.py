@@ -19,8 +19,8 @@ NAME = "symmetric"
 
 @impl
 def treadle_communicator(request: CommunicatorRequest) -> CommunicatorOffer | Refusal:
-    if request.device.kind != "cuda":
-        return Refusal(NAME, (f"needs CUDA devices, this is {request.device.kind}",))
+    if request.device.type != "cuda":
+        return Refusal(NAME, (f"needs CUDA devices, this is {request.device.type}",))
     if request.world_size < 2:
         return Refusal(NAME, ("there is only one rank",))
     return CommunicatorOffer(NAME, 80, _create)

@@ -41,10 +41,10 @@ TREADLE_OPTIONS = {"executors:ray": RayOptions}
 
 @impl
 def treadle_executor(
-    name: str, config: EngineConfig, host: Any, options: Options
+    name: str, config: EngineConfig, plugins: Any, options: Options
 ) -> Executor | None:
     if name != "ray":
         return None
     from treadle_executor_ray.executor import RayExecutor
 
-    return RayExecutor(config, host, RayOptions(**options))
+    return RayExecutor(config, plugins, RayOptions(**options))

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from treadle.api.types import EngineFacts
+from treadle.api.types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, EngineError, TreadleError
 from treadle_executor_ray import RayOptions
@@ -47,7 +47,7 @@ class RayExecutor(WorkerGroupExecutor):
         self._actors: list[Any] = []
         self._exits: list[Any] = []
 
-    def start(self) -> EngineFacts:
+    def start(self) -> EngineInfo:
         """Place the actors and wait until all of them have loaded their shards."""
         size, wanted = self.world_size, self.config.device.device
         if wanted not in ("auto", "cpu", "cuda"):
@@ -73,7 +73,7 @@ class RayExecutor(WorkerGroupExecutor):
             raise EngineError(f"Ray could not place the workers: {_error_text(error)}") from error
         return self._begin("cuda" if gpu else "cpu", nodes, rendezvous)
 
-    def _begin(self, device: str, nodes: list[str], rendezvous: str) -> EngineFacts:
+    def _begin(self, device: str, nodes: list[str], rendezvous: str) -> EngineInfo:
         """Let every rank build its shard. Return the facts of rank 0."""
         workers_of = Counter(nodes)
         refs = []
@@ -88,10 +88,10 @@ class RayExecutor(WorkerGroupExecutor):
                 device=device,
             )
             refs.append(actor.execute.remote(encode(start)))
-        facts = self.all_started({rank: self._receive(ref) for rank, ref in enumerate(refs)})
+        info = self.all_started({rank: self._receive(ref) for rank, ref in enumerate(refs)})
         where = ", ".join(f"{count} on {node[:8]}" for node, count in workers_of.items())
-        facts.report.append(f"ray          {len(nodes)} workers: {where}")
-        return facts
+        info.report.append(f"ray          {len(nodes)} workers: {where}")
+        return info
 
     # -- steps -----------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class RayExecutor(WorkerGroupExecutor):
 
     # -- ends ------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         """Raise ``EngineDeadError`` if a worker or Ray itself is gone."""
         try:
             over, _ = ray.wait(self._exits, num_returns=1, timeout=0)
@@ -156,7 +156,7 @@ class RayExecutor(WorkerGroupExecutor):
             return EngineDeadError("a worker is gone; Ray does not say which")
         return first[1].error(first[0], serving=self.serving)
 
-    def stop(self) -> None:
+    def shutdown(self) -> None:
         """Stop the workers and give back what Ray reserved."""
         with contextlib.suppress(RayError):
             alive = self.serving and not ray.wait(self._exits, num_returns=1, timeout=0)[0]

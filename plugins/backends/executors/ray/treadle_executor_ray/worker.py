@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from treadle.config import patient_threads
+from treadle.config import set_passive_omp_wait
 from treadle_worker_kit.messages import (
     Collected,
     Started,
@@ -36,7 +36,7 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
-        patient_threads()  # torch is not imported before the first command
+        set_passive_omp_wait()  # torch is not imported before the first command
         self._worker: Worker | None = None
         self._port: socket.socket | None = None
         self._failure: bytes | None = None
@@ -89,7 +89,7 @@ class WorkerActor:
         from treadle_worker_kit.worker import Worker
 
         self._worker = Worker(start, self._store(start))
-        return encode(Started(self._worker.facts))
+        return encode(Started(self._worker.info))
 
     def _store(self, start: StartWorker) -> Store:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]

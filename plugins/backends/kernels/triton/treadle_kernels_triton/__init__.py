@@ -11,7 +11,7 @@ from treadle.api import impl
 from treadle.api.types import KernelOffer, KernelRequest, Refusal
 from treadle_triton_kit.support import supports_pdl, triton_refusals
 
-__all__ = ("treadle_kernel",)
+__all__ = ("treadle_kernel_op",)
 
 NAME = "triton"
 HOMES = {
@@ -32,7 +32,7 @@ LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 
 
 @impl
-def treadle_kernel(op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
+def treadle_kernel_op(op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
     if op not in HOMES:
         return None
     reasons = tuple(_refusals(op, request))

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
-__all__ = ("join", "join_kernel")
+__all__ = ("reduce_split_k", "reduce_split_k_kernel")
 
 
 # Not specialized: one kernel for all numbers of rows.
 @triton.jit(do_not_specialize=("size", "features", "biased"))
-def join_kernel(
+def reduce_split_k_kernel(
     parts,  # float32 [PARTS, size]
     bias,  # [features], if biased
     out,  # [size]
@@ -36,12 +36,14 @@ def join_kernel(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def join(parts: Tensor, bias: Tensor | None, dtype: torch.dtype, *, early: bool = False) -> Tensor:
+def reduce_split_k(
+    parts: Tensor, bias: Tensor | None, dtype: torch.dtype, *, early: bool = False
+) -> Tensor:
     """``parts`` float32 ``[parts, rows, features]``, contiguous; ``[rows, features]`` of ``dtype``."""
     count, rows, features = parts.shape
     out = torch.empty((rows, features), dtype=dtype, device=parts.device)
     block = 1024
-    join_kernel[(triton.cdiv(rows * features, block),)](
+    reduce_split_k_kernel[(triton.cdiv(rows * features, block),)](
         parts, out if bias is None else bias, out, rows * features, features,
         int(bias is not None),
         PARTS=count, BLOCK=block, EARLY=early, num_warps=4, launch_pdl=early,

@@ -22,13 +22,13 @@ from treadle.api.types import KernelRequest
 from treadle_kernels_triton.activation import gate, silu_and_mul
 from treadle_kernels_triton.hopper.batches import (
     MOST_ROWS,
-    Batches,
+    SmallBatchLinear,
     choose_batch,
     choose_gated_batch,
-    find_batches,
+    create_small_batch_linear,
 )
-from treadle_kernels_triton.hopper.gated import Gated, find_gated
-from treadle_kernels_triton.join import join
+from treadle_kernels_triton.hopper.gated import GatedLinear, create_gated_linear
+from treadle_kernels_triton.join import reduce_split_k
 from treadle_kernels_triton.norm import fused_add_partials_rms_norm
 from treadle_kernels_triton.rows import flat
 from treadle_kernels_triton.tiles import Tile, choose, with_bias
@@ -158,7 +158,7 @@ def _few(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, early: boo
 
 
 def _batch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, early: bool, batches: Batches
+    x: Tensor, weight: Tensor, bias: Tensor | None, early: bool, batches: SmallBatchLinear
 ) -> Tensor | None:
     """The same on tensor cores."""
     division = batches.division(x, weight)
@@ -166,7 +166,7 @@ def _batch(
         return None
     if division.splits == 1:
         return batches.multiply(x, weight, bias, division)
-    return join(batches.multiply(x, weight, None, division), bias, x.dtype, early=early)
+    return reduce_split_k(batches.multiply(x, weight, None, division), bias, x.dtype, early=early)
 
 
 class Zeros:
@@ -189,7 +189,7 @@ def linear(
     *,
     early: bool = False,
     zeros: Zeros | None = None,
-    batches: Batches | None = None,
+    batches: SmallBatchLinear | None = None,
 ) -> Tensor:
     """The operation ``linear`` of ``treadle.layers.kernel_ops``.
 
@@ -215,7 +215,7 @@ def linear_split_k(
     *,
     early: bool = False,
     zeros: Zeros | None = None,
-    batches: Batches | None = None,
+    batches: SmallBatchLinear | None = None,
 ) -> Tensor:
     """The operation ``linear_split_k`` of ``treadle.layers.kernel_ops``; see ``linear``."""
     if batches is not None and bias is None and x.dim() == 2:
@@ -232,8 +232,8 @@ def linear_silu_and_mul(
     bias: Tensor | None,
     *,
     early: bool = False,
-    batches: Batches | None = None,
-    gated: Gated | None = None,
+    batches: SmallBatchLinear | None = None,
+    gated: GatedLinear | None = None,
 ) -> Tensor:
     """The operation ``linear_silu_and_mul`` of ``treadle.layers.kernel_ops``.
 
@@ -261,9 +261,9 @@ def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     early, hopper = capability >= (9, 0), capability[0] == 9
     choice = choose_gated_batch if op == "linear_silu_and_mul" else choose_batch
     features, depth = request.shape["out_features"], request.shape["in_features"]
-    batches = find_batches(request.dtype, features, depth, choice) if hopper else None
+    batches = create_small_batch_linear(request.dtype, features, depth, choice) if hopper else None
     if op == "linear_silu_and_mul":
-        gated = find_gated(request.dtype) if hopper else None
+        gated = create_gated_linear(request.dtype) if hopper else None
         return partial(linear_silu_and_mul, early=early, batches=batches, gated=gated)
     if op == "linear_split_k" and batches is not None:
         _compile_norms(batches, features, early)
@@ -272,7 +272,7 @@ def load(op: str, request: KernelRequest) -> Callable[..., Tensor]:
     return partial(chosen, early=early, zeros=zeros, batches=batches)
 
 
-def _compile_norms(batches: Batches, size: int, early: bool) -> None:
+def _compile_norms(batches: SmallBatchLinear, size: int, early: bool) -> None:
     """What adds up the parts, before it is captured."""
     for count in batches.splits:
         row = torch.zeros(1, size, dtype=batches.dtype, device="cuda")

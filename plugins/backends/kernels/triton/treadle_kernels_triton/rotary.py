@@ -15,7 +15,7 @@ __all__ = ("rope_and_cache", "rope_and_cache_fp8", "rope_and_cache_kernel")
 
 
 @triton.jit
-def _turned(
+def _rotate(
     source, cos, sin, at, gain_a, gain_b, eps,
     SIZE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +93,7 @@ def rope_and_cache_kernel(
             value = _cut_off(value, v_scale, LIMIT).to(cache.dtype.element_ty)
         tl.store(values + whole, value, mask=slot >= 0)
     else:
-        a, b = _turned(
+        a, b = _rotate(
             source, cos + token * SIZE, sin + token * SIZE, at, gain_a, gain_b, eps, SIZE, NORM
         )
         target = row + (head - HEADS) * SIZE + at[None, :]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
-__all__ = ("argmax", "choose_kernel", "sample", "survey_kernel")
+__all__ = ("argmax", "block_stats_kernel", "sample", "sample_kernel")
 
 
 @triton.jit
-def survey_kernel(
+def block_stats_kernel(
     logits,  # [rows, VOCAB], rows stride elements apart
     stride,
     temperature,  # float32 [rows], t_stride elements apart
@@ -83,7 +83,7 @@ def _invert(weights, uniform, SCALE: tl.constexpr):
 
 
 @triton.jit
-def choose_kernel(
+def sample_kernel(
     logits,
     stride,
     temperature,
@@ -110,7 +110,7 @@ def choose_kernel(
     GREEDY: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program chooses one row's token from what ``survey_kernel`` found."""
+    """One program chooses one row's token from what ``block_stats_kernel`` found."""
     launch_dependents(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, ROOM)
@@ -183,12 +183,12 @@ def _run(
     firsts = new((rows, parts), dtype=torch.int32)
     sums = new((rows, count if random else 1), dtype=torch.float32)
     tokens, bad = new(rows, dtype=torch.int64), new(rows, dtype=torch.uint8)
-    survey_kernel[(parts, rows)](
+    block_stats_kernel[(parts, rows)](
         logits, logits.stride(0), temperature, temperature.stride(0), tops, firsts, sums,
         VOCAB=vocab, COUNT=count, WIDTH=width, WIDE=wide, BLOCKS=blocks,
         RANDOM=random, GREEDY=likely, EARLY=early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
-    choose_kernel[(rows,)](
+    sample_kernel[(rows,)](
         logits, logits.stride(0), temperature, temperature.stride(0),
         greedy, greedy.stride(0), offsets, strides, offsets.stride(0), positions,
         tops, firsts, sums, tokens, bad, parts,

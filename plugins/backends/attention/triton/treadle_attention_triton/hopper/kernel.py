@@ -18,17 +18,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from treadle_attention_triton.hopper.parts import (
-    clear,
+    apply_causal_mask,
     fetch,
     fetch_queries,
-    hide,
-    item,
+    load_work_item,
+    num_work_items,
+    online_softmax,
     operand,
     rows_of,
-    unit_of,
-    units_of,
-    weigh,
-    write,
+    store_output,
+    work_item_index,
+    zero_tail,
 )
 from treadle_triton_kit.gluon import pack_columns, thread_barrier
 
@@ -49,14 +49,16 @@ def producer(
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """One warp. Page numbers are loaded two blocks ahead: no fetch can start without them."""
-    count = units_of(units)
-    row, token, real, position, _length, head = item(work, unit_of(0, units), KV_HEADS)
+    count = num_work_items(units)
+    row, token, real, position, _length, head = load_work_item(
+        work, work_item_index(0, units), KV_HEADS
+    )
     hi = position + real
     a, b = rows_of(table + row * table_stride, (hi - 1) // _BLOCK, hi)
     i = 0  # blocks so far: of keys, and of values
     for n in range(count):
-        row1, token1, real1, position1, _length1, head1 = item(
-            work, unit_of(n + 1, units), KV_HEADS
+        row1, token1, real1, position1, _length1, head1 = load_work_item(
+            work, work_item_index(n + 1, units), KV_HEADS
         )
         own = table + row * table_stride
         hi = position + real
@@ -94,7 +96,7 @@ def producer(
 
 
 @gluon.jit
-def step(
+def attend_block(
     query, keys, values, k_ready, k_free, v_ready, v_free, turns, passed, parity,
     weights, acc, top, total, i, start, seen, units,
     W: gl.constexpr, MASKED: gl.constexpr, SCORES: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -112,8 +114,8 @@ def step(
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(k_free.index(k), count=1)
     if MASKED:
-        scores = hide(scores, start, seen, SCORES)
-    p, top, worth = weigh(scores, top, units)
+        scores = apply_causal_mask(scores, start, seen, SCORES)
+    p, top, worth = online_softmax(scores, top, units)
     total = total * worth + gl.sum(p, 1)
     # A barrier that was passed already, for its branch: ptxas would take the exponentials after
     # the wait below, where nothing runs beside them.
@@ -137,12 +139,14 @@ def consumer(
     kind: gl.constexpr = values.dtype
     m = gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
     own = 64 // GROUP * W + m // GROUP
-    count = units_of(units)
-    _row, token, real, position, length, head = item(work, unit_of(0, units), KV_HEADS)
+    count = num_work_items(units)
+    _row, token, real, position, length, head = load_work_item(
+        work, work_item_index(0, units), KV_HEADS
+    )
     i = 0
     for n in range(count):
-        _row1, token1, real1, position1, length1, head1 = item(
-            work, unit_of(n + 1, units), KV_HEADS
+        _row1, token1, real1, position1, length1, head1 = load_work_item(
+            work, work_item_index(n + 1, units), KV_HEADS
         )
         hi = position + real
         last = (hi - 1) // _BLOCK
@@ -161,27 +165,27 @@ def consumer(
         mbarrier.arrive(turns.index(1 - W), count=1)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(k_free.index(k), count=1)
-        scores = hide(scores, last * _BLOCK, seen, SCORES)
+        scores = apply_causal_mask(scores, last * _BLOCK, seen, SCORES)
         # Not -inf: rows past a tile's last token may see nothing at all, and -inf - -inf is NaN.
         top = gl.full([64], -1e30, gl.float32, layout=gl.SliceLayout(1, SCORES))
-        p, top, _worth = weigh(scores, top, scale)
+        p, top, _worth = online_softmax(scores, top, scale)
         total = gl.sum(p, 1)
         weights = pack_columns(p, kind)
         acc = gl.zeros([64, 128], gl.float32, RESULTS)
         if (length < (last + 1) * _BLOCK) & (hi % 64 != 0):
             mbarrier.wait(v_ready.index(k), (i // _STAGES) & 1)
-            clear(values.index(k), length - last * _BLOCK)
+            zero_tail(values.index(k), length - last * _BLOCK)
         masked = gl.maximum(gl.minimum(last - full, last), 0)
         for s in range(masked):
             i += 1
-            weights, acc, top, total = step(
+            weights, acc, top, total = attend_block(
                 query, keys, values, k_ready, k_free, v_ready, v_free, turns, q_ready.index(at),
                 parity, weights, acc, top, total, i, (last - 1 - s) * _BLOCK, seen, scale,
                 W, True, SCORES, WEIGHTS,
             )  # fmt: skip
         for _ in range(masked, last):
             i += 1
-            weights, acc, top, total = step(
+            weights, acc, top, total = attend_block(
                 query, keys, values, k_ready, k_free, v_ready, v_free, turns, q_ready.index(at),
                 parity, weights, acc, top, total, i, 0, seen, scale,
                 W, False, SCORES, WEIGHTS,
@@ -194,7 +198,7 @@ def consumer(
         mbarrier.arrive(v_free.index(v), count=1)
         i += 1
         total = gl.convert_layout(total, gl.SliceLayout(1, RESULTS))
-        write(out, acc, total, token, real, head, W, KV_HEADS, GROUP, kind)
+        store_output(out, acc, total, token, real, head, W, KV_HEADS, GROUP, kind)
         token, real, position, length, head = token1, real1, position1, length1, head1
 
 

@@ -9,8 +9,17 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from treadle_triton_kit.gluon import pack_columns, split_pairs, thread_barrier
 
 __all__ = (
-    "clear", "fetch", "fetch_queries", "hide", "item", "operand", "rows_of",
-    "unit_of", "units_of", "weigh", "write",
+    "apply_causal_mask",
+    "fetch",
+    "fetch_queries",
+    "load_work_item",
+    "num_work_items",
+    "online_softmax",
+    "operand",
+    "rows_of",
+    "store_output",
+    "work_item_index",
+    "zero_tail",
 )  # fmt: skip
 
 _BLOCK = gl.constexpr(128)  # keys of a block: two pages
@@ -20,7 +29,7 @@ _NOWHERE = gl.constexpr(1 << 24)  # a page past the end of any cache, so that it
 
 
 @gluon.jit
-def item(work, unit, KV_HEADS: gl.constexpr):
+def load_work_item(work, unit, KV_HEADS: gl.constexpr):
     """Of a unit: row, its first token, real tokens, position of the first, keys of the row, head."""
     at = work + (unit // KV_HEADS) * 5
     row, token, real = gl.load(at), gl.load(at + 1), gl.load(at + 2)
@@ -28,7 +37,7 @@ def item(work, unit, KV_HEADS: gl.constexpr):
 
 
 @gluon.jit
-def unit_of(n, units):
+def work_item_index(n, units):
     """The n-th unit of this program, of a list that begins with the longest.
 
     There and back again (0 1 2, 2 1 0, ...), so that no program gets the longer ones each time.
@@ -39,7 +48,7 @@ def unit_of(n, units):
 
 
 @gluon.jit
-def units_of(units):
+def num_work_items(units):
     """How many units this program takes."""
     pid, programs = gl.program_id(0), gl.num_programs(0)
     whole = units // programs
@@ -79,14 +88,14 @@ def fetch_queries(desc, ready, buffer, token, head, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def hide(scores, start, seen, LAYOUT: gl.constexpr):
+def apply_causal_mask(scores, start, seen, LAYOUT: gl.constexpr):
     """Scores of the block at ``start`` without keys after each query's own position."""
     n = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, LAYOUT))
     return gl.where(n[None, :] <= (seen - start)[:, None], scores, float("-inf"))
 
 
 @gluon.jit
-def weigh(scores, top, units):
+def online_softmax(scores, top, units):
     """Weights, the new top, and what the old sums are worth. ``top`` is in the units of exp2."""
     higher = gl.maximum(top, gl.max(scores, 1) * units)
     return gl.exp2(scores * units - higher[:, None]), higher, gl.exp2(top - higher)
@@ -101,7 +110,7 @@ def operand(x, kind: gl.constexpr, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def clear(buffer, left):
+def zero_tail(buffer, left):
     """Zeros for the values of keys from ``left`` on, which nobody wrote: 0 * NaN is NaN."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     n = gl.arange(0, buffer.shape[0], layout=gl.SliceLayout(1, layout))
@@ -112,7 +121,7 @@ def clear(buffer, left):
 
 
 @gluon.jit
-def write(
+def store_output(
     out, acc, total, token, real, head,
     W: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, kind: gl.constexpr,
 ):  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.api.types import AttentionBatch, AttentionRequest, MaskKind
+from treadle.api.types import AttentionRequest, CommonAttentionMetadata, MaskKind
 from treadle.layers.self_check import self_check
 from treadle_triton_kit.tma import tensor_descriptor
 
@@ -29,7 +29,7 @@ Work = tuple[int, int, int, int, int]
 
 def serves(request: AttentionRequest) -> bool:
     """Whether the kernel can do what ``request`` asks for, on any device."""
-    group = request.heads // request.kv_heads
+    group = request.num_heads // request.num_kv_heads
     return (
         (request.device.capability or (0, 0))[0] == 9
         and request.mask is MaskKind.CAUSAL
@@ -48,20 +48,20 @@ class Prompts:
     """Attends for rows of several new tokens, of a request that it :func:`serves`."""
 
     def __init__(self, request: AttentionRequest, processors: int) -> None:
-        self.kv_heads = request.kv_heads
-        self.group = request.heads // request.kv_heads
+        self.kv_heads = request.num_kv_heads
+        self.group = request.num_heads // request.num_kv_heads
         self.scale = request.scale * _LOG2E
         self.processors = processors
 
-    def tiles(self, batch: AttentionBatch, rows: Sequence[int]) -> list[Work]:
+    def tiles(self, batch: CommonAttentionMetadata, rows: Sequence[int]) -> list[Work]:
         """The tiles of ``rows``, those with the most keys first."""
         tokens = TILE // self.group
         work: list[Work] = []
         begins = [0]
-        for count in batch.query_lens_host:
+        for count in batch.query_lens_cpu:
             begins.append(begins[-1] + count)
         for row in rows:
-            count, length = batch.query_lens_host[row], batch.kv_lens_host[row]
+            count, length = batch.query_lens_cpu[row], batch.seq_lens_cpu[row]
             for first in range(0, count, tokens):
                 real = min(tokens, count - first)
                 work.append((row, begins[row] + first, real, length - count + first, length))
@@ -69,7 +69,7 @@ class Prompts:
         return work
 
     def forward(
-        self, q: Tensor, cache: Tensor, out: Tensor, batch: AttentionBatch, work: Tensor
+        self, q: Tensor, cache: Tensor, out: Tensor, batch: CommonAttentionMetadata, work: Tensor
     ) -> None:
         """Write the rows of ``work`` into ``out``.
 
@@ -97,11 +97,11 @@ def find_prompts(request: AttentionRequest, processors: int) -> Prompts | None:
         return None
     prompts = Prompts(request, processors)
     warning = "no kernel of Hopper's for prompts here (%s): Triton's serves them"
-    trial = partial(_right, prompts, getattr(torch, request.dtype))
+    trial = partial(_self_check, prompts, getattr(torch, request.dtype))
     return prompts if self_check(trial, log, warning) else None
 
 
-def _right(prompts: Prompts, dtype: torch.dtype) -> bool:
+def _self_check(prompts: Prompts, dtype: torch.dtype) -> bool:
     """A row of 70 tokens, of which the last 40 are new, in two pages of three."""
     made = torch.Generator("cuda").manual_seed(0)
     new, length, heads = 40, 70, prompts.kv_heads * prompts.group
@@ -115,17 +115,17 @@ def _right(prompts: Prompts, dtype: torch.dtype) -> bool:
     def ints(values: object) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device="cuda")
 
-    batch = AttentionBatch(
+    batch = CommonAttentionMetadata(
         page_size=PAGE,
         num_decodes=0,
         max_query_len=new,
-        max_kv_len=length,
-        query_start=ints([0, new]),
-        kv_lens=ints([length]),
+        max_seq_len=length,
+        query_start_loc=ints([0, new]),
+        seq_lens=ints([length]),
         page_table=ints([[2, 1]]),
         slot_mapping=torch.empty(0, dtype=torch.int64, device="cuda"),
-        query_lens_host=[new],
-        kv_lens_host=[length],
+        query_lens_cpu=[new],
+        seq_lens_cpu=[length],
     )
     out = torch.empty_like(q)
     work = ints(prompts.tiles(batch, [0]))

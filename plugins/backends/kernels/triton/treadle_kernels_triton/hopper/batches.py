@@ -12,10 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.layers.self_check import self_check
-from treadle_kernels_triton.join import join
+from treadle_kernels_triton.join import reduce_split_k
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
-__all__ = ("MOST_ROWS", "Batches", "Division", "choose_batch", "choose_gated_batch", "find_batches")
+__all__ = (
+    "MOST_ROWS",
+    "SmallBatchLinear",
+    "TileConfig",
+    "choose_batch",
+    "choose_gated_batch",
+    "create_small_batch_linear",
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +35,7 @@ _TILE = 64  # features of a warp group, rows of a box, columns of a step
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class TileConfig:
     """A tile has 64 · ``groups`` rows of the weight and ``rows`` of ``x``; ``splits`` programs share its
     depth. Of a ``gated`` one half the rows of the weight are the gate's, and its depth is not shared."""
 
@@ -45,7 +52,7 @@ class Division:
         return min(10, max(4, (201 << 10) // step))
 
     @property
-    def most(self) -> int:
+    def max_rows(self) -> int:
         """Rows that one instruction multiplies, a power of two. With three groups no more than 128: it may
         have no more registers than a thread has on average."""
         return 128 if self.rows == 192 or (self.groups == 3 and self.rows > 128) else self.rows
@@ -53,14 +60,14 @@ class Division:
     @property
     def piece(self) -> int:
         """Rows that are written at once, for which results have one descriptor."""
-        return self.rows - self.most or self.most
+        return self.rows - self.max_rows or self.max_rows
 
     def programs(self, rows: int, features: int) -> int:
         """For ``x [rows, ..]`` and a weight ``[features, ..]``."""
         return _over(features, _TILE * self.groups) * _over(rows, self.rows) * self.splits
 
 
-Choice = Callable[[int, int, int, int], Division | None]
+Choice = Callable[[int, int, int, int], TileConfig | None]
 """Of rows, features, depth and multiprocessors; ``None``: use torch."""
 
 
@@ -68,7 +75,7 @@ def _over(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def choose_batch(rows: int, features: int, depth: int, processors: int) -> Division | None:
+def choose_batch(rows: int, features: int, depth: int, processors: int) -> TileConfig | None:
     """For ``x [rows, depth]`` and a weight ``[features, depth]``.
 
     As times the speed of what else there is (cuBLAS with a bias of zeros or without), in graphs over cold
@@ -88,24 +95,24 @@ def choose_batch(rows: int, features: int, depth: int, processors: int) -> Divis
     narrow = features <= 2048 <= depth
     if rows <= 64:
         splits = 2 if depth >= 4096 and 2 * tiles <= processors else 1
-        return Division(1, 64, min(4, processors // tiles) if narrow else splits)
+        return TileConfig(1, 64, min(4, processors // tiles) if narrow else splits)
     down = _over(rows, 128)
     found = None
     if narrow:
         splits = min(4, processors // (tiles * down))
-        found = Division(1, 128, splits) if splits > 1 else None
+        found = TileConfig(1, 128, splits) if splits > 1 else None
     elif depth <= 2048:
-        found = Division(1, 64 if rows <= 128 else 128)
+        found = TileConfig(1, 64 if rows <= 128 else 128)
     elif features > 4096 and (161 <= rows <= 176 or 209 <= rows <= 240):
-        found = Division(2, 128)
+        found = TileConfig(2, 128)
     elif features <= 4096 and depth >= 8192 and 209 <= rows <= 240:
-        found = Division(2, 256, 4)
+        found = TileConfig(2, 256, 4)
     elif features <= 3072 and depth <= 4096 and (177 <= rows <= 192 or rows > 240):
-        found = Division(1, 128)
+        found = TileConfig(1, 128)
     return found if found and found.programs(rows, features) <= processors else None
 
 
-def choose_gated_batch(rows: int, features: int, depth: int, processors: int) -> Division | None:
+def choose_gated_batch(rows: int, features: int, depth: int, processors: int) -> TileConfig | None:
     """The same for ``linear_silu_and_mul``; ``features`` are those of both halves, and for few of them most of the
     multiprocessors would have nothing to do.
 
@@ -119,17 +126,17 @@ def choose_gated_batch(rows: int, features: int, depth: int, processors: int) ->
     if not 2 <= rows <= MOST_ROWS or small or features % 16 or groups > 3:
         return None
     if rows <= 192:
-        found = Division(groups, _over(rows, 64) * 64, gated=True)
+        found = TileConfig(groups, _over(rows, 64) * 64, gated=True)
     elif groups == 1:
-        found = Division(2, 128, gated=True)
+        found = TileConfig(2, 128, gated=True)
     elif rows > 208:
-        found = Division(3, 256 if groups == 3 else 128, gated=True)
+        found = TileConfig(3, 256 if groups == 3 else 128, gated=True)
     else:
         return None
     return found if found.programs(rows, features) <= processors else None
 
 
-class Batches:
+class SmallBatchLinear:
     """Multiplies rows of ``dtype`` by weights; see ``batch_kernel``. Uses only what ``usable`` has.
 
     To be captured: a launch, with four descriptors, takes the host 60 us more than torch's linear (13), and
@@ -137,26 +144,26 @@ class Batches:
     """
 
     def __init__(
-        self, dtype: torch.dtype, processors: int, choice: Choice, usable: Iterable[Division]
+        self, dtype: torch.dtype, num_sms: int, choice: Choice, usable: Iterable[TileConfig]
     ) -> None:
         self.dtype = dtype
-        self.processors = processors
+        self.num_sms = num_sms
         self._choice = choice
         self._usable = frozenset(usable)
         self.splits = sorted({division.splits for division in self._usable} - {1})
         """How many parts there may be."""
 
-    def division(self, x: Tensor, weight: Tensor) -> Division | None:
+    def division(self, x: Tensor, weight: Tensor) -> TileConfig | None:
         """For ``x [rows, depth]`` and ``weight [features, depth]``; ``None``: use torch."""
         if not torch.cuda.is_current_stream_capturing():
             return None
         (rows, depth), features = x.shape, len(weight)
-        found = self._choice(rows, features, depth, self.processors)
+        found = self._choice(rows, features, depth, self.num_sms)
         served = is_tma_readable(x, self.dtype) and is_tma_readable(weight, self.dtype)
         return found if found in self._usable and served and weight.is_contiguous() else None
 
     def multiply(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, division: Division
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, division: TileConfig
     ) -> Tensor:
         """``[rows, features]`` in the dtype of ``x``; ``silu`` of the first half of them times the second,
         if ``division`` is gated; if it splits the depth, float32 ``[splits, rows, features]``, the sum of
@@ -179,7 +186,7 @@ class Batches:
             x if bias is None else bias, out,
             rows, features, _over(rows, division.rows), _over(depth, _TILE), division.splits,
             int(bias is not None),
-            GROUPS=division.groups, ROWS=division.rows, MOST=division.most, STAGES=division.stages,
+            GROUPS=division.groups, ROWS=division.rows, MOST=division.max_rows, STAGES=division.stages,
             GATED=division.gated, PARTS=parts,
             num_warps=WARPS, maxnreg=REGISTERS[division.groups - 1], launch_pdl=True,
         )  # fmt: skip
@@ -196,7 +203,9 @@ def _boxes_of(weight: Tensor, gated: bool) -> object:
     return tensor_descriptor(eights, (4, 2, 8, _TILE))
 
 
-def find_batches(dtype: str, features: int, depth: int, choice: Choice) -> Batches | None:
+def create_small_batch_linear(
+    dtype: str, features: int, depth: int, choice: Choice
+) -> SmallBatchLinear | None:
     """For one weight, on devices where the kernel works, which nothing but a trial can tell.
 
     The trials also compile it for every division that is chosen, so that no captured call has to.
@@ -207,21 +216,21 @@ def find_batches(dtype: str, features: int, depth: int, choice: Choice) -> Batch
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     found = {choice(rows, features, depth, processors) for rows in range(1, MOST_ROWS + 1)}
     usable = [division for division in found if division and _passes(kind, division)]
-    return Batches(kind, processors, choice, usable) if usable else None
+    return SmallBatchLinear(kind, processors, choice, usable) if usable else None
 
 
 @cache
 def _works(dtype: str) -> bool:
     """Once for a process: where it does not work at all, one warning is enough."""
-    return _passes(getattr(torch, dtype), Division(1, 64))
+    return _passes(getattr(torch, dtype), TileConfig(1, 64))
 
 
-def _passes(dtype: torch.dtype, division: Division) -> bool:
+def _passes(dtype: torch.dtype, division: TileConfig) -> bool:
     warning = "no products of decode batches on Hopper here (%s): torch's linear serves"
-    return self_check(lambda: _right(dtype, division), log, warning)
+    return self_check(lambda: _self_check(dtype, division), log, warning)
 
 
-def _right(dtype: torch.dtype, division: Division) -> bool:
+def _self_check(dtype: torch.dtype, division: TileConfig) -> bool:
     """Several tiles both ways, with parts of tiles at the end of rows, features and depth."""
     made = torch.Generator("cuda").manual_seed(0)
     rows, width, depth = division.rows + 37, 64 * division.groups + 40, 64 * division.splits + 200
@@ -232,7 +241,7 @@ def _right(dtype: torch.dtype, division: Division) -> bool:
 
     x, weight, bias = random(rows, depth), random(features, depth) * depth**-0.5, random(features)
     plain = division.splits == 1 and not division.gated
-    batches = Batches(dtype, 1, choose_batch, ())
+    batches = SmallBatchLinear(dtype, 1, choose_batch, ())
     for given in (None, bias) if plain else (None,):
         want = F.linear(x.float(), weight.float(), None if given is None else given.float())
         if division.gated:
@@ -240,7 +249,7 @@ def _right(dtype: torch.dtype, division: Division) -> bool:
             want = F.silu(first) * second
         got = batches.multiply(x, weight, given, division)
         if division.splits > 1:  # which compiles what adds them, too
-            got = join(got, None, dtype, early=True)
+            got = reduce_split_k(got, None, dtype, early=True)
         if not bool((got.float() - want).norm() < 0.02 * want.norm()):
             return False
     return True

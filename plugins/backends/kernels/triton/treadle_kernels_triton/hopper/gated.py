@@ -12,7 +12,7 @@ from torch import Tensor
 from treadle.layers.self_check import self_check
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
-__all__ = ("DEFERRED", "TURNS", "Gated", "Variant", "choose_gated", "find_gated")
+__all__ = ("DEFERRED", "TURNS", "GatedLinear", "Variant", "choose_gated", "create_gated_linear")
 
 log = logging.getLogger(__name__)
 
@@ -72,18 +72,18 @@ def choose_gated(rows: int, width: int, depth: int, processors: int) -> Variant 
     return DEFERRED if rounds >= MANY_ROUNDS and depth >= DEEP else TURNS
 
 
-class Gated:
+class GatedLinear:
     """Multiplies and gates what ``dtype`` says, with a program for each of the multiprocessors."""
 
-    def __init__(self, dtype: torch.dtype, processors: int) -> None:
+    def __init__(self, dtype: torch.dtype, num_sms: int) -> None:
         self.dtype = dtype
-        self.processors = processors
+        self.num_sms = num_sms
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor | None:
         """``linear_silu_and_mul`` without a bias, or ``None`` where torch's operations are to be used."""
         depth = x.shape[-1]
         rows, width = x.numel() // depth, weight.shape[0] // 2
-        variant = choose_gated(rows, width, depth, self.processors)
+        variant = choose_gated(rows, width, depth, self.num_sms)
         if variant is None or not is_tma_readable(weight, self.dtype) or not weight.is_contiguous():
             return None
         flat = x.reshape(rows, depth)
@@ -103,7 +103,7 @@ class Gated:
         (rows, depth), width = x.shape, weight.shape[0] // 2
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         m_tiles, n_tiles = variant.tiles(rows, width)
-        gated_kernel[(min(m_tiles * n_tiles, self.processors),)](
+        gated_kernel[(min(m_tiles * n_tiles, self.num_sms),)](
             tensor_descriptor(x, (_ROWS, 64)), tensor_descriptor(weight, (variant.columns, 64)),
             tensor_descriptor(out, (_ROWS if variant.turns else _ROWS // 2, 64)),
             m_tiles, n_tiles, -(-depth // 64), width,
@@ -113,7 +113,7 @@ class Gated:
         return out
 
 
-def find_gated(dtype: str) -> Gated | None:
+def create_gated_linear(dtype: str) -> GatedLinear | None:
     """For devices where the kernel works, which nothing but a trial can tell.
 
     The trial also compiles it, so that no captured call has to.
@@ -123,13 +123,13 @@ def find_gated(dtype: str) -> Gated | None:
     kind = getattr(torch, dtype)
     warning = "no gated product of Hopper's here (%s): torch's linear serves"
     if not self_check(
-        lambda: all(_right(Gated(kind, 2), v) for v in (TURNS, DEFERRED)), log, warning
+        lambda: all(_self_check(GatedLinear(kind, 2), v) for v in (TURNS, DEFERRED)), log, warning
     ):
         return None
-    return Gated(kind, torch.cuda.get_device_properties("cuda").multi_processor_count)
+    return GatedLinear(kind, torch.cuda.get_device_properties("cuda").multi_processor_count)
 
 
-def _right(gated: Gated, variant: Variant) -> bool:
+def _self_check(gated: GatedLinear, variant: Variant) -> bool:
     """Several tiles for each of two programs, with parts of tiles at the end of rows and columns."""
     made = torch.Generator("cuda").manual_seed(0)
     rows, width, depth = 300, 264, 200

@@ -5,7 +5,7 @@ first half are fetched (the gate) as of its second (up). It comes in steps of 64
 the weight, ``STAGES`` of them on their way. While a tile is gated and written, tensor cores have
 something to do in one of two ways, of which ``gated.choose_gated`` takes the faster:
 
-* ``in_turns``: every warp group has tiles of its own, of 64 columns, and multiplies while the other one
+* ``pingpong``: every warp group has tiles of its own, of 64 columns, and multiplies while the other one
   writes.
 * ``deferred``: both have half the rows of each tile, of 128 columns, and write them while the first
   products of the next tile run. That takes a quarter less to fetch for each product, but only those
@@ -89,7 +89,7 @@ def multiply_rest(acc, xs, ws, ready, free, i, count, PART: gl.constexpr):
 
 
 @gluon.jit
-def in_turns(
+def pingpong(
     y_desc, xs, ws, buffers, ready, free, turns, m_tiles, n_tiles, steps,
     W: gl.constexpr,
 ):  # fmt: skip
@@ -114,7 +114,7 @@ def in_turns(
 
 
 @gluon.jit
-def deferred(
+def cooperative(
     y_desc, xs, ws, buffers, ready, free, m_tiles, n_tiles, steps,
     W: gl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,7 @@ def gated_kernel(
     n_tiles,
     steps,  # at least two
     width,
-    TURNS: gl.constexpr,  # in_turns, else deferred
+    TURNS: gl.constexpr,  # pingpong, else deferred
     COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
     BUFFERS: gl.constexpr,  # of 64 columns of results, for each warp group
@@ -186,10 +186,10 @@ def gated_kernel(
     if TURNS:
         gl.warp_specialize(
             [
-                (in_turns, (
+                (pingpong, (
                     y_desc, xs, ws, buffers0, ready, free, turns, m_tiles, n_tiles, steps, 0,
                 )),
-                (in_turns, (
+                (pingpong, (
                     y_desc, xs, ws, buffers1, ready, free, turns, m_tiles, n_tiles, steps, 1,
                 )),
                 (producer, fetched),
@@ -200,10 +200,10 @@ def gated_kernel(
     else:
         gl.warp_specialize(
             [
-                (deferred, (
+                (cooperative, (
                     y_desc, xs, ws, buffers0, ready, free, m_tiles, n_tiles, steps, 0,
                 )),
-                (deferred, (
+                (cooperative, (
                     y_desc, xs, ws, buffers1, ready, free, m_tiles, n_tiles, steps, 1,
                 )),
                 (producer, fetched),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from treadle.layers.int4 import CHUNK
-from treadle_kernels_triton.int4.plan import plan
-from treadle_kernels_triton.int4.tiles import Wide
+from treadle_kernels_triton.int4.plan import schedule_stream_k
+from treadle_kernels_triton.int4.tiles import HopperTile
 
 __all__ = ("OUTPUTS", "layouts", "multiply", "serves")
 
@@ -29,7 +29,7 @@ def multiply(
     codes: Tensor,
     steps: Tensor,
     group: int,
-    tile: Wide,
+    tile: HopperTile,
     tickets: Tensor,
     processors: int,
 ) -> Tensor:
@@ -48,9 +48,9 @@ def multiply(
     rows = len(x)
     chunks, width, _ = codes.shape
     down = -(-rows // tile.rows)
-    made = plan(down * -(-width // OUTPUTS), chunks, processors)
+    made = schedule_stream_k(down * -(-width // OUTPUTS), chunks, processors)
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    size = made.programs * made.slots * OUTPUTS * tile.rows
+    size = made.programs * made.max_partials * OUTPUTS * tile.rows
     parts = torch.empty(max(size, 1), dtype=torch.float32, device=x.device)
     of_inputs, of_codes, of_steps = layouts()
     pairs = codes.view(torch.int32).view(-1, 32)  # 128 bytes, which TMA fetches at once
@@ -60,7 +60,7 @@ def multiply(
         TensorDescriptor(steps, list(steps.shape), [width, 1], [1, OUTPUTS], of_steps),
         out, parts, tickets,
         rows, width, chunks, group // CHUNK,
-        made.shared, made.share, made.rounds, down, max(made.slots, 1),
+        made.num_split_tiles, made.chunks_per_program, made.num_waves, down, max(made.max_partials, 1),
         ROWS=tile.rows, STAGES=tile.stages, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     return out

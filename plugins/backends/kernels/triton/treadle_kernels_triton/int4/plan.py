@@ -6,37 +6,37 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
-__all__ = ("Plan", "plan")
+__all__ = ("StreamKSchedule", "schedule_stream_k")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The first ``shared`` tiles are divided into runs of ``share`` chunks, one for each program that
-    gets any; each of ``programs`` then takes ``rounds`` whole tiles.
+class StreamKSchedule:
+    """The first ``num_split_tiles`` tiles are divided into runs of ``chunks_per_program`` chunks, one for each program that
+    gets any; each of ``programs`` then takes ``num_waves`` whole tiles.
 
-    ``slots``: of how many shared tiles a program may have a part; 0: none is cut.
+    ``max_partials``: of how many shared tiles a program may have a part; 0: none is cut.
     """
 
-    shared: int
-    share: int
+    num_split_tiles: int
+    chunks_per_program: int
     programs: int
-    rounds: int
-    slots: int
+    num_waves: int
+    max_partials: int
 
 
 @lru_cache(4096)
-def plan(tiles: int, chunks: int, programs: int) -> Plan:
+def schedule_stream_k(tiles: int, chunks: int, programs: int) -> StreamKSchedule:
     """For ``tiles`` of ``chunks`` each and at most so many programs: the one that is done first.
 
     A part costs about as much as a chunk and a half to write, and as one to read, all those of a tile
     one after another by one program.
     """
-    found: list[tuple[float, Plan]] = []
+    found: list[tuple[float, StreamKSchedule]] = []
     rest = tiles % programs
     for shared in {rest, tiles} if tiles < 2 * programs else {rest}:
         rounds = (tiles - shared) // programs
         if shared == 0:
-            found.append((rounds * chunks, Plan(0, chunks, programs, rounds, 0)))
+            found.append((rounds * chunks, StreamKSchedule(0, chunks, programs, rounds, 0)))
             continue
         units = shared * chunks
         for share in range(-(-units // programs), chunks * -(-shared // programs) + 1):
@@ -44,8 +44,10 @@ def plan(tiles: int, chunks: int, programs: int) -> Plan:
             slots = 0 if parts == 1 else 1 if chunks % share == 0 else 2
             taken = rounds * chunks + share + (1 + 1.5 * slots + parts if slots else 0)
             count = programs if rounds else -(-units // share)
-            found.append((taken, Plan(shared, share, count, rounds, slots)))
-    return min(found, key=lambda each: (each[0], each[1].shared, each[1].share))[1]
+            found.append((taken, StreamKSchedule(shared, share, count, rounds, slots)))
+    return min(
+        found, key=lambda each: (each[0], each[1].num_split_tiles, each[1].chunks_per_program)
+    )[1]
 
 
 def _parts(shared: int, share: int, chunks: int) -> int:

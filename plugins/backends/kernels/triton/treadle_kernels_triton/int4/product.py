@@ -11,7 +11,7 @@ from torch import Tensor
 from treadle.api.types import KernelRequest
 from treadle.layers.int4 import CHUNK, RUN, int4_linear
 from treadle_kernels_triton.int4 import hopper, kernel
-from treadle_kernels_triton.int4.tickets import Tickets
+from treadle_kernels_triton.int4.tickets import TileCounters
 from treadle_kernels_triton.int4.tiles import choose, choose_wide
 from treadle_kernels_triton.int4.trial import works
 
@@ -28,11 +28,18 @@ class Int4Linear:
     The product sums the shares of the inputs in one order, so it is the same in every run.
     """
 
-    def __init__(self, dtype: torch.dtype, *, wide: bool, few: bool, unpacks: bool) -> None:
-        """``dtype``: of the activations that the kernels were tried with. What may be used: ``wide``
-        Hopper's kernel, ``few`` Triton's for few rows, ``unpacks`` its kernel that unpacks."""
-        self.dtype, self.wide, self.few, self.unpacks = dtype, wide, few, unpacks
-        self.tickets = Tickets(TICKETS)
+    def __init__(
+        self, dtype: torch.dtype, *, use_hopper: bool, use_small_m: bool, unpacks: bool
+    ) -> None:
+        """``dtype``: of the activations that the kernels were tried with. What may be used: ``use_hopper``
+        Hopper's kernel, ``use_small_m`` Triton's for few rows, ``unpacks`` its kernel that unpacks."""
+        self.dtype, self.use_hopper, self.use_small_m, self.unpacks = (
+            dtype,
+            use_hopper,
+            use_small_m,
+            unpacks,
+        )
+        self.tile_counters = TileCounters(TICKETS)
 
     def __call__(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
         """``[..., inputs]`` to ``[..., out]``; see ``treadle.layers.kernel_ops``."""
@@ -47,26 +54,26 @@ class Int4Linear:
 
     def _product(self, x: Tensor, codes: Tensor, steps: Tensor, group: int) -> Tensor | None:
         """``None``: it has to be unpacked."""
-        tickets = self.tickets.on(x.device)
+        tickets = self.tile_counters.on(x.device)
         if tickets is None:
             return None
         rows, outputs = len(x), codes.shape[1]
-        if self.wide:
+        if self.use_hopper:
             wide = choose_wide(rows, x.shape[1], outputs)
             if wide is not None:
                 return hopper.multiply(
-                    x, codes, steps, group, wide, tickets, processors(x.device)
+                    x, codes, steps, group, wide, tickets, num_sms(x.device)
                 )  # fmt: skip
         tile = choose(rows, outputs)
-        if tile is None or not self.few:
+        if tile is None or not self.use_small_m:
             return None
         if x.stride(1) != 1:
             x = x.contiguous()
-        return kernel.multiply(x, codes, steps, group, tile, tickets, processors(x.device))
+        return kernel.multiply(x, codes, steps, group, tile, tickets, num_sms(x.device))
 
 
 @cache
-def processors(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
     """Multiprocessors; 1 for Triton's interpreter."""
     if device.type != "cuda":
         return 1
@@ -81,4 +88,4 @@ def load(op: str, request: KernelRequest) -> Int4Linear:
     kind = RUN if group % CHUNK else CHUNK
     # What Hopper's kernel takes is left to nobody else.
     few = works("few with wide" if wide else "few", dtype, kind)
-    return Int4Linear(dtype, wide=wide, few=few, unpacks=works("unpack", dtype, kind))
+    return Int4Linear(dtype, use_hopper=wide, use_small_m=few, unpacks=works("unpack", dtype, kind))

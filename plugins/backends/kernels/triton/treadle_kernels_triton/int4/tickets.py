@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("Tickets",)
+__all__ = ("TileCounters",)
 
 
-class Tickets:
+class TileCounters:
     """Counters for tiles whose depth is shared: zeros whenever no kernel runs that counts in them.
 
     Captured graphs keep reading the same ones. Two products must not count in them at the same time, so
@@ -19,17 +19,17 @@ class Tickets:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._found: dict[torch.device, Tensor] = {}
+        self._buffers: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor | None:
         """int32, one for each tile that may be shared.
 
         ``None`` if they would have to be made in a capture, whose replays alone would make them zeros.
         """
-        found = self._found.get(device)
+        found = self._buffers.get(device)
         if found is None:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
             found = torch.zeros(self._count, dtype=torch.int32, device=device)
-            self._found[device] = found
+            self._buffers[device] = found
         return found

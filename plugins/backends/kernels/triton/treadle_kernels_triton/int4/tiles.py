@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ("MOST_ROWS", "WIDES", "Tile", "Wide", "choose", "choose_wide", "shares")
+__all__ = ("MOST_ROWS", "WIDES", "HopperTile", "Tile", "choose", "choose_wide", "shares")
 
 MOST_ROWS = 256
 """Beyond, without Hopper's kernel, the weight is unpacked and multiplied by the vendor's product."""
@@ -36,7 +36,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
+class HopperTile:
     """A tile of Hopper's kernel: 128 outputs of ``rows``, with ``stages`` chunks on their way or used."""
 
     rows: int
@@ -56,7 +56,7 @@ WIDE = 16384
 MOST = Tile(128, 128, 8, 3, 1)
 """For up to MOST_ROWS."""
 MOST_WIDE = 2048
-WIDES = (Wide(32, 10), Wide(64, 8), Wide(128, 5), Wide(256, 3))
+WIDES = (HopperTile(32, 10), HopperTile(64, 8), HopperTile(128, 5), HopperTile(256, 3))
 """As many stages as fit into shared memory; for up to MOST_WIDE rows."""
 
 
@@ -75,7 +75,7 @@ def choose(rows: int, outputs: int) -> Tile | None:
     return next(tile for tile in FEW if rows <= tile.rows)
 
 
-def choose_wide(rows: int, inputs: int, outputs: int) -> Wide | None:
+def choose_wide(rows: int, inputs: int, outputs: int) -> HopperTile | None:
     """The tile of Hopper's kernel; ``None``: Triton's kernel and ``choose``.
 
     Measured on one H200 (triton 3.6) in graphs, over cold weights of Qwen3-8B's shapes, in the order

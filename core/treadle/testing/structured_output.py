@@ -1,0 +1,309 @@
+"""The conformance suite of guided decoding backends.
+
+::
+
+    class TestMine(PluginSuite, StructuredOutputSuite):
+        plugin = "structured_output:mine"
+
+Grammars of the corpus are compiled for a small vocabulary that has everything which makes masks
+hard: tokens of several characters, tokens that cross the parts of a JSON text, halves of
+characters, special and unused ids. Random walks through the masks must end in valid texts only.
+What a backend cannot enforce, it refuses; ``ignored`` holds the keywords that libraries forget.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from treadle.api.kinds import STRUCTURED_OUTPUT
+from treadle.api.structured_output import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    GrammarSpec,
+)
+from treadle.structured_output.checker import CPU_SECONDS
+from treadle.testing.grammar_corpus import VALID, ignored, specs
+from treadle.testing.grammar_vocabulary import SmallTokenizer
+from treadle.testing.plugin import PluginTest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ("RandomWalk", "StructuredOutputSuite", "allowed_ids", "ignored", "specs")
+
+VOCAB = 384
+STEPS = 400
+
+
+def allowed_ids(matcher: GrammarMatcher, vocab_size: int = VOCAB) -> list[int]:
+    """The ids in a matcher's mask."""
+    import torch
+
+    mask = torch.zeros((1, -(-vocab_size // 32)), dtype=torch.int32)
+    matcher.fill_bitmask(mask, 0)
+    return _bits(mask[0])
+
+
+def _bits(line: Tensor) -> list[int]:
+    import numpy as np
+
+    octets = line.numpy().view(np.uint8)
+    return [int(i) for i in np.flatnonzero(np.unpackbits(octets, bitorder="little"))]
+
+
+class RandomWalk:
+    """A random path through a grammar: its tokens, and whether it came to an end or to a ``fault``
+    of the matcher."""
+
+    def __init__(self, matcher: GrammarMatcher, seed: int, tokenizer: SmallTokenizer) -> None:
+        self.tokens: list[int] = []
+        self.masks: list[list[int]] = []
+        self.ended = False
+        self.fault = ""
+        rng = random.Random(seed)
+        hurry = rng.random()
+        while len(self.tokens) < STEPS:
+            allowed = allowed_ids(matcher)
+            complete, finished = matcher.is_accepting, matcher.is_terminated
+            where = f"after {tokenizer.decode(self.tokens)!r}"
+            if finished != (complete and not allowed):
+                self.fault = f"finished is {finished} {where}"
+            elif not complete and not allowed:
+                self.fault = f"a dead end {where}"
+            if self.fault:
+                return
+            if finished or (complete and rng.random() < hurry):
+                self.ended = True
+                return
+            closing = [token for token in allowed if tokenizer.token_bytes(token)[:1] in CLOSING]
+            token = rng.choice(closing if closing and rng.random() < hurry / 2 else allowed)
+            if not matcher.accept_token(token):
+                self.fault = f"{token} is in the mask and not accepted {where}"
+                return
+            self.tokens.append(token)
+            self.masks.append(allowed)
+
+
+CLOSING = (b'"', b"]", b"}", b"\\")
+
+
+class StructuredOutputSuite(PluginTest):
+    """Subclass it with ``plugin``; its name must begin with ``Test``."""
+
+    walks: ClassVar[int] = 12
+    """Random walks through each grammar."""
+    tokenizer: ClassVar[SmallTokenizer] = SmallTokenizer()
+
+    def compiler(self) -> GrammarCompiler:
+        """Override it to test one that is not installed."""
+        made: GrammarCompiler = _compiler(type(self))  # type: ignore[arg-type]
+        return made
+
+    def grammar(self, name: str) -> CompiledGrammar:
+        """Compiled once for all tests of a class, as the core shares it among requests."""
+        made: CompiledGrammar | str = _grammar(type(self), name)  # type: ignore[arg-type]
+        if isinstance(made, str):
+            pytest.skip(made)
+        return made
+
+    def compiled(self, spec: GrammarSpec) -> CompiledGrammar | str:
+        """The grammar, or why there is none."""
+        compiler = self.compiler()
+        why = compiler.unsupported_reason(spec)
+        if why is not None:
+            assert why.strip(), "a refusal that says nothing"
+            return why
+        began = time.process_time()
+        grammar = compiler.compile(spec)
+        seconds = time.process_time() - began
+        # The process that compiles it first would be killed.
+        return (
+            grammar
+            if seconds <= CPU_SECONDS
+            else f"takes {seconds:.1f} s, more than the core allows"
+        )
+
+    def simple(self, spec: GrammarSpec) -> CompiledGrammar:
+        made = self.compiled(spec)
+        if isinstance(made, str):
+            pytest.skip(made)
+        return made
+
+    def test_it_is_called_by_its_key(self) -> None:
+        assert self.compiler().name == self.key
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_every_sampled_path_is_valid(self, name: str) -> None:
+        grammar = self.grammar(name)
+        ended = 0
+        for seed in range(self.walks):
+            walk = RandomWalk(grammar.matcher(), seed, self.tokenizer)
+            assert not walk.fault, walk.fault
+            if walk.ended:
+                ended += 1
+                VALID[specs[name].kind](specs[name], self.tokenizer.decode(walk.tokens))
+        assert ended, "no path came to an end"
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_a_mask_is_one_row_and_all_of_it(self, name: str) -> None:
+        import torch
+
+        matcher = self.grammar(name).matcher()
+        rng = random.Random(name)
+        for _ in range(3):
+            allowed = allowed_ids(matcher)
+            mask = torch.full((3, VOCAB // 32), 0x55555555, dtype=torch.int32)
+            matcher.fill_bitmask(mask, 1)
+            assert (mask[[0, 2]] == 0x55555555).all(), "fill wrote into another row"
+            assert _bits(mask[1]) == allowed, "fill leaves bits as they were"
+            if not allowed:
+                return
+            matcher.accept_token(rng.choice(allowed))
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_only_what_the_mask_allows_is_accepted(self, name: str) -> None:
+        matcher = self.grammar(name).matcher()
+        rng = random.Random(name)
+        for _ in range(8):
+            allowed = allowed_ids(matcher)
+            for token in rng.sample(range(VOCAB), 48):
+                state = (matcher.is_accepting, matcher.is_terminated)
+                if token in allowed:
+                    assert matcher.accept_token(token), f"{token} is in the mask and not accepted"
+                    matcher.rollback(1)
+                elif matcher.accept_token(token):
+                    # Of two tokens with the same bytes one is enough in the mask.
+                    twins = [t for t in allowed if self._text(t) == self._text(token)]
+                    assert twins, f"{token} is accepted and not in the mask"
+                    matcher.rollback(1)
+                assert (matcher.is_accepting, matcher.is_terminated) == state
+            assert allowed_ids(matcher) == allowed, "a refusal or an undone token left a trace"
+            if not allowed:
+                return
+            assert matcher.accept_token(rng.choice(allowed))
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_a_rollback_and_a_replay_give_the_same_masks(self, name: str) -> None:
+        grammar = self.grammar(name)
+        for seed in range(3):
+            matcher = grammar.matcher()
+            walk = RandomWalk(matcher, seed, self.tokenizer)
+            matcher.rollback(0)
+            for count in (1, 2, 5, 16):
+                if count > len(walk.tokens):
+                    break
+                matcher.rollback(count)
+                for token, mask in zip(walk.tokens[-count:], walk.masks[-count:], strict=True):
+                    assert allowed_ids(matcher) == mask
+                    assert matcher.accept_token(token)
+                if walk.ended:
+                    assert matcher.is_accepting
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_two_sequences_share_one_grammar(self, name: str) -> None:
+        grammar = self.grammar(name)
+        alone = [RandomWalk(grammar.matcher(), seed, self.tokenizer) for seed in (1, 2)]
+        together = [grammar.matcher(), grammar.matcher()]
+        for step in range(max(len(walk.tokens) for walk in alone)):
+            for walk, matcher in zip(alone, together, strict=True):
+                if step < len(walk.tokens):
+                    assert allowed_ids(matcher) == walk.masks[step], "the other one's state is seen"
+                    assert matcher.accept_token(walk.tokens[step])
+
+    @pytest.mark.parametrize("name", list(specs))
+    def test_special_and_unused_ids_are_never_allowed(self, name: str) -> None:
+        grammar = self.grammar(name)
+        for seed in range(3):
+            for mask in RandomWalk(grammar.matcher(), seed, self.tokenizer).masks:
+                assert not self.tokenizer.special_token_ids & set(mask)
+                assert max(mask) < self.tokenizer.vocab_size, "an id without bytes is allowed"
+
+    @pytest.mark.parametrize("name", list(ignored))
+    def test_a_keyword_is_enforced_or_refused(self, name: str) -> None:
+        schema, wrong = ignored[name]
+        spec = GrammarSpec("json_schema", json.dumps(schema))
+        compiler = self.compiler()
+        why = compiler.unsupported_reason(spec)
+        if why is not None:
+            assert why.strip()
+            return
+        try:
+            matcher = compiler.compile(spec).matcher()
+        except Exception as error:
+            assert str(error), "an error that says nothing"
+            return
+        data = json.dumps(wrong, ensure_ascii=False).encode()
+        taken = all(matcher.accept_token(self.tokenizer.of_byte(byte)) for byte in data)
+        assert not (taken and matcher.is_accepting), f"{wrong!r} passes {schema!r}"
+
+    @pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
+    def test_nonsense_is_an_error_that_says_something(self, kind: Any) -> None:
+        source = {"json_schema": '{"type": "foo"}', "regex": "(", "ebnf": "root ::= ("}[kind]
+        spec = GrammarSpec(kind, source)
+        compiler = self.compiler()
+        if compiler.unsupported_reason(spec) is not None:
+            return
+        with pytest.raises(Exception, match=r"\w"):
+            compiler.compile(spec)
+
+    def test_an_unknown_kind_is_refused(self) -> None:
+        assert self.compiler().unsupported_reason(GrammarSpec("structural_tag", "{}"))
+
+    def test_the_core_ends_a_sequence_where_the_grammar_is_complete(self) -> None:
+        """Stop ids are the core's: any id may be one, and it is allowed at the end only."""
+        import torch
+
+        from treadle.structured_output import StructuredOutputState
+
+        matcher = self.simple(GrammarSpec("regex", "ab{0,2}")).matcher()
+        guide = StructuredOutputState(matcher)
+        stops = (self.tokenizer.eos_token_id, VOCAB - 1)
+        ended = False
+        for char, ends in (("a", False), ("b", True), ("b", True)):
+            assert not ended
+            mask = torch.zeros((1, VOCAB // 32), dtype=torch.int32)
+            guide.fill_bitmask(mask, 0, stops)
+            found = _bits(mask[0])
+            assert {token in found for token in stops} == {ends} and guide.error is None
+            assert {self._text(t)[:1] for t in found if t not in stops} == {char.encode()}
+            ended = guide.accept_token(self.tokenizer.of_byte(ord(char)))
+        assert ended, "nothing may follow, and the sequence goes on"
+
+    def test_threads_may_share_it(self) -> None:
+        """Grammars are compiled in a pool, and used by the thread of the steps."""
+        compiler = self.compiler()
+        small = [specs[name] for name in ("enum", "lengths", "object", "regex", "choice")]
+        taken = [spec for spec in small if compiler.unsupported_reason(spec) is None] * 2
+
+        def walk(grammar: CompiledGrammar) -> list[int]:
+            return RandomWalk(grammar.matcher(), 5, self.tokenizer).tokens
+
+        alone = [compiler.compile(spec) for spec in taken]
+        want = [walk(grammar) for grammar in alone]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(walk, alone)) == want
+            assert [walk(made) for made in pool.map(compiler.compile, taken)] == want
+
+    def _text(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
+
+
+@cache
+def _compiler(suite: type[StructuredOutputSuite]) -> Any:
+    subject = suite()
+    return subject.host().create(
+        STRUCTURED_OUTPUT, subject.key, tokenizer=suite.tokenizer, vocab_size=VOCAB
+    )
+
+
+@cache
+def _grammar(suite: type[StructuredOutputSuite], name: str) -> Any:
+    return suite().compiled(specs[name])

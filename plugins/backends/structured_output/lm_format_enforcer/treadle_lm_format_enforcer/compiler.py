@@ -1,0 +1,155 @@
+"""lm-format-enforcer behind the contract of treadle: its parsers, driven by bytes of tokens.
+
+The library's own ``TokenEnforcer`` keeps every prefix of every sequence, and loses tokens that are
+parts of a character; its parsers are taken without it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from lmformatenforcer import CharacterLevelParser, JsonSchemaParser, RegexParser
+from lmformatenforcer.characterlevelparser import (
+    CharacterLevelParserConfig,
+    StringParser,
+    UnionParser,
+)
+
+from treadle.api.types import GrammarSpec, Tokenizer
+from treadle_lm_format_enforcer.prepare import Unenforceable, prepared
+from treadle_lm_format_enforcer.state import Reader, State
+from treadle_lm_format_enforcer.syntax import START
+from treadle_lm_format_enforcer.vocabulary import Vocabulary
+from treadle_structured_output_kit.bitmask import BitmaskRow, write_row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ("Compiler",)
+
+
+class Compiler:
+    """Immutable, safe in threads."""
+
+    name = "lmfe"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        *,
+        strict: bool,
+        max_whitespace: int,
+        max_array_length: int,
+    ) -> None:
+        self._strict = strict
+        self._whitespace = max_whitespace
+        self._items = max_array_length
+        self._vocabulary = Vocabulary(tokenizer, vocab_size)
+
+    def unsupported_reason(self, spec: GrammarSpec) -> str | None:
+        if spec.kind not in ("json_schema", "json_object", "regex", "choice"):
+            return f"grammars of the kind {spec.kind} are not supported"
+        if "whitespace_pattern" in spec.options:
+            return "whitespace_pattern is not supported"
+        if spec.kind == "json_schema":
+            try:
+                prepared(json.loads(spec.source), strict=self._strict)
+            except Unenforceable as error:
+                return str(error)
+        return None
+
+    def compile(self, spec: GrammarSpec) -> _Grammar:
+        schema: dict[str, Any] | None = None
+        if spec.kind in ("json_schema", "json_object"):
+            source = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.source)
+            schema = prepared(source, strict=self._strict)
+        try:
+            grammar = _Grammar(self._vocabulary, spec, schema, self._config(spec))
+            grammar.check()
+        except Exception as error:  # the library's often have no text
+            raise ValueError(f"{type(error).__name__} {error}".strip()) from error
+        return grammar
+
+    def _config(self, spec: GrammarSpec) -> CharacterLevelParserConfig:
+        named = {c for c in spec.source if c >= " "} - set(self._vocabulary.alphabet)
+        return CharacterLevelParserConfig(
+            alphabet=self._vocabulary.alphabet + "".join(sorted(named)),
+            max_consecutive_whitespaces=self._whitespace,
+            force_json_field_order=False,
+            max_json_array_length=self._items,
+        )
+
+
+class _Grammar:
+    """The library's JSON parsers share a mutable context, so every matcher gets its own parser."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        spec: GrammarSpec,
+        schema: dict[str, Any] | None,
+        config: CharacterLevelParserConfig,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._schema = schema
+        self._config = config
+        self._lines: dict[Any, BitmaskRow] = {}
+        self._parser: CharacterLevelParser | None = None
+        if spec.kind == "regex":
+            self._parser = RegexParser(spec.source, config)
+        elif spec.kind == "choice":
+            self._parser = UnionParser([StringParser(text) for text in json.loads(spec.source)])
+
+    def check(self) -> None:
+        """Find out what is wrong with the patterns of a schema: parsers make theirs when they come
+        to them, in the middle of an output."""
+        for pattern in _patterns(self._schema):
+            RegexParser(pattern.removeprefix("^").removesuffix("$"), self._config)
+
+    def matcher(self) -> _Matcher:
+        if self._parser is not None:
+            first = State(self._parser)
+        else:
+            first = State(JsonSchemaParser(self._schema, self._config), START)
+        return _Matcher(Reader(self._vocabulary, self._lines), first)
+
+
+class _Matcher:
+    def __init__(self, reader: Reader, first: State) -> None:
+        self._reader = reader
+        self._states = [first]
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        write_row(bitmask, row, self._reader.mask(self._states[-1]))
+
+    def accept_token(self, token: int) -> bool:
+        following = self._reader.after(self._states[-1], token)
+        if following is None:
+            return False
+        self._states.append(following)
+        return True
+
+    def rollback(self, count: int) -> None:
+        if count >= len(self._states):
+            raise ValueError(f"cannot undo {count} of {len(self._states) - 1} tokens")
+        if count:
+            del self._states[-count:]
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._states[-1].is_accepting
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.is_accepting and not self._reader.mask(self._states[-1]).any()
+
+
+def _patterns(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [pattern for part in schema for pattern in _patterns(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
+    return own + [pattern for part in schema.values() for pattern in _patterns(part)]

@@ -1,0 +1,120 @@
+"""Where one sequence is, and which tokens may follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmformatenforcer import CharacterLevelParser
+
+from treadle_lm_format_enforcer.syntax import Syntax
+from treadle_lm_format_enforcer.vocabulary import Node, Vocabulary, split
+from treadle_structured_output_kit.bitmask import BitmaskRow
+
+__all__ = ("Reader", "State")
+
+
+class State:
+    """Immutable: a parser, the syntax beside it, and the bytes of an unfinished character."""
+
+    __slots__ = ("line", "parser", "pending", "syntax")
+
+    def __init__(
+        self, parser: CharacterLevelParser, syntax: Syntax | None = None, pending: bytes = b""
+    ) -> None:
+        self.parser = parser
+        self.syntax = syntax
+        self.pending = pending
+        self.line: BitmaskRow | None = None
+
+    @property
+    def is_accepting(self) -> bool:
+        if self.pending or (self.syntax is not None and not self.syntax.done):
+            return False
+        return bool(self.parser.can_end())
+
+    def step(self, char: str, allowed: frozenset[str]) -> State | None:
+        """After one character; ``allowed`` are those that the parser takes."""
+        if char not in allowed:
+            return None
+        syntax = self.syntax
+        if syntax is not None:
+            syntax = syntax.step(char)
+            if syntax is None:
+                return None
+        return State(self.parser.add_character(char), syntax)
+
+
+class Reader:
+    """Reads tokens in states. ``lines`` are masks that states of one grammar share."""
+
+    def __init__(self, vocabulary: Vocabulary, lines: dict[Any, BitmaskRow]) -> None:
+        self._vocabulary = vocabulary
+        self._lines = lines
+
+    def after(self, state: State, token: int) -> State | None:
+        """After a token, ``None`` if it is not allowed."""
+        data = self._vocabulary.texts.get(token)
+        if data is None:
+            return None
+        if not state.pending and not self.mask(state)[token >> 5] >> (token & 31) & 1:
+            return None
+        return self._read(state, data)
+
+    def mask(self, state: State) -> BitmaskRow:
+        """The tokens that may follow, as a row of a bitmask. Not to be written to."""
+        if state.line is None:
+            key = None if state.pending else state.parser.cache_key()
+            if key is None:
+                state.line = self._computed(state)
+            else:
+                if key not in self._lines:
+                    self._lines[key] = self._computed(state)
+                state.line = self._lines[key]
+        return state.line
+
+    def _computed(self, state: State) -> BitmaskRow:
+        vocabulary, found = self._vocabulary, list[int]()
+        if state.pending:
+            found = [
+                token for data, token in vocabulary.inner if self._read(state, data) is not None
+            ]
+            return vocabulary.line(found)
+        free = state.parser.shortcut_key()
+        if isinstance(free, tuple) and state.syntax is not None and state.syntax.in_string:
+            _, length, least, most = free
+            line = vocabulary.free(least - length, most - length, start=state.syntax.mode == "s")
+            self._walk(state, vocabulary.root, found, only='"\\')
+            return line | vocabulary.line(found)
+        self._walk(state, vocabulary.root, found)
+        return vocabulary.line(found)
+
+    def _walk(self, state: State, node: Node, found: list[int], only: str = "") -> None:
+        """Collect the tokens below ``node`` that the state allows."""
+        if not only:
+            found += node.tokens
+        characters: str = state.parser.get_allowed_characters()
+        allowed = self._vocabulary.set_of(characters)
+        if node.tails and not only:
+            beginnings = self._vocabulary.beginnings(characters)
+            found += [token for tail, token in node.tails if tail in beginnings]
+        for char in only or node.children.keys() & allowed:
+            below = node.children.get(char)
+            if below is not None and (following := state.step(char, allowed)) is not None:
+                self._walk(following, below, found)
+
+    def _read(self, state: State, data: bytes) -> State | None:
+        parts = split(state.pending + data)
+        if parts is None:
+            return None
+        text, tail = parts
+        for char in text:
+            allowed = self._vocabulary.set_of(state.parser.get_allowed_characters())
+            following = state.step(char, allowed)
+            if following is None:
+                return None
+            state = following
+        if not tail:
+            return state
+        if tail not in self._vocabulary.beginnings(state.parser.get_allowed_characters()):
+            return None
+        return State(state.parser, state.syntax, tail)

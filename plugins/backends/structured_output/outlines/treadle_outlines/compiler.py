@@ -1,0 +1,161 @@
+"""Grammars compiled by outlines-core: a regex becomes an automaton over the bytes of all tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from outlines_core import Guide, Index, Vocabulary
+from outlines_core.json_schema import build_regex_from_schema
+
+from treadle.api.types import CompiledGrammar, GrammarSpec, Tokenizer
+from treadle_outlines.preflight import refusal
+from treadle_structured_output_kit.bitmask import (
+    BitmaskRow,
+    empty_row,
+    forbid_token,
+    write_row,
+)
+from treadle_structured_output_kit.regex import choice_regex
+from treadle_structured_output_kit.vocabulary import text_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
+
+__all__ = ("Compiler",)
+
+MOST_ROLLBACK = 1024
+START = b"\0"
+
+
+class Compiler:
+    """Safe in threads: what changes is only that llguidance is set up when it is first needed."""
+
+    name = "outlines"
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        *,
+        strict: bool,
+        whitespace_pattern: str,
+        max_recursion_depth: int,
+    ) -> None:
+        self._strict = strict
+        self._whitespace = whitespace_pattern
+        self._depth = max_recursion_depth
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._grammars: LLGuidanceCompiler | None = None
+        self._lock = threading.Lock()
+        known: dict[bytes, list[int]] = {}
+        for token, data in text_tokens(tokenizer, vocab_size).items():
+            known.setdefault(data, []).append(token)
+        # Start and end get ids of their own behind the vocabulary. The ids that really end a sequence
+        # are the core's affair, and any of the model's may be an ordinary token.
+        known.setdefault(START, []).append(vocab_size + 1)
+        self._vocabulary = Vocabulary(vocab_size, known)
+
+    def unsupported_reason(self, spec: GrammarSpec) -> str | None:
+        match spec.kind:
+            case "json_schema":
+                return refusal(json.loads(spec.source)) if self._strict else None
+            case "regex" | "choice" | "json_object" | "ebnf":
+                return None
+            case _:
+                return f"grammars of the kind {spec.kind} are not supported"
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        whitespace = spec.options.get("whitespace_pattern")
+        match spec.kind:
+            case "json_schema":
+                source = build_regex_from_schema(
+                    spec.source, whitespace or self._whitespace, self._depth
+                )
+                # The library's own patterns of formats take any digit of Unicode.
+                return self._index(re.sub(r"\\(.)", _ascii_digit, source))
+            case "regex":
+                return self._index(spec.source)
+            case "choice":
+                return self._index(choice_regex(json.loads(spec.source)))
+            case "json_object":  # as a regex it is bounded in depth, and takes seconds
+                options = {"whitespace_pattern": whitespace} if whitespace else {}
+                return self._llguidance().compile_json_schema({"type": "object"}, **options)
+            case _:
+                return self._llguidance().compile_grammar(spec.source)
+
+    def _index(self, pattern: str) -> _Grammar:
+        # The library builds the automaton of a search too, for which a match may begin anywhere.
+        # With strings in strings it doubles with every character; with a first character that
+        # comes nowhere else it does not.
+        return _Grammar(Index(rf"\x00(?:{pattern})", self._vocabulary), self._vocab_size)
+
+    def _llguidance(self) -> LLGuidanceCompiler:
+        from treadle_structured_output_kit.llguidance import LLGuidanceCompiler
+
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = LLGuidanceCompiler(self._tokenizer, self._vocab_size)
+            return self._grammars
+
+
+class _Grammar:
+    def __init__(self, index: Index, vocab_size: int) -> None:
+        self._index = index
+        self._vocab_size = vocab_size
+
+    def matcher(self) -> _Matcher:
+        guide = Guide(self._index, MOST_ROLLBACK)
+        guide.accept_token(self._vocab_size + 1, return_tokens=False)
+        return _Matcher(guide, self._vocab_size)
+
+
+class _Matcher:
+    def __init__(self, guide: Guide, vocab_size: int) -> None:
+        self._guide = guide
+        self._vocab_size = vocab_size
+        self._row = empty_row(vocab_size + 2)
+        self._filled = False
+
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        write_row(bitmask, row, self._mask())
+
+    def accept_token(self, token: int) -> bool:
+        if token >= self._vocab_size:
+            return False
+        try:
+            self._guide.accept_token(token, return_tokens=False)
+        except ValueError:
+            return False
+        self._filled = False
+        return True
+
+    def rollback(self, count: int) -> None:
+        self._guide.rollback_state(count)
+        self._filled = False
+
+    @property
+    def is_accepting(self) -> bool:
+        return bool(self._guide.is_finished())
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.is_accepting and not self._mask().any()
+
+    def _mask(self) -> BitmaskRow:
+        allowed = self._row
+        if not self._filled:
+            self._guide.write_mask_into(allowed.ctypes.data, len(allowed), allowed.itemsize)
+            for own in (self._vocab_size, self._vocab_size + 1):
+                forbid_token(allowed, own)
+            self._filled = True
+        return allowed
+
+
+def _ascii_digit(escape: re.Match[str]) -> str:
+    return "[0-9]" if escape[1] == "d" else escape[0]

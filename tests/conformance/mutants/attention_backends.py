@@ -1,0 +1,134 @@
+"""The backend of the core under another name, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from mutants.specimen import Mutant, Specimen
+from treadle.testing.attention import AttentionSuite, steps
+
+SOURCE = """
+from dataclasses import replace
+
+import torch
+from treadle.api import impl
+from treadle.api.types import Offer, Refusal
+from treadle.attention import plugin
+from treadle.attention.sdpa import SdpaAttention
+
+TREADLE = {"attention": ["mine"]}
+
+
+class Mine(SdpaAttention):
+    pass
+
+
+@impl
+def treadle_attention_backend(request):
+    bid = plugin.treadle_attention_backend(request, {})
+    if isinstance(bid, Refusal):
+        return Refusal("mine", bid.reasons)
+    return replace(bid, name="mine", create=lambda: Mine(request))
+"""
+
+
+def mine(body: str) -> dict[str, str]:
+    """The edits of a backend with these methods."""
+    return {"    pass\n": body}
+
+
+def forward(
+    before: str = "", after: str = "", arguments: str = "q, k, v, cache, plan, scales"
+) -> dict[str, str]:
+    """The edits of a backend that does something around its work."""
+    return mine(f"""
+    def forward(self, q, k, v, cache, plan, scales=(1.0, 1.0)):
+        {before}
+        out = super().forward({arguments})
+        {after}
+        return out
+""")
+
+
+class Attention(AttentionSuite):
+    steps = {name: steps[name] for name in ("one decode", "decodes", "mixed")}
+
+
+SPECIMENS = (
+    Specimen(
+        suite=Attention,
+        plugin="attention_backends:mine",
+        source=SOURCE,
+        only={"name": ("float32", "soft cap", "fp8_e4m3", "narrow window", "tree", "no kv heads")},
+        mutants=(
+            Mutant("test_a_bid_is_an_offer_or_says_why_not", {"bid.reasons)": "())"}),
+            Mutant(
+                "test_a_bid_is_an_offer_or_says_why_not",
+                {"    bid =": "    request.heads // request.kv_heads\n    bid ="},
+            ),
+            Mutant(
+                "test_every_step_is_what_the_reference_says",
+                {"Mine(request)": "Mine(replace(request, softcap=None))"},
+            ),
+            Mutant("test_a_cache_in_fp8_has_scales", forward(arguments="q, k, v, cache, plan")),
+            Mutant(  # scales what is read only
+                "test_a_cache_in_fp8_has_scales",
+                forward(
+                    "if k is not None: super().forward(q, k, v, cache, plan)",
+                    arguments="q, None, None, cache, plan, scales",
+                ),
+            ),
+            Mutant("test_a_cache_in_fp8_has_scales", forward(after="out = out / scales[1]")),
+            Mutant(
+                "test_every_page_size_that_it_offers",
+                mine("""
+    def plan(self, batch):
+        return super().plan(replace(batch, page_size=batch.page_size * (1 + (batch.page_size == 8))))
+"""),
+            ),
+            Mutant(
+                "test_tokens_may_have_been_written_already",
+                forward("if k is None and scales == (1.0, 1.0): k = v = q[:, : self.kv_heads] * 0"),
+            ),
+            Mutant(
+                "test_page_0_never_matters", forward(after="out += 0 * cache[0, 0].float().sum()")
+            ),
+            Mutant(
+                "test_slices_of_one_projection_will_do", forward("q = q.view(-1).view(q.shape)")
+            ),
+            Mutant(
+                "test_one_plan_serves_every_layer",
+                forward(
+                    "done = vars(self).setdefault('done', [None, None])",
+                    "self.done = done = done if done[0] is plan else [plan, out]; out = done[1]",
+                ),
+            ),
+            Mutant(
+                "test_two_plans_do_not_meet",
+                mine("""
+    def plan(self, batch):
+        self.now = super().plan(batch)
+        return self.now
+
+    def forward(self, q, k, v, cache, plan, *scales):
+        return super().forward(q, k, v, cache, self.now, *scales)
+"""),
+            ),
+            Mutant(
+                "test_its_slots_are_where_tokens_lie",
+                mine("""
+    def slots(self, plan):
+        return plan.slots // 2
+"""),
+            ),
+            Mutant(
+                "test_a_row_does_not_depend_on_the_others",
+                forward(
+                    after="out[0, 0, 0] += 0.01 * (len(out) == 5 and q.dtype is torch.float32)"
+                ),
+            ),
+            Mutant(
+                "test_a_graph_safe_plan_reads_the_device_only",
+                {'name="mine"': 'name="mine", graph_safe=True'},
+            ),
+        ),
+    ),
+)
