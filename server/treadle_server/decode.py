@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from litestar.openapi.spec import Reference, Schema
     from litestar.typing import FieldDefinition
 
-__all__ = ("FORBIDDEN_FIELDS", "MAX_DEPTH", "RequestDecoder", "check_depth", "request_body")
+__all__ = (
+    "FORBIDDEN_FIELDS",
+    "MAX_DEPTH",
+    "RequestDecoder",
+    "check_depth",
+    "check_numbers",
+    "request_body",
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -55,6 +62,9 @@ FORBIDDEN_FIELDS: Mapping[str, str] = {
 # Brackets as signed steps of depth: 1 opens, 0xFF (-1) closes.
 STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+LONG_DIGITS = re.compile(rb"\d{19}")
+INTEGER = re.compile(rb"(?<![\d.eE+\-])-?\d{19,}+(?![.eE])")
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 PRINTABLE = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
@@ -83,6 +93,27 @@ def check_depth(body: bytes) -> None:
         depth += sum(piece)
 
 
+def check_numbers(body: bytes) -> None:
+    """Raise if an integer outside of strings does not fit into 64 bits.
+
+    Python has no such bound, but the processes that a request passes through do, and converting
+    very long integers takes quadratic time. A body without 19 digits in a row costs one search.
+    """
+    if LONG_DIGITS.search(body) is None:
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    for piece in plain.split(b'"')[::2]:
+        for found in INTEGER.finditer(piece):
+            digits = found[0]
+            if len(digits) > 20 or not MIN_INTEGER <= int(digits) <= MAX_INTEGER:
+                raise APIError(
+                    400,
+                    f"the body has the integer {digits[:24].decode()}{'…' if len(digits) > 24 else ''}; "
+                    f"{MIN_INTEGER} to {MAX_INTEGER} are allowed",
+                    code="integer_out_of_range",
+                )
+
+
 class RequestDecoder(Generic[T]):
     """Decodes bodies of one type. ``strict`` refuses unknown fields, otherwise they are named."""
 
@@ -100,6 +131,7 @@ class RequestDecoder(Generic[T]):
         if not body:
             raise APIError(400, "the body is empty; send a JSON object")
         check_depth(body)
+        check_numbers(body)
         try:
             fields = self._names.decode(body)
             ignored = self._unknown(fields) if not self._known.issuperset(fields) else ""

@@ -130,7 +130,7 @@ LOAD_FORMATS = PluginKind(
     optional=(t.SupportsTensorFiles, t.SupportsFill),
     methods={
         "WeightLoader.tensors": MethodRules(item=_named_tensor),
-        "TensorFiles.file_of": MethodRules(
+        "SupportsTensorFiles.file_of": MethodRules(
             fallback=lambda error, name: f"a file whose name is not known ({error})"
         ),
     },
@@ -144,7 +144,7 @@ TOKENIZERS = PluginKind(
     builds=t.Tokenizer,
     specs=FirstResultHooks,
     key_argument="mode",
-    methods={"Tokenizer.token_bytes": HOT, "TextStream.decode_next": HOT},
+    methods={"Tokenizer.token_bytes": HOT, "IncrementalDetokenizer.decode_next": HOT},
     suite="treadle.testing.text:TokenizerSuite",
 )
 RENDERERS = PluginKind(
@@ -179,9 +179,11 @@ QUANTIZATION = PluginKind(
     key_argument="method",
     optional=(t.SupportsGatedInput, t.SupportsWeightRenaming),
     methods={
-        "TensorNames.rename": MethodRules(counted=False),
+        "SupportsWeightRenaming.rename": MethodRules(counted=False),
         "LinearMethod.apply": MethodRules(in_step=True, counted=False, result=_linear_result),
-        "GatedMethod.apply_gated": MethodRules(in_step=True, counted=False, result=_linear_result),
+        "SupportsGatedInput.apply_gated": MethodRules(
+            in_step=True, counted=False, result=_linear_result
+        ),
         "ExpertsMethod.apply": MethodRules(in_step=True, counted=False, result=_experts_result),
     },
     matches=True,
@@ -205,7 +207,7 @@ ATTENTION_BACKENDS = PluginKind(
         "AttentionBackend.kv_cache_shape": MethodRules(result=_cache_shape),
         "AttentionBackend.build_metadata": MethodRules(in_step=True),
         "AttentionBackend.forward": MethodRules(in_step=True, counted=False, result=_same_shape),
-        "PagedWriter.slot_mapping": HOT,
+        "SupportsExternalKVWrite.slot_mapping": HOT,
     },
     suite="treadle.testing.attention:AttentionSuite",
 )
@@ -299,10 +301,10 @@ STRUCTURED_OUTPUT = PluginKind(
     builds=t.GrammarCompiler,
     specs=FirstResultHooks,
     methods={
-        "Matcher.fill": MethodRules(in_step=True),
-        "Matcher.accept": MethodRules(in_step=True, result=_allowed),
-        "Matcher.complete": HOT,
-        "Matcher.finished": HOT,
+        "GrammarMatcher.fill_bitmask": MethodRules(in_step=True),
+        "GrammarMatcher.accept_token": MethodRules(in_step=True, result=_allowed),
+        "GrammarMatcher.is_accepting": HOT,
+        "GrammarMatcher.is_terminated": HOT,
     },
     failure="request",
     matches=True,

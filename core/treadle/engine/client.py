@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import msgspec
+
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
@@ -28,8 +30,9 @@ from treadle.engine.ipc import (
     StepOutputs,
     StopEngine,
     decode_report,
+    encode_request,
 )
-from treadle.errors import EngineDeadError, RequestError, TreadleError
+from treadle.errors import EngineDeadError, TreadleError
 from treadle.processes.framing import FrameDecoder, encode_frame
 from treadle.processes.spawn import exit_reason, spawn
 
@@ -39,7 +42,7 @@ log = logging.getLogger("treadle.engine")
 
 EXIT_SECONDS = 10.0
 BUFFER = 4 * 2**20
-FRAME_TOKENS = 2**20
+FRAME_BYTES = 4 * 2**20
 
 
 class EngineObserver(Protocol):
@@ -67,7 +70,7 @@ class EngineClient(asyncio.Protocol):
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._pings: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count(1)
-        self._adding: list[EngineRequest] = []
+        self._adding: list[msgspec.Raw] = []
         self._aborting: list[str] = []
         self._flushing = False
         self._closing = False
@@ -121,9 +124,12 @@ class EngineClient(asyncio.Protocol):
     # -- sending ---------------------------------------------------------------------
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests. All those of one iteration of the event loop are sent together."""
+        """Queue requests. All those of one iteration of the event loop are sent together.
+
+        Raises ``RequestError`` if one cannot be sent. Then none of them is queued.
+        """
         self.check()
-        self._adding += requests
+        self._adding += [encode_request(request) for request in requests]
         self._schedule_flush()
 
     def abort(self, ids: Sequence[str]) -> None:
@@ -167,14 +173,16 @@ class EngineClient(asyncio.Protocol):
         aborting, self._aborting = self._aborting, []
         if self.fatal_error is not None:
             return
-        for part in _parts(adding):
-            try:
+        try:
+            for part in _parts(adding):
                 self._send(AddRequests(part))
-            except RequestError as error:  # too long for one frame
-                for request in part:
-                    self._observer.on_rejected(request.id, error)
-        if aborting:
-            self._send(AbortRequests(aborting))
+            if aborting:
+                self._send(AbortRequests(aborting))
+        except Exception as error:
+            # Which of the commands are lost is unknown. End the engine rather than let their
+            # requests wait for ever.
+            log.exception("commands could not be sent to the engine process")
+            self._break(f"a command could not be sent to it: {error}", error)
 
     def _send(self, command: Command) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -195,11 +203,15 @@ class EngineClient(asyncio.Protocol):
         except Exception as error:
             # After an invalid message the stream cannot be trusted: ignore the rest of it.
             log.exception("the engine process sent an invalid message")
-            self._fail("it sent an invalid message", error)
-            if self._transport is not None:
-                self._transport.close()
-            if self._child is not None:
-                self._child.kill()
+            self._break("it sent an invalid message", error)
+
+    def _break(self, why: str, cause: BaseException) -> None:
+        """Fail, close the connection and kill the process."""
+        self._fail(why, cause)
+        if self._transport is not None:
+            self._transport.close()
+        if self._child is not None:
+            self._child.kill()
 
     def _handle_event(self, report: Report) -> None:
         match report:
@@ -241,16 +253,17 @@ class EngineClient(asyncio.Protocol):
         self._observer.on_engine_dead(self.fatal_error)
 
 
-def _parts(requests: list[EngineRequest]) -> Iterator[list[EngineRequest]]:
-    """Split requests into lists of at most ``FRAME_TOKENS`` prompt tokens, or one request."""
-    part: list[EngineRequest] = []
+def _parts(requests: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+    """Split encoded requests into lists of at most ``FRAME_BYTES``, or one request."""
+    part: list[msgspec.Raw] = []
     size = 0
     for request in requests:
-        if part and size + len(request.prompt_ids) > FRAME_TOKENS:
+        length = len(memoryview(request))
+        if part and size + length > FRAME_BYTES:
             yield part
             part, size = [], 0
         part.append(request)
-        size += len(request.prompt_ids)
+        size += length
     if part:
         yield part
 

@@ -62,7 +62,7 @@ class EngineCore:
     def _start(self) -> None:
         config, plugins = self.config, self.plugins
         name = config.device.distributed_executor_backend
-        self._executor = plugins.create_guarded(EXECUTORS, name, config=config, host=plugins)
+        self._executor = plugins.create_guarded(EXECUTORS, name, config=config, plugins=plugins)
         try:
             self.info: EngineInfo = self._executor.start()
             self._cache = KVCacheManager(

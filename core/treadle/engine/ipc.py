@@ -12,7 +12,9 @@ from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
+from treadle.errors import EngineError, RequestError
 from treadle.processes.failure import Failure
+from treadle.processes.framing import MAX_FRAME_BYTES
 
 __all__ = (
     "AbortRequests",
@@ -29,6 +31,9 @@ __all__ = (
     "StopEngine",
     "decode_command",
     "decode_report",
+    "decode_request",
+    "encode_request",
+    "request_id",
 )
 
 # To the engine. ``StartEngine`` is the first message and is sent once.
@@ -40,7 +45,9 @@ class StartEngine(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class AddRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    requests: list[EngineRequest]
+    """Requests to add. Each is encoded by itself, so that a bad one cannot take others with it."""
+
+    requests: list[msgspec.Raw]
 
 
 class AbortRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -91,7 +98,38 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Report = EngineReady | StepOutputs | RequestRejected | Pong | EngineFailed
 
+_requests: msgspec.msgpack.Decoder[EngineRequest] = msgspec.msgpack.Decoder(EngineRequest)
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+decode_request = _requests.decode
 decode_command = _commands.decode
 decode_report = _reports.decode
+
+
+def encode_request(request: EngineRequest) -> msgspec.Raw:
+    """Return ``request`` as the msgpack of ``AddRequests``.
+
+    Raises ``RequestError`` if msgpack cannot carry a value: an integer beyond 64 bits, a lone
+    surrogate, too deep nesting, a type that is not JSON's; or if it is too long for a frame.
+    """
+    try:
+        data = msgspec.msgpack.encode(request)
+    except (OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise RequestError(f"a parameter of the request cannot be sent: {error}") from error
+    if len(data) > MAX_FRAME_BYTES // 2:
+        raise RequestError(
+            f"the request has {len(data)} bytes; at most {MAX_FRAME_BYTES // 2} are allowed: send a "
+            "shorter prompt"
+        )
+    return msgspec.Raw(data)
+
+
+def request_id(data: msgspec.Raw) -> str:
+    """Return the id of a request that does not decode as one. Raises ``EngineError``."""
+    try:
+        fields = msgspec.msgpack.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"a request is not valid msgpack: {error}") from error
+    if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
+        raise EngineError("a request has no id")
+    return fields[0]

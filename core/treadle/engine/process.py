@@ -18,7 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from treadle.api.requests import EngineRequest
+import msgspec
+
+from treadle.api.requests import TokenOutput
 from treadle.config import set_passive_omp_wait
 from treadle.engine.ipc import (
     AbortRequests,
@@ -34,9 +36,11 @@ from treadle.engine.ipc import (
     StepOutputs,
     StopEngine,
     decode_command,
+    decode_request,
+    request_id,
 )
 from treadle.errors import EngineError, TreadleError
-from treadle.processes.failure import Failure
+from treadle.processes.failure import Failure, printable
 from treadle.processes.framing import FrameDecoder, encode_frame
 
 if TYPE_CHECKING:
@@ -188,7 +192,7 @@ def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
             _obey(channel, core, command)
         if core.has_work:
             if outputs := core.step():
-                channel.send(StepOutputs(outputs))
+                channel.send(StepOutputs([_printable(o) if o.error else o for o in outputs]))
         elif not busy and (not commands or time.monotonic() - checked >= CHECK_SECONDS):
             _check_parent(parent)
             core.check_health()
@@ -198,8 +202,8 @@ def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
 def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
     match command:
         case AddRequests(requests):
-            for request in requests:
-                _add(channel, core, request)
+            for data in requests:
+                _add(channel, core, data)
         case AbortRequests(ids):
             core.abort_requests(ids)
         case Ping(number):
@@ -208,18 +212,24 @@ def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
             raise EngineError(f"unexpected command {type(command).__name__}")
 
 
-def _add(channel: Channel, core: EngineCore, request: EngineRequest) -> None:
+def _add(channel: Channel, core: EngineCore, data: msgspec.Raw) -> None:
     """Add a request. Any error except ``EngineError`` only rejects this request."""
     try:
-        core.add_request(request)
+        core.add_request(decode_request(data))
     except EngineError:
         raise
     except TreadleError as error:
-        channel.send(RequestRejected(request.id, Failure.of(error)))
+        channel.send(RequestRejected(request_id(data), Failure.of(error)))
     except Exception:
-        log.exception("adding request %s failed", request.id)
+        id = request_id(data)
+        log.exception("adding request %s failed", id)
         failure = Failure("EngineError", "the engine failed to add this request")
-        channel.send(RequestRejected(request.id, failure))
+        channel.send(RequestRejected(id, failure))
+
+
+def _printable(output: TokenOutput) -> TokenOutput:
+    """Return an output whose error, which may quote a client or a plugin, can be encoded."""
+    return msgspec.structs.replace(output, error=printable(output.error or ""))
 
 
 def _check_parent(parent: int) -> None:

@@ -159,7 +159,7 @@ class FusedRope:
         self, qkv: Tensor, angles: CosSin, attn: Attention, forward_ctx: ForwardContext
     ) -> Tensor:
         plan = forward_ctx.attn_metadata[attn.attn_group]
-        slots = attn.backend.slots(plan)  # type: ignore[attr-defined]
+        slots = attn.backend.slot_mapping(plan)  # type: ignore[attr-defined]
         cache = attn.cache.view(2, -1, *attn.cache.shape[-2:])
         scales = (attn.scales,) if attn.is_fp8_cache else ()
         return self._kernel(qkv, angles.cos, angles.sin, self._norms, cache, slots, *scales)
@@ -188,7 +188,7 @@ def linear_norm_pairs(model: nn.Module) -> Iterator[LinearNormPair | Site]:
     for path, decoder in _modules(model, Decoder):
         modules: list[Any] = [decoder, *decoder.layers]
         bases = [Decoder] + [DecoderLayer] * len(decoder.layers)
-        methods = [()] + [("attended",)] * len(decoder.layers)
+        methods = [()] + [("forward_attention",)] * len(decoder.layers)
         for module, base, names in zip(modules, bases, methods, strict=True):
             if not has_default_forward(module, base, *names):
                 yield Site(path, reason=f"{type(module).__name__} has its own forward")

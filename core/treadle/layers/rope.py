@@ -126,17 +126,17 @@ def _dynamic(rope: _Rope) -> tuple[Tensor, float]:
 def _proportional(rope: _Rope) -> tuple[Tensor, float]:
     """All features are pairs of one turn, of which only a share moves."""
     moving = int((rope.values.get("partial_rotary_factor") or 1.0) * rope.head_size // 2)
-    turns = rope.plain()
-    turns[moving:] = 0.0
-    return turns / (rope.values.get("factor") or 1.0), 1.0
+    inv_freq = rope.plain()
+    inv_freq[moving:] = 0.0
+    return inv_freq / (rope.values.get("factor") or 1.0), 1.0
 
 
 def _llama3(rope: _Rope) -> tuple[Tensor, float]:
-    turns = rope.plain()
+    inv_freq = rope.plain()
     factor, context = rope.number("factor"), rope.context
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    wavelength = 2 * math.pi / turns
-    slowed = torch.where(wavelength > context / low, turns / factor, turns)
+    wavelength = 2 * math.pi / inv_freq
+    slowed = torch.where(wavelength > context / low, inv_freq / factor, inv_freq)
     blend = (context / wavelength - low) / (high - low)
     blended = (1 - blend) * slowed / factor + blend * slowed
     between = ~(wavelength < context / high) & ~(wavelength > context / low)
@@ -164,8 +164,8 @@ def _yarn(rope: _Rope) -> tuple[Tensor, float]:
     steps = torch.arange(rope.size // 2, dtype=torch.float32, device="cpu")
     kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
     powers = rope.theta ** rope.exponents()
-    turns = (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept
-    return turns, _yarn_scaling(rope, factor)
+    inv_freq = (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+    return inv_freq, _yarn_scaling(rope, factor)
 
 
 def _yarn_scaling(rope: _Rope, factor: float) -> float:
@@ -192,12 +192,12 @@ def _longrope(rope: _Rope) -> tuple[Tensor, float]:
             f"not {factors!r}"
         )
     stretched = torch.tensor(factors, dtype=torch.float32, device="cpu")
-    turns = 1.0 / (stretched * rope.theta ** rope.exponents())
+    inv_freq = 1.0 / (stretched * rope.theta ** rope.exponents())
     scaling = rope.values.get("attention_factor")
     if scaling is None:
         factor = rope.values.get("factor") or (rope.trained or context) / context
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
-    return turns, float(scaling)
+    return inv_freq, float(scaling)
 
 
 KINDS: Mapping[str, Callable[[_Rope], tuple[Tensor, float]]] = MappingProxyType(

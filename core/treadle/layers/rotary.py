@@ -44,7 +44,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         if parameters is None:
             parameters = rope_parameters(ctx.hf_config)
-        turns, self.scaling = frequencies(
+        inv_freq, self.scaling = frequencies(
             parameters,
             head_size,
             max_position_embeddings=getattr(ctx.hf_config, "max_position_embeddings", None),
@@ -53,14 +53,14 @@ class RotaryEmbedding(nn.Module):
         self.dtype = ctx.dtype
         self.interleaved = interleaved
         if interleaved:
-            signs = torch.tensor([-1.0, 1.0]).repeat(turns.numel())
-            turns = turns.repeat_interleave(2)
+            signs = torch.tensor([-1.0, 1.0]).repeat(inv_freq.numel())
+            inv_freq = inv_freq.repeat_interleave(2)
         else:
-            signs = torch.tensor([-1.0, 1.0]).repeat_interleave(turns.numel())
-            turns = turns.repeat(2)
+            signs = torch.tensor([-1.0, 1.0]).repeat_interleave(inv_freq.numel())
+            inv_freq = inv_freq.repeat(2)
         self.inv_freq: Tensor
         self.signs: Tensor
-        self.register_buffer("turns", turns.to(ctx.device), persistent=False)
+        self.register_buffer("inv_freq", inv_freq.to(ctx.device), persistent=False)
         self.register_buffer("signs", (signs * self.scaling).to(ctx.device), persistent=False)
         self.op = ops.rotary
 

@@ -7,7 +7,7 @@ import msgspec
 from treadle import errors
 from treadle.errors import EngineError, RequestError, TreadleError
 
-__all__ = ("Failure",)
+__all__ = ("Failure", "printable")
 
 # Names on the wire become classes through this table only.
 _ERRORS: dict[str, type[TreadleError]] = {
@@ -15,6 +15,11 @@ _ERRORS: dict[str, type[TreadleError]] = {
     for name in errors.__all__
     if issubclass(type_ := getattr(errors, name), TreadleError)
 }
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with lone surrogates, which UTF-8 cannot carry, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -29,9 +34,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         """Return the failure for ``error``. An error that is not treadle's is an ``EngineError``
         whose message begins with the name of its type."""
         name = type(error).__name__
+        text = printable(str(error))
         if isinstance(error, TreadleError) and name in _ERRORS:
-            return cls(name, str(error), getattr(error, "param", None))
-        return cls("EngineError", f"{name}: {error}" if str(error) else name)
+            return cls(name, text, getattr(error, "param", None))
+        return cls("EngineError", f"{name}: {text}" if text else name)
 
     def error(self) -> TreadleError:
         """Return the error again. An unknown class name becomes an ``EngineError``."""

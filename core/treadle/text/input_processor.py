@@ -13,7 +13,7 @@ from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
 from treadle.text.output_processor import PreparedRequest
 from treadle.text.prompts import Prompt
-from treadle.text.request_checks import check_request
+from treadle.text.request_checks import check_request, with_schema_text
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
@@ -104,7 +104,9 @@ class InputProcessor:
         arrival: float | None = None,
     ) -> PreparedRequest:
         """Encode, complete and check one request. Raises ``RequestError``; nothing is registered."""
-        params = self._complete(self.defaults if params is None else params, priority)
+        params = with_schema_text(
+            self._complete(self.defaults if params is None else params, priority)
+        )
         ids = self.encode(prompt)
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]

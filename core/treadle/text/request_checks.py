@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import MAX_SALT_CHARS, SamplingParams
 from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
+from treadle.processes.failure import printable
 
-__all__ = ("check_prompt", "check_request")
+__all__ = ("check_json", "check_prompt", "check_request", "with_schema_text")
+
+MAX_JSON_DEPTH, MAX_JSON_VALUES = 64, 100_000
 
 
 def check_request(request: EngineRequest, info: EngineInfo) -> None:
@@ -28,6 +35,8 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         _check_ids(name, list(ids or ()), info.vocab_size)
     for word in request.bad_words:
         _check_ids("bad_words", word, info.vocab_size)
+    if params.extra_args is not None:
+        check_json("extra_args", params.extra_args)
     if params.ignore_eos and params.max_tokens is None:
         raise RequestError("ignore_eos needs an explicit max_tokens", param="ignore_eos")
 
@@ -44,6 +53,65 @@ def check_prompt(prompt_ids: Sequence[int], info: EngineInfo) -> None:
             "or pass truncate_prompt_tokens",
             param="prompt",
         )
+
+
+def check_json(name: str, value: object) -> None:
+    """Refuse a value that JSON or msgpack cannot carry, or that is out of bounds.
+
+    Allowed are objects with text keys, arrays, text, finite numbers, booleans and null; integers of
+    64 bits, ``MAX_JSON_DEPTH`` levels, ``MAX_JSON_VALUES`` values. Raises ``RequestError``.
+    """
+    stack, count = [(value, 1)], 0
+    while stack:
+        item, depth = stack.pop()
+        count += 1
+        if depth > MAX_JSON_DEPTH or count > MAX_JSON_VALUES:
+            raise RequestError(
+                f"{name} nests more than {MAX_JSON_DEPTH} levels or has more than "
+                f"{MAX_JSON_VALUES} values",
+                param=name,
+            )
+        if isinstance(item, Mapping):
+            if not all(isinstance(key, str) for key in item):
+                raise RequestError(f"{name} has a key that is not text", param=name)
+            stack += [(text, depth) for text in item if not text.isascii()]
+            stack += [(child, depth + 1) for child in item.values()]
+        elif isinstance(item, (list, tuple)):
+            stack += [(child, depth + 1) for child in item]
+        elif isinstance(item, str):
+            if not item.isascii() and printable(item) != item:
+                raise RequestError(f"{name} holds text with a lone surrogate", param=name)
+        elif isinstance(item, int):
+            if not -(2**63) <= item < 2**64:
+                raise RequestError(
+                    f"{name} holds an integer that needs more than 64 bits", param=name
+                )
+        elif not (item is None or (isinstance(item, float) and math.isfinite(item))):
+            raise RequestError(
+                f"{name} holds {type(item).__name__} {str(item)[:40]}, which is not JSON",
+                param=name,
+            )
+
+
+def with_schema_text(params: SamplingParams) -> SamplingParams:
+    """Return ``params`` with a JSON schema as text, which crosses processes unchanged.
+
+    Raises ``RequestError`` if it cannot be written as JSON.
+    """
+    outputs = params.structured_outputs
+    if outputs is None or outputs.json is None or isinstance(outputs.json, str):
+        return params
+    try:
+        text = json.dumps(outputs.json, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the schema of structured_outputs cannot be written as JSON: {error}",
+            param="structured_outputs",
+        ) from error
+    return msgspec.structs.replace(
+        params, structured_outputs=msgspec.structs.replace(outputs, json=text)
+    )
 
 
 def _check_types(params: SamplingParams) -> None:
