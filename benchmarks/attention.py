@@ -27,6 +27,7 @@ from importlib.util import find_spec
 import torch
 from torch.nn import functional as F
 from treadle_attention_triton.backend import create
+from treadle_sdpa.sdpa import SdpaAttention
 
 from treadle.api.attention import (
     AttentionBackend,
@@ -35,7 +36,6 @@ from treadle.api.attention import (
     CommonAttentionMetadata,
 )
 from treadle.api.cache import DeviceInfo, KVCacheSpec
-from treadle.attention.sdpa import SdpaAttention
 from treadle.testing.attention import AttentionCase
 
 BIDS = {
@@ -44,7 +44,7 @@ BIDS = {
         "triton": "treadle_attention_triton",
         "flashinfer": "treadle_attention_flashinfer",
         "xformers": "treadle_attention_xformers",
-        "sdpa": "treadle.attention.plugin",
+        "sdpa": "treadle_sdpa",
     }.items()
     if find_spec(module)
 }

@@ -31,11 +31,11 @@ from treadle_communicator_symmetric.communicator import create
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
-from treadle.layers import LMHead, RMSNorm
 from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.runner.communicator import TorchCommunicator, choose_communicator
 from treadle.runner.device import describe
+from treadle_layers_kit import LMHead, RMSNorm
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)

@@ -15,7 +15,7 @@ FLOORS = (
     ("errors", "config", "outputs", "known_plugins"),
     ("api",),
     ("processes", "plugins"),
-    ("layers", "attention", "sampling", "cache"),
+    ("layers", "sampling", "cache"),
     ("loading", "text", "structured_output", "scheduler"),
     ("runner",),
     ("engine",),

@@ -106,7 +106,7 @@ def test_show_hooks_and_options(treadle, file):
 
 def test_show_a_distribution(treadle):
     out = treadle("plugin", "show", "Treadle_Core").out
-    assert out.startswith("treadle-core 0.1.0\n") and "attention_backends:sdpa" in out
+    assert out.startswith("treadle-core 0.1.0\n") and "executors:uni" in out
 
 
 @pytest.mark.parametrize(

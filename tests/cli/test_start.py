@@ -79,7 +79,7 @@ def test_plugin_list_imports_no_plugin():
     from treadle.plugins.entries import scan
 
     targets = {entry.target.partition(":")[0] for entry in scan()} - {"treadle_cli.commands.plugin"}
-    assert "treadle.attention.plugin" in targets
+    assert "treadle_sdpa" in targets
     assert not modules_after("plugin", "list") & targets
 
 

@@ -22,7 +22,8 @@ projects: Any = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
 spec.loader.exec_module(projects)  # type: ignore[union-attr]
 
 PUBLIC = ("treadle.api", "treadle.config", "treadle.errors", "treadle.layers", "treadle.testing")
-PUBLIC += ("treadle_cli.testing", "treadle_server.testing", "treadle_parsing_kit")
+PUBLIC += ("treadle_cli.testing", "treadle_server.testing")
+PUBLIC += ("treadle_layers_kit", "treadle_parsing_kit")
 NEEDY = ("doctor", "FOLDER", "model.zip")
 FOLLOW = """
 import shlex, sys

@@ -213,7 +213,7 @@ class Scheme(Proxy):
     name = "odd"
 
     def linear_method(self, spec: Any) -> Any:
-        from treadle.layers.plain import PlainLinear
+        from treadle_layers_kit.plain import PlainLinear
 
         class Gated(PlainLinear):
             def apply_gated(self, module: Any, x: Any, bias: Any) -> Any:
@@ -228,7 +228,7 @@ class Scheme(Proxy):
         return self._fault("linear", lambda: Proxy(kind(), self._fault))
 
     def experts_method(self, spec: Any) -> Any:
-        from treadle.layers.experts import PlainExperts
+        from treadle_layers_kit.experts import PlainExperts
 
         return self._fault("experts", lambda: Proxy(PlainExperts(), self._fault))
 
@@ -241,7 +241,7 @@ class Scheme(Proxy):
 
 @impl
 def treadle_attention_backend(request: Any, options: Any) -> Any:
-    from treadle.attention import plugin
+    import treadle_sdpa as plugin
 
     offer, made = plugin.treadle_attention_backend(request=request, options={}), Fault(options)
 

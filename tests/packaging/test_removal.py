@@ -33,6 +33,10 @@ SIZES = {
 # Architectures to generate with: the first whose plugin is not the removed one.
 CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2ForCausalLM": "qwen2"}
 
+# What a model on a CPU needs beside the core: layers, and a backend for attention, which is a plugin.
+CPU_ATTENTION = "treadle-sdpa"
+OF_EVERY_MODEL = ("treadle-layers-kit", "treadle-paged-attention-kit")
+
 GENERATE = """
 import sys
 from treadle import LLM, SamplingParams
@@ -109,6 +113,8 @@ def by_cost() -> Iterator[Any]:
     the rest is ``slow``."""
     groups: set[str] = set()
     for member in plugins():
+        if member.name == CPU_ATTENTION:
+            continue
         group = member.folder.parent.name
         costly = group != "models" and group in groups
         groups.add(group)
@@ -128,19 +134,32 @@ def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     [
         "treadle-server",
         "treadle-cli",
-        "treadle-paged-attention-kit",
+        "treadle-triton-kit",
         *(
             pytest.param(kit.name, marks=pytest.mark.slow)
             for kit in kits()
-            if kit.name != "treadle-paged-attention-kit"
+            if kit.name not in ("treadle-triton-kit", *OF_EVERY_MODEL)
         ),
     ],
 )
-def test_the_engine_needs_no_server_no_command_line_and_no_kit(name: str, tmp_path: Path) -> None:
+def test_the_engine_needs_no_server_no_command_line_and_no_other_kit(
+    name: str, tmp_path: Path
+) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
     done = run(without(member, tmp_path), GENERATE, name, str(model))
     assert done.returncode == 0, done.stderr
+
+
+def test_without_attention_for_the_device_the_error_says_what_to_install(tmp_path: Path) -> None:
+    (member,) = (m for m in members() if m.name == CPU_ATTENTION)
+    done = run(without(member, tmp_path), GENERATE, member.name, str(checkpoint(tmp_path, member)))
+    assert done.returncode != 0
+    assert "triton: device 'cpu'" in done.stderr, "what is there says why it cannot"
+    assert done.stderr.splitlines()[-1] == (
+        "  not installed: treadle-sdpa; from a clone: pip install './kits/paged_attention' "
+        "'./plugins/backends/attention/sdpa'"
+    )
 
 
 def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,8 @@ MORE = {
     "commands": ["typer>=0.21"],
     "tool_parsers": ["treadle-parsing-kit"],
     "reasoning_parsers": ["treadle-parsing-kit"],
+    "models": ["treadle-layers-kit"],
+    "quantization": ["treadle-layers-kit"],
 }
 
 

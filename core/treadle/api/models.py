@@ -44,7 +44,7 @@ class Capability(enum.Flag):
 class ModelContext:
     """What a model needs to be built.
 
-    It is the first argument of the layers of ``treadle.layers``, so that model code need not deal
+    It is the first argument of layers, so that model code need not deal
     with paging, quantization or parallelism.
     """
 

@@ -1,31 +1,79 @@
 """The pass that gives a loaded model its kernels: declared replacements and fusions.
 
 A replacement is a kernel for one operation of one module. A fusion is a kernel for what several modules
-compute. Both are declared in ``treadle.layers.fusion_patterns``: which operations, and where a model has
-them. What was fused, and why not elsewhere, is in the ``FusionReport``.
+compute. The modules themselves say where they have either (``HasKernelSites``), so that the pass knows no
+layer by name. What was fused, and why not elsewhere, is in the ``FusionReport``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import nn
 
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
-from treadle.layers.collective_ops import install_collective_ops
-from treadle.layers.fusion_patterns import (
-    FUSIONS,
-    REPLACEMENTS,
-    Fusion,
-    Kernel,
-    Site,
-    defer_all_reduce,
+
+__all__ = (
+    "DefersAllReduce",
+    "FusionReport",
+    "HasCollectiveOps",
+    "HasKernelSites",
+    "Kernel",
+    "Kernels",
+    "Site",
+    "apply_fusions",
+    "defer_all_reduce",
 )
 
-__all__ = ("FusionReport", "Kernels", "apply_fusions")
+Kernel = Callable[..., Any]
+
+
+class Site(NamedTuple):
+    """A place in a model for the kernels of ``ops``, or the ``reason`` why they cannot go there.
+
+    The operations, declared in ``treadle.layers.kernel_ops``, are used together or not at all.
+    """
+
+    path: str
+    ops: tuple[str, ...]
+    sizes: tuple[Mapping[str, int], ...] = ()
+    """``KernelRequest.shape`` for each operation."""
+    install: Callable[..., None] | None = None
+    """Called with the kernel of each operation."""
+    fuses: bool = False
+    """Whether it is a fusion, which takes precedence over replacements."""
+    reason: str = ""
+
+
+@runtime_checkable
+class HasKernelSites(Protocol):
+    """A module with operations that kernels may take the place of."""
+
+    def kernel_sites(self, path: str) -> Iterator[Site]:
+        """Yield the sites of the module itself, not of its children. ``path`` is its own."""
+
+
+@runtime_checkable
+class HasCollectiveOps(Protocol):
+    """A module with operations between ranks that its communicator may have a kernel for."""
+
+    def install_collective_ops(
+        self, shared: dict[tuple[Any, ...], Kernel | None]
+    ) -> Mapping[str, str]:
+        """Install what the communicator has; return its name by operation. Collective.
+
+        ``shared`` is one for the whole model: modules keep there what others may use, too.
+        """
+
+
+@runtime_checkable
+class DefersAllReduce(Protocol):
+    """A module that may leave sums over ranks to a later module, which has a kernel for them."""
+
+    def defer_all_reduce(self) -> None: ...
 
 
 class Kernels(Protocol):
@@ -78,10 +126,10 @@ def apply_fusions(
                 report.backends[op] = offer.name
         return loaded[key]
 
-    def kernels_of(fusion: Fusion, site: Site) -> list[Kernel] | str:
+    def kernels_of(site: Site) -> list[Kernel] | str:
         """All kernels, or why there are not all."""
         kernels = []
-        for op, sizes in zip(fusion.ops, site.sizes, strict=True):
+        for op, sizes in zip(site.ops, site.sizes, strict=True):
             kernel = load(op, sizes)
             if kernel is None:
                 return f"no kernel is offered for {op}"
@@ -89,16 +137,37 @@ def apply_fusions(
         return kernels
 
     # All sites first: a kernel that is installed changes what the next fusion would find.
-    sites = [(fusion, list(fusion.find(model))) for fusion in (*REPLACEMENTS, *FUSIONS)]
-    for fusion, found in sites:
-        name = " + ".join(fusion.ops)
-        for site in found:
-            result = kernels_of(fusion, site) if site.install is not None else site.reason
-            if isinstance(result, str):
-                report.separate.setdefault(name, {}).setdefault(result, []).append(site.path)
-            elif site.install is not None:
-                site.install(*result)
-                if fusion in FUSIONS:
-                    report.fused.setdefault(name, []).append(site.path)
-    report.backends |= install_collective_ops(model)
+    found = [
+        site
+        for path, module in model.named_modules()
+        if isinstance(module, HasKernelSites)
+        for site in module.kernel_sites(path)
+    ]
+    for site in sorted(found, key=lambda site: site.fuses):
+        name = " + ".join(site.ops)
+        result = kernels_of(site) if site.install is not None else site.reason
+        if isinstance(result, str):
+            report.separate.setdefault(name, {}).setdefault(result, []).append(site.path)
+        elif site.install is not None:
+            site.install(*result)
+            if site.fuses:
+                report.fused.setdefault(name, []).append(site.path)
+    report.backends |= _install_collective_ops(model)
     return report
+
+
+def _install_collective_ops(model: nn.Module) -> dict[str, str]:
+    """Return the communicator's name by operation."""
+    installed: dict[str, str] = {}
+    shared: dict[tuple[Any, ...], Kernel | None] = {}
+    for module in model.modules():
+        if isinstance(module, HasCollectiveOps):
+            installed |= module.install_collective_ops(shared)
+    return installed
+
+
+def defer_all_reduce(model: nn.Module) -> None:
+    """Let modules move the sum over ranks that ends a linear layer into the norm that reads the result."""
+    for module in model.modules():
+        if isinstance(module, DefersAllReduce):
+            module.defer_all_reduce()

@@ -16,7 +16,7 @@ from treadle.layers import ops
 from treadle.layers.int4 import int4_linear
 from treadle.layers.kernel_op import KernelOp, scalar, tensor
 
-__all__ = ("COMMUNICATOR_OPS", "LAYER_OPS")
+__all__ = ("ALL_GATHER", "ALL_REDUCE_ADD_RMS_NORM", "COMMUNICATOR_OPS", "LAYER_OPS")
 
 Norms = tuple[Tensor, Tensor, float, float]
 
@@ -215,7 +215,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
     KernelOp(
         name="int4_linear",
         about="""linear for a weight in four bits, (code - zero) · scale; group, a multiple of 32 that divides
-        in_features, inputs share a zero and a scale. treadle.layers.int4.packing has the layout of
+        in_features, inputs share a zero and a scale. treadle.layers.int4 has the layout of
         codes and steps; chunks is in_features / 128, rounded up.""",
         used_by="PackedInt4.op",
         args=(
@@ -233,33 +233,34 @@ LAYER_OPS: tuple[KernelOp, ...] = (
     ),
 )
 
-COMMUNICATOR_OPS: tuple[KernelOp, ...] = (
-    KernelOp(
-        name="all_reduce_add_rms_norm",
-        about="fused_add_rms_norm of the sum of x over the ranks, rounded to the dtype first",
-        used_by="RMSNorm.all_reduce_op",
-        args=(
-            tensor("x", "rows, size"),
-            tensor("residual", "rows, size", access="scratch"),
-            tensor("weight", "size"),
-            EPS,
-            OFFSET,
-        ),
-        returns=(tensor("y", "rows, size"), tensor("residual", "rows, size", exact=True)),
-        reference=all_reduce_add_rms_norm,
-        example_sizes=HIDDEN,
-        small_sizes=SMALL,
+ALL_REDUCE_ADD_RMS_NORM = KernelOp(
+    name="all_reduce_add_rms_norm",
+    about="fused_add_rms_norm of the sum of x over the ranks, rounded to the dtype first",
+    used_by="RMSNorm.all_reduce_op",
+    args=(
+        tensor("x", "rows, size"),
+        tensor("residual", "rows, size", access="scratch"),
+        tensor("weight", "size"),
+        EPS,
+        OFFSET,
     ),
-    KernelOp(
-        name="all_gather",
-        about="x of all ranks side by side, in rank order",
-        used_by="LMHead.gather_op",
-        args=(tensor("x", "rows, size", strided=True),),
-        returns=(tensor("y", "rows, world_size * size", exact=True),),
-        reference=all_gather,
-        example_sizes={"size": 64128},
-        small_sizes=SMALL,
-    ),
+    returns=(tensor("y", "rows, size"), tensor("residual", "rows, size", exact=True)),
+    reference=all_reduce_add_rms_norm,
+    example_sizes=HIDDEN,
+    small_sizes=SMALL,
 )
+
+ALL_GATHER = KernelOp(
+    name="all_gather",
+    about="x of all ranks side by side, in rank order",
+    used_by="LMHead.gather_op",
+    args=(tensor("x", "rows, size", strided=True),),
+    returns=(tensor("y", "rows, world_size * size", exact=True),),
+    reference=all_gather,
+    example_sizes={"size": 64128},
+    small_sizes=SMALL,
+)
+
+COMMUNICATOR_OPS: tuple[KernelOp, ...] = (ALL_REDUCE_ADD_RMS_NORM, ALL_GATHER)
 """Operations between ranks, which a communicator may have (``SupportsFusedOps``). The reference gets a
 communicator as its first argument. They are checked on all ranks before they are used."""

@@ -12,9 +12,6 @@ from torch import Tensor
 
 __all__ = (
     "fused_add_rms_norm",
-    "gelu_mul",
-    "gelu_tanh_mul",
-    "relu_squared_mul",
     "rms_norm",
     "rotary",
     "rotate",
@@ -66,21 +63,3 @@ def silu_and_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
     """``silu(gate) · up`` of ``x = [gate, up]``."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
-
-
-def gelu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
-    """``gelu(gate) · up`` of ``x = [gate, up]``."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate) * up
-
-
-def gelu_tanh_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
-    """``gelu(gate) · up`` with the tanh approximation."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
-
-
-def relu_squared_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
-    """``relu(gate)² · up`` of ``x = [gate, up]``."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.relu(gate).square() * up

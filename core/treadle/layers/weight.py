@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 __all__ = (
     "Layout",
+    "Quantizable",
     "Shard",
+    "Sharded",
     "SupportsPostLoad",
     "SupportsWeightLookup",
     "WeightMismatchError",
@@ -95,6 +97,22 @@ class SupportsPostLoad(Protocol):
     """A module that repacks or converts its parameters when all of them are filled."""
 
     def process_weights_after_loading(self) -> None: ...
+
+
+@runtime_checkable
+class Quantizable(Protocol):
+    """A module with a weight that a quantization scheme may store in fewer bits."""
+
+    def quantizable(self) -> Iterable[Tensor]:
+        """The parameters that are not quantized yet."""
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A linear layer of which this rank holds a share, by the matrices of the checkpoint."""
+
+    inputs: Shard
+    outputs: tuple[Shard, ...]
 
 
 class WeightMismatchError(ValueError):

@@ -3,7 +3,8 @@
 ``wrap`` returns an object with the methods and properties of the protocol. Each converts what the
 plugin's own raises into an error naming plugin, method and cause, checks the result, counts and
 times the call. What a protocol returns is wrapped too. Everything outside the protocol is the
-plugin's own attribute.
+plugin's own attribute. A class with ``treadle_unguarded = True`` is left as it is: the method of an
+unquantized layer, which layers recognize by its class and give kernels.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class _Boundary(NamedTuple):
         if not inspect.isclass(contract):
             return built
         if _is_protocol(contract):
-            if type(built).__module__.startswith("treadle.layers."):
-                return built  # the core's own, which its layers recognize
+            if getattr(type(built), "treadle_unguarded", False):
+                return built
             return self._object(built, contract)
         if not isinstance(built, contract):
             raise unexpected(built, annotation)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.api.plugin_kind import PluginKind
 from treadle.api.types import AttentionOffer, CommunicatorOffer, KernelOffer, Refusal
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+from treadle.known_plugins import install_hint, known_distributions
 from treadle.plugins.boundary import wrap
 from treadle.plugins.entries import Entry
 
@@ -36,15 +37,18 @@ def best_offer(plugins: PluginManager, kind: PluginKind[T], **arguments: Any) ->
 def required_offer(plugins: PluginManager, kind: PluginKind[T], **arguments: Any) -> T:
     """Return the best offer behind the boundary.
 
-    Raises ``PluginNotFoundError`` with every refusal if there is none.
+    Raises ``PluginNotFoundError`` with every refusal, and what could be installed, if there is none.
     """
     offers, refusals = _ranked(plugins, kind, arguments)
     if offers:
         best: T = _guarded(plugins, kind, *offers[0], arguments)
         return best
     reasons = "".join(f"\n  {r.name}: {'; '.join(r.reasons)}" for r in refusals)
+    installed = {entry.dist for entry in plugins.entries}
+    missing = [dist for dist in known_distributions(kind.name) if dist not in installed]
+    hint = f"\n  not installed: {', '.join(missing)}; {install_hint(*missing)}" if missing else ""
     raise PluginNotFoundError(
-        f"no {kind.name} {kind.key} can serve this model:{reasons or ' none is installed'}"
+        f"no {kind.name} {kind.key} can serve this model:{reasons or ' none is installed'}{hint}"
     )
 
 

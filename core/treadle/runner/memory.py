@@ -11,8 +11,7 @@ from torch import nn
 
 from treadle.config import EngineConfig
 from treadle.errors import OutOfMemoryError, PluginLoadError
-from treadle.layers import Linear, LMHead
-from treadle.layers.plain import PlainLinear
+from treadle.layers import Quantizable
 
 __all__ = (
     "GIB",
@@ -64,8 +63,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 def plain_bytes(model: nn.Module) -> int:
     """Return the bytes of 16-bit weights that could be quantized."""
-    linears = (m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, LMHead))
-    plain = (w for m in linears if isinstance(m.method, PlainLinear) for w in m.parameters())
+    plain = (w for m in model.modules() if isinstance(m, Quantizable) for w in m.quantizable())
     return sum(w.numel() * 2 for w in plain if w.element_size() == 2)
 
 

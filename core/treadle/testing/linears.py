@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
-from treadle.api.models import ModelContext, ModelSpec, QuantizationScheme, SupportsWeightRenaming
-from treadle.layers import Linear, SingleRankCommunicator
+from treadle.api.models import LinearSpec, ModelSpec, QuantizationScheme, SupportsWeightRenaming
+from treadle.layers import Shard, SingleRankCommunicator, empty_weight, set_shards, shard_features
 from treadle.loading.weights import load_weights
 from treadle.testing.packing import Format
 
-__all__ = ("Layer", "fill", "pack")
+__all__ = ("Layer", "QuantizedLinear", "fill", "pack")
 
 HOME = "model.layers.0.block"
 
@@ -52,17 +52,70 @@ class Layer:
         return torch.cat(found)
 
 
+class QuantizedLinear(nn.Module):
+    """A linear layer of a scheme as models have them, and nothing that another layer could need.
+
+    ``[..., in_features] -> [..., out_features]``, of which each rank has its share.
+    """
+
+    def __init__(
+        self, scheme: QuantizationScheme, layer: Layer, dtype: torch.dtype, tp_group: Communicator
+    ) -> None:
+        super().__init__()
+        self.ranks, self.dtype = tp_group, dtype
+        column, row = layer.split == "column", layer.split == "row"
+        self.outputs = tuple(
+            shard_features(tp_group, size, HOME) if column else Shard.whole(size)
+            for size in layer.outputs
+        )
+        self.inputs = (
+            shard_features(tp_group, layer.inputs, HOME) if row else Shard.whole(layer.inputs)
+        )
+        spec = LinearSpec(
+            prefix=f"{HOME}.fused",
+            names=tuple(f"{HOME}.{name}" for name in layer.names),
+            in_features=self.inputs.size,
+            out_features=tuple(part.size for part in self.outputs),
+            bias=layer.bias,
+            dtype=dtype,
+        )
+        method: Any = scheme.linear_method(spec)
+        self.method = method
+        self.method.create(self, spec)
+        self.bias = (
+            empty_weight([sum(spec.out_features)], dtype, output_dim=0) if layer.bias else None
+        )
+        set_shards(self.parameters(recurse=False), self.outputs, self.inputs)
+        self._sums = row
+        # The ranks' results are summed, so only one of them may add the bias.
+        self._added = self.bias if not row or tp_group.rank == 0 else None
+
+    def finish(self) -> None:
+        """Called once by the loader, when all parameters are filled."""
+        self.method.finish(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._summed(self.method.apply(self, x, self._added))
+
+    def gated(self, x: Tensor) -> Tensor:
+        """The layer of ``silu_and_mul(x)``, if the method is a ``GatedMethod``."""
+        return self._summed(self.method.apply_gated(self, x, self._added))
+
+    def _summed(self, y: Tensor) -> Tensor:
+        return self.ranks.all_reduce(y) if self._sums else y
+
+
 def pack(format: Format, layer: Layer) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
     """The checkpoint's tensors by name, the dequantized weight ``[out, in]``, the bias ``[out]``."""
     found: dict[str, Tensor] = {}
     dense: list[Tensor] = []
     biases: list[Tensor] = []
-    for name, weight in layer.weights().items():
-        packed = format.pack(weight)
+    for name, dense_weight in layer.weights().items():
+        packed = format.pack(dense_weight)
         found.update({f"{HOME}.{name}.{part}": t for part, t in packed.tensors.items()})
         dense.append(packed.weight)
         if layer.bias:
-            biases.append(torch.linspace(-1.0, 1.0, len(weight)))
+            biases.append(torch.linspace(-1.0, 1.0, len(dense_weight)))
             found[f"{HOME}.{name}.bias"] = biases[-1]
     return found, torch.cat(dense), torch.cat(biases) if biases else None
 
@@ -75,33 +128,24 @@ def fill(
     *,
     tp_group: Communicator | None = None,
     device: str = "cpu",
-) -> Linear:
+) -> QuantizedLinear:
     """The layer of one rank, with the tensors of ``pack``. Raises what loading raises."""
     tp_group = tp_group or SingleRankCommunicator()
-    ctx: Any = ModelContext(None, dtype, torch.device(device), tp_group, scheme, _no_attention)
     with torch.device(device):
-        built = Linear(
-            ctx,
-            f"{HOME}.fused",
-            layer.inputs,
-            layer.outputs,
-            bias=layer.bias,
-            split=layer.split,
-            names=layer.names,
-        )
+        built = QuantizedLinear(scheme, layer, dtype, tp_group)
     root: nn.Module = built
     for part in reversed(f"{HOME}.fused".split(".")):
         outer = nn.Module()
         outer.add_module(part, root)
         root = outer
-    spec = ModelSpec("layer", _no_attention, packed_modules_mapping={"fused": layer.names})
+    spec = ModelSpec("layer", _no_model, packed_modules_mapping={"fused": layer.names})
     rename = scheme.rename if isinstance(scheme, SupportsWeightRenaming) else None
     load_weights(root, spec, _Tensors(tensors), tp_group, rename=rename)
     return built
 
 
-def _no_attention(*arguments: object) -> Any:
-    raise NotImplementedError("a linear layer needs none")
+def _no_model(*arguments: object) -> Any:
+    raise NotImplementedError("a layer alone is no model")
 
 
 class _Tensors:

@@ -15,7 +15,7 @@ from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
 from treadle.api.plugin_kind import PluginKind
 from treadle.layers import Attention, SingleRankCommunicator
-from treadle.layers.fusion_patterns import defer_all_reduce
+from treadle.layers.fusion import defer_all_reduce
 from treadle.loading.build import build_model
 from treadle.loading.config import max_model_len, read_config
 from treadle.loading.sources import files_in

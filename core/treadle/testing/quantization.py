@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from treadle.api.communicators import Communicator
     from treadle.api.models import QuantizationScheme
-    from treadle.layers import Linear
-    from treadle.testing.linears import Layer
+    from treadle.testing.linears import Layer, QuantizedLinear
     from treadle.testing.packing import Format
 
 __all__ = ("QuantizationSuite",)
@@ -99,7 +98,7 @@ class QuantizationSuite(PluginTest):
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype,
         tp_group: Communicator | None = None,
-    ) -> Linear:
+    ) -> QuantizedLinear:
         from treadle.testing.linears import fill
 
         scheme = self.scheme(format.config())

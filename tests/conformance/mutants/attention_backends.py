@@ -1,4 +1,4 @@
-"""The backend of the core under another name, and what may be wrong with one."""
+"""The backend ``sdpa`` under another name, and what may be wrong with one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from treadle.api import impl
 from treadle.api.types import Offer, Refusal
-from treadle.attention import plugin
-from treadle.attention.sdpa import SdpaAttention
+import treadle_sdpa as plugin
+from treadle_sdpa.sdpa import SdpaAttention
 
 TREADLE = {"attention": ["mine"]}
 

@@ -18,13 +18,7 @@ BUILT = {}
 
 
 def build(ctx):
-    from treadle.layers import (
-        CausalDecoder,
-        DecoderLayer,
-        GatedMLP,
-        SelfAttention,
-        head_size,
-    )
+    from treadle_layers_kit import CausalDecoder, DecoderLayer, GatedMLP, SelfAttention, head_size
 
     config = ctx.hf_config
 

@@ -298,9 +298,9 @@ def test_the_report(llama: Path) -> None:
     kernels, *fused = report.lines()
     assert kernels.startswith("kernels      rms_norm: mine, fused_add_rms_norm: mine, ")
     assert fused == [
-        "fused        linear_silu_and_mul at 3 places",
-        "fused        rope_and_cache at 3 places",
         "fused        fused_add_partials_rms_norm + linear_split_k at 5 places; not at "
         "model.layers.2.self_attn.o_proj: the last layer selects rows before the norm",
+        "fused        rope_and_cache at 3 places",
+        "fused        linear_silu_and_mul at 3 places",
     ]
     assert list(FusionReport().lines()) == []

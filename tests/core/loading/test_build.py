@@ -20,7 +20,7 @@ from treadle.api.matching import Match, ModelTraits
 from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
-from treadle.layers import Linear, SingleRankCommunicator
+from treadle.layers import SingleRankCommunicator
 from treadle.loading import build_model
 from treadle.loading.build import create_quantization_scheme, find_model
 from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
@@ -29,6 +29,7 @@ from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
+from treadle_layers_kit import Linear
 
 CPU = DeviceInfo("cpu")
 
@@ -78,7 +79,7 @@ def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -
         caught.value
     )
     assert "known: Known" in str(caught.value)
-    assert "pip install './plugins/models/gemma'" in str(caught.value)
+    assert "pip install './kits/layers' './plugins/models/gemma'" in str(caught.value)
 
 
 def test_the_first_known_architecture_is_taken() -> None:

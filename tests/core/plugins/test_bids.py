@@ -65,6 +65,14 @@ def test_when_nobody_offers_every_refusal_is_told(site):
     assert "broken: attention_backends:broken from broken-backend 1.0 failed to load" in text
 
 
+def test_without_a_backend_the_error_says_what_to_install(site):
+    with pytest.raises(PluginNotFoundError) as error:
+        site.host().attention(REQUEST)
+    first, second = str(error.value).splitlines()
+    assert first == "no attention backend can serve this model: none is installed"
+    assert "treadle-sdpa" in second and "'./plugins/backends/attention/sdpa'" in second
+
+
 def test_a_pin_beats_the_score(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)

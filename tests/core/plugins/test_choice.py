@@ -110,7 +110,7 @@ def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkey
         name(site.host(), "gguf")
     assert str(error.value) == (
         "no plugin provides quantization:gguf (known: awq, gptq); "
-        "from a clone: pip install './kits/triton' './plugins/quantization/fp8'"
+        "from a clone: pip install './kits/layers' './kits/triton' './plugins/quantization/fp8'"
     )
 
 

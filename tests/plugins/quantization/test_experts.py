@@ -11,13 +11,13 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
-from treadle.layers import Experts
-from treadle.layers.experts import LinearExperts, PlainExperts, by_all, by_expert
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit import Experts
+from treadle_layers_kit.experts import LinearExperts, PlainExperts, by_all, by_expert
 
 IDS = torch.randint(0, 256, (19,), generator=torch.Generator().manual_seed(5))
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,12 +14,12 @@ from treadle_gptq.scheme import GptqScheme
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError, UnsupportedModelError
-from treadle.layers.quantized import CpuInt4
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import GptqFormat
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.quantization import QuantizationSuite
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit.quantized import CpuInt4
 
 
 class TestGptq(PluginSuite, QuantizationSuite):

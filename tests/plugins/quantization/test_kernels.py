@@ -20,10 +20,10 @@ from treadle_gptq.scheme import GptqScheme
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import QuantizationScheme
-from treadle.layers.int4 import PackedInt4
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, GptqFormat
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit.int4 import PackedInt4
 
 CUDA = DeviceInfo("cuda", (7, 5))
 """What a scheme packs for, though the tensors here are on the CPU; without kernels of GPTQ's own."""

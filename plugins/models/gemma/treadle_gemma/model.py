@@ -17,7 +17,7 @@ from torch import Tensor
 from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import UnsupportedModelError
-from treadle.layers import (
+from treadle_layers_kit import (
     CausalDecoder,
     CosSin,
     Decoder,
@@ -28,7 +28,7 @@ from treadle.layers import (
     SelfAttention,
     head_size,
 )
-from treadle.layers.decoder import LayerFactory
+from treadle_layers_kit.decoder import LayerFactory
 
 __all__ = (
     "Gemma2ForCausalLM",

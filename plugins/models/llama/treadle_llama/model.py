@@ -6,7 +6,7 @@ Mistral is a Llama in which every layer may have a sliding window.
 from __future__ import annotations
 
 from treadle.api.models import ModelContext
-from treadle.layers import (
+from treadle_layers_kit import (
     CausalDecoder,
     DecoderLayer,
     GatedMLP,

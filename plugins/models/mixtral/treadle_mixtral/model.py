@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.api.models import ModelContext
-from treadle.layers import (
+from treadle_layers_kit import (
     CausalDecoder,
     DecoderLayer,
     MoE,

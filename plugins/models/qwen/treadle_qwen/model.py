@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from treadle.api.models import ModelContext
-from treadle.layers import (
+from treadle_layers_kit import (
     CausalDecoder,
     DecoderLayer,
     GatedMLP,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from treadle.api.attention import ForwardContext
 from treadle.api.models import ModelContext
 from treadle.errors import CheckpointError
-from treadle.layers import cache_scale
+from treadle_layers_kit import cache_scale
 from treadle_transformers.attention import (
     IMPLEMENTATION,
     SERVED_BY,

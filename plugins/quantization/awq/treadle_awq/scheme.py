@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Linear, Shard, empty_weight
-from treadle.layers.int4 import PackedInt4
-from treadle.layers.quantized import CpuInt4, is_layer_skipped
+from treadle.layers import Shard, Sharded, empty_weight
 from treadle_awq.config import AwqConfig
 from treadle_awq.packing import dequantize, unpack
+from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.quantized import CpuInt4, is_layer_skipped
 
 __all__ = ("AwqLinear", "AwqScheme")
 
@@ -59,7 +59,7 @@ class AwqLinear:
         self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
         if self.group == -1:
             self.group = inputs.total
         if inputs.total % self.group:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers import Linear, Shard, empty_weight, ops
+from treadle.layers import Shard, Sharded, empty_weight, ops
 from treadle_fp8.native import ScaledMM
 from treadle_fp8.rounding import FP8, LARGEST
 
@@ -121,7 +121,7 @@ class BlockLinear:
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
-        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
         high, wide = self.block
         rows = sum(-(-n // high) for n in spec.out_features)
         # Every rank gets the scales of all inputs, because its own may begin inside a block.

@@ -6,10 +6,10 @@ from typing import Any
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
-from treadle.layers.quantized import is_layer_skipped
 from treadle_fp8.config import Fp8Config
 from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
 from treadle_fp8.native import ScaledMM
+from treadle_layers_kit.quantized import is_layer_skipped
 
 __all__ = ("Fp8Scheme",)
 

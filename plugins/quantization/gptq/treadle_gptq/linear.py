@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Linear, Shard, empty_weight
-from treadle.layers.int4 import PackedInt4
-from treadle.layers.quantized import CpuInt4
+from treadle.layers import Shard, Sharded, empty_weight
 from treadle_gptq.config import Packing
 from treadle_gptq.gemm import Gemm
 from treadle_gptq.packing import dequantize, pack_inputs, unpack_inputs, unpack_outputs
+from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.quantized import CpuInt4
 
 __all__ = ("SPARE_BIAS", "GptqLinear")
 
@@ -53,7 +53,7 @@ class GptqLinear:
         self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Linear) else Shard.whole(spec.in_features)
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
         word = 32 // self.bits
         for what, count in (
             ("input", spec.in_features),

@@ -7,10 +7,10 @@ from typing import Any
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
-from treadle.layers.quantized import is_layer_skipped
 from treadle_gptq.config import GptqConfig
 from treadle_gptq.gemm import find_gemm
 from treadle_gptq.linear import SPARE_BIAS, GptqLinear
+from treadle_layers_kit.quantized import is_layer_skipped
 
 __all__ = ("GptqScheme",)
 

@@ -28,12 +28,12 @@ from treadle_communicator_symmetric.memory import SymmetricBuffer, allocate_symm
 from treadle.api.communicators import Communicator, CommunicatorRequest
 from treadle.api.models import ModelContext
 from treadle.api.types import CommunicatorOffer, DeviceInfo, Refusal
-from treadle.layers import LMHead, RMSNorm
 from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.runner.communicator import TorchCommunicator, choose_communicator
 from treadle.runner.device import describe
 from treadle.testing.ranks import run_on_ranks
+from treadle_layers_kit import LMHead, RMSNorm
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ SHAPE = {"in_features": 256, "out_features": 64, "group": 128}
 MADE = """
     import torch
     torch.manual_seed(0)
-    from treadle.layers.int4 import PackedInt4
+    from treadle_layers_kit.int4 import PackedInt4
     from treadle_kernels_triton.int4.product import Int4Linear
 
     def made(depth, columns, group, dtype, symmetric=False):

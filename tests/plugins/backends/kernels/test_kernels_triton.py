@@ -298,9 +298,9 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     from treadle.api.models import ModelContext
     from treadle.layers import SingleRankCommunicator, ops
     from treadle.layers.fusion import apply_fusions
-    from treadle.layers.mlp import GatedMLP
     from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
+    from treadle_layers_kit.mlp import GatedMLP
 
     asked: list[tuple[str, dict[str, int]]] = []
 

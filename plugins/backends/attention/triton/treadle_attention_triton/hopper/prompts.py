@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import AttentionRequest, CommonAttentionMetadata, MaskKind
-from treadle.layers.self_check import self_check
+from treadle_triton_kit.self_check import self_check
 from treadle_triton_kit.tma import tensor_descriptor
 
 __all__ = ("PAGE", "TILE", "Prompts", "Work", "find_prompts", "serves")

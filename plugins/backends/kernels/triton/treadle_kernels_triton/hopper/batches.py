@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.layers.self_check import self_check
 from treadle_kernels_triton.join import reduce_split_k
+from treadle_triton_kit.self_check import self_check
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = (

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.layers.self_check import self_check
+from treadle_triton_kit.self_check import self_check
 from treadle_triton_kit.tma import is_tma_readable, tensor_descriptor
 
 __all__ = ("DEFERRED", "TURNS", "GatedLinear", "Variant", "choose_gated", "create_gated_linear")

@@ -1,4 +1,4 @@
-"""Triton's kernels of four-bit weights, which read the layout of ``treadle.layers.int4.packing``.
+"""Triton's kernels of four-bit weights, which read the layout of ``treadle.layers.int4``.
 
 ``multiply`` computes the transposed product, so that the weight is the left operand of the tensor
 cores: that side is never padded, however few rows there are, and it is read from registers, where

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from treadle.layers.int4 import CHUNK, pack_codes, pack_steps
-from treadle.layers.self_check import self_check
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.tiles import WIDES, choose
+from treadle_triton_kit.self_check import self_check
 
 __all__ = ("works",)
 

@@ -1,0 +1,301 @@
+"""Mixtures of experts: a router that picks a few of many gated MLPs for each token.
+
+The experts of a layer are two stacked parameters; how they are stored and multiplied is left to a
+method, as with ``Linear``. A quantization scheme without such a method has linear layers in their
+place, two for each expert. Every rank holds a share of the inner features of every expert, so that
+ranks are equally busy whatever the router picks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import ExpertsMethod, ExpertsSpec, LinearSpec, ModelContext
+from treadle.errors import ConfigError
+from treadle.layers.collective import shard_features
+from treadle.layers.weight import Shard, WeightTarget, empty_weight, set_shards
+from treadle_layers_kit.linear import Linear
+from treadle_layers_kit.mlp import gated_activation
+from treadle_layers_kit.plain import PlainLinear
+
+__all__ = ("Experts", "LinearExperts", "MoE", "PlainExperts")
+
+Gated = Callable[[Tensor], Tensor]
+
+# Up to this many tokens a product with every expert is limited by reading the weights, not by the
+# arithmetic, on GPUs from Ampere to Hopper (some 200 operations for each byte read).
+DENSE = 256
+# A gather reads the matrices, writes the copies and reads those.
+GATHER_COST = 3
+
+
+class MoE(nn.Module):
+    """``[tokens, hidden] -> [tokens, hidden]``: the weighted sum of ``top_k`` experts of many.
+
+    Weights are the softmax over all experts; ``norm_topk_prob`` makes those of the chosen ones sum
+    to one. ``names`` are the last components of the checkpoint's gate, up and down matrices. The
+    router is never quantized: writers leave it alone, and not all of them say so.
+    """
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        experts: int,
+        top_k: int,
+        norm_topk_prob: bool = True,
+        activation: str = "silu",
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        super().__init__()
+        if not 0 < top_k <= experts:
+            raise ConfigError(
+                f"the configuration says that each token uses {top_k} of {experts} experts; "
+                f"allowed: 1 to {experts}"
+            )
+        self.gate = Linear(ctx, f"{prefix}.gate", hidden_size, experts, method=PlainLinear())
+        self.experts = Experts(
+            ctx,
+            f"{prefix}.experts",
+            experts,
+            hidden_size,
+            intermediate_size,
+            activation=activation,
+            names=names,
+        )
+        self.top_k, self.norm_topk_prob = top_k, norm_topk_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.gate(x).float().softmax(dim=-1)
+        weights, chosen = scores.topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        y: Tensor = self.experts(x, chosen, weights)
+        return y
+
+
+class Experts(nn.Module):
+    """Gated MLPs of one shape, without biases.
+
+    Checkpoints hold three matrices for each expert, ``INDEX.NAME.weight`` with the ``names`` of
+    gate, up and down, or all of them stacked in ``gate_up_proj`` and ``down_proj`` as transformers 5
+    keeps them in memory (not where a scheme quantizes them one by one).
+    """
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "silu",
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+    ) -> None:
+        super().__init__()
+        self.tp_group = ctx.tp_group
+        inner = shard_features(ctx.tp_group, intermediate_size, prefix)
+        self.local_expert_ids = dict(
+            zip(names, (("gate_up", 0), ("gate_up", 1), ("down", None)), strict=True)
+        )
+        spec = ExpertsSpec(
+            prefix=prefix,
+            names=tuple(f"{prefix}.0.{name}" for name in names),
+            experts=experts,
+            hidden_size=hidden_size,
+            intermediate_size=inner.size,
+            dtype=ctx.dtype,
+        )
+        self.op = gated_activation(activation)
+        self.method = _method(ctx, spec, intermediate_size)
+        self.method.create_weights(self, spec)
+        hidden = Shard.whole(hidden_size)
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.startswith("gate_up_"):
+                set_shards([parameter], (inner, inner), hidden)
+            else:
+                set_shards([parameter], (hidden,), inner)
+
+    def locate(self, rest: str) -> WeightTarget | None:
+        """The slot of ``INDEX.NAME.LEAF``, or of a tensor that holds all experts."""
+        if rest in ("gate_up_proj", "down_proj"):
+            whole = rest.replace("_proj", "_weight")
+            return WeightTarget(whole) if whole in self._parameters else None
+        index, _, leaf = rest.partition(".")
+        name, _, leaf = leaf.rpartition(".")
+        if name not in self.local_expert_ids or not index.isdecimal():
+            return None
+        matrix, part = self.local_expert_ids[name]
+        if index in self._modules:
+            own = f"{matrix}.{leaf}"
+            found = dict(self._modules[index].named_parameters())  # type: ignore[union-attr]
+            return WeightTarget(f"{index}.{own}", part) if own in found else None
+        parameter = self._parameters.get(f"{matrix}_{leaf}")
+        if parameter is None or int(index) >= parameter.shape[0]:
+            return None
+        return WeightTarget(f"{matrix}_{leaf}", part, int(index))
+
+    def process_weights_after_loading(self) -> None:
+        """Called once by the loader, when all parameters are filled."""
+        self.method.process_weights_after_loading(self)
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """``x [tokens, hidden]``; ``topk_ids`` int64 and ``topk_weights`` float32 ``[tokens, k]``."""
+        y = self.method.apply(self, x, topk_ids, self.op)
+        total = torch.einsum("tkh,tk->th", y.float(), topk_weights).to(x.dtype)
+        return self.tp_group.all_reduce(total)
+
+    def extra_repr(self) -> str:
+        return type(self.method).__name__
+
+
+class PlainExperts:
+    """Weights in the model's dtype; the ``ExpertsMethod`` without a quantization scheme."""
+
+    treadle_unguarded = True
+
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
+        """Register ``gate_up_weight [experts, 2 · inner, hidden]`` and ``down_weight``
+        ``[experts, hidden, inner]``."""
+        n, hidden, inner = spec.experts, spec.hidden_size, spec.intermediate_size
+        for name, shape in (("gate_up", (2 * inner, hidden)), ("down", (hidden, inner))):
+            parameter = empty_weight((n, *shape), spec.dtype, output_dim=0, input_dim=1, stack=n)
+            module.register_parameter(f"{name}_weight", parameter)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Nothing to do."""
+
+    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
+        """``[tokens, k, hidden]``: what each token's experts make of it.
+
+        On a GPU, steps of up to ``DENSE`` tokens never wait for the device, so that they can be
+        captured in a graph.
+        """
+        gate_up, down = module.gate_up_weight, module.down_weight
+        run = grouped
+        if x.device.type != "cpu" and len(x) <= DENSE:
+            few = GATHER_COST * topk_ids.numel() <= len(gate_up)
+            run = gathered if few else dense
+        return run(x, topk_ids, gate_up, down, activation)
+
+
+def grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+    """One product for each expert that any token chose, over the tokens that chose it."""
+    return by_expert(
+        x, chosen, lambda expert, rows: F.linear(op(F.linear(rows, gate_up[expert])), down[expert])
+    )
+
+
+def by_expert(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """``run(expert, rows)`` for each expert that any token chose, on the tokens that chose it."""
+    tokens, k = chosen.shape
+    experts, order = chosen.reshape(-1).sort(stable=True)
+    rows = x.index_select(0, order // k)
+    found, counts = experts.unique_consecutive(return_counts=True)
+    y = torch.empty_like(rows)
+    start = 0
+    for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
+        own = slice(start, start + count)
+        y[own] = run(expert, rows[own])
+        start += count
+    return torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, x.shape[1])
+
+
+def by_all(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor], experts: int) -> Tensor:
+    """The result of ``by_expert`` without asking the device who was chosen."""
+    y = x.new_zeros(*chosen.shape, x.shape[1])
+    for expert in range(experts):
+        y = torch.where(chosen.eq(expert)[..., None], run(expert, x)[:, None], y)
+    return y
+
+
+def gathered(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+    """A copy of the matrices of each choice: the fewest bytes read where choices are few."""
+    tokens, k = chosen.shape
+    flat = chosen.reshape(-1)
+    rows = x.repeat_interleave(k, dim=0).unsqueeze(-1)  # [tokens · k, hidden, 1]
+    inner = op(torch.bmm(gate_up.index_select(0, flat), rows).squeeze(-1))
+    y = torch.bmm(down.index_select(0, flat), inner.unsqueeze(-1))
+    return y.view(tokens, k, down.shape[1])
+
+
+def dense(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+    """Every expert for every token; what nobody chose is dropped."""
+    inner = op(torch.matmul(x, gate_up.transpose(1, 2)))  # [experts, tokens, inner]
+    y = torch.bmm(inner, down.transpose(1, 2))
+    return y[chosen, torch.arange(len(x), device=x.device).unsqueeze(1)]
+
+
+class Expert(nn.Module):
+    """One gated MLP of two linear layers; ``down`` gives this rank's part of a sum."""
+
+    def __init__(self, ctx: ModelContext, prefix: str, spec: ExpertsSpec, inner: int) -> None:
+        super().__init__()
+        gate, up, down = (name.rpartition(".")[2] for name in spec.names)
+        self.gate_up = Linear(
+            ctx, f"{prefix}.gate_up", spec.hidden_size, (inner, inner), split="column",
+            names=(gate, up),
+        )  # fmt: skip
+        self.down = Linear(
+            ctx, f"{prefix}.down", inner, spec.hidden_size, split="row", names=(down,), reduce=False
+        )
+
+    def forward(self, x: Tensor, op: Gated) -> Tensor:
+        y: Tensor = self.down(op(self.gate_up(x)))
+        return y
+
+
+class LinearExperts:
+    """Experts as linear layers of the checkpoint's scheme: the ``ExpertsMethod`` of every scheme
+    that has none of its own. ``inner`` counts the inner features of all ranks."""
+
+    def __init__(self, ctx: ModelContext, inner: int) -> None:
+        self._ctx, self._inner = ctx, inner
+
+    def create_weights(self, module: nn.Module, spec: ExpertsSpec) -> None:
+        """Add an ``Expert`` for each index."""
+        for index in range(spec.experts):
+            expert = Expert(self._ctx, f"{spec.prefix}.{index}", spec, self._inner)
+            module.add_module(str(index), expert)
+
+    def process_weights_after_loading(self, module: nn.Module) -> None:
+        """Nothing to do: the loader finishes the linear layers."""
+
+    def apply(self, module: Any, x: Tensor, topk_ids: Tensor, activation: Gated) -> Tensor:
+        """``[tokens, k, hidden]``. Like ``PlainExperts``, few tokens on a GPU wait for nothing: all
+        experts see them, which costs reading experts that nobody chose."""
+        experts = list(module.children())
+
+        def run(index: int, rows: Tensor) -> Tensor:
+            y: Tensor = experts[index](rows, activation)
+            return y
+
+        if x.device.type != "cpu" and len(x) <= DENSE:
+            return by_all(x, topk_ids, run, len(experts))
+        return by_expert(x, topk_ids, run)
+
+
+def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:
+    """The scheme's method, or its linear layers if it quantizes a matrix of the first expert."""
+    scheme = ctx.quantization
+    if scheme is None:
+        return PlainExperts()
+    method = scheme.experts_method(spec)
+    if method is not None:
+        return method
+    sizes = [(spec.hidden_size, spec.intermediate_size)] * 2
+    sizes.append((spec.intermediate_size, spec.hidden_size))
+    for name, (inputs, outputs) in zip(spec.names, sizes, strict=True):
+        linear = LinearSpec(name, (name,), inputs, (outputs,), bias=False, dtype=spec.dtype)
+        if scheme.linear_method(linear) is not None:
+            return LinearExperts(ctx, inner)
+    return PlainExperts()

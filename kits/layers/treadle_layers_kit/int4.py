@@ -1,0 +1,66 @@
+"""Four-bit weights in the layout of ``treadle.layers.int4``, by whatever kernel is offered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from treadle.layers.fusion import Site
+from treadle.layers.int4 import BIAS, CHUNK, RUN, int4_linear, pack_codes, pack_steps
+
+__all__ = ("PackedInt4",)
+
+COLUMNS = 1024
+"""Outputs that are repacked at a time: a code takes up to eight times its size meanwhile."""
+
+Operation = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
+
+
+class PackedInt4(nn.Module):
+    """One weight, repacked; called like ``CpuInt4``.
+
+    A linear layer's method that has one makes it a module of the layer: there a kernel for
+    ``int4_linear`` is given to it as ``op``, and its tensors count where the weights are counted.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int) -> None:
+        """``codes`` and ``scales`` are those of ``treadle.layers.int4``, the latter its steps."""
+        super().__init__()
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.inputs, self.group = inputs, group
+        self.op: Operation = int4_linear
+
+    @classmethod
+    def pack(
+        cls,
+        columns: Callable[[int, int], Tensor],  # first and last + 1 -> codes int [in, columns]
+        scales: Tensor,  # [in / group, out]
+        zeros: Tensor,  # [in / group, out]
+        inputs: int,
+        group: int,
+        dtype: torch.dtype,
+    ) -> PackedInt4 | None:
+        """For activations of ``dtype``; ``None`` for others than 16-bit ones, and where a run of
+        inputs in a word would cross groups."""
+        if dtype not in BIAS or group % RUN or inputs != group * len(scales):
+            return None
+        out = scales.shape[1]
+        shape = (-(-inputs // CHUNK), out, RUN)
+        codes = torch.empty(shape, dtype=torch.int16, device=scales.device)
+        for first in range(0, out, COLUMNS):
+            last = min(first + COLUMNS, out)
+            codes[:, first:last] = pack_codes(columns(first, last))
+        return cls(codes, pack_steps(scales, zeros, dtype), inputs, group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``, in the type that the weight was packed for."""
+        return self.op(x, self.codes, self.scales, self.inputs, self.group)
+
+    def kernel_sites(self, path: str) -> Iterator[Site]:
+        sizes = {"in_features": self.inputs, "out_features": self.codes.shape[1]}
+        sizes["group"] = self.group
+        yield Site(path, ("int4_linear",), (sizes,), partial(setattr, self, "op"))

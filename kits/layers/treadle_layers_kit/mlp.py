@@ -1,0 +1,127 @@
+"""The gated feed-forward layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treadle.api.models import ModelContext, SupportsGatedInput
+from treadle.errors import UnsupportedModelError
+from treadle.layers import ops
+from treadle.layers.fusion import Site
+from treadle_layers_kit.linear import Linear
+from treadle_layers_kit.plain import PlainLinear
+
+__all__ = ("GatedMLP", "gated_activation", "gelu_mul", "gelu_tanh_mul", "relu_squared_mul")
+
+
+def gelu_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``gelu(gate) · up`` of ``x = [gate, up]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate) * up
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``gelu(gate) · up`` with the tanh approximation."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def relu_squared_mul(x: Tensor) -> Tensor:  # [..., 2 · n] -> [..., n]
+    """``relu(gate)² · up`` of ``x = [gate, up]``."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.relu(gate).square() * up
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "silu": ops.silu_and_mul,
+        "swish": ops.silu_and_mul,
+        "gelu": gelu_mul,
+        "gelu_tanh": gelu_tanh_mul,
+        "gelu_pytorch_tanh": gelu_tanh_mul,
+        "gelu_new": gelu_tanh_mul,
+        "gelu_fast": gelu_tanh_mul,
+        "relu2": relu_squared_mul,
+    }
+)
+
+
+def gated_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """``[..., 2 · n] -> [..., n]`` for a ``hidden_act`` of a configuration."""
+    try:
+        return ACTIVATIONS[name]
+    except KeyError:
+        known = ", ".join(ACTIVATIONS)
+        raise UnsupportedModelError(
+            f"the configuration says hidden_act {name!r}; treadle's gated layers know {known}"
+        ) from None
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) · up(x))``; gate and up are one matrix."""
+
+    def __init__(
+        self,
+        ctx: ModelContext,
+        prefix: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+        reduce: bool = True,
+    ) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(
+            ctx,
+            f"{prefix}.gate_up_proj",
+            hidden_size,
+            (intermediate_size, intermediate_size),
+            bias=bias,
+            split="column",
+            names=("gate_proj", "up_proj"),
+        )
+        self.down_proj = Linear(
+            ctx,
+            f"{prefix}.down_proj",
+            intermediate_size,
+            hidden_size,
+            bias=bias,
+            split="row",
+            reduce=reduce,
+        )
+        self.op = gated_activation(activation)
+        self.fuses_down_proj = self.op is ops.silu_and_mul and isinstance(
+            self.down_proj.method, SupportsGatedInput
+        )
+        """Whether ``down_proj`` computes the activation too."""
+        self.fused: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        """``linear_silu_and_mul``."""
+
+    def forward(self, x: Tensor) -> Tensor:  # [tokens, hidden] -> [tokens, hidden]
+        inner = self.gate_up_proj
+        if self.fused is not None:
+            h = self.fused(x, inner.get_parameter("weight"), inner.bias)
+        elif self.fuses_down_proj:
+            return self.down_proj.gated(inner(x))
+        else:
+            h = self.op(inner(x))
+        y: Tensor = self.down_proj(h)
+        return y
+
+    def kernel_sites(self, path: str) -> Iterator[Site]:
+        inner, fused = self.gate_up_proj, ("linear_silu_and_mul",)
+        if self.op is not ops.silu_and_mul:
+            yield Site(path, fused, reason="its activation is not silu")
+            return
+        size = {"size": inner.out_features // 2}
+        yield Site(path, ("silu_and_mul",), (size,), partial(setattr, self, "op"))
+        if isinstance(inner.method, PlainLinear):
+            yield Site(path, fused, (inner.sizes,), partial(setattr, self, "fused"), fuses=True)
+        else:
+            yield Site(path, fused, reason="gate_up_proj is quantized")
