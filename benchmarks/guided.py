@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 
 from treadle.api.files import ModelFiles
 from treadle.api.kinds import STRUCTURED_OUTPUT
@@ -43,7 +44,6 @@ from treadle.plugins import PluginManager
 from treadle.processes.isolated import limit_cpu, limit_memory
 from treadle.structured_output.checker import CPU_SECONDS, MEMORY
 from treadle.testing.grammar_vocabulary import SmallTokenizer
-from treadle.text.tokenizer import AutoTokenizer
 
 TEXT = {"type": "string"}
 GRAMMARS: dict[str, GrammarSpec] = {

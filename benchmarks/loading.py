@@ -11,45 +11,23 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-import treadle_qwen
 from safetensors.torch import save_file
 from torch import nn
 
+from treadle.api.checkpoints import files_in
 from treadle.api.files import ModelFiles
-from treadle.api.models import ModelSpec
 from treadle.layers import SingleRankCommunicator
 from treadle.loading.build import build_model
 from treadle.loading.config import read_config
-from treadle.loading.formats import treadle_load_format
-from treadle.loading.sources import files_in
+from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend
 
 SHARD = 4 << 30
-
-
-class OnePlugin:
-    """A host with one model plugin: this file runs where nothing is installed."""
-
-    def model(self, architecture: str, hf_config: Any) -> ModelSpec:
-        spec: ModelSpec | None = treadle_qwen.treadle_model(architecture, hf_config)
-        if spec is None:
-            raise ValueError(f"treadle_qwen does not know {architecture}")
-        return spec
-
-    def load_format(self, format: str, files: ModelFiles) -> Any:
-        return treadle_load_format(format, files, {})
-
-    def options(self, kind: str, key: str) -> Mapping[str, Any]:
-        return {}
-
-    def quantization(self, *_: Any) -> Any:
-        raise NotImplementedError
 
 
 def build(files: ModelFiles, device: str, **options: Any) -> tuple[nn.Module, float]:
@@ -58,7 +36,7 @@ def build(files: ModelFiles, device: str, **options: Any) -> tuple[nn.Module, fl
     model, _ = build_model(
         files,
         config,
-        OnePlugin(),
+        PluginManager(),
         torch.device(device),
         torch.bfloat16 if device != "cpu" else torch.float32,  # bfloat16 is packed on a CPU
         SingleRankCommunicator(),

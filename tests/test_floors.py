@@ -13,8 +13,9 @@ CORE = ROOT / "core/treadle"
 # From the ground up, as ARCHITECTURE.md draws it. A package may import from every earlier one.
 FLOORS = (
     ("errors", "config", "outputs", "known_plugins"),
+    ("processes",),
     ("api",),
-    ("processes", "plugins"),
+    ("plugins",),
     ("layers", "sampling", "cache"),
     ("loading", "text", "structured_output", "scheduler"),
     ("runner",),

@@ -21,8 +21,6 @@ CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing"
 
 # Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
-    "treadle_parsing_kit": frozenset({"treadle.text.partial_match"}),
-    "treadle_structured_output_kit": frozenset({"treadle.structured_output.schemas"}),
     # A worker runs the core's own runner; commands carry the configuration and chosen plugins.
     "treadle_worker_kit": frozenset(
         {

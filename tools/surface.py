@@ -24,6 +24,8 @@ KIT = sorted(p.stem for p in (ROOT / "core/treadle/testing").glob("*.py") if p.s
 MODULES = (
     "treadle",
     "treadle.api",
+    "treadle.api.checkpoints",
+    "treadle.api.isolation",
     "treadle.errors",
     "treadle.layers",
     *(f"treadle.testing.{name}" for name in KIT),

@@ -83,7 +83,7 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
         f"treadle: plugins are not as {lock} says:",
         f"  ~ scheduling_policies:fcfs: treadle-core 0.0.9 is locked, {version} is here",
         "  - scheduling_policies:gone from acme 1 is gone",
-        f"  + renderers:jinja from treadle-core {version} is not in the file",
+        f"  + renderers:jinja from treadle-jinja {version} is not in the file",
         f"install what it says, or write it anew with treadle plugin lock {lock}",
     ]
 

@@ -96,7 +96,7 @@ def test_help_of_serve_imports_only_plugins_with_options():
         for entry in plugins.entries
         if declared_options(plugins.load(entry.kind, entry.key))
     }
-    assert found == declaring and "treadle.text.plugin" in found
+    assert found == declaring and "treadle_jinja" in found
 
 
 def test_help_of_serve_takes_less_than_500_ms():

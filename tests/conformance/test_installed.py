@@ -46,6 +46,23 @@ class Newest(ModelSourceSuite):
         return ModelRef("newest", str(folder))
 
 
+class Hub(ModelSourceSuite):
+    """The hub's cache, as its library lays it out, without the network."""
+
+    @pytest.fixture(autouse=True)
+    def without_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def ref(self, folder: Path) -> ModelRef:
+        home = folder / "models--org--name"
+        snapshot = home / "snapshots" / ("0" * 40)
+        for made in (snapshot, home / "refs"):
+            made.mkdir(parents=True, exist_ok=True)
+        (home / "refs" / "main").write_text("0" * 40)
+        (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        return ModelRef("hf", "org/name", None, str(folder))
+
+
 class Safetensors(LoadFormatSuite):
     def write(self, folder: Path, tensors: Any) -> None:
         from safetensors.torch import save_file
@@ -70,6 +87,7 @@ class RepetitionWindow(LogitsProcessorSuite):
 ABOUT: dict[str, type] = {
     "model_sources:file": Folder,
     "model_sources:demo": Demo,
+    "model_sources:hf": Hub,
     "model_sources:newest": Newest,
     "load_formats:safetensors": Safetensors,
     "load_formats:pt": Torch,

@@ -137,7 +137,7 @@ def treadle_model_source(scheme: str, options: Any) -> Any:
 
 @impl
 def treadle_load_format(format: str, files: Any, options: Any) -> Any:
-    from treadle.loading.formats import SafetensorsLoader
+    from treadle_safetensors.loader import SafetensorsLoader
 
     return answer(options, SafetensorsLoader(files), Loader)
 
@@ -154,7 +154,7 @@ class Loader(Proxy):
 
 @impl
 def treadle_tokenizer(mode: str, files: Any, options: Any) -> Any:
-    from treadle.text.tokenizer import AutoTokenizer
+    from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 
     return answer(options, AutoTokenizer.open(files), Tokenizer)
 

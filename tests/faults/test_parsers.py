@@ -291,7 +291,7 @@ async def test_who_cannot_say_what_it_matches_is_not_chosen(
 ) -> None:
     plugins = faulty(tmp_path, kind, "match", how)
     async with serving(ScriptedEngine(host=plugins, traits=QWEN3)) as server:
-        assert server.context.chat_processor.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
+        assert server.context.chats.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
     if how != "number":

@@ -36,15 +36,25 @@ CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2Fo
 # What a model on a CPU needs beside the core: layers, and a backend for attention, which is a plugin.
 CPU_ATTENTION = "treadle-sdpa"
 OF_EVERY_MODEL = ("treadle-layers-kit", "treadle-paged-attention-kit")
+# What reads any checkpoint, and options with which an engine needs it.
+BASIC: dict[str, dict[str, str]] = {
+    "treadle-dummy": {},
+    "treadle-hf": {"model": "org/name"},
+    "treadle-hf-tokenizer": {},
+    "treadle-jinja": {},
+    "treadle-pt": {"load_format": "pt"},
+    "treadle-safetensors": {"load_format": "safetensors"},
+}
 
 GENERATE = """
-import sys
+import json, sys
 from treadle import LLM, SamplingParams
 from treadle.plugins import PluginManager
 
 gone = sys.argv[1]
 assert gone not in {entry.dist for entry in PluginManager().entries}
 options = dict(model=sys.argv[2], load_format="dummy", device="cpu", num_pages=16, max_num_seqs=2)
+options |= json.loads(sys.argv[3])
 with LLM(**options) as llm:
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     (output,) = llm.generate("abc", params)
@@ -113,8 +123,8 @@ def by_cost() -> Iterator[Any]:
     the rest is ``slow``."""
     groups: set[str] = set()
     for member in plugins():
-        if member.name == CPU_ATTENTION:
-            continue
+        if member.name == CPU_ATTENTION or not BASIC.get(member.name, {"not": "needed"}):
+            continue  # nothing generates without it
         group = member.folder.parent.name
         costly = group != "models" and group in groups
         groups.add(group)
@@ -124,7 +134,7 @@ def by_cost() -> Iterator[Any]:
 @pytest.mark.parametrize("member", list(by_cost()))
 def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     model = checkpoint(tmp_path, member)
-    done = run(without(member, tmp_path), GENERATE, member.name, str(model))
+    done = run(without(member, tmp_path), GENERATE, member.name, str(model), "{}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "4"
 
@@ -147,7 +157,7 @@ def test_the_engine_needs_no_server_no_command_line_and_no_other_kit(
 ) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
-    done = run(without(member, tmp_path), GENERATE, name, str(model))
+    done = run(without(member, tmp_path), GENERATE, name, str(model), "{}")
     assert done.returncode == 0, done.stderr
 
 
@@ -168,7 +178,7 @@ def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     model = checkpoint(folder, named["treadle-qwen"])
     assert "LlamaForCausalLM" in (model / "config.json").read_text()
     site = without(named["treadle-llama"], folder, *(named[name] for name in more))
-    return run(site, GENERATE, "treadle-llama", str(model))
+    return run(site, GENERATE, "treadle-llama", str(model), "{}")
 
 
 def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path) -> None:
@@ -182,3 +192,17 @@ def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path)
     done = removed_llama(tmp_path, "treadle-transformers")
     assert done.returncode != 0
     assert "./plugins/models/llama" in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "treadle-pt" else []) for n in BASIC]
+)
+def test_without_what_reads_a_checkpoint_the_error_says_what_to_install(
+    name: str, tmp_path: Path
+) -> None:
+    (member,) = (m for m in plugins() if m.name == name)
+    model = checkpoint(tmp_path, member)
+    done = run(without(member, tmp_path), GENERATE, name, str(model), json.dumps(BASIC[name]))
+    assert done.returncode != 0
+    last = done.stderr.splitlines()[-1]
+    assert "from a clone: pip install " in last and f"'./{member.path}'" in last, done.stderr

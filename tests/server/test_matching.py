@@ -68,7 +68,7 @@ async def test_a_name_counts_more_than_the_match() -> None:
 
 async def test_a_model_without_signs_gets_no_parser() -> None:
     async with serving(ScriptedEngine(["<think>hm</think>"])) as server:
-        plugins = server.context.chat_processor.plugins
+        plugins = server.context.chats.plugins
         assert (plugins.tool_call_parser, plugins.reasoning_parser) == (None, None)
         response = await server.chat()
     assert response.json()["choices"][0]["message"]["content"] == "<think>hm</think>"

@@ -9,8 +9,8 @@ import msgspec
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import normal
 from treadle.plugins.selection import PluginSelection
-from treadle.processes.child_process import ChildError, ask
 from treadle.testing.examination.checks import Checked, check
+from treadle.testing.examination.child_process import ChildError, ask
 from treadle_cli.doctor import machine
 from treadle_cli.doctor.survey import DeviceReport, Survey
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import typer
 
-from treadle.processes.child_process import ask
+from treadle.testing.examination.child_process import ask
 from treadle.testing.plugin import FOREIGN, PluginTest
 from treadle_cli.testing.child import Ended, Request
 

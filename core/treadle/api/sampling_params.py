@@ -104,7 +104,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         self._check_stop()
         self._check_ids()
-        check_text("cache_salt", self.cache_salt, MAX_SALT_CHARS)
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT_CHARS:
+            raise RequestError(
+                f"cache_salt has {len(self.cache_salt)} characters; 1 to {MAX_SALT_CHARS} are allowed",
+                param="cache_salt",
+            )
 
     @property
     def greedy(self) -> bool:
@@ -184,11 +188,8 @@ def check_texts(name: str, values: Sequence[Any], *, blank: bool) -> None:
     for text in values:
         if not isinstance(text, str) or not (text if blank else text.strip()):
             raise RequestError(f"{name} has {text!r}; entries must be non-empty texts", param=name)
-        check_text(name, text, MAX_STOP_CHARS)
-
-
-def check_text(name: str, text: str | None, most: int) -> None:
-    if text is not None and len(text) > most:
-        raise RequestError(
-            f"{name} has {len(text)} characters; at most {most} are allowed", param=name
-        )
+        if len(text) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"{name} has {len(text)} characters; at most {MAX_STOP_CHARS} are allowed",
+                param=name,
+            )

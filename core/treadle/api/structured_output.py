@@ -17,7 +17,9 @@ class GrammarSpec:
     """The constraint that the whole output must match.
 
     ``source`` is JSON text, a regex, a JSON list or a grammar. ``options`` may contain
-    ``whitespace_pattern``, a regex for whitespace in JSON.
+    ``whitespace_pattern``, a regex for whitespace in JSON. A regex may have anchors around it, and
+    digits are those of ASCII, in patterns of a JSON schema letters too; ``plain`` of the kit
+    ``treadle-structured-output-kit`` writes them for libraries that see it otherwise.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag"]

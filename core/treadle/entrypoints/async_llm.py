@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.api.requests import TokenOutput, refusal
@@ -20,7 +21,7 @@ from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
-from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
+from treadle.text.parser_plugins import PluginWatchdogs
 from treadle.text.prompts import Prompt, PromptInput, parse_prompt
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ T = TypeVar("T")
 
 # A text this long is encoded in a thread: the event loop serves others meanwhile.
 LONG_TEXT = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What there is once the engine has started."""
+
+    opened: FrontendAssets
+    processor: InputProcessor
+    outputs: OutputProcessor
 
 
 class AsyncLLM:
@@ -65,9 +75,7 @@ class AsyncLLM:
         self.plugins = PluginManager(plugin_config(self.config, isolated=True))
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
-        self._assets: FrontendAssets | None = None
-        self._info: EngineInfo | None = None
-        self._ready: tuple[InputProcessor, OutputProcessor] | None = None
+        self._ready: _Ready | None = None
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
         self._chats: ChatProcessor | None = None
@@ -95,22 +103,20 @@ class AsyncLLM:
             await asyncio.gather(opening, loading, return_exceptions=True)
             await self._client.stop(seconds=0.0)
             raise
-        self._assets, self._info = opened, info
         outputs = OutputProcessor(opened.guarded_tokenizer, info.eos_token_ids)
-        self._ready = (opened.processor(info), outputs)
+        self._ready = _Ready(opened, opened.processor(info), outputs)
 
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
-        if self._ready is not None:
-            for request_id in list(self._streams):
-                self._ready[1].abort(request_id)
+        for request_id in list(self._streams):
+            self._text.outputs.abort(request_id)
         await self._client.stop()
         if self._chats is not None and self._chats.parser_plugins.watchdogs is not None:
             self._chats.parser_plugins.watchdogs.close()
-        renderer: Any = None if self._assets is None else self._assets.renderer
+        renderer: Any = None if self._ready is None else self._ready.opened.renderer
         if hasattr(renderer, "close"):
             renderer.close()
 
@@ -125,32 +131,30 @@ class AsyncLLM:
     @property
     def info(self) -> EngineInfo:
         """Raises ``EngineDeadError`` before ``start``."""
-        if self._info is None:
-            raise _not_started()
-        return self._info
+        return self._text.processor.info
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none, ``EngineDeadError`` before ``start``."""
-        return self._text().need_tokenizer()
+        return self._text.opened.need_tokenizer()
 
     @property
     def traits(self) -> ModelTraits:
         """What the checkpoint says of itself. Raises ``EngineDeadError`` before ``start``."""
-        return self._text().traits
+        return self._text.opened.traits
 
     @property
     def renderer(self) -> ChatRenderer | None:
-        return self._text().renderer
+        return self._text.opened.renderer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
-        return self._text().defaults
+        return self._text.opened.defaults
 
     @property
     def output_limit(self) -> int | None:
         """The checkpoint's ``max_new_tokens``: the most output tokens that a server should grant."""
-        return self._text().output_limit
+        return self._text.opened.output_limit
 
     @property
     def alive(self) -> bool:
@@ -215,7 +219,7 @@ class AsyncLLM:
         conversation = Conversation(
             messages=messages, tools=tools, tool_choice=tool_choice, **options
         )
-        params = self._text().defaults if sampling_params is None else sampling_params
+        params = self._text.opened.defaults if sampling_params is None else sampling_params
         chat = await self._chat_processor().prepare(conversation, params)
         parser = chat.create_parser()
         stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
@@ -235,15 +239,14 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """The prompt of a conversation, text and ids. Raises ``RequestError``."""
-        processor, _ = await self._started()
-        return await asyncio.to_thread(
-            processor.render,
-            messages,
+        chat = Conversation(
+            messages=messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
+        return await asyncio.to_thread((await self._started()).processor.render, chat)
 
     async def prepare(
         self,
@@ -258,7 +261,7 @@ class AsyncLLM:
         With ``submit`` this is ``generate`` in two halves, for frontends that must know whether a
         request is good before they begin to answer.
         """
-        processor, _ = await self._started()
+        processor = (await self._started()).processor
         self._client.check()
         parsed = parse_prompt(prompt)
         if parsed.ids is None and len(parsed.text or "") >= LONG_TEXT:
@@ -272,8 +275,7 @@ class AsyncLLM:
 
         Raises ``RequestError`` if its id is in use, ``QueueFullError``, ``EngineDeadError``.
         """
-        if self._ready is None:
-            raise _not_started()
+        processor = self._text.outputs
         self._client.check()
         count = len(request.sequences)
         limits = self.config.scheduler
@@ -296,7 +298,6 @@ class AsyncLLM:
             del self._streams[request.id]
             self._client.abort(processor.drop(request.id))
 
-        processor = self._ready[1]
         stream = OutputStream(request.id, request.params.output_kind == "delta", leave)
         processor.add(request, stream.put)
         self._streams[request.id] = stream
@@ -310,22 +311,18 @@ class AsyncLLM:
         An unknown id is not an error: the request may have finished meanwhile.
         """
         if self._ready is not None:
-            self._client.abort(self._ready[1].abort(request_id))
+            self._client.abort(self._ready.outputs.abort(request_id))
 
     # -- what the client tells -------------------------------------------------------
 
     def on_outputs(self, outputs: list[TokenOutput]) -> None:
-        if self._ready is None:
-            return
         for output in outputs:
             if (error := refusal(output)) is not None:
                 self.on_rejected(output.id, error)
-        self._client.abort(self._ready[1].process(outputs))
+        self._client.abort(self._text.outputs.process(outputs))
 
     def on_rejected(self, id: str, error: TreadleError) -> None:
-        if self._ready is None:
-            return
-        processor = self._ready[1]
+        processor = self._text.outputs
         request_id = processor.request_of(id)
         if request_id is not None:
             self._client.abort(processor.drop(request_id))
@@ -333,38 +330,28 @@ class AsyncLLM:
 
     def on_engine_dead(self, error: EngineDeadError) -> None:
         for request_id, stream in list(self._streams.items()):
-            if self._ready is not None:
-                self._ready[1].drop(request_id)
+            self._text.outputs.drop(request_id)
             stream.fail(error)
 
     # --------------------------------------------------------------------------------
 
-    async def _started(self) -> tuple[InputProcessor, OutputProcessor]:
+    async def _started(self) -> _Ready:
         if self._ready is None:
             await self.start()
+        return self._text
+
+    @property
+    def _text(self) -> _Ready:
+        """Raises ``EngineDeadError`` before ``start``."""
         if self._ready is None:
-            raise _not_started()
+            raise EngineDeadError("the engine is not started; await start() first")
         return self._ready
 
     def _chat_processor(self) -> ChatProcessor:
-        if self._ready is None:
-            raise _not_started()
         if self._chats is None:
-            opened = self._text()
-            plugins = ParserPlugins.choose(
-                self.plugins,
-                opened.tokenizer,
-                opened.traits,
-                self.config.model,
-                watchdogs=PluginWatchdogs(self.plugins.call_stats),
-            )
-            self._chats = ChatProcessor(self._ready[0], plugins)
+            ready, watchdogs = self._text, PluginWatchdogs(self.plugins.call_stats)
+            self._chats = ready.opened.chats(self.config, self.plugins, ready.processor, watchdogs)
         return self._chats
-
-    def _text(self) -> FrontendAssets:
-        if self._assets is None:
-            raise _not_started()
-        return self._assets
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -374,7 +361,3 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     except ImportError:
         return asyncio.run(main)
     return uvloop.run(main)
-
-
-def _not_started() -> EngineDeadError:
-    return EngineDeadError("the engine is not started; await start() first")

@@ -8,8 +8,8 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,7 @@ from treadle.text.chat import (
     PreparedChat,
     run_inline,
 )
-from treadle.text.output_processor import OutputProcessor, PreparedRequest
-from treadle.text.parser_plugins import ParserPlugins
+from treadle.text.output_processor import OutputProcessor, PreparedRequest, Sink
 from treadle.text.prompts import PromptInput, parse_prompts
 
 if TYPE_CHECKING:
@@ -218,26 +217,25 @@ class LLM:
         self, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
     ) -> PreparedChat:
         if self._chat is None:
-            opened = self._assets
-            plugins = ParserPlugins.choose(
-                self._plugins, opened.tokenizer, opened.traits, self.config.model
-            )
-            self._chat = ChatProcessor(self._processor, plugins)
+            self._chat = self._assets.chats(self.config, self._plugins, self._processor)
         chat = Conversation(messages=messages, **options)
         return run_inline(self._chat.prepare(chat, params))
 
     def _finish(self, prepared: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
-        progress = Progress(len(prepared), use_tqdm)
-        with progress, self._running(prepared, [progress.feed, _store(results)]) as feed:
-            while len(results) < len(prepared):
-                self._pump(prepared, feed)
+        with (
+            Progress(len(prepared), use_tqdm) as progress,
+            closing(self._stream(prepared)) as stream,
+        ):
+            for output in stream:
+                progress.feed(output)
+                results[output.request_id] = output
         return [results[request.id] for request in prepared]
 
-    def _stream(self, prepared: list[PreparedRequest]) -> Iterator[RequestOutput]:
+    def _stream(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
         ready: deque[RequestOutput] = deque()
         left = len(prepared)
-        with self._running(prepared, [ready.append]) as feed:
+        with self._running(prepared, ready.append) as feed:
             while left:
                 self._pump(prepared, feed)
                 while ready:
@@ -247,7 +245,7 @@ class LLM:
 
     @contextmanager
     def _running(
-        self, prepared: list[PreparedRequest], sinks: list[Any]
+        self, prepared: list[PreparedRequest], sink: Sink
     ) -> Iterator[deque[EngineRequest]]:
         """Register requests and yield what is to be fed to the core; on the way out, abort what is
         not finished."""
@@ -255,10 +253,6 @@ class LLM:
         with self._core_alive():
             for request in prepared:
                 self._core.validate(request.sequences[0])
-
-        def sink(output: RequestOutput) -> None:
-            for receive in sinks:
-                receive(output)
 
         try:
             for request in prepared:
@@ -340,13 +334,6 @@ class LLM:
 def _parsed(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
     for output in stream:
         yield run_inline(parser.parse(output))
-
-
-def _store(results: dict[str, RequestOutput]) -> Any:
-    def store(output: RequestOutput) -> None:
-        results[output.request_id] = output
-
-    return store
 
 
 def _final(params: SamplingParams) -> SamplingParams:

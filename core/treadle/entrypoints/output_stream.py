@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from treadle.errors import EngineDeadError, RequestError, TreadleError
+from treadle.errors import TreadleError
 from treadle.outputs import RequestOutput
+from treadle.processes.failure import Failure
 from treadle.text.output_processor import merge_deltas
 
 __all__ = ("OutputStream",)
@@ -87,10 +88,6 @@ class OutputStream:
 
 def _own(error: TreadleError) -> TreadleError:
     """An exception for one reader: raising one object in several tasks mixes their tracebacks."""
-    if isinstance(error, RequestError):
-        return type(error)(str(error), param=error.param)
-    if isinstance(error, EngineDeadError):
-        own = EngineDeadError(str(error))
-        own.__cause__ = error.__cause__
-        return own
-    return error
+    own = Failure.of(error).error()
+    own.__cause__ = error.__cause__
+    return own

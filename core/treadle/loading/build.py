@@ -30,7 +30,7 @@ from treadle.api.models import (
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
 from treadle.loading.config import quantization_config
-from treadle.loading.formats import detect_format
+from treadle.loading.formats import detect_format, no_weights
 from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
 from treadle.plugins.matching import AUTO, Decision, decide
@@ -187,10 +187,7 @@ def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: i
     if load_format == "auto":
         found = detect_format(files)
         if found is None:
-            raise CheckpointError(
-                f"{files.root} has no weights (looked for *.safetensors, *.bin, *.pt); check the "
-                "folder, set another load_format, or use load_format 'dummy' for random weights"
-            )
+            raise no_weights(files.root)
         load_format = found
     return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 

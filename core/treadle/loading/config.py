@@ -1,17 +1,16 @@
-"""A checkpoint's configuration: dtype, maximum length, EOS ids, sampling defaults.
+"""A checkpoint's configuration: dtype, maximum length, EOS ids.
 
 Code in a checkpoint is never run: ``auto_map`` is ignored.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.cache import DeviceInfo
+from treadle.api.checkpoints import read_json
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError, ConfigError
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = (
     "eos_ids",
-    "generation_defaults",
     "max_model_len",
     "merge",
     "quantization_config",
@@ -41,8 +39,6 @@ LENGTHS = (
     "seq_length",
     "n_ctx",
 )
-# generation_config.json -> SamplingParams
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_config(
@@ -177,52 +173,13 @@ def _lengthened(config: Any, stated: int) -> tuple[int, int]:
     return stated, stated
 
 
-def generation_defaults(
-    files: ModelFiles, source: str = "auto", overrides: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the checkpoint's default sampling parameters, with the user's overrides.
-
-    ``source`` is ``auto`` (the checkpoint's ``generation_config.json``), ``treadle`` (none) or a
-    folder. If its ``do_sample`` is false, its sampling values are ignored, since they are meant
-    for sampling that the checkpoint has disabled. Raises ``CheckpointError`` if the file is
-    damaged, and ``ConfigError`` if the folder does not contain it.
-    """
-    given = _generation_config(files, source)
-    defaults = {key: given[key] for key in SAMPLING if given.get(key) is not None}
-    if given.get("do_sample") is False:
-        defaults = {}
-    if given.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = given["max_new_tokens"]
-    return defaults | dict(overrides or {})
-
-
-def _generation_config(files: ModelFiles, source: str) -> dict[str, Any]:
-    if source == "treadle":
-        return {}
-    path = (files.root if source == "auto" else Path(source)) / "generation_config.json"
-    if not path.is_file():
-        if source == "auto":
-            return {}
-        raise ConfigError(
-            f"option generation_config is {source!r}, which has no generation_config.json; "
-            "allowed: auto, treadle, or a folder that contains one"
-        )
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return found
-
-
 def eos_ids(hf_config: Any, files: ModelFiles | None = None) -> frozenset[int]:
     """Return all EOS token ids of ``config.json`` and ``generation_config.json``."""
     found: set[int] = set()
     stated = [getattr(text_config(hf_config), "eos_token_id", None)]
     stated.append(getattr(hf_config, "eos_token_id", None))
     if files is not None:
-        stated.append(_generation_config(files, "auto").get("eos_token_id"))
+        stated.append(read_json(files.root / "generation_config.json").get("eos_token_id"))
     for value in stated:
         values = value if isinstance(value, (list, tuple)) else [value]
         found.update(v for v in values if isinstance(v, int) and not isinstance(v, bool))

@@ -18,8 +18,21 @@ from treadle.plugins.kinds import installed_kinds
 
 __all__ = ("Switches",)
 
-# An allow-list chooses among plugins; without these three there is nothing to plug them into.
-ALWAYS_ALLOWED = frozenset({"treadle-core", "treadle-server", "treadle-cli"})
+# An allow-list chooses among plugins; without these there is nothing to plug them into, and no model
+# can be read.
+ALWAYS_ALLOWED = frozenset(
+    {
+        "treadle-core",
+        "treadle-server",
+        "treadle-cli",
+        "treadle-dummy",
+        "treadle-hf",
+        "treadle-hf-tokenizer",
+        "treadle-jinja",
+        "treadle-pt",
+        "treadle-safetensors",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.layers import SingleRankCommunicator
 from treadle.layers.fusion import apply_fusions
-from treadle.loading import build_model, fetch, parse_ref, read_config
+from treadle.loading import fetch, parse_ref, read_config
+from treadle.loading.build import build_model
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
 from treadle.plugins.guard import PluginGuard

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from typing import Any
 
 import msgspec
 
@@ -36,12 +35,6 @@ class _CheckerSetup(msgspec.Struct, array_like=True):
     backend: str
 
 
-class _CompileRequest(msgspec.Struct, array_like=True):
-    kind: str
-    source: str
-    options: dict[str, Any]
-
-
 class CheckResult(msgspec.Struct, array_like=True):
     """``size`` is the memory that a grammar keeps, in bytes.
 
@@ -67,11 +60,8 @@ class GrammarChecker:
 
     def check(self, backend: str, spec: GrammarSpec) -> CheckResult:
         """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
-        question = msgspec.msgpack.encode(
-            _CompileRequest(spec.kind, spec.source, dict(spec.options))
-        )
         try:
-            data = self._child(backend).request(question, WALL_SECONDS)
+            data = self._child(backend).request(msgspec.msgpack.encode(spec), WALL_SECONDS)
         except OSError as error:
             raise RequestError(
                 f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
@@ -125,8 +115,8 @@ class _Child:
     def check(self, data: bytes) -> bytes:
         if self._compiler is None:
             return self._set_up(msgspec.msgpack.decode(data, type=_CheckerSetup))
-        question = msgspec.msgpack.decode(data, type=_CompileRequest)
-        return msgspec.msgpack.encode(_checked(self._compiler, question))
+        spec = msgspec.msgpack.decode(data, type=GrammarSpec)
+        return msgspec.msgpack.encode(_checked(self._compiler, spec))
 
     def _set_up(self, hello: _CheckerSetup) -> bytes:
         from treadle.structured_output.compilers import open_tokenizer
@@ -141,8 +131,7 @@ class _Child:
         return b""
 
 
-def _checked(compiler: GrammarCompiler, question: _CompileRequest) -> CheckResult:
-    spec = GrammarSpec(question.kind, question.source, question.options)  # type: ignore[arg-type]
+def _checked(compiler: GrammarCompiler, spec: GrammarSpec) -> CheckResult:
     before = resident()
     limit_cpu(CPU_SECONDS)
     try:

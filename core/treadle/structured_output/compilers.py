@@ -38,14 +38,16 @@ class Compilers:
         self._vocab_size = vocab_size
         self._tokenizer: Tokenizer | None = None
         self._compilers: dict[str, GrammarCompiler] = {}
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._checker = GrammarChecker(config, plugins.selection(), vocab_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none."""
         with self._opening:
-            return self._open_tokenizer()
+            if self._tokenizer is None:
+                self._tokenizer = open_tokenizer(self._config, self._plugins)
+            return self._tokenizer
 
     def compile(self, spec: GrammarSpec, backends: Sequence[str]) -> SizedGrammar:
         """Compile with the first backend that does not refuse. Raises ``RequestError``, and
@@ -92,15 +94,10 @@ class Compilers:
                 self._compilers[backend] = self._plugins.create_guarded(
                     STRUCTURED_OUTPUT,
                     backend,
-                    tokenizer=self._open_tokenizer(),
+                    tokenizer=self.tokenizer,
                     vocab_size=self._vocab_size,
                 )
             return self._compilers[backend]
-
-    def _open_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(self._config, self._plugins)
-        return self._tokenizer
 
 
 def open_tokenizer(config: EngineConfig, plugins: PluginManager) -> Tokenizer:

@@ -10,8 +10,6 @@ import msgspec
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import RequestError
-from treadle.structured_output.regexes import ascii_classes, brackets, without_anchors
-from treadle.structured_output.schemas import subschemas
 
 __all__ = ("grammar_spec",)
 
@@ -56,7 +54,7 @@ def _grammar(text: str) -> str:
     if not text.strip():
         raise RequestError("guided_grammar is empty", param="guided_grammar")
     _check_size("guided_grammar", text, MAX_SCHEMA)
-    if (depth := brackets(text)) > MAX_DEPTH:
+    if (depth := _brackets(text)) > MAX_DEPTH:
         raise RequestError(
             f"guided_grammar is nested {depth} deep; at most {MAX_DEPTH} is allowed",
             param="guided_grammar",
@@ -68,12 +66,24 @@ def _regex(pattern: str) -> str:
     _check_size("guided_regex", pattern, MAX_REGEX)
     if not pattern:
         raise RequestError("guided_regex is empty", param="guided_regex")
-    if (depth := brackets(pattern)) > MAX_DEPTH:
+    if (depth := _brackets(pattern)) > MAX_DEPTH:
         raise RequestError(
             f"guided_regex is nested {depth} deep; at most {MAX_DEPTH} is allowed",
             param="guided_regex",
         )
-    return ascii_classes(without_anchors(pattern), "d")
+    return pattern
+
+
+def _brackets(text: str) -> int:
+    """The deepest nesting of brackets, also of those that stand in quotes."""
+    depth = deepest = 0
+    for char in text:
+        if char in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in ")]}":
+            depth = max(0, depth - 1)
+    return deepest
 
 
 def _schema(given: str | dict[str, Any] | None) -> str:
@@ -89,18 +99,14 @@ def _schema(given: str | dict[str, Any] | None) -> str:
             param="guided_json",
         )
     # Its size comes first: whatever else is done with it takes time for each of its parts.
-    given = json.loads(_check_size("guided_json", _encoded(given), MAX_SCHEMA))
-    depth = _depth(given)
+    source = _check_size("guided_json", _encoded(given), MAX_SCHEMA)
+    depth = _depth(json.loads(source))
     if depth > MAX_DEPTH:
         raise RequestError(
             f"guided_json is nested {depth} deep; at most {MAX_DEPTH} is allowed",
             param="guided_json",
         )
-    # Patterns of JSON schemas are JavaScript's, whose digits and letters are those of ASCII.
-    for _, part in subschemas(given):
-        if isinstance(part, dict) and isinstance(part.get("pattern"), str):
-            part["pattern"] = ascii_classes(part["pattern"], "dw")
-    return _check_size("guided_json", json.dumps(given, ensure_ascii=False), MAX_SCHEMA)
+    return source
 
 
 def _encoded(schema: dict[str, Any] | bool) -> str:

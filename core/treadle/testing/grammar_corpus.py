@@ -112,6 +112,7 @@ specs: dict[str, GrammarSpec] = {
     "regex": GrammarSpec("regex", r"(a|bb)+[0-9]{2,3}x?"),
     "regex beyond ASCII": GrammarSpec("regex", "[日é]{2}(ü|😀)?"),
     "regex with escapes": GrammarSpec("regex", r"[0-9]+\.[0-9]{2}[ \t]?(\(a\)|\[b\])"),
+    "regex with anchors and digits": GrammarSpec("regex", r"^a\d{1,3}$"),
     "regex of all but": GrammarSpec("regex", r'"[^"\\\n]{0,5}"'),
     "choice": GrammarSpec(
         "choice", json.dumps(["yes", "yes sir", "no", "a.b", "日本", "-1\n", "a|b"])
@@ -215,7 +216,7 @@ def _json(spec: GrammarSpec, text: str) -> None:
 
 
 def _regex(spec: GrammarSpec, text: str) -> None:
-    assert re.fullmatch(spec.source, text), f"{text!r} does not match {spec.source!r}"
+    assert re.fullmatch(spec.source, text, re.ASCII), f"{text!r} does not match {spec.source!r}"
 
 
 def _choice(spec: GrammarSpec, text: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.attention import ForwardContext
+from treadle.api.checkpoints import files_in
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
 from treadle.api.models import ExpertsSpec, LinearSpec
@@ -18,7 +19,6 @@ from treadle.layers import Attention, SingleRankCommunicator
 from treadle.layers.fusion import defer_all_reduce
 from treadle.loading.build import build_model
 from treadle.loading.config import max_model_len, read_config
-from treadle.loading.sources import files_in
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend, batch_of
 

@@ -11,26 +11,42 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from treadle.api.checkpoints import template_text
 from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import CheckpointError, PluginNotFoundError
-from treadle.loading.download import fetch
+from treadle.known_plugins import install_hint, known_distributions
+from treadle.loading.formats import fetch
 from treadle.loading.sources import parse_ref
 from treadle.plugins.matching import AUTO, Decision, decide
+from treadle.text.chat import ChatProcessor
 from treadle.text.defaults import default_params
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
-from treadle.text.plugin import JINJA
-from treadle.text.renderer import template_text
-from treadle.text.settings import has_tokenizer
+from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
     from treadle.plugins import PluginManager
 
 __all__ = ("FrontendAssets", "choose_renderer", "open_checkpoint", "plugin_config")
+
+JINJA = "jinja"
+"""The renderer that reads chat templates."""
+
+# Any of these lets a tokenizer be built.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "*.tiktoken",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,19 @@ class FrontendAssets:
             self.priorities,
         )
 
+    def chats(
+        self,
+        config: EngineConfig,
+        host: PluginManager,
+        processor: InputProcessor,
+        watchdogs: PluginWatchdogs | None = None,
+    ) -> ChatProcessor:
+        """Raises ``PluginConflictError`` if several parsers match the model equally well."""
+        plugins = ParserPlugins.choose(
+            host, self.tokenizer, self.traits, config.model, watchdogs=watchdogs
+        )
+        return ChatProcessor(processor, plugins)
+
     def need_tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if there is none."""
         if self.tokenizer is None:
@@ -68,7 +97,7 @@ class FrontendAssets:
 def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConfig:
     """The plugins' configuration, with what the engine's options say about the renderer.
 
-    ``isolated`` keeps the templates of the built-in renderer in a process of their own.
+    ``isolated`` keeps chat templates in a process of their own.
     """
     own: dict[str, Any] = {}
     if config.model.chat_template is not None:
@@ -97,17 +126,20 @@ def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAss
     priorities = config.scheduler.scheduling_policy != "fcfs"
     if model.tokenizer is not None and model.tokenizer != model.model:
         files = fetch(plugins, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
-    elif model.tokenizer_mode == "auto" and not has_tokenizer(files.root):
+    elif model.tokenizer_mode == "auto" and not any(
+        any(files.root.glob(name)) for name in TOKENIZER_FILES
+    ):
         return FrontendAssets(None, None, defaults, limit, priorities, traits)
     tokenizer = plugins.create(TOKENIZERS, model.tokenizer_mode, files=files)
     watched = plugins.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
     traits = _with_text(traits, tokenizer, watched, template_text(model.chat_template))
     chosen = choose_renderer(config, plugins, traits)
     if chosen.key is None:
-        known = ", ".join(plugins.keys("renderers")) or "none installed"
-        raise PluginNotFoundError(
-            f"a chat renderer is needed: {chosen.reason}; name one with --renderer (known: {known})"
-        )
+        known = ", ".join(plugins.keys("renderers"))
+        what = f"name one with --renderer (known: {known})"
+        if not known:
+            what = install_hint(*known_distributions("renderers"))
+        raise PluginNotFoundError(f"a chat renderer is needed: {chosen.reason}; {what}")
     renderer = plugins.create_guarded(RENDERERS, chosen.key, files=files, tokenizer=tokenizer)
     return FrontendAssets(tokenizer, renderer, defaults, limit, priorities, traits, watched)
 

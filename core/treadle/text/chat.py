@@ -147,14 +147,7 @@ class ChatProcessor:
 
         Raises ``RequestError``.
         """
-        work = partial(
-            self.processor.render,
-            chat.messages,
-            tools=chat.tools if tools else None,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            chat_template_kwargs=chat.chat_template_kwargs,
-        )
+        work = partial(self.processor.render, chat, tools=tools)
         plugin = getattr(self.processor.renderer, "plugin", "renderers:unknown")
         return await self.parser_plugins.call_renderer(plugin, work)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.outputs import CompletionOutput, PositionLogprobs
-from treadle.text.logprobs import LogprobText, positions
+from treadle.text.logprobs import LogprobText
 from treadle.text.stops import StopMatcher, StopStrings
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CompletionState:
                 entry.logprobs[0] for entry in entries
             )
             if self.logprobs is not None:
-                self.logprobs += positions(self._logprob_text, entries)
+                self.logprobs += map(self._logprob_text.position, entries)
 
     def end(self, reason: str, error: str | None = None) -> None:
         """Finish from outside: ``abort`` or ``error``. What was held back is let go."""

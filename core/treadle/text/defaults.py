@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from treadle.api.checkpoints import read_json
 from treadle.api.sampling_params import SamplingParams
 from treadle.config import ModelConfig
 from treadle.errors import ConfigError, RequestError
-from treadle.text.settings import read_json
 
 __all__ = ("default_params",)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.requests import EngineRequest
@@ -17,6 +17,7 @@ from treadle.text.request_checks import check_request, with_schema_text
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
+    from treadle.text.chat import Conversation
 
 __all__ = ("InputProcessor",)
 
@@ -56,30 +57,25 @@ class InputProcessor:
             raise RequestError(NO_TOKENIZER, param=param)
         return self.tokenizer
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Prompt:
-        """Render and encode one conversation. Raises ``RequestError``."""
+    def render(self, chat: Conversation, *, tools: bool = True) -> Prompt:
+        """Render and encode one conversation, without its tools if not ``tools``.
+
+        Raises ``RequestError``.
+        """
         if self.renderer is None:
             raise RequestError(f"this model cannot chat: {NO_TOKENIZER}", param="messages")
-        if add_generation_prompt and continue_final_message:
+        if chat.add_generation_prompt and chat.continue_final_message:
             raise RequestError(
                 "add_generation_prompt and continue_final_message exclude each other: one opens a "
                 "new turn, the other leaves the last one open",
                 param="continue_final_message",
             )
         text = self.renderer.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_arguments=chat_template_kwargs,
+            chat.messages,
+            tools=chat.tools if tools else None,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            template_arguments=chat.chat_template_kwargs,
         )
         self._check_size(text, "messages")
         return Prompt(text=str(text), ids=self.renderer.encode(text))

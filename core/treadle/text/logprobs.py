@@ -10,7 +10,7 @@ from treadle.outputs import Logprob, PositionLogprobs
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
-__all__ = ("LogprobText", "positions")
+__all__ = ("LogprobText",)
 
 UNFINISHED = 3  # a character has at most four bytes
 
@@ -49,10 +49,6 @@ class LogprobText:
         data = self._pending + self._tokenizer.token_bytes(token)
         tail = _tail(data)
         return data[: len(data) - len(tail)].decode("utf-8", "replace")
-
-
-def positions(text: LogprobText, entries: list[TokenLogprobs]) -> list[PositionLogprobs]:
-    return [text.position(entry) for entry in entries]
 
 
 def _tail(data: bytes) -> bytes:

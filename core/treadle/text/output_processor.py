@@ -18,7 +18,7 @@ from treadle.api.sampling_params import SamplingParams
 from treadle.errors import PluginLoadError, RequestError
 from treadle.outputs import PositionLogprobs, RequestMetrics, RequestOutput
 from treadle.text.completion import CompletionState
-from treadle.text.logprobs import LogprobText, positions
+from treadle.text.logprobs import LogprobText
 from treadle.text.stops import StopStrings
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class RequestState:
         prompt_logprobs = self.prompt_logprobs
         if kind == "delta":
             self.prompt_logprobs = None  # said once
-        metrics = self.metrics
         self.sink(
             RequestOutput(
                 request_id=self.request.id,
@@ -87,11 +86,7 @@ class RequestState:
                 prompt_logprobs=prompt_logprobs,
                 finished=finished,
                 num_cached_tokens=self.num_cached_tokens,
-                metrics=RequestMetrics(
-                    arrival_time=metrics.arrival_time,
-                    first_token_time=metrics.first_token_time,
-                    last_token_time=metrics.last_token_time,
-                ),
+                metrics=msgspec.structs.replace(self.metrics),
             )
         )
 
@@ -111,9 +106,6 @@ class OutputProcessor:
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
 
     def add(self, request: PreparedRequest, sink: Sink) -> None:
         """Expect outputs of ``request``. Raises ``RequestError`` if its id is in use."""
@@ -192,8 +184,7 @@ class OutputProcessor:
         live = self._requests.pop(request_id, None)
         if live is None:
             return []
-        ids = [c.id for c in live.completions if self._sequences.pop(c.id, None) is not None]
-        return ids
+        return [c.id for c in live.completions if self._sequences.pop(c.id, None) is not None]
 
     def request_of(self, sequence_id: str) -> str | None:
         """The user's id of the request that a sequence belongs to."""
@@ -206,7 +197,7 @@ class OutputProcessor:
         if out.prompt_logprobs is not None and live.prompt_logprobs is None:
             named = LogprobText(self._tokenizer if live.request.params.detokenize else None)
             named.skip(live.request.prompt_ids[0])
-            live.prompt_logprobs = [None, *positions(named, out.prompt_logprobs)]
+            live.prompt_logprobs = [None, *map(named.position, out.prompt_logprobs)]
         if out.token_ids:
             if live.metrics.first_token_time is None:
                 live.metrics.first_token_time = now

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from treadle.api.requests import EngineRequest
-from treadle.api.sampling_params import MAX_SALT_CHARS, SamplingParams
+from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
 from treadle.errors import ContextLengthError, RequestError
 from treadle.processes.failure import printable
@@ -26,7 +26,6 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
     """
     check_prompt(request.prompt_ids, info)
     params = request.params
-    _check_types(params)
     for name, ids in (
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids),
@@ -112,14 +111,6 @@ def with_schema_text(params: SamplingParams) -> SamplingParams:
     return msgspec.structs.replace(
         params, structured_outputs=msgspec.structs.replace(outputs, json=text)
     )
-
-
-def _check_types(params: SamplingParams) -> None:
-    if params.cache_salt is not None and not 0 < len(params.cache_salt) <= MAX_SALT_CHARS:
-        raise RequestError(
-            f"cache_salt has {len(params.cache_salt)} characters; 1 to {MAX_SALT_CHARS} are allowed",
-            param="cache_salt",
-        )
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

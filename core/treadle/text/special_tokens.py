@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from treadle.text.partial_match import partial_match_len
-
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
 
@@ -39,9 +37,11 @@ class SpecialTokenFilter:
         text, self.pending = self.pending + text, ""
         visible = []
         while self._expected:
-            before, special, after = text.partition(self._expected[0])
-            if not special:
-                end = len(text) - partial_match_len(text, self._expected[:1])
+            special = self._expected[0]
+            before, found, after = text.partition(special)
+            if not found:  # but the end of the text may be its beginning
+                starts = range(max(0, len(text) - len(special) + 1), len(text))
+                end = next((i for i in starts if special.startswith(text[i:])), len(text))
                 text, self.pending = text[:end], text[end:]
                 break
             visible.append(before)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.api.parsers import Delta, ReasoningDelta, TextDelta
-from treadle.text.partial_match import partial_match_len
+from treadle_parsing_kit.partial_match import partial_match_len
 
 __all__ = ("TaggedReasoningParser", "prompt_reasoning_state")
 

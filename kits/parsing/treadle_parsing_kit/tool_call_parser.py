@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from treadle.api.parsers import Delta, TextDelta
-from treadle.text.partial_match import partial_match_len
+from treadle_parsing_kit.partial_match import partial_match_len
 
 __all__ = ("TextAroundCalls", "ToolCallParser", "ToolCallReader")
 

@@ -21,14 +21,11 @@ from treadle.api.models import LinearSpec, ModelContext, ModelSpec
 from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.layers import SingleRankCommunicator
-from treadle.loading import build_model
-from treadle.loading.build import create_quantization_scheme, find_model
-from treadle.loading.formats import DummyLoader, TorchLoader, detect_format, treadle_load_format
+from treadle.loading.build import build_model, create_quantization_scheme, find_model
+from treadle.loading.formats import detect_format
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
-from treadle.testing.checkpoints import make_checkpoint
-from treadle.testing.models import TinyModel
 from treadle_layers_kit import Linear
 
 CPU = DeviceInfo("cpu")
@@ -40,7 +37,7 @@ def host() -> PluginManager:
 
 
 def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> PluginManager:
-    """A plugin manager with the core's plugins, and these models and quantization schemes."""
+    """A plugin manager with the core's plugins, the load formats, and these models and quantization schemes."""
     plugin: Any = ModuleType(f"plugin_{uuid4().hex}")
     sys.modules[plugin.__name__] = plugin
 
@@ -62,7 +59,7 @@ def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) ->
     plugin.treadle_match = treadle_match
 
     def source() -> Iterator[Entry]:
-        yield from (e for e in scan() if e.dist == "treadle-core")
+        yield from (e for e in scan() if e.kind == "load_formats" or e.dist == "treadle-core")
         for kind, keys in (("models", models), ("quantization", schemes)):
             yield from (Entry(kind, key, plugin.__name__, "test-plugin", "1") for key in keys)
 
@@ -207,39 +204,7 @@ def test_formats_are_detected() -> None:
     assert having("config.json") is None
 
 
-def test_the_hook_opens_three_formats(tmp_path: Path) -> None:
-    files = ModelFiles(tmp_path, (), {})
-    assert treadle_load_format("gguf", files, 0, {}) is None
-    dummies = [treadle_load_format("dummy", files, 5, o) for o in ({}, {"seed": 3})]
-    assert [d.seed for d in dummies if isinstance(d, DummyLoader)] == [5, 3]
-    (tmp_path / "x.pt").write_bytes(b"")
-    assert isinstance(
-        treadle_load_format("pt", ModelFiles(tmp_path, ("x.pt",), {}), 0, {}), TorchLoader
-    )
-    with pytest.raises(CheckpointError, match="no weights in the format 'safetensors'"):
-        treadle_load_format("safetensors", files, 0, {})
-
-
-# ------------------------------------------------------------------------- dummy weights
-
-
-def dummy(folder: Path, plugins: PluginManager, **options: Any) -> TinyModel:
-    return TinyModel(folder, plugins, load_format="dummy", **options)
-
-
-def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
-    tmp_path: Path, plugins: PluginManager
-) -> None:
-    folder = make_checkpoint(tmp_path, attention_bias=True)
-    (folder / "model.safetensors").unlink()
-    model = dummy(folder, plugins)
-    logits = model.logits(torch.arange(20))
-    assert logits.isfinite().all()
-    assert len(set(logits.argmax(-1).tolist())) > 5
-    assert torch.equal(dummy(folder, plugins).logits(torch.arange(20)), logits), "not reproducible"
-
-
-def test_dummy_seeds(tmp_path: Path) -> None:
+def test_a_format_gets_the_seed_of_the_engine() -> None:
     def drawn(seed: int) -> Tensor:
         plugins = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
         config = SimpleNamespace(architectures=["M"])
@@ -250,21 +215,3 @@ def test_dummy_seeds(tmp_path: Path) -> None:
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
     drawn(-5)
-
-
-def test_dummy_fills_quantized_parameters(tmp_path: Path) -> None:
-    from treadle.layers import empty_weight
-    from treadle.loading.dummy import fill_randomly
-
-    module = nn.Module()
-    module.packed = empty_weight([64, 64], torch.int32)
-    module.bytes = empty_weight([64, 64], torch.uint8)
-    module.eighth = empty_weight([64, 64], torch.float8_e4m3fn)
-    module.order = empty_weight([64], torch.int32)
-    module.scale = empty_weight([64], torch.float32)
-    fill_randomly(module, 0)
-    assert module.packed.unique().numel() > 4000
-    assert module.bytes.unique().numel() > 200
-    assert module.eighth.float().isfinite().all()
-    assert module.order.tolist() == [0] * 64
-    assert module.scale.tolist() == [1.0] * 64

@@ -16,7 +16,6 @@ from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError, ConfigError
 from treadle.loading.config import (
     eos_ids,
-    generation_defaults,
     max_model_len,
     merge,
     quantization_config,
@@ -150,44 +149,17 @@ def write(folder: Path, value: Any) -> ModelFiles:
     return files({}, folder)
 
 
-def test_sampling_defaults(tmp_path: Path) -> None:
-    found = write(
-        tmp_path,
-        {
-            "temperature": 0.6,
-            "top_p": 0.9,
-            "top_k": None,
-            "max_new_tokens": 64,
-            "do_sample": True,
-            "x": 1,
-        },
-    )
-    defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 64}
-    assert generation_defaults(found) == defaults
-    assert generation_defaults(found, overrides={"top_p": 0.5}) == {**defaults, "top_p": 0.5}
-    assert generation_defaults(found, "treadle", {"top_k": 3}) == {"top_k": 3}
-    assert generation_defaults(files({}), str(tmp_path)) == defaults
-    assert generation_defaults(files({})) == {}
-
-
-def test_a_checkpoint_that_does_not_sample_recommends_nothing(tmp_path: Path) -> None:
-    found = write(tmp_path, {"temperature": 0.6, "do_sample": False, "max_new_tokens": 9})
-    assert generation_defaults(found) == {"max_tokens": 9}
-
-
-def test_broken_generation_configurations(tmp_path: Path) -> None:
-    for text in ("{", "[]"):
-        with pytest.raises(CheckpointError, match=r"generation_config\.json"):
-            generation_defaults(write(tmp_path, text))
-    with pytest.raises(ConfigError, match="which has no generation_config"):
-        generation_defaults(files({}), "/no/where")
-
-
 def test_every_end_of_text_counts(tmp_path: Path) -> None:
     config = LlamaConfig(eos_token_id=[3, 5])
     assert eos_ids(config) == {3, 5}
     assert eos_ids(config, write(tmp_path, {"eos_token_id": 9})) == {3, 5, 9}
     assert eos_ids(LlamaConfig(eos_token_id=None)) == frozenset()
+
+
+def test_broken_generation_configurations(tmp_path: Path) -> None:
+    for text in ("{", "[]"):
+        with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+            eos_ids(LlamaConfig(), write(tmp_path, text))
 
 
 def test_quantization_configurations() -> None:

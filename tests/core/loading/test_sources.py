@@ -1,8 +1,7 @@
-"""Finding checkpoints: references, folders, the hub, and what is said when there is none."""
+"""Finding checkpoints: references, folders, and what is said when there is none."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from treadle.api.files import ModelFiles, ModelRef
 from treadle.api.kinds import MODEL_SOURCES
 from treadle.errors import CheckpointError
 from treadle.loading import fetch, parse_ref
-from treadle.loading.sources import FolderSource, HubSource, treadle_model_source
+from treadle.loading.sources import FolderSource, treadle_model_source
 
 
 @pytest.mark.parametrize(
@@ -47,9 +46,8 @@ def test_an_empty_reference_is_refused() -> None:
         parse_ref("  ")
 
 
-def test_the_hook_knows_two_schemes() -> None:
+def test_the_hook_knows_its_scheme() -> None:
     assert isinstance(treadle_model_source("file"), FolderSource)
-    assert isinstance(treadle_model_source("hf"), HubSource)
     assert treadle_model_source("s3") is None
 
 
@@ -79,85 +77,6 @@ def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file, not a folder"):
         FolderSource().resolve(ModelRef("file", str(tmp_path / "model.gguf")), patterns=["*"])
-
-
-# ---------------------------------------------------------------------------- the hub
-
-
-def test_the_hub_is_asked_for_the_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def download(name: str, **arguments: Any) -> str:
-        asked.update(arguments, name=name)
-        (tmp_path / "config.json").write_text("{}")
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    files = HubSource().resolve(ModelRef("hf", "a/b", "main", "/somewhere"), patterns=["*.json"])
-    assert files.root == tmp_path
-    assert asked["name"] == "a/b"
-    assert asked["revision"] == "main"
-    assert asked["cache_dir"] == "/somewhere"
-    assert asked["allow_patterns"] == ["*.json"]
-    assert "consolidated*" in asked["ignore_patterns"], "a second copy of the weights"
-
-
-def cached(folder: Path, name: str) -> None:
-    """The hub's cache with one snapshot, as its library lays it out."""
-    home = folder / f"models--{name.replace('/', '--')}"
-    snapshot = home / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text("0" * 40)
-    (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
-
-
-def test_offline_the_cache_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    cached(tmp_path, "org/name")
-    files = HubSource().resolve(
-        ModelRef("hf", "org/name", None, str(tmp_path)), patterns=["*.json"]
-    )
-    assert files.config == {"model_type": "llama"}
-
-
-def test_offline_without_a_cache_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    ref = ModelRef("hf", "org/other", None, str(tmp_path))
-    with pytest.raises(
-        CheckpointError, match=r"'org/other' is not in the local cache and HF_HUB_OFF"
-    ):
-        HubSource().resolve(ref, patterns=["*.json"])
-
-
-@pytest.mark.parametrize("name", ["a/b/c", "what is this?", "../up"])
-def test_what_is_no_name_is_refused_without_a_request(name: str) -> None:
-    with pytest.raises(CheckpointError, match="neither an existing folder nor a hub name"):
-        HubSource().resolve(ModelRef("hf", name), patterns=["*"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("GatedRepoError", "is gated; accept its licence"),
-        ("RepositoryNotFoundError", "no folder and no hub checkpoint 'a/b' at revision 'v1'"),
-        ("RevisionNotFoundError", "'a/b' has no revision 'v1'"),
-        ("LocalEntryNotFoundError", "could not be downloaded: LocalEntryNotFoundError"),
-    ],
-)
-def test_errors_of_the_hub_say_what_to_do(
-    kind: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import errors
-
-    def fail(*_: Any, **__: Any) -> str:
-        error = getattr(errors, kind)
-        raise error.__new__(error)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(CheckpointError, match=message):
-        HubSource().resolve(ModelRef("hf", "a/b", "v1"), patterns=["*"])
 
 
 # ----------------------------------------------------------------------------- fetching

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from treadle.api.models import ModelSpec
 from treadle.errors import CheckpointError
 from treadle.layers import Shard, SingleRankCommunicator, WeightTarget, empty_weight, set_shards
-from treadle.loading import load_weights
+from treadle.loading.weights import load_weights
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
@@ -87,25 +87,6 @@ def test_shards_formats_and_prefused_checkpoints_are_one_model(
             tensors[f"{fused}.weight"] = torch.cat([tensors.pop(f"{n}.weight") for n in names])
     save_file(tensors, whole / ONE)
     assert torch.equal(TinyModel(whole, plugins).logits(IDS), expected)
-
-
-def test_the_old_torch_format_is_read(tmp_path: Path, plugins: PluginManager) -> None:
-    folder = make_checkpoint(tmp_path)
-    expected = TinyModel(folder, plugins).logits(IDS)
-    tensors = load_file(folder / ONE)
-    (folder / ONE).unlink()
-    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert torch.equal(TinyModel(folder, plugins).logits(IDS), expected)
-
-
-def test_a_second_copy_in_another_layout_is_left_alone(
-    tmp_path: Path, plugins: PluginManager
-) -> None:
-    folder = make_checkpoint(tmp_path)
-    save_file({"layers.0.w": torch.ones(2)}, folder / "consolidated.safetensors")
-    TinyModel(folder, plugins)
-    (folder / ONE).rename(folder / "model-00001-of-00001.safetensors")  # without an index
-    TinyModel(folder, plugins)
 
 
 def test_derived_tensors_of_old_exports_are_skipped(
@@ -197,84 +178,6 @@ def test_no_uninitialised_memory_is_left(tmp_path: Path, plugins: PluginManager)
 
 
 # ------------------------------------------------------------------- what must be refused
-
-
-def test_a_truncated_file(tmp_path: Path, plugins: PluginManager) -> None:
-    folder = make_checkpoint(tmp_path)
-    data = (folder / ONE).read_bytes()
-    for size in (len(data) - 1, len(data) // 2, 100, 5, 0):
-        (folder / ONE).write_bytes(data[:size])
-        refuse(
-            folder, plugins, rf"{ONE} \({size} bytes\) cannot be read as safetensors", "truncated"
-        )
-
-
-def test_a_lfs_pointer(tmp_path: Path, plugins: PluginManager) -> None:
-    folder = make_checkpoint(tmp_path)
-    (folder / ONE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    refuse(folder, plugins, "LFS pointer")
-
-
-def test_a_damaged_torch_file(tmp_path: Path, plugins: PluginManager) -> None:
-    folder = make_checkpoint(tmp_path)
-    torch.save(load_file(folder / ONE), folder / "pytorch_model.bin")
-    (folder / ONE).unlink()
-    data = (folder / "pytorch_model.bin").read_bytes()
-    for size in (len(data) // 2, 40, 0):
-        (folder / "pytorch_model.bin").write_bytes(data[:size])
-        refuse(folder, plugins, r"pytorch_model\.bin .* cannot be read as PyTorch weights")
-
-
-class Payload:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("pwned"),)
-
-
-def test_objects_in_a_torch_file_are_not_loaded(
-    tmp_path: Path, plugins: PluginManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_checkpoint(tmp_path)
-    (folder / ONE).unlink()
-    monkeypatch.chdir(tmp_path)
-    torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
-    refuse(folder, plugins, "contains Python objects, which treadle does not load")
-    assert not (tmp_path / "pwned").exists()
-
-
-def test_a_missing_shard(tmp_path: Path, plugins: PluginManager) -> None:
-    folder, index = sharded(tmp_path)
-    lost = index["model.norm.weight"]
-    (folder / lost).unlink()
-    refuse(folder, plugins, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
-
-
-def test_a_tensor_that_only_the_index_knows(tmp_path: Path, plugins: PluginManager) -> None:
-    folder, index = sharded(tmp_path)
-    shard = folder / index["model.norm.weight"]
-    tensors = load_file(shard)
-    tensors.pop("model.norm.weight")
-    save_file(tensors, shard)
-    refuse(folder, plugins, r"model\.norm\.weight is listed in the index .* not in the shard")
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../../secret"}}']
-)
-def test_a_broken_index(tmp_path: Path, plugins: PluginManager, text: str) -> None:
-    folder = make_checkpoint(tmp_path)
-    (folder / f"{ONE}.index.json").write_text(text)
-    refuse(folder, plugins, r"the weight index .*index\.json cannot be read")
-
-
-def test_one_tensor_in_two_files(tmp_path: Path, plugins: PluginManager) -> None:
-    folder = make_checkpoint(tmp_path)
-    tensors = load_file(folder / ONE)
-    (folder / ONE).unlink()
-    save_file(tensors, folder / "a.safetensors")
-    save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "b.safetensors")
-    refuse(folder, plugins, r"model\.norm\.weight is both in a\.safetensors and in b\.safetensors")
 
 
 def test_an_unknown_tensor(change: Callable[..., Path], plugins: PluginManager) -> None:

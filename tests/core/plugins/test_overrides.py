@@ -1,4 +1,4 @@
-"""Every key that the core provides can be replaced: an override of it takes effect."""
+"""Every key that an engine cannot do without can be replaced: an override of it takes effect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from treadle.engine.core import EngineCore
 from treadle.errors import CheckpointError
 from treadle.known_plugins import KNOWN
 from treadle.plugins import PluginManager, installed_kinds
+from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle.testing.checkpoints import make_checkpoint, make_tokenizer
 from treadle.text.assets import open_checkpoint, plugin_config
 
-CORE = ("treadle-core", "treadle-sdpa")
-BUILT_IN = sorted(id for id, distribution in KNOWN.items() if distribution in CORE)
+OTHERS = {"treadle-server", "treadle-cli"}
+BUILT_IN = sorted(id for id, dist in KNOWN.items() if dist in ALWAYS_ALLOWED - OTHERS)
 
 USE: dict[str, dict[str, Any]] = {
     "load_formats:dummy": {"load_format": "dummy"},

@@ -6,6 +6,7 @@ import pytest
 
 from treadle.api.kinds import QUANTIZATION
 from treadle.errors import PluginLoadError, PluginNotFoundError
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.plugins.switches import Switches
 
@@ -58,6 +59,14 @@ def test_allow_list(two, monkeypatch):
     monkeypatch.setenv("TREADLE_PLUGINS", "other-fp8,quantization:gptq")
     found = states(two.host())
     assert found == {"acme-awq/awq": "disabled", "acme-awq/gptq": "ready", "other-fp8/fp8": "ready"}
+
+
+@pytest.mark.parametrize("kind", ["model_sources", "load_formats", "tokenizers", "renderers"])
+def test_an_allow_list_leaves_what_every_model_needs(monkeypatch, kind):
+    monkeypatch.setenv("TREADLE_PLUGINS", "nothing")
+    basic = {"hf", "safetensors", "pt", "dummy", "auto", "jinja", "file"}
+    left = {e.key for e in PluginManager().entries if e.kind == kind and e.usable}
+    assert left and left <= basic
 
 
 def test_allow_list_and_autoload_leave_the_core(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.sampling_params import SamplingParams
@@ -19,7 +20,6 @@ from treadle.errors import RequestError
 from treadle.outputs import RequestOutput
 from treadle.text.output_processor import OutputProcessor, PreparedRequest, merge_deltas
 from treadle.text.stops import StopMatcher, StopStrings
-from treadle.text.tokenizer import AutoTokenizer
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
 EOS = 2
@@ -313,10 +313,10 @@ def test_several_outputs_of_one_request(kind: str) -> None:
     assert len(bench.seen) == (0 if kind == "final" else 1), "one output for one step"
     bench.step([EOS], "stop", id="r.1")
     assert bench.step(encode("!"), id="r.2") == ["r.2"]
-    assert "r" in bench.processor
+    assert len(bench.processor) == 1
     bench.step([EOS], "stop", id="r.0")
     last = bench.seen[-1]
-    assert last.finished and "r" not in bench.processor
+    assert last.finished and len(bench.processor) == 0
     if kind == "delta":
         assert [o.index for o in last.outputs] == [0]
         texts = {

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import templates
 import vocabularies
+from treadle_hf_tokenizer.tokenizer import AutoTokenizer
+from treadle_jinja.renderer import JinjaRenderer
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
@@ -16,11 +18,10 @@ from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
 from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
+from treadle.text.chat import Conversation
 from treadle.text.defaults import default_params
 from treadle.text.input_processor import InputProcessor
 from treadle.text.prompts import Prompt, parse_prompt, parse_prompts
-from treadle.text.renderer import JinjaRenderer
-from treadle.text.tokenizer import AutoTokenizer
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
 FACTS = EngineInfo(
@@ -187,14 +188,15 @@ def test_without_a_tokenizer_ids_work_and_text_says_what_to_do() -> None:
         lambda: bare.prepare(Prompt(text="x")),
         lambda: bare.prepare(Prompt(ids=[1]), SamplingParams(stop="x")),
         lambda: bare.prepare(Prompt(ids=[1]), SamplingParams(bad_words=["x"])),
-        lambda: bare.render([{"role": "user", "content": "x"}]),
+        lambda: bare.render(Conversation(messages=[{"role": "user", "content": "x"}])),
     ):
         with pytest.raises(RequestError, match="prompt_token_ids"):
             call()
 
 
 def test_a_conversation_is_rendered_and_encoded() -> None:
-    prompt = processor().render([{"role": "user", "content": "hi <|im_end|>"}])
+    messages = [{"role": "user", "content": "hi <|im_end|>"}]
+    prompt = processor().render(Conversation(messages=messages))
     assert type(prompt.text) is str and prompt.text.endswith("<|im_start|>assistant\n")
     assert prompt.ids is not None and prompt.ids.count(2) == 1
 
@@ -254,6 +256,13 @@ def test_defaults_of_a_checkpoint(tmp_path: Path) -> None:
 def test_impossible_defaults(file: Any, options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         defaults(tmp_path, file, **options)
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_file_of_defaults_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        defaults(tmp_path, None)
 
 
 # ------------------------------------------------------------------ opening a checkpoint

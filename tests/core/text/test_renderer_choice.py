@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from treadle_jinja.renderer import JinjaRenderer
 
 from treadle.config import from_options
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_tokenizer
 from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
-from treadle.text.renderer import JinjaRenderer
 
 PLUGIN = """
 from treadle.api import impl

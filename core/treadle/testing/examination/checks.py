@@ -10,7 +10,7 @@ import msgspec
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.plugins.selection import SelectedPlugin
-from treadle.processes.child_process import ChildError, ask
+from treadle.testing.examination.child_process import ChildError, ask
 from treadle.testing.examination.findings import Finding, about_distribution, standing
 from treadle.testing.examination.probe import Loaded, Request
 

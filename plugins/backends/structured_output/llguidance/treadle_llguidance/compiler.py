@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from treadle.api.types import GrammarSpec, Tokenizer
+from treadle_structured_output_kit.dialect import plain
 from treadle_structured_output_kit.json_schema import subschemas
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
 from treadle_structured_output_kit.regex import choice_regex
@@ -61,6 +62,7 @@ class Compiler:
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceGrammar:
         """Compile ``spec``. Raises ``ValueError`` with the library's message."""
+        spec = plain(spec)
         match spec.kind:
             case "json_schema" | "json_object":
                 return self._json(spec)

@@ -22,6 +22,7 @@ from treadle_lm_format_enforcer.state import Reader, State
 from treadle_lm_format_enforcer.syntax import START
 from treadle_lm_format_enforcer.vocabulary import Vocabulary
 from treadle_structured_output_kit.bitmask import BitmaskRow, write_row
+from treadle_structured_output_kit.dialect import plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,7 @@ class Compiler:
         return None
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
+        spec = plain(spec)
         schema: dict[str, Any] | None = None
         if spec.kind in ("json_schema", "json_object"):
             source = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.source)

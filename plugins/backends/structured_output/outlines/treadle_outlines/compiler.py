@@ -18,6 +18,7 @@ from treadle_structured_output_kit.bitmask import (
     forbid_token,
     write_row,
 )
+from treadle_structured_output_kit.dialect import plain
 from treadle_structured_output_kit.regex import choice_regex
 from treadle_structured_output_kit.vocabulary import text_tokens
 
@@ -64,13 +65,14 @@ class Compiler:
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         match spec.kind:
             case "json_schema":
-                return refusal(json.loads(spec.source)) if self._strict else None
+                return refusal(json.loads(plain(spec).source)) if self._strict else None
             case "regex" | "choice" | "json_object" | "ebnf":
                 return None
             case _:
                 return f"grammars of the kind {spec.kind} are not supported"
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        spec = plain(spec)
         whitespace = spec.options.get("whitespace_pattern")
         match spec.kind:
             case "json_schema":

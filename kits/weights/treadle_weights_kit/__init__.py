@@ -1,0 +1,1 @@
+"""What load formats are built on."""

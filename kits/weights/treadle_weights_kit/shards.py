@@ -1,0 +1,99 @@
+"""Weights in several files: which there are, which tensor is in which, and whether all are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from treadle.api.checkpoints import BESIDE, WEIGHTS, matching
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError
+
+__all__ = ("Shards", "weight_files")
+
+
+class Shards:
+    """The weight files and the file of each tensor, from an index or from reading every file."""
+
+    def __init__(self, files: ModelFiles, format: str, whole: str) -> None:
+        """``whole`` is the name of a single file; with ``.index.json``, of the index of several.
+
+        Raises ``CheckpointError`` if there are no weights, or fewer files than the index lists.
+        """
+        self.root = files.root
+        index = files.root / f"{whole}.index.json"
+        self.index: dict[str, str] | None = _index(index) if index.is_file() else None
+        if self.index is not None:
+            self.names = sorted(set(self.index.values()))
+        elif whole in files.names:
+            self.names = [whole]
+        else:
+            self.names = weight_files(files, WEIGHTS[format])
+        if not self.names:
+            raise CheckpointError(f"{files.root} has no weights in the format {format!r}")
+        for name in self.names:
+            if not (self.root / name).is_file():
+                raise CheckpointError(
+                    f"the shard {name}, listed in {index.name}, is missing from {self.root}; "
+                    "download the checkpoint again"
+                )
+        self.homes: dict[str, str] = {}
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def claim(self, tensor: str, file: str) -> bool:
+        """Record the file of a tensor. Return ``False`` if the index lists another file."""
+        if self.index is not None and self.index.get(tensor, file) != file:
+            return False
+        if tensor in self.homes:
+            raise CheckpointError(
+                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of "
+                f"{self.root}; the folder seems to contain two checkpoints"
+            )
+        self.homes[tensor] = file
+        return True
+
+    def where(self, tensor: str) -> str:
+        """Return the path of the file of a tensor that was claimed."""
+        return str(self.path(self.homes.get(tensor, "")))
+
+    def check_complete(self) -> None:
+        """Raise ``CheckpointError`` if tensors of the index are in no file."""
+        missing = sorted(set(self.index or ()) - set(self.homes))
+        if missing:
+            raise CheckpointError(
+                f"{_some(missing)} listed in the index of {self.root}, but not in the shard "
+                f"{(self.index or {})[missing[0]]}; download the checkpoint again"
+            )
+
+
+def weight_files(files: ModelFiles, patterns: Sequence[str]) -> list[str]:
+    """Return the files that match ``patterns`` and hold the model's weights.
+
+    Files in the top folder are preferred to those in others, and any to what lies ``BESIDE``.
+    """
+    found = matching(files.names, patterns)
+    beside = matching(found, BESIDE)
+    own = [n for n in found if n not in beside]
+    top = [n for n in own or found if "/" not in n]
+    return top or own or found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more tensors are" if len(names) > 3 else " is"
+    return ", ".join(names[:3]) + more
+
+
+def _index(path: Path) -> dict[str, str]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(v, str) for v in table.values()):
+            raise TypeError("weight_map must map names to files")
+        for name in set(table.values()):
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"weight_map points outside the checkpoint: {name!r}")
+        return dict(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the weight index {path} cannot be read: {error!r}") from error

@@ -1,0 +1,22 @@
+"""The load format ``pt``: files that ``torch.save`` wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.api import impl
+
+if TYPE_CHECKING:
+    from treadle.api.types import ModelFiles, WeightLoader
+
+__all__ = ("treadle_load_format",)
+
+
+@impl
+def treadle_load_format(format: str, files: ModelFiles) -> WeightLoader | None:
+    """Open the weights of a checkpoint."""
+    if format != "pt":
+        return None
+    from treadle_pt.loader import TorchLoader
+
+    return TorchLoader(files)

@@ -1,0 +1,84 @@
+"""What lies beside ``tokenizer.json``: special tokens and chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treadle.api.checkpoints import read_json
+from treadle.errors import CheckpointError
+
+__all__ = ("TokenizerSettings",)
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """``special`` maps names (``eos_token``) to texts; templates read them by these names.
+
+    ``add_bos_token`` and ``add_eos_token`` are not among them: where there is a ``tokenizer.json``,
+    its post-processor decides, as in transformers.
+    """
+
+    special: Mapping[str, str] = field(default_factory=dict)
+    extra_special: tuple[str, ...] = ()
+    added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, root: Path) -> TokenizerSettings:
+        """Raises ``CheckpointError`` for a damaged file."""
+        config = read_json(root / "tokenizer_config.json")
+        names = read_json(root / "special_tokens_map.json") | config
+        special = {name: text for name in NAMED if (text := _text(names.get(name)))}
+        extra = names.get("extra_special_tokens") or names.get("additional_special_tokens") or ()
+        if isinstance(extra, dict):
+            special |= {str(name): text for name, value in extra.items() if (text := _text(value))}
+            extra = ()
+        return cls(
+            special=special,
+            extra_special=tuple(text for value in extra if (text := _text(value))),
+            added=_added(config.get("added_tokens_decoder"), root),
+            templates=_templates(root, config),
+        )
+
+
+def _text(value: Any) -> str | None:
+    """A token is written as its text or as ``{"content": text}``."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _added(table: Any, root: Path) -> dict[int, Mapping[str, Any]]:
+    if not isinstance(table, dict):
+        return {}
+    try:
+        return {int(token): entry for token, entry in table.items() if _text(entry)}
+    except ValueError as error:
+        raise CheckpointError(
+            f"{root / 'tokenizer_config.json'}: added_tokens_decoder has a key that is no id: {error}"
+        ) from error
+
+
+def _templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name; files win over ``tokenizer_config.json``."""
+    found: dict[str, str] = {}
+    match config.get("chat_template"):
+        case str(text):
+            found["default"] = text
+        case list(entries):
+            for entry in entries:
+                if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
+                    found[str(entry["name"])] = str(entry["template"])
+    legacy = read_json(root / "chat_template.json").get("chat_template")
+    if isinstance(legacy, str):
+        found["default"] = legacy
+    if (main := root / "chat_template.jinja").is_file():
+        found["default"] = main.read_text(encoding="utf-8")
+    for path in sorted(root.glob("additional_chat_templates/*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found

@@ -1,0 +1,295 @@
+"""The tokenizer equals transformers', and a stream says what decoding at once says."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vocabularies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from treadle_hf_tokenizer.tokenizer import AutoTokenizer
+
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError, RequestError
+
+TOKENIZERS = {name: AutoTokenizer(make()) for name, make in vocabularies.FAMILIES.items()}
+FALLBACK = ("sentence_piece", "gemma")  # their decoders treat invalid bytes by whole runs
+TEXTS = [
+    "Hello world the test",
+    "café 日本語 😀 x",
+    " lead  two",
+    "the\n\n the",
+    "",
+    " ",
+    "<|im_end|> <tool_call>",
+]
+
+
+def streamed(
+    tokenizer: AutoTokenizer, ids: list[int], prompt: Sequence[int] = (), **options: Any
+) -> list[str]:
+    stream = tokenizer.create_detokenizer(prompt, **options)
+    return [*(stream.decode_next(i) for i in ids), stream.flush()]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stream_concatenates_to_the_decoded_text(name: str, skip: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        whole = tokenizer.decode(ids, skip_special_tokens=skip)
+        assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == whole
+
+
+@pytest.mark.parametrize("name", [n for n in TOKENIZERS if n not in FALLBACK])
+def test_a_stream_of_random_ids_concatenates_to_the_decoded_text(name: str) -> None:
+    tokenizer, rng = TOKENIZERS[name], random.Random(name)
+    for _ in range(1500):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(12))]
+        for skip in (True, False):
+            whole = tokenizer.decode(ids, skip_special_tokens=skip)
+            assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == whole, ids
+
+
+@pytest.mark.parametrize("name", FALLBACK)
+def test_byte_tokens_that_are_characters_come_out_as_such(name: str) -> None:
+    """An invalid byte spoils a whole run when decoded at once, which nobody can foresee while
+    streaming: there, bytes count one by one. On valid runs both agree."""
+    tokenizer, rng = TOKENIZERS[name], random.Random(name)
+    bytes_of = {b: tokenizer.backend.token_to_id(f"<0x{b:02X}>") for b in range(256)}
+    plain = [tokenizer.backend.token_to_id(t) for t in ("the", "▁the", "▁", "é", "x", "</s>")]
+    for _ in range(1000):
+        ids: list[int] = []
+        for _ in range(rng.randrange(6)):
+            ids += rng.choice(
+                [[rng.choice(plain)], [bytes_of[b] for b in rng.choice("é😀a 語").encode()]]
+            )
+        assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids), ids
+    broken = [bytes_of[0xE6], bytes_of[0x97], plain[0], bytes_of[0xF0]]
+    assert "".join(streamed(tokenizer, broken)).replace("\ufffd", "?") == "?the?"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.sampled_from(["byte_level", "gemma"]))
+def test_no_step_ever_shows_half_a_character(text: str, name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    pieces = streamed(tokenizer, tokenizer.encode(text))
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_text_leaves_as_soon_as_it_is_whole() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = [tokenizer.backend.token_to_id(c) for c in "ðŁĺĢ"]  # the four bytes of one emoji
+    assert streamed(tokenizer, ids) == ["", "", "", "😀", ""]
+    assert streamed(tokenizer, ids[:3]) == ["", "", "", "\ufffd"]
+
+
+def test_the_first_token_continues_the_prompt() -> None:
+    llama = TOKENIZERS["sentence_piece"]
+    the = llama.backend.token_to_id("▁the")
+    prompt = llama.encode("He")
+    assert streamed(llama, [the], prompt) == [" the", ""], "a space between prompt and output stays"
+    assert streamed(llama, [the], [1]) == ["the", ""], "after nothing but <s> there is no space"
+    bert = TOKENIZERS["word_piece"]
+    hello, world = bert.encode("Hello")[0], bert.encode("world")
+    assert "".join(streamed(bert, world, [hello])) == " world"
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentence_piece", "word_piece", "words"])
+def test_the_prompt_never_comes_out_again(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode("Hello 日本語 the world")
+    whole = tokenizer.decode(ids)
+    for cut in range(1, len(ids)):
+        before = tokenizer.decode(ids[:cut]).rstrip("\ufffd")
+        assert before + "".join(streamed(tokenizer, ids[cut:], ids[:cut])) == whole
+
+
+def test_a_character_that_the_prompt_began_is_finished() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = [tokenizer.backend.token_to_id(c) for c in "ðŁĺĢ"]
+    assert "".join(streamed(tokenizer, ids[2:], ids[:2])) == "😀"
+
+
+def test_endless_invalid_bytes_take_linear_time() -> None:
+    for name in ("byte_level", "sentence_piece"):
+        tokenizer = TOKENIZERS[name]
+        lead = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\xf0")
+        stream = tokenizer.create_detokenizer()
+        pieces = [stream.decode_next(lead) for _ in range(20_000)]
+        assert "".join(pieces) + stream.flush() == "\ufffd" * 20_000
+
+
+def test_special_tokens_without_spaces_between() -> None:
+    tokenizer = TOKENIZERS["words"]
+    ids = [1, 4, 4, 2]
+    assert "".join(streamed(tokenizer, ids, skip_special_tokens=False)) == "hello <end> <end> world"
+    glued = streamed(tokenizer, ids, skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert "".join(glued) == "hello <end><end> world"
+    assert "".join(streamed(tokenizer, ids)) == "hello world"
+
+
+# ------------------------------------------------------------------ bytes of tokens
+
+
+def test_bytes_of_tokens() -> None:
+    byte_level = TOKENIZERS["byte_level"]
+    ids = byte_level.encode("Hello 日本語 😀")
+    assert b"".join(map(byte_level.token_bytes, ids)).decode() == "Hello 日本語 😀"
+    assert byte_level.token_bytes(byte_level.backend.token_to_id("ð")) == b"\xf0"
+    assert byte_level.id_to_token(byte_level.backend.token_to_id("ð")) == "\ufffd"
+    assert byte_level.token_bytes(2) == b"<|im_end|>"
+    assert byte_level.token_bytes(10**6) == b""
+
+    llama = TOKENIZERS["sentence_piece"]
+    assert llama.token_bytes(llama.backend.token_to_id("▁the")) == b" the"
+    assert llama.token_bytes(llama.backend.token_to_id("<0xE6>")) == b"\xe6"
+
+    bert = TOKENIZERS["word_piece"]
+    pieces = [bert.backend.id_to_token(i) for i in range(bert.vocab_size)]
+    tail = next(i for i, p in enumerate(pieces) if p.startswith("##") and p[2:].isalpha())
+    assert bert.token_bytes(tail).decode() == pieces[tail][2:]
+    assert TOKENIZERS["words"].token_bytes(2) == b" world"
+
+
+# ------------------------------------------------------------------ files
+
+
+def loaded(folder: Path) -> AutoTokenizer:
+    return AutoTokenizer.open(ModelFiles(folder, (), {}))
+
+
+@pytest.mark.parametrize("make", [vocabularies.byte_level, vocabularies.sentence_piece])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"}},
+        {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": False},
+        {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True},
+        {"bos_token": "<s>", "add_bos_token": False},
+        {"extra_special_tokens": ["<extra>", "<other>"], "pad_token": "<pad>"},
+        {"additional_special_tokens": ["<extra>"]},
+    ],
+)
+def test_encoding_equals_transformers(make: Any, config: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer as Theirs
+
+    vocabularies.save(make(), tmp_path, config)
+    mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
+    for text in [*TEXTS, "<extra> <pad></s><other>"]:
+        for special in (True, False):
+            assert mine.encode(text, add_special_tokens=special) == theirs.encode(
+                text, add_special_tokens=special
+            )
+        ids = mine.encode(text)
+        assert mine.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert mine.eos_token_id == theirs.eos_token_id
+    assert mine.bos_id == theirs.bos_token_id
+    assert mine.vocab_size == len(theirs)
+    assert mine.special_token_ids == {
+        i for i, t in theirs.added_tokens_decoder.items() if t.special
+    }
+
+
+def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer as Theirs
+
+    tok = vocabularies.byte_level()
+    size = tok.get_vocab_size()
+    added = {
+        str(size): {"content": "<new>", "special": False, "normalized": False},
+        str(size + 1): {"content": "<mark>", "special": True, "lstrip": True},
+    }
+    vocabularies.save(tok, tmp_path, {"added_tokens_decoder": added})
+    mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
+    ids = mine.encode("x <new> y <mark> z")
+    assert ids == theirs.encode("x <new> y <mark> z")
+    assert (
+        {size, size + 1} <= set(ids)
+        and size + 1 in mine.special_token_ids
+        and size not in mine.special_token_ids
+    )
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
+    tok = vocabularies.byte_level()
+    tok.enable_truncation(4)
+    tok.enable_padding(length=64)
+    mine = loaded(vocabularies.save(tok, tmp_path))
+    assert mine.decode(mine.encode("Hello world, this is a test")) == "Hello world, this is a test"
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    vocabularies.save(vocabularies.words(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        loaded(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not an object"):
+        loaded(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": {"x": {"content": "y"}}})
+    )
+    with pytest.raises(CheckpointError, match="no id"):
+        loaded(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        loaded(tmp_path)
+
+
+def test_an_old_format_is_converted(tmp_path: Path) -> None:
+    tok = vocabularies.byte_level()
+    state = json.loads(tok.to_str())
+    (tmp_path / "vocab.json").write_text(json.dumps(state["model"]["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(m) for m in state["model"]["merges"]))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    mine = loaded(tmp_path)
+    assert mine.decode(mine.encode("Hello world")) == "Hello world"
+    assert mine.encode("Hello world") == tok.encode("Hello world").ids
+    assert mine.eos_token_id == 0
+    (tmp_path / "merges.txt").write_text("a b c d\n")
+    with pytest.raises(CheckpointError, match="cannot convert"):
+        loaded(tmp_path)
+
+
+def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        loaded(tmp_path)
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        TOKENIZERS["byte_level"].encode("a\ud800")
+
+
+def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
+    vocabularies.save(vocabularies.byte_level(), tmp_path, {}, "{{ messages[0].content }}")
+    program = f"""
+import sys
+from pathlib import Path
+from treadle.api.files import ModelFiles
+import treadle_hf_tokenizer, treadle_jinja
+files = ModelFiles(Path({str(tmp_path)!r}), (), {{}})
+tokenizer = treadle_hf_tokenizer.treadle_tokenizer("auto", files)
+renderer = treadle_jinja.treadle_renderer("jinja", tokenizer, {{}})
+renderer.encode(renderer.render([{{"role": "user", "content": "hi <|im_end|>"}}]))
+tokenizer.stream().step(5)
+print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
