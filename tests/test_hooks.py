@@ -36,6 +36,7 @@ from treadle.api.kinds import (
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager, installed_kinds, matching
+from treadle.testing.introspection import report
 from treadle_cli.hookspecs import COMMANDS, CommandHooks
 from treadle_server.app import create_app
 from treadle_server.config import ServerConfig
@@ -151,7 +152,7 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
     ),
     "treadle_configure": (configured, {"config": CONFIG}),
     "treadle_unconfigure": (configured, {}),
-    "treadle_report": (lambda h: h.report(), {}),
+    "treadle_report": (lambda h: report(h), {}),
     "treadle_server": (served, {}),
     "treadle_command": (run, {"name": "key"}),
 }

@@ -13,6 +13,7 @@ from treadle.errors import PluginError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
 from treadle.plugins.options import options_struct
+from treadle.testing.introspection import hooks_of
 
 __all__ = ("Description", "OptionRow", "all_options", "describe")
 
@@ -42,7 +43,7 @@ def describe(plugins: PluginManager, kind: str, key: str) -> Description:
     """Load the plugin that serves ``kind:key``. Raises as ``PluginManager.load`` does."""
     entry = plugins.choose(kind, key)
     plugin = plugins.load(kind, key)
-    plain, wrappers = plugins.hooks_of(plugin)
+    plain, wrappers = hooks_of(plugins, plugin)
     return Description(
         id=entry.id,
         distribution=entry.dist,

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from treadle.config import EngineConfig
-    from treadle.entrypoints.explain import ConfigChoice
+    from treadle_cli.choices import ConfigChoice
 
 __all__ = ("Flag", "print_choices", "print_engine")
 
@@ -25,9 +25,9 @@ INDENT = 19
 
 def print_engine(config: EngineConfig) -> None:
     """The choices of an engine. Starts nothing; raises what a start would raise."""
-    from treadle.entrypoints.explain import explain
     from treadle.plugins import PluginManager
     from treadle.text.assets import open_checkpoint, plugin_config
+    from treadle_cli.choices import explain
 
     plugins = PluginManager(plugin_config(config))
     print_choices(explain(config, plugins, open_checkpoint(config, plugins)))

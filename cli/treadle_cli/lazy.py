@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from treadle.api.plugin_kind import unexpected
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle_cli.hookspecs import COMMANDS
 
@@ -55,11 +56,12 @@ class Commands(TyperGroup):
         """Import the command that is run."""
         if args and args[0] in self.host.keys(KIND):
             found = self.host.create(COMMANDS, args[0])
-            guard = self.host.guard(COMMANDS, args[0])
-            if not isinstance(found, typer.Typer):
-                guard.fail_result("treadle_command", found, "a Typer application")
-            with guard.call_context("treadle_command"):  # an application without commands is none
+            try:
+                if not isinstance(found, typer.Typer):
+                    raise unexpected(found, "a Typer application")
                 command = typer.main.get_command(found)
+            except Exception as error:  # an application without commands is none
+                self.host.guard(COMMANDS, args[0]).fail("treadle_command", error)
             return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
 

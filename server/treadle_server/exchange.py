@@ -13,19 +13,21 @@ import importlib
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from types import ModuleType
 from typing import TypeVar
 
 import msgspec
 
 from treadle.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
-from treadle.plugins import PluginManager, resolution
+from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.local import home
+from treadle.plugins.loader import PluginLoader, plugin_name
 from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle.testing.examination.checks import check
+from treadle_server.owners import home
 
-__all__ = ("RELOADABLE", "Reloaded", "fresh_import", "reloaded")
+__all__ = ("RELOADABLE", "Reloaded", "fresh_import", "reloaded", "with_replaced")
 
 R = TypeVar("R", bound=PluginManager)
 
@@ -68,7 +70,7 @@ def reloaded(
     importlib.invalidate_caches()  # something may have been installed since
     new = [e for e in plugins.declared() if _together(e, entry)]
     _refuse(entry, old, new, in_use)
-    fresh = plugins.with_replaced(old, new)
+    fresh = with_replaced(plugins, old, new)
     used = {e.id for e in old if e.state in ("loaded", "broken")} | {id}
     wanted = [e for e in new if e.id in used and e.kind in RELOADABLE]
     if id not in {e.id for e in wanted}:
@@ -82,6 +84,24 @@ def reloaded(
         owner = wanted[0]
         done = sorted({e.id for e in wanted})
         yield fresh, Reloaded(id, owner.dist, owner.version, entry.version, done)
+
+
+def with_replaced(plugins: R, old: Collection[Entry], new: Collection[Entry]) -> R:
+    """Another host with ``new`` instead of ``old``, which shares everything else.
+
+    Raises ``PluginConflictError`` if the lock file does not allow ``new``.
+    """
+    other, removed = copy(plugins), set(map(id, old))
+    other.entries = [*(e for e in plugins.entries if id(e) not in removed), *new]
+    other.chosen = {}
+    plugins.switches.apply(new)
+    other.check_lock()
+    other.loader = PluginLoader(plugins.kinds.values(), plugins.loader.foreign)
+    names = set(map(plugin_name, old))
+    for name, plugin in list(plugins.loader.plugins.items()):
+        if name not in names:
+            other.loader.add(name, plugin)
+    return other
 
 
 @contextmanager
@@ -115,7 +135,7 @@ def _taken(packages: Collection[str]) -> dict[str, ModuleType]:
 def _named(plugins: PluginManager, id: str) -> Entry:
     kind, _, key = id.partition(":")
     if kind in plugins.kinds and not any(e.id == id for e in plugins.entries):
-        raise PluginNotFoundError(resolution.missing(plugins.entries, kind, key))
+        raise PluginNotFoundError(plugins.missing(kind, key))
     return plugins.choose(kind, key)
 
 

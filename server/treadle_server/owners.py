@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
-from time import perf_counter
 from typing import Any, cast
 
 from litestar.exceptions import LitestarException
@@ -13,11 +13,11 @@ from litestar.types import Scope
 from treadle.errors import PluginError, PluginLoadError, TreadleError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.local import home
+from treadle.plugins.local import module_name
 from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle_server.errors import APIError, error_of, known, plugin_failed
 
-__all__ = ("PluginFaults", "root_cause")
+__all__ = ("PluginFaults", "home", "root_cause")
 
 log = logging.getLogger("treadle.server")
 
@@ -66,7 +66,7 @@ class PluginFaults:
         asked = cast("dict[str, Any]", scope)
         where = f"{asked.get('method')} {asked.get('path_template') or asked.get('path')}"
         log.error("%s", entry.failure(where, root), exc_info=root)
-        self._tally.failed(entry.id, "request", perf_counter())
+        self._tally.counter(entry.id, "request").failed()
         return plugin_failed(entry.id)
 
     def lifespan_error(self, error: BaseException, method: str) -> PluginLoadError:
@@ -111,3 +111,17 @@ def root_cause(error: BaseException) -> BaseException:
             error = error.__cause__
         else:
             return error
+
+
+def home(entry: Entry) -> str:
+    """The package or module that belongs to an entry's distribution alone: a namespace package
+    around it is also that of others."""
+    if entry.file is not None:
+        return module_name(entry)
+    name = ""
+    for part in entry.target.partition(":")[0].split("."):
+        name = f"{name}.{part}" if name else part
+        module = sys.modules.get(name)
+        if module is None or getattr(module, "__file__", None):
+            break
+    return name

@@ -81,7 +81,7 @@ FAILS = {
     "raise KeyError('oh')": "failed in treadle_command: KeyError: 'oh' (acme_bad.py, line ",
     "raise Panic('oh')": "failed in treadle_command: Panic: oh",
     "return None": "its treadle_command returned None",
-    "return 5": "TypeError: it returned 5; a Typer application is wanted",
+    "return 5": "TypeError: it returned 5; a Typer application was expected",
     "return typer.Typer()": "failed in treadle_command: RuntimeError: Could not get a command",
 }
 

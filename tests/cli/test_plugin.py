@@ -190,6 +190,6 @@ def test_lock_and_locked(treadle, tmp_path):
         "x",
     )
     assert done.code == 1
-    assert "- scheduling_policies:priority from treadle-core 0.1.0 is gone" in done.err
+    assert "- scheduling_policies:priority (v1) from treadle-core 0.1.0\n" in done.err
     done = treadle("plugin", "lock", "no/such/folder/treadle.lock")
     assert done.code == 2 and "cannot be written" in done.err

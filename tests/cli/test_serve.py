@@ -80,10 +80,11 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     done = run("serve", checkpoint, *SMALL, "--port", "0", "--plugin-lock-file", str(lock))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        f"treadle: plugins are not as {lock} says:",
-        f"  ~ scheduling_policies:fcfs: treadle-core 0.0.9 is locked, {version} is here",
-        "  - scheduling_policies:gone from acme 1 is gone",
-        f"  + renderers:jinja from treadle-jinja {version} is not in the file",
+        f"treadle: plugins are not as {lock} says (- is locked, + is installed):",
+        "  - scheduling_policies:fcfs (v1) from treadle-core 0.0.9",
+        f"  + scheduling_policies:fcfs (v1) from treadle-core {version}",
+        "  - scheduling_policies:gone (v1) from acme 1",
+        f"  + renderers:jinja (v1) from treadle-jinja {version}",
         f"install what it says, or write it anew with treadle plugin lock {lock}",
     ]
 

@@ -11,6 +11,7 @@ from engines import calls, config, finish, hosted, named, start
 
 from treadle import LLM
 from treadle.errors import EngineDeadError, PluginLoadError
+from treadle.testing.introspection import report
 
 fault = pytest.mark.fault
 Odd = Callable[..., LLM]
@@ -134,4 +135,4 @@ def test_a_failed_start_releases_the_extensions(tmp_path: Path, method: str) -> 
     host = hosted(made)
     with pytest.raises(PluginLoadError):
         start(host, made)
-    assert any("configured released" in line for line in host.report())
+    assert any("configured released" in line for line in report(host))

@@ -16,8 +16,9 @@ from treadle.api.kinds import SCHEDULING_POLICIES, TOOL_PARSERS
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import EngineError, PluginLoadError
 from treadle.plugins import PluginManager
-from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
 from treadle.plugins.entries import Entry
+from treadle.plugins.guard import MAX_CONSECUTIVE_FAILURES
+from treadle.testing.introspection import report
 
 PARSER = """
 from treadle.api import impl
@@ -248,7 +249,7 @@ def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
 @pytest.mark.parametrize("how", [*HOWS, "5", "[None]", "None"])
 def test_a_report_that_fails_is_a_line(how: str, tmp_path: Path) -> None:
     plugins, _ = living(tmp_path, "report", how)
-    lines = [line for line in plugins.report() if not line.startswith("treadle")]
+    lines = [line for line in report(plugins) if not line.startswith("treadle")]
     assert [line for line in lines if line.endswith(": well")] == [
         line for line in lines if line.startswith(("before.py", "zuletzt.py"))
     ]

@@ -72,7 +72,11 @@ GUIDED = {
         ("open", "raise", "failed in open: KeyError: 'odd'"),
         ("open", "panic", "failed in open: Panic: odd"),
         ("opener", "raise", "failed in opener: KeyError: 'odd'"),
-        ("opener", "number", "failed in opener: TypeError: it returned 5; a str or None is wanted"),
+        (
+            "opener",
+            "number",
+            "failed in opener: TypeError: it returned 5; a str or None was expected",
+        ),
         ("feed", "raise", "failed in feed: KeyError: 'odd'"),
         ("feed", "panic", "failed in feed: Panic: odd"),
         ("open later", "raise", "failed in open: KeyError: 'odd'"),

@@ -17,6 +17,7 @@ from treadle.config import from_options
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_tokenizer, tiny_config
+from treadle.testing.introspection import report
 from treadle.text.assets import choose_renderer, open_checkpoint
 
 PLUGIN = """
@@ -152,7 +153,7 @@ async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> 
         page = (await server.client.get("/metrics")).text
         assert errors(page, "renderers:faulty") == {"render": 5}
         assert events((await server.chat(stream=True)).text)[-1] == "[DONE]"
-        plugins.report()  # lets the threads go
+        report(plugins)  # lets the threads go
 
 
 @pytest.mark.fault("renderers", "hook")

@@ -135,20 +135,20 @@ def test_a_method_for_experts_that_raises_ends_the_start(method: str) -> None:
 
 
 WRONG = [
-    ("model_sources", "resolve", "None", "it returned None; ModelFiles is wanted"),
+    ("model_sources", "resolve", "None", "it returned None; ModelFiles was expected"),
     ("load_formats", "tensors", "None", "cannot unpack"),
     ("load_formats", "tensors", "few", "not enough values"),
     ("tokenizers", "special_ids", "None", "'NoneType' object is not iterable"),
-    ("tokenizers", "chat_template", "False", "it returned False; a str or None is wanted"),
+    ("tokenizers", "chat_template", "False", "it returned False; a str or None was expected"),
     ("models", "build", "None", "built a NoneType"),
     ("quantization", "linear", "text", "'str' object has no attribute 'create'"),
-    ("quantization", "kv_dtype", "False", "it returned False; a str or None is wanted"),
-    ("quantization", "rename", "False", "it returned False; a str or None is wanted"),
+    ("quantization", "kv_dtype", "False", "it returned False; a str or None was expected"),
+    ("quantization", "rename", "False", "it returned False; a str or None was expected"),
     ("attention", "create", "None", "'NoneType' object has no attribute 'cache_shape'"),
-    ("attention", "cache_shape", "None", "it returned None; a tuple of sizes is wanted"),
-    ("attention", "cache_shape", "negative", "it returned (-1,); a tuple of sizes is wanted"),
-    ("kernels", "load", "None", "it returned None; a function for rms_norm is wanted"),
-    ("executors", "start", "None", "it returned None; EngineFacts is wanted"),
+    ("attention", "cache_shape", "None", "it returned None; a tuple of sizes was expected"),
+    ("attention", "cache_shape", "negative", "it returned (-1,); a tuple of sizes was expected"),
+    ("kernels", "load", "None", "it returned None; a function for rms_norm was expected"),
+    ("executors", "start", "None", "it returned None; EngineFacts was expected"),
 ]
 
 

@@ -93,11 +93,11 @@ WRONG = [
         "forward",
         "forward",
         "None",
-        r"it returned None; a tensor \[\d, hidden\] is wanted",
+        r"it returned None; a tensor \[\d, hidden\] was expected",
     ),
     ("models", "forward", "forward", "text", "it returned 'odd'"),
     ("models", "forward", "forward", "few", r"it returned a tensor \[\d, 256\]"),
-    ("models", "logits", "logits", "None", r"it returned None; a tensor \[2, 4096\] is wanted"),
+    ("models", "logits", "logits", "None", r"it returned None; a tensor \[2, 4096\] was expected"),
     ("models", "logits", "logits", "narrow", r"a tensor \[2, 4095\]; a tensor \[2, 4096\]"),
     ("models", "logits", "logits", "few", r"a tensor \[1, 4096\]; a tensor \[2, 4096\]"),
     ("attention", "forward", "forward", "None", "'NoneType' object has no attribute 'shape'"),
@@ -112,7 +112,7 @@ WRONG = [
     ("quantization", "apply", "apply", "None", "'NoneType' object has no attribute 'shape'"),
     ("quantization", "apply", "apply", "narrow", "a tensor whose last size is"),
     ("quantization", "apply_gated", "apply_gated", "narrow", "a tensor whose last size is"),
-    ("kernels", "call", "rms_norm", "None", "it returned None; a result is wanted"),
+    ("kernels", "call", "rms_norm", "None", "it returned None; a result was expected"),
 ]
 
 

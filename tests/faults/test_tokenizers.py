@@ -23,8 +23,8 @@ LOGPROBS = {"logprobs": 2}
     ("how", "cause"),
     [
         *RAISE,
-        ("None", "TypeError: it returned None; a list of ints is wanted"),
-        ("text", "TypeError: it returned 'odd'; a list of ints is wanted"),
+        ("None", "TypeError: it returned None; a list of ints was expected"),
+        ("text", "TypeError: it returned 'odd'; a list of ints was expected"),
     ],
 )
 def test_a_prompt_that_cannot_be_encoded_is_its_requests_error(
@@ -65,14 +65,14 @@ def test_an_output_that_cannot_be_begun_is_its_requests_error(
     [
         pytest.param("step", *RAISE[0], marks=fault("tokenizers", "step")),
         pytest.param("step", *RAISE[1]),
-        pytest.param("step", "None", "TypeError: it returned None; a str is wanted"),
-        pytest.param("step", "False", "TypeError: it returned False; a str is wanted"),
+        pytest.param("step", "None", "TypeError: it returned None; a str was expected"),
+        pytest.param("step", "False", "TypeError: it returned False; a str was expected"),
         pytest.param("finish", *RAISE[0], marks=fault("tokenizers", "finish")),
         pytest.param("finish", *RAISE[1]),
-        pytest.param("finish", "None", "TypeError: it returned None; a str is wanted"),
+        pytest.param("finish", "None", "TypeError: it returned None; a str was expected"),
         pytest.param("token_bytes", *RAISE[0], marks=fault("tokenizers", "token_bytes")),
         pytest.param("token_bytes", *RAISE[1]),
-        pytest.param("token_bytes", "text", "TypeError: it returned 'odd'; bytes is wanted"),
+        pytest.param("token_bytes", "text", "TypeError: it returned 'odd'; bytes was expected"),
     ],
 )
 def test_an_output_whose_text_cannot_be_made_ends_alone(

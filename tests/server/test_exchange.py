@@ -236,7 +236,7 @@ def test_a_lock_holds(acme, site, tmp_path):
     with reloaded(host, "tool_parsers:mine") as (fresh, _):
         assert said(fresh) == "edited, same version"
     acme.installs("2.0")
-    with pytest.raises(PluginConflictError, match=r"acme 1\.0 is locked, 2\.0 is here"):
+    with pytest.raises(PluginConflictError, match=r"- .*acme 1\.0\n  \+ .*acme 2\.0"):
         tried(host, "tool_parsers:mine")
 
 

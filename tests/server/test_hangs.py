@@ -17,6 +17,7 @@ from serving import Server, events, serving, until
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
 from treadle.processes.watchdog import MAX_STUCK_THREADS
+from treadle.testing.introspection import report
 
 PLUGIN = """
 import threading
@@ -80,7 +81,7 @@ def host(tmp_path: Path) -> Iterator[PluginManager]:
     file.write_text(PLUGIN)
     plugins = PluginManager(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
     yield plugins
-    plugins.report()  # lets the threads go
+    report(plugins)  # lets the threads go
 
 
 async def healthy(server: Server) -> float:
@@ -158,6 +159,6 @@ async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None
         assert (
             threading.active_count() <= before + MAX_STUCK_THREADS + 3
         )  # one to go on, two for text
-        plugins.report()
+        report(plugins)
         await until(lambda: server.context.watchdogs.parsers.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers

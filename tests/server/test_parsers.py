@@ -242,9 +242,9 @@ async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
         assert (await server.chat()).status_code == 200
     error = response.json()["error"]
     assert response.status_code == 500 and error["code"] == "request_failed"
-    assert (
-        "tool_call_parser=bad failed: RuntimeError: bad parser (plugin_strict" in error["message"]
-    )
+    assert error["message"].startswith("tool_parsers:bad from parsers.py ")
+    assert "failed in feed: RuntimeError: bad parser" in error["message"]
+    assert error["message"].endswith("(plugin_strict makes it fatal)")
 
 
 def test_a_wrong_parser_name_stops_the_start(plugins: PluginManager) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 from serving import serving
 
 from treadle.api.stats import EngineStats
@@ -40,8 +38,8 @@ def test_calls_and_states_are_metrics() -> None:
         plugin_states={"stat_loggers:x": "broken"},
     )
     own = PluginCallStats()
-    own.failed("stat_loggers:x", "record", perf_counter())
-    own.done("scheduling_policies:fcfs", "order", perf_counter() - 1.5)
+    own.counter("stat_loggers:x", "record").failed()
+    own.counter("scheduling_policies:fcfs", "order").done(1.5)
     page = Metrics("m", own).exposition(stats).decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
     assert f"treadle_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"

@@ -174,7 +174,7 @@ async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
         broken = thoughts.replace("[TextDelta(text)]", "[text]")
         acme.install("2.0", points, acme_parser=PARSER, acme_thoughts=broken)
         answer = await reload(server)
-        assert answer.status_code == 422 and "not a delta" in answer.text
+        assert answer.status_code == 422 and "a delta that can be sent was expected" in answer.text
         assert await said(server) == "Hello world 1.0 1.0"
         acme.install("3.0", points, acme_parser=PARSER, acme_thoughts=thoughts + "# longer\n")
         answer = await reload(server, "reasoning_parsers:acme")
@@ -193,8 +193,14 @@ BROKEN = {
         "cannot be used",
     ),
     "exit": (PARSER.replace("return Parser()", "raise SystemExit(3)"), "SystemExit: 3"),
-    "half a delta": (PARSER.replace("[TextDelta(text)]", "[TextDelta(None)]"), "not a delta"),
-    "deltas": (PARSER.replace("[TextDelta(text)]", "[text]"), "not a delta"),
+    "half a delta": (
+        PARSER.replace("[TextDelta(text)]", "[TextDelta(None)]"),
+        "a delta that can be sent was expected",
+    ),
+    "deltas": (
+        PARSER.replace("[TextDelta(text)]", "[text]"),
+        "a delta that can be sent was expected",
+    ),
 }
 
 

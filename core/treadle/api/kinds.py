@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from treadle.api import types as t
-from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
+from treadle.api.hookspecs import AllResultsHooks
 from treadle.api.plugin_kind import MethodRules, PluginKind, any_result, unexpected
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
 
@@ -36,8 +36,10 @@ __all__ = (
     "TOOL_PARSERS",
 )
 
-# In a step calls are too many to count each of them.
+# Called too often in a step to count each call.
 HOT = MethodRules(in_step=True, counted=False)
+
+MAX_ID_CHARS = 64
 
 
 # ------------------------------------------------------------------------------ results
@@ -60,6 +62,20 @@ def _cache_shape(shape: Any, *_: Any) -> tuple[int, ...]:
     if isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape):
         return tuple(shape)
     raise unexpected(shape, "a tuple of sizes")
+
+
+def _hidden_states(hidden: Any, ids: Any, positions: Any, forward_ctx: t.ForwardContext) -> Any:
+    shape: tuple[int, ...] = getattr(hidden, "shape", ())
+    few = ids if forward_ctx.logits_indices is None else forward_ctx.logits_indices
+    if len(shape) == 2 and shape[0] in (len(ids), len(few)):
+        return hidden
+    raise unexpected(hidden, f"a tensor [{len(ids)}, hidden]")
+
+
+def _edited(y: Any, logits: Any, *_: Any) -> Any:
+    if all(getattr(y, n, None) == getattr(logits, n) for n in ("shape", "dtype", "device")):
+        return y
+    raise unexpected(y, f"a tensor {list(logits.shape)} of {logits.dtype}")
 
 
 def _linear_result(y: Any, module: Any, *_: Any) -> Any:
@@ -101,6 +117,34 @@ def _latest_arrival(error: BaseException, running: Sequence[t.QueuedRequest]) ->
     return max(range(len(running)), key=lambda i: running[i].arrival_time)
 
 
+def _deltas(deltas: Any, *_: Any) -> list[t.Delta]:
+    """What a parser returned, as a list; half a surrogate pair cannot be sent."""
+    found: list[t.Delta] = list(deltas)
+    for delta in found:
+        match delta:
+            case t.TextDelta(str(text)) | t.ReasoningDelta(str(text)):
+                text.encode()
+            case t.ToolCallDelta(int(index), str() | None as name, str(text)) if index >= 0:
+                text.encode()
+                (name or "").encode()
+            case _:
+                raise unexpected(delta, "a delta that can be sent")
+    return found
+
+
+def _tool_grammar(grammar: Any, *_: Any) -> t.GrammarSpec | None:
+    match grammar:
+        case None | t.GrammarSpec(kind=str(), source=str()):
+            return grammar
+    raise unexpected(grammar, "a grammar whose source is a text")
+
+
+def _call_id(made: Any) -> str:
+    if 0 < len(made) <= MAX_ID_CHARS and made.isprintable():
+        return str(made)
+    raise unexpected(made, f"a printable text of at most {MAX_ID_CHARS} characters")
+
+
 def _allowed(result: Any, token: int) -> bool:
     if result:
         return True
@@ -114,7 +158,6 @@ MODEL_SOURCES = PluginKind(
     key="URI scheme",
     hook="treadle_model_source",
     builds=t.ModelSource,
-    specs=FirstResultHooks,
     key_argument="scheme",
     loads="resolve",
     suite="treadle.testing.sources:ModelSourceSuite",
@@ -125,7 +168,6 @@ LOAD_FORMATS = PluginKind(
     key="checkpoint format",
     hook="treadle_load_format",
     builds=t.WeightLoader,
-    specs=FirstResultHooks,
     key_argument="format",
     optional=(t.SupportsTensorFiles, t.SupportsFill),
     methods={
@@ -142,7 +184,6 @@ TOKENIZERS = PluginKind(
     key="tokenizer mode",
     hook="treadle_tokenizer",
     builds=t.Tokenizer,
-    specs=FirstResultHooks,
     key_argument="mode",
     methods={"Tokenizer.token_bytes": HOT, "IncrementalDetokenizer.decode_next": HOT},
     suite="treadle.testing.text:TokenizerSuite",
@@ -152,7 +193,6 @@ RENDERERS = PluginKind(
     key="renderer mode",
     hook="treadle_renderer",
     builds=t.ChatRenderer,
-    specs=FirstResultHooks,
     key_argument="mode",
     failure="request",
     budget=2.0,
@@ -165,9 +205,12 @@ MODELS = PluginKind(
     key="architecture",
     hook="treadle_model",
     builds=t.ModelSpec,
-    specs=FirstResultHooks,
     key_argument="architecture",
-    methods={"ModelSpec.build": MethodRules(result=any_result)},
+    methods={
+        "ModelSpec.build": MethodRules(result=any_result),
+        "CausalModel.forward": MethodRules(in_step=True, result=_hidden_states),
+        "CausalModel.compute_logits": MethodRules(in_step=True),
+    },
     suite="treadle.testing.architectures:ModelSuite",
 )
 QUANTIZATION = PluginKind(
@@ -175,7 +218,6 @@ QUANTIZATION = PluginKind(
     key="quant_method",
     hook="treadle_quantization",
     builds=t.QuantizationScheme,
-    specs=FirstResultHooks,
     key_argument="method",
     optional=(t.SupportsGatedInput, t.SupportsWeightRenaming),
     methods={
@@ -200,7 +242,7 @@ ATTENTION_BACKENDS = PluginKind(
     hook="treadle_attention_backend",
     builds=t.AttentionOffer,
     specs=AllResultsHooks,
-    mode="bid",
+    mode="best",
     option="--attention-backend",
     optional=(t.SupportsExternalKVWrite,),
     methods={
@@ -217,7 +259,7 @@ KERNEL_OPS = PluginKind(
     hook="treadle_kernel_op",
     builds=t.KernelOffer,
     specs=AllResultsHooks,
-    mode="bid",
+    mode="best",
     suite="treadle.testing.kernels:KernelSuite",
 )
 COMMUNICATORS = PluginKind(
@@ -226,7 +268,7 @@ COMMUNICATORS = PluginKind(
     hook="treadle_communicator",
     builds=t.CommunicatorOffer,
     specs=AllResultsHooks,
-    mode="bid",
+    mode="best",
     optional=(t.SupportsFusedOps,),
     methods={
         "Communicator.all_reduce": HOT,
@@ -238,10 +280,8 @@ COMMUNICATORS = PluginKind(
 )
 EXECUTORS = PluginKind(
     name="executors",
-    key="name",
     hook="treadle_executor",
     builds=t.Executor,
-    specs=FirstResultHooks,
     methods={"Executor.start": MethodRules(error=PluginLoadError)},
     error=EngineDeadError,
     loads="start",
@@ -249,10 +289,8 @@ EXECUTORS = PluginKind(
 )
 SCHEDULING_POLICIES = PluginKind(
     name="scheduling_policies",
-    key="name",
     hook="treadle_scheduling_policy",
     builds=t.SchedulingPolicy,
-    specs=FirstResultHooks,
     methods={
         "SchedulingPolicy.sort_key": MethodRules(result=_SortKey, in_step=True),
         "SchedulingPolicy.select_victim": MethodRules(
@@ -266,14 +304,12 @@ SCHEDULING_POLICIES = PluginKind(
 )
 LOGITS_PROCESSORS = PluginKind(
     name="logits_processors",
-    key="name",
     hook="treadle_logits_processor",
     builds=t.LogitsProcessor,
-    specs=FirstResultHooks,
     mode="many",
     methods={
         "LogitsProcessor.validate_params": MethodRules(replies=(RequestError,), in_step=True),
-        "LogitsProcessor.apply": MethodRules(in_step=True),
+        "LogitsProcessor.apply": MethodRules(in_step=True, result=_edited),
     },
     failure="request",
     budget=0.02,
@@ -282,10 +318,8 @@ LOGITS_PROCESSORS = PluginKind(
 )
 STAT_LOGGERS = PluginKind(
     name="stat_loggers",
-    key="name",
     hook="treadle_stat_logger",
     builds=t.StatLogger,
-    specs=FirstResultHooks,
     mode="many",
     failure="itself",
     budget=0.005,
@@ -299,7 +333,6 @@ STRUCTURED_OUTPUT = PluginKind(
     key="backend",
     hook="treadle_grammar_compiler",
     builds=t.GrammarCompiler,
-    specs=FirstResultHooks,
     methods={
         "GrammarMatcher.fill_bitmask": MethodRules(in_step=True),
         "GrammarMatcher.accept_token": MethodRules(in_step=True, result=_allowed),
@@ -311,14 +344,21 @@ STRUCTURED_OUTPUT = PluginKind(
     option="--structured-output-backends",
     suite="treadle.testing.structured_output:StructuredOutputSuite",
 )
+PARSER_METHODS = {
+    "StreamParser.feed": MethodRules(in_step=True, result=_deltas),
+    "StreamParser.finish": MethodRules(in_step=True, result=_deltas),
+    "ToolParser.grammar_for_tool_choice": MethodRules(
+        result=_tool_grammar, replies=(RequestError,)
+    ),
+    "Tagged.special_tags": MethodRules(in_step=True, result=lambda tags: tuple(tags)),
+    "CallIds.call_id": MethodRules(in_step=True, result=_call_id),
+}
 TOOL_PARSERS = PluginKind(
     name="tool_parsers",
-    key="name",
     hook="treadle_tool_parser",
     builds=t.ToolParser,
-    specs=FirstResultHooks,
     optional=(t.SupportsCallIds, t.SupportsSpecialTags),
-    methods={"StreamParser.feed": MethodRules(in_step=True)},
+    methods=PARSER_METHODS,
     failure="request",
     budget=0.25,
     matches=True,
@@ -327,12 +367,10 @@ TOOL_PARSERS = PluginKind(
 )
 REASONING_PARSERS = PluginKind(
     name="reasoning_parsers",
-    key="name",
     hook="treadle_reasoning_parser",
     builds=t.ReasoningParser,
-    specs=FirstResultHooks,
     optional=(t.SupportsReasoningOpener, t.SupportsSpecialTags),
-    methods={"StreamParser.feed": MethodRules(in_step=True)},
+    methods=PARSER_METHODS,
     failure="request",
     budget=0.25,
     matches=True,
@@ -341,7 +379,6 @@ REASONING_PARSERS = PluginKind(
 )
 EXTENSIONS: PluginKind[None] = PluginKind(
     name="extensions",
-    key="name",
     hook="treadle_configure",
     builds=None,
     specs=AllResultsHooks,
@@ -357,7 +394,6 @@ MULTIMODAL_PROCESSORS = PluginKind(
     key="architecture",
     hook="treadle_multimodal_processor",
     builds=t.MultimodalProcessor,
-    specs=FirstResultHooks,
     key_argument="architecture",
     suite="treadle.testing.multimodal:MultimodalSuite",
     suite_needs_subclass=True,
@@ -365,28 +401,22 @@ MULTIMODAL_PROCESSORS = PluginKind(
 )
 PROPOSERS = PluginKind(
     name="proposers",
-    key="name",
     hook="treadle_proposer",
     builds=t.Proposer,
-    specs=FirstResultHooks,
     suite="treadle.testing.proposers:ProposerSuite",
     provisional=True,
 )
 KV_CONNECTORS = PluginKind(
     name="kv_connectors",
-    key="name",
     hook="treadle_kv_connector",
     builds=t.KVConnector,
-    specs=FirstResultHooks,
     suite="treadle.testing.connectors:KVConnectorSuite",
     provisional=True,
 )
 LORA_RESOLVERS = PluginKind(
     name="lora_resolvers",
-    key="name",
     hook="treadle_lora_resolver",
     builds=t.LoRAResolver,
-    specs=FirstResultHooks,
     mode="many",
     suite="treadle.testing.adapters:LoRAResolverSuite",
     suite_needs_subclass=True,

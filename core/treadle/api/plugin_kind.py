@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
-from treadle.api.hookspecs import PROJECT
+from treadle.api.hookspecs import PROJECT, FirstResultHooks
 from treadle.errors import PluginLoadError, TreadleError
 
 __all__ = ("Failure", "MethodRules", "Mode", "PluginKind", "any_result", "unexpected")
 
 T = TypeVar("T")
 
-Mode = Literal["one", "many", "bid", "always"]
+Mode = Literal["one", "many", "best", "always"]
 Failure = Literal["engine", "request", "itself"]
 
 
@@ -56,16 +56,16 @@ class PluginKind(Generic[T]):
     """The declaration of one kind of plugin; ``T`` is what its hook builds."""
 
     name: str
-    key: str
+    key: str = "name"
     """What a key is, in words."""
     hook: str
     builds: type[T] | None
     """The protocol or data class that the hook returns; ``None`` if it returns nothing."""
-    specs: type
+    specs: type = FirstResultHooks
     """The class that holds the hook specification."""
     mode: Mode = "one"
-    """``one``: the owner of the requested key is called. ``many``: the owners of a list of keys.
-    ``bid``: all are called, the best offer wins. ``always``: all are called."""
+    """``one``: the plugin of the requested key is called. ``many``: those of a list of keys.
+    ``best``: all are called, and the best offer is used. ``always``: all are called."""
     key_argument: str = "name"
     """The argument of the hook that carries the key."""
     optional: tuple[type, ...] = ()
@@ -120,7 +120,7 @@ def unexpected(result: object, expected: str) -> TypeError:
     """Return the error for a result that is not ``expected``."""
     shape = getattr(result, "shape", None)
     shown = f"a tensor {list(shape)}" if shape is not None else f"{result!r:.80}"
-    return TypeError(f"it returned {shown}; {expected} is wanted")
+    return TypeError(f"it returned {shown}; {expected} was expected")
 
 
 def any_result(result: Any, *_: Any) -> Any:

@@ -10,7 +10,6 @@ unquantized layer, which layers recognize by its class and give kernels.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -19,10 +18,8 @@ from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 from treadle.api import types
-from treadle.api.plugin_kind import MethodRules, PluginKind, unexpected
-from treadle.plugins.call_stats import NOT_CAUGHT
-from treadle.plugins.guard import PluginGuard
-from treadle.plugins.results import check_of
+from treadle.api.plugin_kind import MethodRules, unexpected
+from treadle.plugins.guard import NOT_CAUGHT, PluginGuard
 
 __all__ = ("wrap",)
 
@@ -31,19 +28,19 @@ Call = Callable[..., Any]
 _PLAIN = MethodRules()
 _FUNCTION = re.compile(r"Callable\[(?:\[.*\]|\.\.\.), (.+)\]")
 
-log = logging.getLogger("treadle.plugins")
 
+def wrap(built: Any, guard: PluginGuard, *, contract: str = "", label: str = "") -> Any:
+    """Return ``built``, an object of the plugin of ``guard``, behind the boundary.
 
-def wrap(built: Any, kind: PluginKind[Any], guard: PluginGuard, *, label: str = "") -> Any:
-    """Return ``built``, which the hook of ``kind`` returned, behind the boundary.
-
-    ``label`` names functions that the plugin returns, instead of the method that returned them.
-    Raises the error of ``guard`` for something that is not what the kind builds.
+    ``contract`` names its protocol or data class, if that is not what the kind builds; ``label``
+    names functions that the plugin returns, instead of the method that returned them. Raises the
+    error of ``guard`` for something else than the contract.
     """
+    kind = guard.kind
     if kind.builds is None:
         return built
     try:
-        return _Boundary(kind, guard, label or kind.hook).of(built, kind.builds.__name__)
+        return _Boundary(guard, label or kind.hook).of(built, contract or kind.builds.__name__)
     except TypeError as error:
         guard.fail(kind.hook, error)
 
@@ -61,13 +58,6 @@ def _is_protocol(contract: type) -> bool:
     return bool(getattr(contract, "_is_protocol", False))
 
 
-def _protocol_names(contract: type) -> set[str]:
-    """Return the names of the methods, properties and data of a protocol."""
-    bases = [base for base in contract.__mro__ if _is_protocol(base)]
-    names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))}
-    return {name for name in names if not name.startswith("_")}
-
-
 @cache
 def _members(contract: type) -> tuple[_Member, ...]:
     if is_dataclass(contract):
@@ -77,22 +67,22 @@ def _members(contract: type) -> tuple[_Member, ...]:
             for name, match in found
             if match
         )
-    members = []
-    for name in sorted(_protocol_names(contract)):
-        member = inspect.getattr_static(contract, name, None)
-        function = member.fget if isinstance(member, property) else member
-        if inspect.isfunction(function):  # the rest is data
-            returns = str(function.__annotations__.get("return", "None"))
-            key = function.__qualname__
-            members.append(_Member(name, key, returns, isinstance(member, property)))
-    return tuple(members)
+    members = {}
+    for base in filter(_is_protocol, reversed(contract.__mro__)):
+        for name, member in vars(base).items():
+            function = member.fget if isinstance(member, property) else member
+            if inspect.isfunction(function) and not name.startswith("_"):  # the rest is data
+                returns = str(function.__annotations__.get("return", "None"))
+                is_property = isinstance(member, property)
+                members[name] = _Member(name, function.__qualname__, returns, is_property)
+    return tuple(members.values())
 
 
 class _Guarded:
     """An object of a plugin; methods are closures in ``__dict__``, made once."""
 
     _object: Any
-    plugin: str
+    guard: PluginGuard
 
     def __getattr__(self, name: str) -> Any:
         if name == "_object":
@@ -126,7 +116,6 @@ def _has(built: Any, contract: type) -> bool:
 class _Boundary(NamedTuple):
     """Wraps the objects of one plugin."""
 
-    kind: PluginKind[Any]
     guard: PluginGuard
     label: str
 
@@ -137,7 +126,9 @@ class _Boundary(NamedTuple):
                 return None
             annotation = annotation.removesuffix(" | None")
         if _FUNCTION.fullmatch(annotation):
-            return self._function(built)
+            if not callable(built):
+                raise unexpected(built, f"a function for {self.label}")
+            return _guarded_function(self.guard, built, self.label)
         contract = getattr(types, annotation, None)
         if not inspect.isclass(contract):
             return built
@@ -148,63 +139,37 @@ class _Boundary(NamedTuple):
         if not isinstance(built, contract):
             raise unexpected(built, annotation)
         if is_dataclass(contract) and (members := _members(contract)):
-            calls = {m.name: self._call(m, built, False) for m in members}
-            return replace(cast(Any, built), **calls)
+            return replace(cast(Any, built), **{m.name: self._call(m, built) for m in members})
         return built
 
     def _object(self, built: Any, contract: type) -> _Guarded:
-        optional = (c for c in self.kind.optional if _has(built, c))
+        optional = (c for c in self.guard.kind.optional if _has(built, c))
         contracts = (contract, *optional)
         guarded = _class_of(contracts, type(built).__name__)()
-        guarded._object, guarded.plugin = built, self.guard.entry.id
+        guarded._object, guarded.guard = built, self.guard
         for each in contracts:
             for member in _members(each):
-                guarded.__dict__[member.name] = self._call(member, built, member.is_property)
+                guarded.__dict__[member.name] = self._call(member, built)
         return guarded
 
-    def _function(self, built: Any) -> Call:
-        if not callable(built):
-            raise unexpected(built, f"a function for {self.label}")
-
-        guard, label = self.guard, self.label
-
-        def function(*arguments: Any) -> Any:
-            try:
-                value = built(*arguments)
-            except NOT_CAUGHT:
-                raise
-            except BaseException as error:
-                guard.fail(label, error)
-            if value is None:
-                guard.fail_result(label, value, "a result")
-            return value
-
-        return function
-
-    def _call(self, member: _Member, built: Any, is_property: bool) -> Call:
+    def _call(self, member: _Member, built: Any) -> Call:
         """Return the guarded method, or the getter of the guarded property."""
         name = member.name
-        rules = self.kind.methods.get(member.key, _PLAIN)
-        if is_property:
+        rules = self.guard.kind.methods.get(member.key, _PLAIN)
+        call = None if member.is_property else getattr(built, name, None)
+        if call is None:
+            call = _getter(built, name, member.is_property)
+        return _guarded_call(self.guard, call, name, rules, self._check(member, rules))
 
-            def call() -> Any:
-                return getattr(built, name)
-        else:
-            call = getattr(built, name, None) or _absent(built, name)
-        result = self._result(member, rules)
-        if self.guard.breaker is not None:
-            return self._breaking(call, name, result)
-        make = self._counted if rules.counted else self._uncounted
-        return make(call, name, result, rules)
-
-    def _result(self, member: _Member, rules: MethodRules) -> Call | None:
+    def _check(self, member: _Member, rules: MethodRules) -> Call | None:
+        """Return what checks and wraps the results of a method, ``None`` if nothing does."""
         annotation = member.returns
         if rules.result is not None:
             return rules.result() if isinstance(rules.result, type) else rules.result
         if annotation.startswith("Iterator["):
             return lambda iterator, *_: self._iterate(iter(iterator), member.name, rules)
-        if (check := check_of(annotation)) is not None:
-            return check
+        if annotation in _CHECKS:
+            return _CHECKS[annotation]
         plain = annotation.removesuffix(" | None")
         if inspect.isclass(getattr(types, plain, None)) or _FUNCTION.fullmatch(plain):
             return lambda built, *_: self.of(built, annotation)
@@ -224,98 +189,106 @@ class _Boundary(NamedTuple):
                 self.guard.fail(name, error, in_step=rules.in_step)
             yield checked
 
-    # ---------------------------------------------------------------------------- closures
 
-    def _counted(self, call: Call, name: str, result: Call | None, rules: MethodRules) -> Call:
-        guard, done = self.guard, self.guard.counter(name).done
+def _guarded_call(
+    guard: PluginGuard, call: Call, name: str, rules: MethodRules, check: Call | None
+) -> Call:
+    """Return ``call`` with its result checked, its failures named and, unless the rules say
+    otherwise, the calls counted. Nothing is looked up in a call: some are made for every layer."""
+    if not rules.counted:
 
-        def method(*arguments: Any, **named: Any) -> Any:
-            began = perf_counter()
+        def uncounted(*arguments: Any, **named: Any) -> Any:
             try:
                 value = call(*arguments, **named)
-                if result is not None:
-                    value = result(value, *arguments)
+                return value if check is None else check(value, *arguments)
             except NOT_CAUGHT:
                 raise
-            except rules.replies:
-                done(perf_counter() - began)
-                raise
             except BaseException as error:
-                return _failed(guard, name, rules, error, arguments, began)
+                return guard.handle(name, rules, error, arguments)
+
+        return uncounted
+
+    done = guard.counter(name).done
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        if guard.is_open:
+            return None
+        began = perf_counter()
+        try:
+            value = call(*arguments, **named)
+            if check is not None:
+                value = check(value, *arguments)
+        except NOT_CAUGHT:
+            raise
+        except rules.replies:
             done(perf_counter() - began)
-            return value
+            raise
+        except BaseException as error:
+            return guard.handle(name, rules, error, arguments, began)
+        if guard.strikes:
+            guard.strikes = 0
+        done(perf_counter() - began)
+        return value
 
-        return method
-
-    def _uncounted(self, call: Call, name: str, result: Call | None, rules: MethodRules) -> Call:
-        """Return a method that costs as little as possible."""
-        guard = self.guard
-        if result is None:
-
-            def method(*arguments: Any, **named: Any) -> Any:
-                try:
-                    return call(*arguments, **named)
-                except NOT_CAUGHT:
-                    raise
-                except BaseException as error:
-                    return _failed(guard, name, rules, error, arguments, None)
-
-            return method
-
-        def checked(*arguments: Any, **named: Any) -> Any:
-            try:
-                return result(call(*arguments, **named), *arguments)
-            except NOT_CAUGHT:
-                raise
-            except BaseException as error:
-                return _failed(guard, name, rules, error, arguments, None)
-
-        return checked
-
-    def _breaking(self, call: Call, name: str, result: Call | None) -> Call:
-        """Return ``None`` instead of a failure, and call no more after repeated ones."""
-        breaker, done = self.guard.breaker, self.guard.counter(name).done
-        if breaker is None:
-            raise ValueError("a guard without a circuit breaker")
-
-        def method(*arguments: Any, **named: Any) -> Any:
-            if breaker.is_open:
-                return None
-            began = perf_counter()
-            try:
-                value = call(*arguments, **named)
-                if result is not None:
-                    value = result(value, *arguments)
-            except NOT_CAUGHT:
-                raise
-            except BaseException as error:
-                breaker.failed(name, error, began)
-                return None
-            breaker.succeeded()
-            done(perf_counter() - began)
-            return value
-
-        return method
+    return counted
 
 
-def _absent(built: Any, name: str) -> Call:
-    """Return a method that fails like a call of the one that is missing."""
+def _guarded_function(guard: PluginGuard, function: Call, label: str) -> Call:
+    """Return a kernel with its failures named. It is called several times in every layer, always
+    with positional arguments, so that nothing else is done in a call."""
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            value = function(*arguments)
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            guard.fail(label, error)
+        if value is None:
+            guard.fail(label, unexpected(value, "a result"))
+        return value
+
+    return guarded
+
+
+def _getter(built: Any, name: str, is_property: bool) -> Call:
+    """Return a function that reads a property, or that fails as a call of a missing method does."""
+    if is_property:
+        return lambda: getattr(built, name)
     return lambda *arguments, **named: getattr(built, name)(*arguments, **named)
 
 
-def _failed(
-    guard: PluginGuard,
-    name: str,
-    rules: MethodRules,
-    error: BaseException,
-    arguments: tuple[Any, ...],
-    began: float | None,
-) -> Any:
-    """Raise the error of a failed call, or return what the rules say instead."""
-    try:
-        guard.fail(name, error, in_step=rules.in_step, began=began, error_class=rules.error)
-    except Exception as named:
-        if rules.fallback is None or guard.is_fatal:
-            raise
-        log.warning("%s; a replacement is used", named)
-        return rules.fallback(named, *arguments)
+# ------------------------------------------------------------------------ checks by annotation
+
+
+def _instance_of(*kinds: type, words: str) -> Call:
+    """Return a check that accepts instances of ``kinds``."""
+
+    def check(result: Any, *_: Any) -> Any:
+        if isinstance(result, kinds):
+            return result
+        raise unexpected(result, words)
+
+    return check
+
+
+def _ids(result: Any, *_: Any) -> list[int]:
+    if isinstance(result, list) and set(map(type, result)) <= {int}:
+        return result
+    raise unexpected(result, "a list of ints")
+
+
+def _flag(result: Any, *_: Any) -> Any:
+    if callable(result):  # it would always be true
+        raise TypeError("it is a method; it must be a property")
+    return result
+
+
+_CHECKS: dict[str, Call] = {
+    "str": _instance_of(str, words="a str"),
+    "str | None": _instance_of(str, type(None), words="a str or None"),
+    "bytes": _instance_of(bytes, words="bytes"),
+    "list[int]": _ids,
+    "frozenset[int]": lambda result, *_: frozenset(result),
+    "bool": _flag,
+}

@@ -1,8 +1,4 @@
-"""How often plugins were called, how long that took, and circuit breakers.
-
-The kind decides what fails with a plugin: stat loggers and extensions are disabled; a logits
-processor or policy fails its request; anything that computes fails the whole step.
-"""
+"""How often plugins were called, how that ended, and how long it took."""
 
 from __future__ import annotations
 
@@ -13,26 +9,12 @@ from time import perf_counter
 from typing import Any
 
 from treadle.api.plugin_kind import PluginKind
-from treadle.errors import ConfigError, EngineError
-from treadle.plugins.entries import Entry
+from treadle.errors import ConfigError
 from treadle.plugins.kinds import installed_kinds
 
-__all__ = (
-    "MAX_CONSECUTIVE_FAILURES",
-    "NOT_CAUGHT",
-    "CallCounter",
-    "CircuitBreaker",
-    "PluginCallStats",
-)
+__all__ = ("CallCounter", "PluginCallStats")
 
 log = logging.getLogger("treadle.plugins")
-
-MAX_CONSECUTIVE_FAILURES = 3
-"""Consecutive failures after which a plugin is not called any more."""
-
-NOT_CAUGHT = (KeyboardInterrupt, SystemExit)
-"""Meant for the process, even if a plugin is running. Everything else is the plugin's, including
-the panic of a Rust library, which is not an ``Exception``."""
 
 HOOK_SECONDS = 10.0
 """The smallest time budget of a hook, which may read files and import."""
@@ -75,7 +57,7 @@ class CallCounter:
             self.budget,
         )
 
-    def failed(self, seconds: float) -> None:
+    def failed(self, seconds: float = 0.0) -> None:
         """Count a call that raised, or that timed out."""
         with self._lock:
             self.seconds += seconds
@@ -123,19 +105,11 @@ class PluginCallStats:
                 self._counters[plugin, hook] = counter
             return counter
 
-    def done(self, plugin: str, hook: str, began: float) -> None:
-        """Count a call that returned and began at ``began`` of ``perf_counter``."""
-        self.counter(plugin, hook).done(perf_counter() - began)
-
-    def failed(self, plugin: str, hook: str, began: float) -> None:
-        """Count a call that raised, or that timed out."""
-        self.counter(plugin, hook).failed(perf_counter() - began)
-
     def rows(self) -> list[tuple[str, str, str, int]]:
         """Return plugin, hook or method, outcome, and the number of such calls."""
         return [
             (counter.plugin, counter.hook, outcome, count)
-            for counter in self._snapshot()
+            for counter in list(self._counters.values())
             for outcome in ("ok", "slow", "error")
             if (count := getattr(counter, outcome))
         ]
@@ -144,46 +118,6 @@ class PluginCallStats:
         """Return plugin, hook or method, the number of calls, and their total seconds."""
         return [
             (counter.plugin, counter.hook, count, counter.seconds)
-            for counter in self._snapshot()
+            for counter in list(self._counters.values())
             if (count := counter.ok + counter.slow + counter.error)
         ]
-
-    def _snapshot(self) -> list[CallCounter]:
-        with self._lock:
-            return list(self._counters.values())
-
-
-class CircuitBreaker:
-    """Stops calling a plugin after repeated failures, which cost nothing but the plugin.
-
-    With ``strict`` a failure is an ``EngineError``. Otherwise it is logged, and after
-    ``MAX_CONSECUTIVE_FAILURES`` the entry is broken and not called again.
-    """
-
-    def __init__(self, entry: Entry, stats: PluginCallStats, *, strict: bool = False) -> None:
-        self.entry, self._stats, self._strict = entry, stats, strict
-        self._failures = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the plugin is not called any more."""
-        return self._failures >= MAX_CONSECUTIVE_FAILURES
-
-    def succeeded(self) -> None:
-        """Record a call that returned."""
-        self._failures = 0
-
-    def failed(self, method: str, error: BaseException, began: float) -> None:
-        """Record a failure of a call that began at ``began`` of ``perf_counter``."""
-        entry = self.entry
-        self._stats.failed(entry.id, method, began)
-        text = entry.failure(method, error)
-        if self._strict:
-            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-        self._failures += 1
-        log.warning("%s; treadle goes on without it", text, exc_info=error)
-        if self.is_open:
-            entry.error = error
-            entry.close("broken", f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}")
-            entry.state = "broken"
-            log.error("%s is not called any more", entry.id)

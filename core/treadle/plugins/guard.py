@@ -1,55 +1,64 @@
-"""Attribution of failures: what a plugin raises becomes an error that names it."""
+"""Attribution of failures: what a plugin raises becomes an error that names it.
+
+The kind decides what a failure costs: stat loggers and extensions are no longer called after
+repeated failures; a logits processor or parser fails its request; anything that computes fails the
+step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
 from time import perf_counter
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from treadle.api.plugin_kind import unexpected
-from treadle.errors import EngineError, PluginError, PluginLoadError, TreadleError
-from treadle.plugins.call_stats import NOT_CAUGHT, CallCounter, CircuitBreaker, PluginCallStats
+from treadle.api.plugin_kind import MethodRules, PluginKind
+from treadle.errors import EngineError, PluginError, TreadleError
+from treadle.plugins.call_stats import CallCounter, PluginCallStats
 from treadle.plugins.entries import Entry
 
-__all__ = ("PluginGuard",)
+__all__ = ("MAX_CONSECUTIVE_FAILURES", "NOT_CAUGHT", "PluginGuard", "strict_error")
+
+log = logging.getLogger("treadle.plugins")
+
+MAX_CONSECUTIVE_FAILURES = 3
+"""Consecutive failures after which a plugin that fails alone is not called any more."""
+
+NOT_CAUGHT = (KeyboardInterrupt, SystemExit)
+"""Meant for the process, even if a plugin is running. Everything else is the plugin's, including
+the panic of a Rust library, which is not an ``Exception``."""
+
+
+def strict_error(error: object) -> EngineError:
+    """Return the error that a failure with the words of ``error`` is in strict mode."""
+    return EngineError(f"{error} (plugin_strict makes it fatal)")
 
 
 class PluginGuard:
-    """Names the plugin of ``entry`` in what its objects raise, and counts their calls.
+    """Names the plugin of ``entry`` in what its hooks and objects raise, and counts their calls.
 
-    An exception becomes an ``error`` that names plugin, method and cause, which is chained. Not
-    converted: ``PluginError`` (already names a plugin), ``KeyboardInterrupt`` and ``SystemExit``,
-    and, outside a step, any ``TreadleError`` (raised deliberately for the user). With a ``breaker``
-    a failure costs the plugin alone; with ``fatal`` every failure is an ``EngineError``.
+    A manager has one for each plugin. ``strikes`` are the failures since the last success of a
+    plugin that fails alone; ``is_open`` tells that they were too many.
     """
+
+    __slots__ = ("_is_fatal", "_stats", "entry", "is_open", "is_strict", "kind", "strikes")
 
     def __init__(
         self,
         entry: Entry,
+        kind: PluginKind[Any],
         stats: PluginCallStats,
-        error: type[TreadleError] = PluginLoadError,
         *,
-        breaker: CircuitBreaker | None = None,
-        fatal: bool = False,
+        is_strict: bool = False,
     ) -> None:
-        self.entry = entry
-        self.breaker = breaker
+        self.entry, self.kind, self.is_strict = entry, kind, is_strict
+        self.strikes = 0
+        self.is_open = False
         self._stats = stats
-        self._error = error
-        self._fatal = fatal
+        self._is_fatal = is_strict and kind.failure == "request"
 
-    @contextmanager
-    def call_context(self, method: str, *, in_step: bool = False) -> Iterator[None]:
-        """The block is one call of ``method``; ``in_step`` converts every ``TreadleError`` too."""
-        began = perf_counter()
-        try:
-            yield
-        except NOT_CAUGHT:
-            raise
-        except BaseException as error:
-            self.fail(method, error, in_step=in_step, began=began)
-        self._stats.done(self.entry.id, method, began)
+    def counter(self, method: str) -> CallCounter:
+        """Return the counter of a hook or method."""
+        return self._stats.counter(self.entry.id, method)
 
     def fail(
         self,
@@ -60,32 +69,55 @@ class PluginGuard:
         began: float | None = None,
         error_class: type[TreadleError] | None = None,
     ) -> NoReturn:
-        """Count and raise what ``method`` raised."""
+        """Count and raise what ``method`` raised as an error that names plugin, method and cause.
+
+        Raised unchanged: ``PluginError``, which names a plugin already, and outside a step any
+        ``TreadleError``, whose words are meant for the user. In strict mode the failure of a
+        request is an ``EngineError``, unless ``error_class`` says what it is.
+        """
         if isinstance(error, PluginError):
             raise error
-        self._stats.failed(self.entry.id, method, perf_counter() if began is None else began)
+        self.counter(method).failed(0.0 if began is None else perf_counter() - began)
         if isinstance(error, TreadleError) and not in_step:
             raise error
         text = self.entry.failure(method, error)
-        if self._fatal:
-            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-        named = (error_class or self._error)(text)
+        if self._is_fatal and error_class is None:
+            raise strict_error(text) from error
+        named = (error_class or self.kind.error)(text)
         if isinstance(named, PluginError):
             named.plugin = self.entry.id
         raise named from error
 
-    def fail_result(self, method: str, result: object, expected: str) -> NoReturn:
-        """Count and raise that ``method`` returned ``result`` and not what is ``expected``."""
-        self.fail(method, unexpected(result, expected))
+    def handle(
+        self,
+        method: str,
+        rules: MethodRules,
+        error: BaseException,
+        arguments: tuple[Any, ...],
+        began: float | None = None,
+    ) -> Any:
+        """Raise the error of a failed call, or return what kind and ``rules`` give instead."""
+        if self.kind.failure == "itself":
+            return self.strike(method, error, began)
+        try:
+            self.fail(method, error, in_step=rules.in_step, began=began, error_class=rules.error)
+        except TreadleError as named:
+            if rules.fallback is None or self._is_fatal:
+                raise
+            log.warning("%s; a replacement is used", named)
+            return rules.fallback(named, *arguments)
 
-    def failed(self, method: str) -> None:
-        """Count a failure that was noticed after the call."""
-        self._stats.failed(self.entry.id, method, perf_counter())
-
-    def counter(self, method: str) -> CallCounter:
-        """Return the counter of a method."""
-        return self._stats.counter(self.entry.id, method)
-
-    @property
-    def is_fatal(self) -> bool:
-        return self._fatal
+    def strike(self, method: str, error: BaseException, began: float | None = None) -> None:
+        """Record a failure that costs only the plugin; in strict mode raise ``EngineError``."""
+        entry = self.entry
+        self.counter(method).failed(0.0 if began is None else perf_counter() - began)
+        text = entry.failure(method, error)
+        if self.is_strict:
+            raise strict_error(text) from error
+        self.strikes += 1
+        log.warning("%s; treadle goes on without it", text, exc_info=error)
+        if self.strikes >= MAX_CONSECUTIVE_FAILURES:
+            self.is_open = True
+            entry.state, entry.error = "broken", error
+            entry.why = f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}"
+            log.error("%s is not called any more", entry.id)

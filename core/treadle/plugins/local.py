@@ -17,12 +17,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
+
+import msgspec
 
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import installed_kinds
 
-__all__ = ("home", "import_file", "local_entries", "module_name")
+__all__ = ("import_file", "local_entries", "module_name")
+
+Declaration = dict[str, list[Annotated[str, msgspec.Meta(min_length=1)]]]
 
 
 def local_entries(name: str) -> Iterator[Entry]:
@@ -59,39 +64,23 @@ def _declaration(name: str, source: bytes) -> dict[str, list[str]]:
 def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
     shape = 'TREADLE must be a literal like {"tool_parsers": ["mine"]}'
     try:
-        declared = ast.literal_eval(value) if value is not None else None
+        declared = msgspec.convert(ast.literal_eval(value or ast.Constant(None)), Declaration)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--plugin-file {name}: {shape}; {error}") from error
     except ValueError as error:
         raise ConfigError(f"--plugin-file {name}: {shape}, not computed") from error
-    if not isinstance(declared, dict):
-        raise ConfigError(f"--plugin-file {name}: {shape}, not {declared!r}")
     known = installed_kinds()
-    for kind, keys in declared.items():
+    for kind in declared:
         if kind not in known:
             raise ConfigError(
                 f"--plugin-file {name} declares the kind {kind!r}; known: {', '.join(known)}"
             )
-        if not isinstance(keys, (list, tuple)) or not all(isinstance(k, str) and k for k in keys):
-            raise ConfigError(f"--plugin-file {name}: {shape}; {kind} has {keys!r}")
-    return {kind: list(keys) for kind, keys in declared.items()}
+    return declared
 
 
 def module_name(entry: Entry) -> str:
     """What the module of a local entry is called in ``sys.modules``."""
     return f"treadle_local_{entry.target}_{entry.version}"
-
-
-def home(entry: Entry) -> str:
-    """The package or module that belongs to an entry's distribution alone: a namespace package
-    around it is also that of others."""
-    if entry.file is not None:
-        return module_name(entry)
-    name = ""
-    for part in entry.target.partition(":")[0].split("."):
-        name = f"{name}.{part}" if name else part
-        module = sys.modules.get(name)
-        if module is None or getattr(module, "__file__", None):
-            break
-    return name
 
 
 def import_file(entry: Entry) -> ModuleType:

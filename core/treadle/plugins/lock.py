@@ -6,7 +6,7 @@ in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -20,13 +20,16 @@ __all__ = ("Lock", "LockedPlugin", "check_lock", "lock_of")
 VERSION = 1
 
 
-class LockedPlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LockedPlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """One key, and its owner with version and generation of the hook."""
 
     id: str
     distribution: str
     version: str
     generation: int
+
+    def __str__(self) -> str:
+        return f"{self.id} (v{self.generation}) from {self.distribution} {self.version}"
 
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +47,7 @@ def lock_of(entries: Iterable[Entry]) -> Lock:
         for e in entries
         if e.usable
     }
-    return Lock(VERSION, sorted(plugins, key=lambda p: (p.id, p.distribution)))
+    return Lock(VERSION, sorted(plugins))
 
 
 def check_lock(entries: Iterable[Entry], path: Path) -> None:
@@ -62,26 +65,11 @@ def check_lock(entries: Iterable[Entry], path: Path) -> None:
         raise ConfigError(
             f"--plugin-lock-file {path} has version {locked.version}, this treadle reads {VERSION}"
         )
-    if drift := list(_drift(locked, lock_of(entries))):
+    before, now = set(locked.plugins), set(lock_of(entries).plugins)
+    if drift := sorted(before ^ now):
+        lines = [f"{'-' if p in before else '+'} {p}" for p in drift]
         raise PluginConflictError(
-            f"plugins are not as {path} says:\n  "
-            + "\n  ".join(drift)
+            f"plugins are not as {path} says (- is locked, + is installed):\n  "
+            + "\n  ".join(lines)
             + f"\ninstall what it says, or write it anew with treadle plugin lock {path}"
         )
-
-
-def _drift(locked: Lock, installed: Lock) -> Iterator[str]:
-    old = {(p.id, p.distribution): p for p in locked.plugins}
-    new = {(p.id, p.distribution): p for p in installed.plugins}
-    for id, dist in sorted(old.keys() | new.keys()):
-        before, after = old.get((id, dist)), new.get((id, dist))
-        if before is None and after is not None:
-            yield f"+ {id} from {dist} {after.version} is not in the file"
-        elif before is not None and after is None:
-            yield f"- {id} from {dist} {before.version} is gone"
-        elif before is not None and after is not None and before != after:
-            if before.version != after.version:
-                yield f"~ {id}: {dist} {before.version} is locked, {after.version} is here"
-            if before.generation != after.generation:
-                kind = id.partition(":")[0]
-                yield f"~ {id}: {kind} v{before.generation} is locked, v{after.generation} is here"

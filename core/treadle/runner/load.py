@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,7 +20,6 @@ from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import build_model
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
-from treadle.plugins.guard import PluginGuard
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.runner.memory import (
@@ -39,7 +38,7 @@ __all__ = ("LoadedModel", "start_model")
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A loaded model with its KV cache."""
+    """A loaded model with its KV cache; ``model`` is behind the boundary of its plugin."""
 
     model: CausalModel
     spec: ModelSpec
@@ -48,8 +47,6 @@ class LoadedModel:
     info: EngineInfo
     memory: MemoryUsage
     timer: StartupTimer
-    guard: PluginGuard
-    """Guard for calls of ``model``."""
 
 
 def start_model(
@@ -91,11 +88,11 @@ def start_model(
             seed=options.seed,
         )
     stages.done("weights")
-    guard = plugins.guard(MODELS, spec.architecture)
+    guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")
     usage.weights, usage.quantizable = weight_bytes(model), plain_bytes(model)
     if device.type == "cuda":
         usage.weights = torch.cuda.memory_allocated(device) - before
-    pages = _size_cache(config, model, attention, device, max_len, usage, guard)
+    pages = _size_cache(config, guarded, attention, device, max_len, usage)
     pages = tp_group.all_reduce_min(pages)
     max_len = _fit_length(config, attention, pages, max_len)
     usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
@@ -104,8 +101,7 @@ def start_model(
     ):
         attention.allocate(pages, device, model)
     if config.cache.calculate_kv_scales:
-        with guard.call_context("forward"):
-            calculate_scales(model, attention, tp_group, pages, device, vocab_size, max_len)
+        calculate_scales(guarded, attention, tp_group, pages, device, vocab_size, max_len)
     fusions = apply_fusions(model, plugins, info, dtype_name(dtype))
     usage.shared = tp_group.memory_bytes
     groups = attention.describe(pages)
@@ -128,9 +124,7 @@ def start_model(
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
-    return LoadedModel(
-        cast(CausalModel, model), spec, device, attention, facts, usage, stages, guard
-    )
+    return LoadedModel(guarded, spec, device, attention, facts, usage, stages)
 
 
 def _size_cache(
@@ -140,7 +134,6 @@ def _size_cache(
     device: torch.device,
     max_len: int,
     usage: MemoryUsage,
-    guard: PluginGuard,
 ) -> list[int]:
     """Return the pages of each group. Sets ``usage.activations``, the memory of a full step."""
     if device.type == "cuda":
@@ -148,7 +141,7 @@ def _size_cache(
         with explain_out_of_memory(
             device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
         ):
-            usage.activations = _measure_activations(config, model, attention, device, guard)
+            usage.activations = _measure_activations(config, model, attention, device)
     return count_pages(
         config,
         attention.page_bytes(),
@@ -166,7 +159,6 @@ def _measure_activations(
     model: Any,
     attention: AttentionLayers,
     device: torch.device,
-    guard: PluginGuard,
 ) -> int:
     """Measure the peak bytes of a step with the maximum number of tokens, on null pages."""
     tokens = config.scheduler.max_num_batched_tokens
@@ -190,10 +182,8 @@ def _measure_activations(
         seq_lens_cpu=[1] * tokens,
     )
     forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
-    with guard.call_context("forward"):
-        hidden = model.forward(zeros, zeros, forward_ctx)
-    with guard.call_context("logits"):
-        logits = model.compute_logits(hidden[:rows])
+    hidden = model.forward(zeros, zeros, forward_ctx)
+    logits = model.compute_logits(hidden[:rows])
     # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
     scratch = [logits.clone() for _ in range(3)]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from treadle.api.attention import ForwardContext
 from treadle.api.communicators import Communicator
 from treadle.api.engine import LogitsProcessor
-from treadle.api.kinds import LOGITS_PROCESSORS
+from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
+from treadle.api.plugin_kind import unexpected
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
@@ -82,12 +82,12 @@ class ModelRunner:
             )
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
-        made = [
-            plugins.create(LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size)
+        self._processors = {
+            name: plugins.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size)
             for name in names
-        ]
-        self._processors = dict(zip(names, made, strict=True))
+        }
         self._guards = {name: plugins.guard(LOGITS_PROCESSORS, name) for name in names}
+        self._model_guard = plugins.guard(MODELS, self._started.spec.architecture)
         self._processor_args: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[InFlightOutput] = deque()
@@ -125,8 +125,7 @@ class ModelRunner:
             return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
 
         sizes = bucket_sizes(max_rows)
-        with self._started.guard.call_context("forward"):
-            self._graphs.capture(sizes, progress)
+        self._graphs.capture(sizes, progress)
         used = before - torch.cuda.mem_get_info(self.device)[0]
         self._started.memory.graphs = used
         self.info.report.append(f"graphs       {used / GIB:8.3f} GiB: {len(sizes)} batch sizes")
@@ -190,7 +189,7 @@ class ModelRunner:
         forward_ctx = self._started.attention.build_metadata(
             inputs.batches, None if asked else inputs.logits_indices
         )
-        hidden = self._forward(inputs.input_ids, inputs.positions, forward_ctx)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, forward_ctx)
         if asked:
             self._prompt_logprobs(scheduler_output, hidden, pending)
         if not inputs.num_sampled:
@@ -206,22 +205,10 @@ class ModelRunner:
             inputs.sample_positions,
         )
 
-    def _forward(self, ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
-        guard = self._started.guard
-        with guard.call_context("forward", in_step=True):
-            hidden = self.model.forward(ids, positions, forward_ctx)
-            shape: tuple[int, ...] = getattr(hidden, "shape", ())
-            few = ids if forward_ctx.logits_indices is None else forward_ctx.logits_indices
-            if len(shape) != 2 or shape[0] not in (len(ids), len(few)):
-                guard.fail_result("forward", hidden, f"a tensor [{len(ids)}, hidden]")
-        return hidden
-
     def _logits(self, hidden: Tensor) -> Tensor:
-        guard, wanted = self._started.guard, (len(hidden), self.info.vocab_size)
-        with guard.call_context("logits", in_step=True):
-            logits = self.model.compute_logits(hidden)
-            if getattr(logits, "shape", ()) != wanted:
-                guard.fail_result("logits", logits, f"a tensor {list(wanted)}")
+        logits, shape = self.model.compute_logits(hidden), (len(hidden), self.info.vocab_size)
+        if getattr(logits, "shape", ()) != shape:
+            self._model_guard.fail("logits", unexpected(logits, f"a tensor {list(shape)}"))
         return logits
 
     def _sample(
@@ -286,13 +273,12 @@ class ModelRunner:
     ) -> None:
         """Apply ``processor`` to rows ``which``. Raises ``PluginLoadError``, changing nothing."""
         index = torch.tensor(which, device=self.device)
-        with self._guards[name].call_context("apply", in_step=True):
-            edited = processor.apply(
-                logits.index_select(0, index),
-                [self._processor_args[slots[i]][name] for i in which],
-                [self._histories[slots[i]] for i in which],
-            )
-            logits.index_copy_(0, index, edited)
+        edited = processor.apply(
+            logits.index_select(0, index),
+            [self._processor_args[slots[i]][name] for i in which],
+            [self._histories[slots[i]] for i in which],
+        )
+        logits.index_copy_(0, index, edited)
 
     def _update_slots(self, scheduler_output: SchedulerOutput, captured: bool) -> None:
         if scheduler_output.freed_slots:
@@ -349,7 +335,7 @@ class ModelRunner:
         for i in pending.is_edited.keys() & set(result.invalid_rows) - result.row_errors.keys():
             guards = [self._guards[name] for name in pending.is_edited[i]]
             for guard in guards:
-                guard.failed("apply")
+                guard.counter("apply").failed()
             ids = ", ".join(guard.entry.id for guard in guards)
             result.row_errors[i] = (
                 f"{ids} left no token to sample: the logits are NaN or all masked"

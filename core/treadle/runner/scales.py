@@ -60,7 +60,7 @@ def calculate_scales(
         drawn = torch.Generator().manual_seed(0)
         ids = torch.randint(vocab_size, (batch.max_seq_len,), generator=drawn).to(device)
         forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
-        model(ids, torch.arange(batch.max_seq_len, device=device), forward_ctx)
+        model.forward(ids, torch.arange(batch.max_seq_len, device=device), forward_ctx)
     finally:
         for made in hooks:
             made.remove()

@@ -58,7 +58,7 @@ class Compilers:
             try:
                 verdict = self._checker.check(backend, spec)
             except RequestError:
-                self._plugins.guard(STRUCTURED_OUTPUT, backend).failed("compile")
+                self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").failed()
                 raise
             if verdict.rejection is None:
                 compiled = SizedGrammar(compiler.compile(spec), verdict.size)

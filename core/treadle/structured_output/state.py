@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.api.structured_output import GrammarMatcher
 from treadle.errors import EngineError, TreadleError
-from treadle.plugins.call_stats import NOT_CAUGHT
+from treadle.plugins.guard import NOT_CAUGHT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,6 +17,7 @@ from treadle.api import hookspecs
 from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.config import EngineConfig, from_options
 from treadle.plugins import PluginManager
+from treadle.testing.introspection import hooks_of, report
 from treadle.testing.plugin import PluginTest, hook_arguments
 from treadle.testing.policies import FakeQueuedRequest
 
@@ -60,10 +61,10 @@ class ExtensionSuite(PluginTest):
     def test_what_it_reports_is_one_line(self) -> None:
         """While an engine runs, and where none does: ``treadle doctor`` starts none."""
         plugins = self.host()
-        lines = plugins.report()
+        lines = report(plugins)
         plugins.configure(self.config())
         try:
-            lines += plugins.report()
+            lines += report(plugins)
             self.quiet(plugins)
             assert all("\n" not in line for line in lines)
         finally:
@@ -102,7 +103,7 @@ class ExtensionSuite(PluginTest):
 
     def wrappers(self, plugins: PluginManager) -> Iterator[tuple[str, Any]]:
         plugin = plugins.load(self.kind, self.key)
-        for hook in plugins.hooks_of(plugin)[1]:
+        for hook in hooks_of(plugins, plugin)[1]:
             yield hook, getattr(plugin, hook)
 
     def wrapping(self, hook: str, wrapper: Any) -> Generator[None, Any, Any]:

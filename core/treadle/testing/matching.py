@@ -19,6 +19,7 @@ import pytest
 
 from treadle.api.matching import Match, ModelTraits
 from treadle.plugins import PluginManager
+from treadle.testing.introspection import hooks_of
 from treadle.testing.plugin import FOREIGN, PluginTest
 
 __all__ = ("PLAIN", "Matching")
@@ -83,6 +84,6 @@ class Matching(PluginTest):
         plugins = self.host()
         if self.key not in plugins.keys(self.kind):
             pytest.skip("it is not installed")
-        if "treadle_match" not in plugins.hooks_of(plugins.load(self.kind, self.key))[0]:
+        if "treadle_match" not in hooks_of(plugins, plugins.load(self.kind, self.key))[0]:
             pytest.skip("it is chosen by name only")
         return plugins

@@ -148,8 +148,8 @@ class ChatProcessor:
         Raises ``RequestError``.
         """
         work = partial(self.processor.render, chat, tools=tools)
-        plugin = getattr(self.processor.renderer, "plugin", "renderers:unknown")
-        return await self.parser_plugins.call_renderer(plugin, work)
+        guard = getattr(self.processor.renderer, "guard", None)
+        return await self.parser_plugins.call_renderer(guard, work)
 
 
 class ChatOutputParser:

@@ -10,157 +10,102 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.parsers import (
-    Delta,
-    ReasoningDelta,
-    StreamParser,
-    SupportsCallIds,
-    TextDelta,
-    ToolCallDelta,
-)
-from treadle.errors import EngineError
+from treadle.api.parsers import Delta, StreamParser, SupportsCallIds, TextDelta, ToolCallDelta
+from treadle.errors import EngineError, PluginLoadError, TreadleError
 from treadle.outputs import OutputPart, ReasoningPart, TextPart, ToolCall
-from treadle.plugins.call_stats import PluginCallStats
+from treadle.plugins.guard import strict_error
 
 if TYPE_CHECKING:
     from treadle.processes.watchdog import WatchdogExecutor
     from treadle.text.special_tokens import SpecialTokenFilter
 
-__all__ = ("GuardedParser", "OutputParser", "checked_deltas", "merge_parts")
+__all__ = ("GuardedParser", "OutputParser", "merge_parts")
 
 log = logging.getLogger("treadle.text")
-MAX_ID_CHARS = 64
-
-
-def checked_deltas(deltas: Iterable[Any]) -> list[Delta]:
-    """Return what a parser returned, as a list.
-
-    Raises ``TypeError`` or ``ValueError`` for what cannot be sent, half a surrogate pair included.
-    """
-    deltas = list(deltas)
-    for delta in deltas:
-        match delta:
-            case TextDelta(str(text)) | ReasoningDelta(str(text)):
-                text.encode()
-            case ToolCallDelta(int(index), str() | None as name, str(text)) if index >= 0:
-                text.encode()
-                (name or "").encode()
-            case _:
-                raise TypeError(f"a parser returned {delta!r:.80}, not a delta that can be sent")
-    return deltas
 
 
 class GuardedParser:
     """One parser, and the text that it has not answered for yet.
 
-    ``build`` makes the parser when there is something to feed it, and may raise like the parser
-    itself. After the first exception the parser is not called again. Calls are counted in ``call_stats``
-    for ``plugin`` (``kind:key``). With ``strict`` a failure is an ``EngineError``, which ends the
-    request. ``inline`` is whether it runs in the thread of its caller, see ``RunsInline``.
+    ``build`` makes the parser when there is something to feed it, behind the boundary of its
+    plugin, and tells whether it runs inline (see ``RunsInline``); it may raise any ``TreadleError``.
+    After the first error the parser is not called again. With ``strict`` an error is an
+    ``EngineError``, which ends the request. ``hung`` is told the method that does not return.
     """
 
     def __init__(
         self,
         label: str,
-        build: Callable[[], StreamParser],
+        build: Callable[[], tuple[StreamParser, bool]],
         *,
-        plugin: str = "",
-        call_stats: PluginCallStats | None = None,
-        strict: bool = False,
         inline: bool = True,
+        strict: bool = False,
+        hung: Callable[[str], None] = lambda method: None,
     ) -> None:
         self.label = label
         self.disabled = False
         self.pending = ""
         self.inline = inline
-        self._build, self._plugin, self._call_stats = build, plugin, call_stats or PluginCallStats()
-        self._strict = strict
+        self.running = ""
+        """The method that is running."""
+        self._build, self._strict, self._hung = build, strict, hung
         self._parser: StreamParser | None = None
-        self._current_call: tuple[str, float] | None = None
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self.disabled:
             return [TextDelta(text)] if text else []
         self.pending += text
-        return self._call("feed", lambda: self._opened().feed(text, ids))
+        return self._call("feed", text, ids)
 
     def finish(self) -> list[Delta]:
-        if self.disabled:
-            return []
-        return self._call("finish", lambda: self._opened().finish())
+        return [] if self.disabled else self._call("finish")
 
     def call_id(self) -> str | None:
         """Return an id for a tool call, if the parser's format prescribes how ids look."""
-        if self.disabled:
-            return None
         parser: object = self._parser
-        start_time = perf_counter()
-        self._current_call = "call_id", start_time
+        if self.disabled or not isinstance(parser, SupportsCallIds):
+            return None
+        self.running = "call_id"
         try:
-            if not isinstance(parser, SupportsCallIds):
-                return None
-            made = parser.call_id()
-            if 0 < len(made) <= MAX_ID_CHARS and made.isprintable():
-                self._call_stats.done(self._plugin, "call_id", start_time)
-                return made
-            raise ValueError(f"a parser made the id {made!r:.80}")
-        except BaseException as error:  # a plugin may raise anything, a panic too
-            self._call_stats.failed(self._plugin, "call_id", start_time)
+            return parser.call_id()
+        except PluginLoadError as error:
             log.warning("%s cannot make ids", self.label, exc_info=error)
-            self._raise_if_strict(error)
             return None
         finally:
-            self._current_call = None
-
-    @property
-    def is_called(self) -> bool:
-        """Whether one of its methods is running."""
-        return self._current_call is not None
+            self.running = ""
 
     def disable(self) -> None:
         """Stop using the parser because its call timed out, or because too many others hang.
 
         Raises ``EngineError`` if it is strict.
         """
-        if self._current_call is not None:
-            self._call_stats.failed(self._plugin, *self._current_call)
+        if self.running:
+            self._hung(self.running)
             log.warning("%s does not return; its output is delivered as text", self.label)
         self.disabled = True
         if self._strict:
-            raise EngineError(f"{self.label} does not return (plugin_strict makes it fatal)")
+            raise strict_error(f"{self.label} does not return")
 
-    def _opened(self) -> StreamParser:
-        if self._parser is None:
-            self._parser = self._build()
-            # Read of the class: a property would run the plugin's code.
-            inline = getattr(type(self._parser), "inline", None)
-            self.inline = inline if isinstance(inline, bool) else self.inline
-        return self._parser
-
-    def _call(self, method: str, call: Callable[[], list[Delta]]) -> list[Delta]:
-        start_time = perf_counter()
-        self._current_call = method, start_time
+    def _call(self, method: str, *arguments: Any) -> list[Delta]:
+        self.running = method
         try:
-            deltas = checked_deltas(call())
-        except BaseException as error:  # a plugin may raise anything, a panic too
-            self._call_stats.failed(self._plugin, method, start_time)
-            log.warning("%s failed; its output is delivered as text", self.label, exc_info=error)
+            if self._parser is None:
+                self._parser, self.inline = self._build()
+            deltas: list[Delta] = getattr(self._parser, method)(*arguments)
+        except TreadleError as error:
+            log.warning("%s; its output is delivered as text", error, exc_info=error)
             self.disabled = True
-            self._raise_if_strict(error)
+            if isinstance(error, EngineError):
+                raise
+            if self._strict:
+                raise strict_error(error) from error
             return [TextDelta(self.pending)] if self.pending else []
         finally:
-            self._current_call = None
-        self._call_stats.done(self._plugin, method, start_time)
+            self.running = ""
         self._forget_answered(deltas)
         return deltas
-
-    def _raise_if_strict(self, error: BaseException) -> None:
-        if self._strict:
-            text = f"{self.label} failed: {type(error).__name__}: {error}"
-            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
 
     def _forget_answered(self, deltas: list[Delta]) -> None:
         """Remove from the pending text what ``deltas`` answer for."""
@@ -229,7 +174,7 @@ class OutputParser:
             parts = await self._watchdog.submit(lambda: self._take(text, ids, last))
         except TimeoutError:  # the thread may still return, and changes nothing any more
             self._abandoned = True
-            for parser in [p for p in self._parsers if p.is_called] or self._parsers:
+            for parser in [p for p in self._parsers if p.running] or self._parsers:
                 parser.disable()
             return [TextPart(unparsed)] if unparsed else []
         self.has_calls |= any(isinstance(part, ToolCall) for part in parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,19 +14,22 @@ from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
 from treadle.plugins.entries import normal
+from treadle.plugins.guard import strict_error
 from treadle.plugins.matching import NONE, Decision, decide
 from treadle.processes.watchdog import WatchdogExecutor
-from treadle.text.output_parser import GuardedParser, OutputParser, checked_deltas
+from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter
 from treadle.text.tool_choice import to_guided
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
     from treadle.api.matching import ModelTraits
-    from treadle.api.parsers import ReasoningParser, ToolParser
+    from treadle.api.parsers import ToolParser
+    from treadle.api.structured_output import GrammarSpec
     from treadle.config import ModelConfig
     from treadle.plugins import PluginManager
     from treadle.plugins.call_stats import PluginCallStats
+    from treadle.plugins.guard import PluginGuard
 
 __all__ = ("PARSER_KINDS", "ParserPlugins", "PluginWatchdogs", "choose_parser")
 
@@ -127,24 +129,12 @@ class ParserPlugins:
             on_failure=self.on_failure,
         )
 
-    def build_tool_parser(self, key: str, tools: Sequence[Tool] = ()) -> ToolParser:
-        parser: ToolParser = self.host.create(
-            TOOL_PARSERS, key, tokenizer=self._tokenizer, tools=tools
-        )
-        return parser
-
-    def build_reasoning_parser(self, key: str, prompt: str = "") -> ReasoningParser:
-        parser: ReasoningParser = self.host.create(
-            REASONING_PARSERS, key, tokenizer=self._tokenizer, prompt=prompt
-        )
-        return parser
-
     def check(self, option: str, key: str, *, feed: bool = False) -> None:
         """Open a parser, and with ``feed`` let it read a word. Raises what it raises."""
-        is_tools = option == "tool_call_parser"
-        parser = self.build_tool_parser(key) if is_tools else self.build_reasoning_parser(key)
+        parser, _ = self._open(PARSER_KINDS[option], key)
         if feed:
-            checked_deltas([*parser.feed("treadle", ()), *parser.finish()])
+            parser.feed("treadle", ())
+            parser.finish()
 
     def check_all(self) -> None:
         """Open each parser once, so that a wrong name stops a start and not a request."""
@@ -166,14 +156,10 @@ class ParserPlugins:
         The text of the special tokens ``hidden`` is removed.
         """
         think = calls = None
-        if reasoning and (key := self.reasoning_parser) is not None:
-            think = self._guarded(
-                "reasoning_parser", key, partial(self.build_reasoning_parser, key, prompt)
-            )
-        if tools and (key := self.tool_call_parser) is not None:
-            calls = self._guarded(
-                "tool_call_parser", key, partial(self.build_tool_parser, key, tools)
-            )
+        if reasoning and self.reasoning_parser is not None:
+            think = self._guarded("reasoning_parser", prompt=prompt)
+        if tools and self.tool_call_parser is not None:
+            calls = self._guarded("tool_call_parser", tools=tools)
         if think is None and calls is None:
             return None
         return OutputParser(
@@ -187,12 +173,10 @@ class ParserPlugins:
     async def special_tag_ids(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
         """Return the special tokens that the parsers of a request must see. Each is asked once."""
         ids: frozenset[int] = frozenset()
-        if tools and (key := self.tool_call_parser) is not None:
-            ids |= await self._tag_ids(TOOL_PARSERS, key, partial(self.build_tool_parser, key))
-        if reasoning and (key := self.reasoning_parser) is not None:
-            ids |= await self._tag_ids(
-                REASONING_PARSERS, key, partial(self.build_reasoning_parser, key)
-            )
+        if tools and self.tool_call_parser is not None:
+            ids |= await self._tag_ids(TOOL_PARSERS, self.tool_call_parser)
+        if reasoning and self.reasoning_parser is not None:
+            ids |= await self._tag_ids(REASONING_PARSERS, self.reasoning_parser)
         return ids
 
     async def forced_call(
@@ -204,12 +188,13 @@ class ParserPlugins:
         """
         key, guided = self.tool_call_parser or "", None
 
-        def grammar() -> StructuredOutputsParams | None:
-            spec = self.build_tool_parser(key, tools).grammar_for_tool_choice(choice)
-            return None if spec is None else to_guided(spec)
+        def grammar() -> GrammarSpec | None:
+            parser: ToolParser = self._open(TOOL_PARSERS, key, tools=tools)[0]
+            return parser.grammar_for_tool_choice(choice)
 
         try:
-            guided = await self._call(TOOL_PARSERS, key, "grammar", grammar)
+            spec = await self._call(TOOL_PARSERS, key, "grammar", grammar)
+            guided = None if spec is None else to_guided(spec)
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
             self.on_failure(f"tool_call_parser={key}")
@@ -220,22 +205,18 @@ class ParserPlugins:
             )
         return guided
 
-    async def call_renderer(self, plugin: str, work: Callable[[], T]) -> T:
+    async def call_renderer(self, guard: PluginGuard | None, work: Callable[[], T]) -> T:
         """Return what a renderer makes, in a thread that can be abandoned.
 
-        Raises ``PluginLoadError`` if it does not return.
+        Raises the error of ``guard``, ``PluginLoadError``, if it does not return.
         """
-        if self.watchdogs is None:
+        if self.watchdogs is None or guard is None:
             return work()
-        start_time = time.perf_counter()
         try:
             return await self.watchdogs.renderer.submit(work)
         except TimeoutError as error:
-            log.error("%s does not return: %s", plugin, error)
-            self.host.call_stats.failed(plugin, "render", start_time)
-            failure = PluginLoadError(f"{plugin} does not return")
-            failure.plugin = plugin
-            raise failure from error
+            log.error("%s does not return: %s", guard.entry.id, error)
+            guard.fail("render", error)
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -243,15 +224,26 @@ class ParserPlugins:
             raise RequestError("this model has no tokenizer, so its outputs cannot be parsed")
         return self.tokenizer
 
-    def _guarded(self, option: str, key: str, build: Callable[[], Any]) -> GuardedParser:
-        kind, plugins = PARSER_KINDS[option], self.host
+    def _open(
+        self, kind: PluginKind[Any], key: str, *, tools: Sequence[Tool] = (), prompt: str = ""
+    ) -> tuple[Any, bool]:
+        """Return a new parser behind its boundary, and whether it may run on the event loop."""
+        about: dict[str, Any] = {"tools": tools} if kind is TOOL_PARSERS else {"prompt": prompt}
+        parser = self.host.create(kind, key, tokenizer=self._tokenizer, **about)
+        # Read of the class: a property would run the plugin's code.
+        inline = getattr(type(parser), "inline", None)
+        if not isinstance(inline, bool):
+            inline = self._is_inline(kind, key)
+        return self.host.guarded(kind, key, parser), inline
+
+    def _guarded(self, option: str, **about: Any) -> GuardedParser:
+        kind, key = PARSER_KINDS[option], self.keys[option] or ""
         return GuardedParser(
             f"{option}={key}",
-            build,
-            plugin=f"{kind.name}:{key}",
-            call_stats=plugins.call_stats,
-            strict=plugins.switches.strict,
+            partial(self._open, kind, key, **about),
             inline=self._is_inline(kind, key),
+            strict=self.host.switches.strict,
+            hung=lambda method: self.host.guard(kind, key).counter(method).failed(),
         )
 
     def _is_inline(self, kind: PluginKind[Any], key: str) -> bool:
@@ -262,13 +254,13 @@ class ParserPlugins:
             return False
         return entry.file is None and normal(entry.dist) in DISTRIBUTIONS
 
-    async def _tag_ids(
-        self, kind: PluginKind[Any], key: str, build: Callable[[], Any]
-    ) -> frozenset[int]:
+    async def _tag_ids(self, kind: PluginKind[Any], key: str) -> frozenset[int]:
         plugin = f"{kind.name}:{key}"
         if plugin not in self._special_ids:
             try:
-                tags = await self._call(kind, key, "tags", lambda: _tags_of(build()))
+                tags = await self._call(
+                    kind, key, "tags", lambda: _tags_of(self._open(kind, key)[0])
+                )
             except PluginLoadError as error:  # every output reports it
                 log.warning("the tags of %s are not known: %s", plugin, error, exc_info=error)
                 tags = set()
@@ -280,32 +272,23 @@ class ParserPlugins:
         return self._special_ids[plugin]
 
     async def _call(self, kind: PluginKind[Any], key: str, method: str, work: Callable[[], T]) -> T:
-        """Return what a parser says outside of an output; the call is counted.
+        """Return what a parser says outside of an output, in a thread unless it is treadle's own.
 
-        Raises ``PluginLoadError``, in strict mode ``EngineError``, whatever the plugin raises; but
-        a ``RequestError`` is the client's.
+        Raises ``RequestError``, and ``PluginLoadError`` for every failure, in strict mode
+        ``EngineError``.
         """
-        plugins, start_time = self.host, time.perf_counter()
-        guard = plugins.guard(kind, key)
-
-        def guarded() -> T:
-            with guard.call_context(method):
-                return work()
-
         try:
             if self.watchdogs is None or self._is_inline(kind, key):
-                return guarded()
-            return await self.watchdogs.parsers.submit(guarded)
-        except RequestError:
+                return work()
+            return await self.watchdogs.parsers.submit(work)
+        except TimeoutError as error:
+            self.host.guard(kind, key).fail(method, error)
+        except (RequestError, EngineError):
             raise
-        except Exception as error:
-            if isinstance(error, TimeoutError):
-                plugins.call_stats.failed(f"{kind.name}:{key}", method, start_time)
-            is_ours = isinstance(error, TreadleError)
-            text = str(error) if is_ours else guard.entry.failure(method, error)
-            if plugins.switches.strict:
-                raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
-            raise PluginLoadError(text) from error
+        except TreadleError as error:
+            if self.host.switches.strict:
+                raise strict_error(error) from error
+            raise PluginLoadError(str(error)) from error
 
 
 def _tags_of(parser: object) -> set[str]:

@@ -10,6 +10,7 @@ import torch
 from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.api.sampling_params import SamplingParams
 from treadle.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
+from treadle.testing.introspection import hook_calls
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 
@@ -24,10 +25,10 @@ def test_no_hook_is_called_in_a_step(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
     driven.add("a", PROMPT, max_tokens=8, ignore_eos=True, logprobs=1)
     driven.add("b", PROMPT, max_tokens=8, ignore_eos=True, temperature=0.7, top_p=0.9)
-    with driven.core.host.calls() as fired:
+    with hook_calls(driven.core.host) as fired:
         driven.run()
     assert fired == []
-    with driven.core.host.calls() as fired:
+    with hook_calls(driven.core.host) as fired:
         driven.core.host.create(SCHEDULING_POLICIES, "fcfs")
     assert fired  # the monitor works
 
@@ -102,18 +103,15 @@ def test_a_sequence_without_a_possible_token_fails_alone(engine: Any, checkpoint
 
 def test_a_failed_step_ends_its_sequences_and_no_others(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
-    model = driven.core._executor._started.model
-    forward = type(model).forward
+    decoder = driven.core._executor._started.model.model
 
-    def fails(self: Any, input_ids: Any, positions: Any, step: Any) -> Any:
+    def fails(*arguments: Any, **named: Any) -> Any:
         raise RuntimeError("boom")
 
-    type(model).forward = fails
-    try:
-        driven.add("bad", PROMPT, max_tokens=5)
-        driven.run()
-    finally:
-        type(model).forward = forward
+    decoder.forward = fails
+    driven.add("bad", PROMPT, max_tokens=5)
+    driven.run()
+    del decoder.forward
     assert driven.reasons == {"bad": "error"} and "boom" in str(driven.errors["bad"])
     assert len(generate(driven, "good", max_tokens=5, ignore_eos=True)) == 5
 

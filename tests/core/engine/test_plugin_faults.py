@@ -9,7 +9,7 @@ import pytest
 
 from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.errors import EngineError
-from treadle.plugins.call_stats import MAX_CONSECUTIVE_FAILURES
+from treadle.plugins.guard import MAX_CONSECUTIVE_FAILURES
 
 PROMPT = [5, 9, 200, 17, 33, 4, 90, 12]
 

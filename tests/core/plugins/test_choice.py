@@ -104,7 +104,7 @@ def test_disabling_the_owner_leaves_the_fallback(site):
 def test_missing_key_lists_the_known_ones_and_names_what_to_install(site, monkeypatch):
     site.scheme("acme-awq", "awq", "gptq")
     monkeypatch.setattr(
-        "treadle.plugins.resolution.KNOWN", {**KNOWN, "quantization:gguf": "treadle-fp8"}
+        "treadle.plugins.registry.KNOWN", {**KNOWN, "quantization:gguf": "treadle-fp8"}
     )
     with pytest.raises(PluginNotFoundError) as error:
         name(site.host(), "gguf")

@@ -12,6 +12,7 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import Entry, PluginManager, installed_kinds
+from treadle.testing.introspection import hook_calls, report
 
 WRAPPER = """
     from treadle.api import impl
@@ -65,6 +66,48 @@ def test_a_wrapper_sees_every_plugin_built(site):
     assert sys.modules["wrap"].calls == [("awq", "acme-awq"), ("gptq", "acme-awq")]
 
 
+COUNTING = """
+    from treadle.api import impl
+
+    calls = []
+
+    @impl
+    def treadle_scheduling_policy(name, options):
+        calls.append(name)
+        if options:
+            raise StopIteration("of the plugin")
+        return name
+"""
+FAILING = """
+    from treadle.api import impl
+
+    @impl(wrapper=True)
+    def treadle_scheduling_policy(name):
+        found = yield
+        raise KeyError("of the wrapper")
+"""
+
+
+def test_a_plugin_is_called_once_though_its_wrapper_fails(site):
+    site.install("acme", {"treadle.policies": {"mine": "acme"}}, COUNTING)
+    site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
+    host = site.host()
+    assert host.create(SCHEDULING_POLICIES, "mine") == "mine"
+    assert sys.modules["acme"].calls == ["mine"]
+    assert ("extensions:wrap", "treadle_scheduling_policy", "error", 1) in host.call_stats.rows()
+
+
+def test_what_the_plugin_raises_is_not_its_wrappers_failure(site):
+    site.install("acme", {"treadle.policies": {"mine": "acme"}}, COUNTING)
+    site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
+    host = site.host(plugin_options={"scheduling_policies:mine": {"fail": True}})
+    with pytest.raises(
+        PluginLoadError, match=r"scheduling_policies:mine from acme .*of the plugin"
+    ):
+        host.create(SCHEDULING_POLICIES, "mine")
+    assert not [row for row in host.call_stats.rows() if row[0] == "extensions:wrap"]
+
+
 def test_a_disabled_wrapper_sees_nothing(site):
     site.scheme("acme-awq", "awq")
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
@@ -90,7 +133,7 @@ def test_configure_unconfigure_and_report(life):
         ("unconfigure", "b_ext"),
         ("unconfigure", "a_ext"),
     ]
-    assert host.report() == ["a-ext 1.0: hello from a_ext", "b-ext 1.0: hello from b_ext"]
+    assert report(host) == ["a-ext 1.0: hello from a_ext", "b-ext 1.0: hello from b_ext"]
 
 
 def test_a_failing_configure_releases_those_before_it(life):
@@ -176,7 +219,7 @@ def test_calls_records_hooks_only_inside_the_block(site):
     site.scheme("acme-awq", "awq")
     host = site.host()
     host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
-    with host.calls() as fired:
+    with hook_calls(host) as fired:
         assert fired == []
         host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
         assert fired == ["treadle_quantization"]

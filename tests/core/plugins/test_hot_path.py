@@ -8,6 +8,7 @@ from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.introspection import hook_calls
 
 
 def test_no_hook_is_called_in_a_step(tmp_path):
@@ -16,7 +17,7 @@ def test_no_hook_is_called_in_a_step(tmp_path):
         model=str(make_checkpoint(tmp_path)), kv_cache_memory_bytes=10_000_000, cpu_threads=1
     )
     plugins = PluginManager(config.plugins)
-    with plugins.calls() as started:
+    with hook_calls(plugins) as started:
         core = EngineCore(config, plugins)
     try:
         assert {
@@ -28,7 +29,7 @@ def test_no_hook_is_called_in_a_step(tmp_path):
         core.add_request(
             EngineRequest("a", list(range(40)), SamplingParams(max_tokens=5, temperature=1.0), 0.0)
         )
-        with plugins.calls() as fired:
+        with hook_calls(plugins) as fired:
             outputs = [output for _ in range(20) if core.has_work for output in core.step()]
         assert outputs[-1].finish_reason == "length"
         assert fired == []

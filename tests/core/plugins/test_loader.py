@@ -9,6 +9,7 @@ import pytest
 from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.errors import CheckpointError, PluginLoadError
 from treadle.plugins.entries import Entry
+from treadle.testing.introspection import hook_calls
 
 OK = "ok-quant"
 
@@ -73,13 +74,25 @@ RENAMED = """
         return object()
 """
 
+OLD_WRAPPER = """
+    from treadle.api import impl
+
+    @impl(hookwrapper=True)
+    def treadle_quantization(method):
+        yield
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
         (UNKNOWN_HOOK, "unknown hook 'treadle_quantisation'"),
-        (UNKNOWN_ARGUMENT, "takes 'methd', which this hook does not have; name any of: method,"),
+        (
+            UNKNOWN_ARGUMENT,
+            "Argument(s) {'methd'} are declared in the hookimpl but can not be found",
+        ),
         (RENAMED, "under another name"),
+        (OLD_WRAPPER, "with hookwrapper=True; write wrapper=True"),
         ("VALUE = 1", "implements no hook"),
     ],
 )
@@ -90,7 +103,7 @@ def test_registration_is_atomic(good, code, reason):
     assert reason in str(failure(host, "bad"))
     assert host.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
     assert reason in str(failure(host, "bad")), "the second attempt must tell the same"
-    with host.calls() as fired:
+    with hook_calls(host) as fired:
         host.create(QUANTIZATION, "ok", checkpoint={}, device=None)
     assert fired == ["treadle_quantization"]
 

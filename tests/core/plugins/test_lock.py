@@ -37,20 +37,23 @@ def test_another_version_is_drift(site, file):
     info = site.folder / "acme_awq-1.0.dist-info"
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-awq\nVersion: 1.1\n")
     info.rename(site.folder / "acme_awq-1.1.dist-info")
-    assert "~ quantization:awq: acme-awq 1.0 is locked, 1.1 is here" in drift(site, file)
+    said = drift(site, file)
+    assert "- quantization:awq (v1) from acme-awq 1.0\n" in said
+    assert "+ quantization:awq (v1) from acme-awq 1.1\n" in said
 
 
 def test_one_more_one_less_and_one_disabled_are_drift(site, file):
     site.scheme("acme-new", "new")
     said = drift(site, file, disable_plugin=["acme-fp8"])
-    assert "+ quantization:new from acme-new 1.0 is not in the file" in said
-    assert "- quantization:fp8 from acme-fp8 1.0 is gone" in said
+    assert "+ quantization:new (v1) from acme-new 1.0\n" in said
+    assert "- quantization:fp8 (v1) from acme-fp8 1.0\n" in said
     assert "awq" not in said and f"treadle plugin lock {file}" in said
 
 
 def test_another_generation_is_drift(site, file):
     file.write_text(file.read_text().replace('"generation":1', '"generation":2', 1))
-    assert "quantization v2 is locked, v1 is here" in drift(site, file)
+    said = drift(site, file)
+    assert "- quantization:awq (v2)" in said and "+ quantization:awq (v1)" in said
 
 
 def test_a_changed_local_file_is_drift(site, tmp_path):
@@ -60,7 +63,7 @@ def test_a_changed_local_file_is_drift(site, tmp_path):
     lock.write_bytes(msgspec.json.encode(lock_of(site.host(plugin_file=[str(mine)]).entries)))
     site.host(plugin_file=[str(mine)], plugin_lock_file=str(lock))
     mine.write_text('TREADLE = {"policies": ["mine"]}\n# changed\n')
-    assert "~ scheduling_policies:mine" in drift(site, lock, plugin_file=[str(mine)])
+    assert "- scheduling_policies:mine" in drift(site, lock, plugin_file=[str(mine)])
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +13,22 @@ from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import Delta, TextDelta
 from treadle.config import PluginConfig
 from treadle.outputs import TextPart
-from treadle.plugins import PluginManager
+from treadle.plugins import Entry, PluginManager
+from treadle.plugins.boundary import wrap
+from treadle.plugins.call_stats import PluginCallStats
+from treadle.plugins.guard import PluginGuard
 from treadle.processes.watchdog import WatchdogExecutor
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.special_tokens import SpecialTokenFilter
+
+
+def guarded(parser: Any, *, inline: bool = True) -> GuardedParser:
+    """A parser behind its boundary; ``inline`` is what is expected before its class is known."""
+    entry = Entry("tool_parsers", "p", "p", "p", "1")
+    said = getattr(type(parser), "inline", inline)
+    behind = wrap(parser, PluginGuard(entry, TOOL_PARSERS, PluginCallStats()))
+    return GuardedParser("p", lambda: (behind, said), inline=inline)
 
 
 def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
@@ -38,7 +49,7 @@ def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
             raise ValueError
 
     for good in range(4):
-        parser = OutputParser(None, GuardedParser("p", partial(Holding, good)))
+        parser = OutputParser(None, guarded(Holding(good)))
         parts = [p for text in ("ab", "cd", "ef") for p in parser.feed(text, ())]
         parts += parser.finish()
         assert "".join(p.text for p in parts if isinstance(p, TextPart)) == "abcdef"
@@ -108,8 +119,8 @@ class WatchedEcho(Echo):
 async def test_where_a_parser_runs(kind: type[Echo], default: bool, inline: list[bool]) -> None:
     threads: list[int] = []
     watchdog = WatchdogExecutor(1.0)
-    guarded = GuardedParser("p", partial(kind, threads), inline=default)
-    parser = OutputParser(None, guarded, watchdog=watchdog)
+    watched = guarded(kind(threads), inline=default)
+    parser = OutputParser(None, watched, watchdog=watchdog)
     parts = [*await parser.parse("a", (), last=False), *await parser.parse("b", (), last=True)]
     watchdog.close()
     assert parts == [TextPart("a"), TextPart("b")]

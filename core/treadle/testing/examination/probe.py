@@ -141,7 +141,8 @@ def _report(loader: PluginLoader, plugin: object, entry: Entry, found: list[Find
     if "treadle_report" not in {c.name for c in loader.pm.get_hookcallers(plugin) or []}:
         return []
     try:
-        lines = loader.pm.subset_hook_caller("treadle_report", loader.plugins_except(plugin))()
+        others = [other for other in loader.pm.get_plugins() if other is not plugin]
+        lines = loader.pm.subset_hook_caller("treadle_report", others)()
     except Exception as error:  # a plugin may raise anything
         found.append(Finding("import", f"treadle_report raised {type(error).__name__}: {error}"))
         return []

@@ -1,5 +1,6 @@
 from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.testing.extensions import ExtensionSuite
+from treadle.testing.introspection import report
 from treadle.testing.plugin import PluginSuite
 from treadle.testing.policies import FakeQueuedRequest, PolicySuite
 
@@ -11,7 +12,7 @@ class TestPreemptions(PluginSuite, ExtensionSuite):
         plugins = self.host()
         policy = plugins.create(SCHEDULING_POLICIES, "priority")
         policy.select_victim([FakeQueuedRequest("a", 1.0, 3), FakeQueuedRequest("b", 2.0, 5)])
-        assert plugins.report() == ["treadle-preemptions 0.1.0: preempted priority 5: 1"]
+        assert report(plugins) == ["treadle-preemptions 0.1.0: preempted priority 5: 1"]
 
 
 class TestWrapped(PolicySuite):

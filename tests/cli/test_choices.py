@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from treadle.config import from_options
-from treadle.entrypoints.explain import ConfigChoice, explain
 from treadle.errors import ConfigError, UnsupportedModelError
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import tiny_config
 from treadle.text.assets import open_checkpoint, plugin_config
+from treadle_cli.choices import ConfigChoice, explain
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 
@@ -62,7 +62,7 @@ def test_every_family_is_asked_without_memory(architecture: str, tmp_path: Path)
 
 def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
     rows = explained(configured(tmp_path, "LlamaForCausalLM"))
-    assert rows["attention-backend"].reason.startswith("the best bid (50) for 4 heads")
+    assert rows["attention-backend"].reason.startswith("the best offer (50) for 4 heads")
     refusals = dict(rows["attention-backend"].others)
     assert "is not CUDA" in refusals["triton"]
     assert rows["executor"].choice.startswith("inline (treadle-core")

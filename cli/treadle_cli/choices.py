@@ -93,7 +93,7 @@ def _owned(plugins: PluginManager, kind: str, key: str) -> str:
 
 
 def _named(plugins: PluginManager, what: str, kind: str, key: str, usual: str) -> ConfigChoice:
-    """A choice by name: nobody bids or matches."""
+    """A choice by name: nobody is asked."""
     others = [(name, f"taken with --{what} {name}") for name in plugins.keys(kind) if name != key]
     said = "the default" if key == usual else f"--{what} {key}"
     return ConfigChoice(what, _owned(plugins, kind, key), said, others)
@@ -146,7 +146,7 @@ def _layers(
     """Who serves the operations of the model's layers and of the sampler."""
     attention, asked, meta = (
         AttentionLayers(config, plugins, info),
-        RecordingPlugins(plugins),
+        Asked(plugins),
         torch.device("meta"),
     )
     ranks = SingleRankCommunicator()
@@ -200,7 +200,7 @@ def _attention(
     offers, refusals = plugins.offers(ATTENTION_BACKENDS, request=request)
     heads = f"{request.num_heads} heads of {request.head_size}, {request.num_kv_heads} of keys and values"
     window = f", window {request.window}" if request.window else ""
-    said = f"--attention-backend {pin}" if pin else f"the best bid ({offers[0].score})"
+    said = f"--attention-backend {pin}" if pin else f"the best offer ({offers[0].score})"
     others = _bids([o for o in offers if o.name != name], refusals)
     choice = _bidder(plugins, "attention_backends", name)
     return ConfigChoice("attention-backend", choice, f"{said} for {heads}{window}", others)
@@ -210,19 +210,19 @@ def _communicator(plugins: PluginManager, info: DeviceInfo, world_size: int) -> 
     request = CommunicatorRequest(info, world_size)
     offers, refusals = plugins.offers(COMMUNICATORS, request=request)
     choice = _bidder(plugins, "communicators", offers[0].name) if offers else "torch.distributed"
-    reason = f"the best bid ({offers[0].score})" if offers else "nobody offers"
+    reason = f"the best offer ({offers[0].score})" if offers else "nobody offers"
     return ConfigChoice("communicator", choice, reason, _bids(offers[1:], refusals))
 
 
 def _bidder(plugins: PluginManager, kind: str, name: str) -> str:
-    """A backend may bid under another name than its key."""
+    """A backend may offer under another name than its key."""
     return _owned(plugins, kind, name) if name in plugins.keys(kind) else name
 
 
 def _bids(
     offers: Sequence[AttentionOffer | KernelOffer | CommunicatorOffer], refusals: Sequence[Refusal]
 ) -> list[tuple[str, str]]:
-    made = [(offer.name, f"bids {offer.score}") for offer in offers]
+    made = [(offer.name, f"offers with score {offer.score}") for offer in offers]
     return made + [(refusal.name, "; ".join(refusal.reasons)) for refusal in refusals]
 
 
@@ -239,8 +239,8 @@ def _guided(plugins: PluginManager, named: Sequence[str]) -> ConfigChoice:
     )
 
 
-class RecordingPlugins:
-    """Stands for the host where layers ask for kernels: keeps the bids, and offers none."""
+class Asked:
+    """Stands for the host where layers ask for kernels: keeps the offers, and makes none."""
 
     def __init__(self, plugins: PluginManager) -> None:
         self._host = plugins
@@ -266,7 +266,7 @@ class RecordingPlugins:
             offers, refusals = self._bids[ops[0]]
             if offers:
                 name = _bidder(self._host, "kernel_ops", offers[0].name)
-                said = f"the best bid ({offers[0].score}) for"
+                said = f"the best offer ({offers[0].score}) for"
             else:
                 name, said = "treadle's own", "nobody offers"
             yield ConfigChoice(
