@@ -46,8 +46,8 @@ def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_every_package_has_a_floor() -> None:
-    found = {package_of(p) for p in CORE.rglob("*.py")} - {"__init__", "testing"}
-    assert found == set(ORDER)
+    packages = {package_of(p) for p in CORE.rglob("*.py")} - {"__init__", "testing"}
+    assert packages == set(ORDER)
 
 
 def test_no_package_imports_from_a_higher_floor() -> None:

@@ -76,7 +76,7 @@ def run(plugins: PluginManager) -> Any:
     return plugins.create(COMMANDS, "key")
 
 
-# hook -> the call of the host that leads to it, and the arguments that must arrive
+# hook -> the call of the plugin manager that leads to it, and the arguments that must arrive
 CALLS: dict[str, tuple[Call, dict[str, object]]] = {
     "treadle_model_source": (lambda h: h.create(MODEL_SOURCES, "key"), {"scheme": "key"}),
     "treadle_load_format": (
@@ -104,7 +104,7 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         {"architecture": "key", "files": FILES},
     ),
     "treadle_executor": (
-        lambda h: h.create(EXECUTORS, "key", config=CONFIG, host=h),
+        lambda h: h.create(EXECUTORS, "key", config=CONFIG, plugins=h),
         {"name": "key", "config": CONFIG},
     ),
     "treadle_scheduling_policy": (lambda h: h.create(SCHEDULING_POLICIES, "key"), {"name": "key"}),
@@ -179,8 +179,8 @@ def arguments(hook: str) -> list[str]:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> PluginManager:
-    """A host with one plugin that owns ``key`` in every kind and says how it was called."""
+def plugins(tmp_path: Path) -> PluginManager:
+    """A plugin manager with one plugin that owns ``key`` in every kind and says how it was called."""
     declared = {kind: ["key"] for kind in installed_kinds()}
     text = f"from treadle.api import impl\nTREADLE = {declared!r}\nRECEIVED = {{}}\n"
     for hook in CALLS:
@@ -213,7 +213,7 @@ def test_a_hook_receives_every_argument(hook: str, plugins: PluginManager) -> No
         "tool_parsers"
     ]
     assert received.get("options", {"colour": kinds[0]}) == {"colour": kinds[0]}
-    assert received.get("host", plugins) is plugins
+    assert received.get("plugins", plugins) is plugins
     assert isinstance(received.get("app", AppConfig()), AppConfig)
     assert received.get("engine", FakeEngine) is FakeEngine or isinstance(
         received["engine"], FakeEngine

@@ -75,7 +75,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def offences(check: Callable[[Path], Iterator[str]], paths: list[Path] = SHIPPED) -> list[str]:
-    return [f"{relative(path)}:{found}" for path in paths for found in check(path)]
+    return [f"{relative(path)}:{problem}" for path in paths for problem in check(path)]
 
 
 def dotted(node: ast.expr) -> str:
@@ -262,9 +262,9 @@ import importlib, sys
 heavy = sys.argv[1].split(",")
 for name in sys.argv[2:]:
     importlib.import_module(name)
-    found = [h for h in heavy if h in sys.modules]
-    if found:
-        sys.exit(f"{name} imports {', '.join(found)}")
+    imported = [h for h in heavy if h in sys.modules]
+    if imported:
+        sys.exit(f"{name} imports {', '.join(imported)}")
 """
 
 
@@ -297,8 +297,8 @@ def test_the_three_fixed_members_exist() -> None:
 @pytest.mark.parametrize("member", members(), ids=lambda m: m.name)
 class TestMember:
     def test_it_has_a_readme_a_package_and_types(self, member: Member) -> None:
-        for wanted in (member.folder / "README.md", member.package / "py.typed"):
-            assert wanted.is_file(), relative(wanted)
+        for required in (member.folder / "README.md", member.package / "py.typed"):
+            assert required.is_file(), relative(required)
         assert len((member.folder / "README.md").read_text().split()) >= 10, "an empty README"
 
     def test_it_has_the_shared_version_and_licence(self, member: Member) -> None:
@@ -311,8 +311,8 @@ class TestMember:
         if member.name == "treadle-core":
             return
         major, minor, _ = member.version.split(".")
-        wanted = f"treadle-core>={major}.{minor},<{major}.{int(minor) + 1}"
-        assert wanted in member.pyproject["project"]["dependencies"]
+        dependency = f"treadle-core>={major}.{minor},<{major}.{int(minor) + 1}"
+        assert dependency in member.pyproject["project"]["dependencies"]
 
     def test_it_never_pins_torch(self, member: Member) -> None:
         needs = member.pyproject["project"].get("dependencies", [])

@@ -57,14 +57,14 @@ def plugin_options() -> str:
 
 def options_of(member: Member) -> dict[str, Any]:
     """``TREADLE_OPTIONS`` of the modules that its entry points name."""
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for name in sorted({e.module for e in member.entry_points}):
         file = ROOT / member.path / (name.replace(".", "/") + ".py")
         package = ROOT / member.path / name.replace(".", "/") / "__init__.py"
         source = next((f for f in (file, package) if f.is_file()), None)
         if source is not None and "TREADLE_OPTIONS" in source.read_text():
-            found |= getattr(importlib.import_module(name), "TREADLE_OPTIONS", {})
-    return found
+            tables |= getattr(importlib.import_module(name), "TREADLE_OPTIONS", {})
+    return tables
 
 
 def extras() -> str:
@@ -112,16 +112,16 @@ def _declared(kind: str, title: str, folder: str) -> str:
 
 def _runs(kind: str) -> dict[str, list[str]]:
     """What ran, by key of the kind: model, device, versions and month."""
-    found: dict[str, list[str]] = {}
+    runs: dict[str, list[str]] = {}
     for file in sorted(RUNS.glob("*.json")):
         data = json.loads(file.read_text())
         for run in data["runs"]:
             if key := run.get(kind):
                 where = f"{run['model']} on {run.get('devices', 1)} × {data['device']}"
                 line = f"{where}, torch {data['torch']}, {data['date']}"
-                if line not in found.setdefault(key, []):
-                    found[key].append(line)
-    return found
+                if line not in runs.setdefault(key, []):
+                    runs[key].append(line)
+    return runs
 
 
 def benchmark_runs() -> str:

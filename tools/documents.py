@@ -37,7 +37,7 @@ from repository import hooks
 
 import treadle.errors
 from treadle.api import sampling_params as params
-from treadle.config import EngineConfig, config_sections
+from treadle.config import IGNORED_OPTIONS, OPTION_ALIASES, EngineConfig, config_sections
 from treadle.plugins import installed_kinds
 from treadle_server.config import ServerConfig
 
@@ -77,14 +77,14 @@ SAMPLING = {
     "output_kind": "What a streamed output holds: all so far, only what is new, or nothing until the end.",
 }
 
-GUIDED = {
+STRUCTURED_OUTPUTS = {
     "json": "A JSON schema.",
     "json_object": "Any JSON object.",
     "regex": "A regular expression that the whole output matches.",
     "choice": "One of these texts.",
     "grammar": "A grammar in the dialect of the backend.",
     "whitespace_pattern": "Regular expression of the blanks allowed in JSON.",
-    "backend": "The `guided` plugin to use; default: the first of the option `structured_output_backends` that can.",
+    "backend": "The `structured_output` plugin to use; default: the first of the option `structured_output_backends` that can.",
     "reasoning": "The reasoning parser whose reasoning comes before the output that must match.",
 }
 
@@ -154,6 +154,13 @@ def options() -> str:
     return "\n".join(parts)
 
 
+def option_aliases() -> str:
+    """Options of other engines that are accepted, and what they mean here."""
+    rows = [(f"`{alias}`", f"`{name}`") for alias, name in OPTION_ALIASES.items()]
+    ignored = ((f"`{name}`", f"without effect: {why}") for name, why in IGNORED_OPTIONS.items())
+    return table(("Accepted", "In treadle"), [*rows, *ignored])
+
+
 def server() -> str:
     """Every option of the server."""
     return option_table(ServerConfig)
@@ -194,8 +201,8 @@ def kind(t: Type) -> str:
 
 def limits(t: IntType | FloatType) -> str:
     signs = {">": t.gt, "≥": t.ge, "<": t.lt, "≤": t.le}
-    found = [f"{sign} {value:g}" for sign, value in signs.items() if value is not None]
-    return " " + ", ".join(found) if found else ""
+    bounds = [f"{sign} {value:g}" for sign, value in signs.items() if value is not None]
+    return " " + ", ".join(bounds) if bounds else ""
 
 
 def default(field: msgspec.inspect.Field) -> str:
@@ -225,9 +232,9 @@ def sampling() -> str:
     return parameters(params.SamplingParams, SAMPLING)
 
 
-def guided() -> str:
-    """The fields of ``GuidedParams``."""
-    return parameters(params.StructuredOutputsParams, GUIDED)
+def structured_outputs() -> str:
+    """The fields of ``StructuredOutputsParams``."""
+    return parameters(params.StructuredOutputsParams, STRUCTURED_OUTPUTS)
 
 
 def parameters(struct: type[msgspec.Struct], meaning: dict[str, str]) -> str:
@@ -282,7 +289,17 @@ def errors() -> str:
 BLOCKS: dict[str, Callable[[], str]] = (
     {
         block.__name__: block
-        for block in (kinds, hook_reference, uncalled, options, server, sampling, guided, errors)
+        for block in (
+            kinds,
+            hook_reference,
+            uncalled,
+            options,
+            option_aliases,
+            server,
+            sampling,
+            structured_outputs,
+            errors,
+        )
     }
     | {"http": http_api.reference, "cli": command_line.reference, "python": python_api.reference}
     | catalogue.BLOCKS

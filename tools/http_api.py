@@ -31,25 +31,25 @@ def document() -> Document:
     """The OpenAPI document, with a description for each field that has one anywhere."""
     plugins = PluginManager()
     served = build(ServerContext(FakeEngine(plugins, "model"), ServerConfig()), plugins)
-    found: Document = served.app.openapi_schema.to_schema()
+    schema_document: Document = served.app.openapi_schema.to_schema()
     known = descriptions()
-    for owner, schema in found["components"]["schemas"].items():
+    for owner, schema in schema_document["components"]["schemas"].items():
         special = known.get(owner, {})
         for name, field in schema.get("properties", {}).items():
             if not field.get("description") and (meaning := special.get(name, known.get(name))):
                 field["description"] = meaning
     # litestar keeps the paths of a handler in a set, whose order differs from process to process.
-    found["paths"] = dict(sorted(found["paths"].items()))
-    return found
+    schema_document["paths"] = dict(sorted(schema_document["paths"].items()))
+    return schema_document
 
 
 def descriptions() -> dict[str, Any]:
     """What fields mean, by name: those of the sampling parameters, and those of our own file, which
     may say something else for one type."""
-    from documents import GUIDED, SAMPLING  # which imports this module for its page
+    from documents import SAMPLING, STRUCTURED_OUTPUTS  # which imports this module for its page
 
     fields: dict[str, Any] = tomllib.loads(DESCRIPTIONS.read_text())["fields"]
-    return SAMPLING | GUIDED | fields
+    return SAMPLING | STRUCTURED_OUTPUTS | fields
 
 
 def text() -> str:

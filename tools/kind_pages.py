@@ -78,18 +78,18 @@ def _types(signatures: list[str]) -> list[str]:
     returned = {h.signature: re.findall(TYPE, h.signature.rpartition("->")[2]) for h in hooks()}
     mine = {name for signature in signatures for name in returned[signature]}
     others = {name for names in returned.values() for name in names} - mine
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     while todo:
         name = todo.pop(0)
         kind = getattr(types, name, None)
-        if name in found or name in others or kind is None:
+        if name in sources or name in others or kind is None:
             continue
         if inspect.isclass(kind):
-            found[name] = inspect.getsource(kind)
-            todo += re.findall(r"\b[A-Z]\w+", found[name])
+            sources[name] = inspect.getsource(kind)
+            todo += re.findall(r"\b[A-Z]\w+", sources[name])
         else:  # a union
             todo += [part.__name__ for part in get_args(kind) if inspect.isclass(part)]
-    return list(found.values())
+    return list(sources.values())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

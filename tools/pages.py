@@ -45,8 +45,8 @@ class Block:
     def commands(self) -> list[str]:
         """The commands of a shell block; a backslash joins lines, comments are dropped."""
         lines = self.code.replace("\\\n", " ").splitlines()
-        found = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines)
-        return [line for line in found if line]
+        commands = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in lines)
+        return [command for command in commands if command]
 
 
 def pages() -> list[Path]:

@@ -16,10 +16,16 @@ import treadle
 
 __all__ = ("markdown", "reference")
 
-FIRST = ("LLM", "AsyncLLM", "SamplingParams", "GuidedParams", "RequestOutput", "CompletionOutput")
+FIRST = (
+    "LLM",
+    "AsyncLLM",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "RequestOutput",
+    "CompletionOutput",
+)
 ELSEWHERE = {
     "SamplingParams": "Its fields are in [Sampling parameters](sampling.md).",
-    "GuidedParams": "Its fields are in [Structured output](structured-output.md#fields).",
     "StructuredOutputsParams": "Its fields are in [Structured output](structured-output.md#fields).",
     "EngineConfig": "Its sections and their fields are in [Options](options.md).",
     "TreadleError": "All errors are in [Errors](errors.md).",

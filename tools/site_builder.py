@@ -110,21 +110,21 @@ def problems(site: Path) -> Iterator[str]:
 
 
 def exists(site: Path, page: Path, address: str) -> bool:
-    found = site / address.lstrip("/") if address.startswith("/") else page.parent / address
-    return found.is_file() or (found / "index.html").is_file()
+    target = site / address.lstrip("/") if address.startswith("/") else page.parent / address
+    return target.is_file() or (target / "index.html").is_file()
 
 
 def main(arguments: list[str]) -> int:
     target = Path(arguments[0]) if arguments else ROOT / "site"
     try:
-        found = build(target)
+        broken = build(target)
     except RuntimeError as error:
         print(error)
         return 1
-    for problem in found:
+    for problem in broken:
         print(problem)
     print(f"{target}: {len(list(target.rglob('index.html')))} pages")
-    return int(bool(found))
+    return int(bool(broken))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def explain(
     yield from _model(config, plugins)
     yield _named(
         plugins,
-        "executor",
+        "distributed-executor-backend",
         "executors",
         config.device.distributed_executor_backend,
         DeviceConfig().distributed_executor_backend,

@@ -20,7 +20,7 @@ Flag = Annotated[
     bool, typer.Option("--explain", help="Print what would be chosen, and why, and exit.")
 ]
 
-INDENT = 19
+INDENT = 30
 
 
 def print_engine(config: EngineConfig) -> None:

@@ -40,7 +40,7 @@ SLICE = 2**16
 
 PROCESSORS = (
     "logits processors are plugins that the operator installs; their arguments are "
-    'extra: {"name": {"argument": value}}'
+    'extra_args: {"name": {"argument": value}}'
 )
 # Fields of other engines' APIs that hand code, tensors or the inside of the engine to a client.
 # They are refused, not ignored: a caller that sends one relies on it.

@@ -118,14 +118,18 @@ def to_guided(fields: SamplingFields) -> StructuredOutputsParams | None:
 
 
 def constraint_of(fields: SamplingFields) -> str:
-    """The field that says what the output must match, as its client has spelled it."""
+    """Return the field that says what the output must match, as its client has spelled it.
+
+    Empty if several do, or none.
+    """
     if getattr(fields, "tool_choice", None) not in (None, "none", "auto"):
         return "tools"
+    names = [f"guided_{name}" for name in FORMS if getattr(fields, f"guided_{name}", None)]
     if fields.response_format is not None and fields.response_format.type != "text":
-        return "response_format"
+        names.append("response_format")
     if fields.structured_outputs is not None:
-        return "structured_outputs"
-    return next((f"guided_{name}" for name in FORMS if getattr(fields, f"guided_{name}", None)), "")
+        names.append("structured_outputs")
+    return names[0] if len(names) == 1 else ""
 
 
 def of_format(form: ResponseFormat | None) -> list[tuple[str, Any]]:

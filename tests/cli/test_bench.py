@@ -14,7 +14,7 @@ from treadle_cli.bench.shapes import known_shapes, shape_folder
 from treadle_cli.bench.throughput import check_count
 from treadle_cli.bench.workloads import clip_to_vocab, workload
 
-SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1", "--dtype", "float32")
+SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1", "--dtype", "float32")
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -43,20 +43,20 @@ CUSTOM = ("--workload", "custom", "--num-prompts", "3", "--input-len", "8", "--o
     ],
 )
 def small_sizes(name, requests, prompt_tokens, output_tokens, counts):
-    found = workload(name, BenchConfig())
-    assert (len(found.prompts), found.prompt_tokens, found.output_tokens) == (
+    load = workload(name, BenchConfig())
+    assert (len(load.prompts), load.prompt_tokens, load.output_tokens) == (
         requests,
         prompt_tokens,
         output_tokens,
     )
-    assert found.counts == counts
-    assert all(0 <= token <= 10_000 for prompt in found.prompts for token in prompt)
+    assert load.counts == counts
+    assert all(0 <= token <= 10_000 for prompt in load.prompts for token in prompt)
 
 
 def test_the_draws_of_mixed():
     """``random.seed(0)``: a length, its ids, the next length …; all output lengths at the end."""
-    found = workload("mixed", BenchConfig())
-    assert (len(found.prompts[0]), found.prompts[0][:3], found.outputs[:3]) == (
+    load = workload("mixed", BenchConfig())
+    assert (len(load.prompts[0]), load.prompts[0][:3], load.outputs[:3]) == (
         964,
         [6311, 6890, 663],
         [845, 312, 607],
@@ -64,16 +64,16 @@ def test_the_draws_of_mixed():
 
 
 def test_a_small_vocabulary_keeps_the_sizes():
-    found = clip_to_vocab(workload("bs1", BenchConfig()), 320)
-    assert found.prompt_tokens == 128 and max(found.prompts[0]) < 320
-    assert clip_to_vocab(found, 50_000) is found
+    clipped = clip_to_vocab(workload("bs1", BenchConfig()), 320)
+    assert clipped.prompt_tokens == 128 and max(clipped.prompts[0]) < 320
+    assert clip_to_vocab(clipped, 50_000) is clipped
 
 
 def test_spread():
     assert spread([]) == LatencyStats()
     assert spread([0.1]) == LatencyStats(100, 100, 100, 100, 100)
-    found = spread([i / 1000 for i in range(1, 102)])
-    assert (found.mean, found.p50, found.p90, found.p99, found.max) == (51, 51, 91, 100, 101)
+    stats = spread([i / 1000 for i in range(1, 102)])
+    assert (stats.mean, stats.p50, stats.p90, stats.p99, stats.max) == (51, 51, 91, 100, 101)
 
 
 def test_the_pass_that_is_reported():
@@ -167,13 +167,13 @@ def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
         "0",
     )
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    stages = found["stages"]
+    result = json.loads(done.out)
+    stages = result["stages"]
     assert list(stages) == ["python and imports", "configuration", "weights", "cache and kernels"]
-    assert found["kind"] == "startup" and found["passes"] == [found["first_token_seconds"]]
-    assert 0 < sum(stages.values()) <= found["ready_seconds"] + 0.01
-    assert found["ready_seconds"] < found["first_token_seconds"]
-    assert found["about"]["startup_seconds"] == found["ready_seconds"]
+    assert result["kind"] == "startup" and result["passes"] == [result["first_token_seconds"]]
+    assert 0 < sum(stages.values()) <= result["ready_seconds"] + 0.01
+    assert result["ready_seconds"] < result["first_token_seconds"]
+    assert result["about"]["startup_seconds"] == result["ready_seconds"]
 
 
 def test_a_start_that_fails_is_not_a_figure(treadle, shape):
@@ -208,6 +208,6 @@ def test_errors(treadle, shape, arguments, message):
 def test_host_cost_drives_the_real_engine_loop():
     from treadle_cli.bench.scheduler import SIZES, host_cost
 
-    found = list(host_cost(steps=5))
-    assert [cost.running for cost in found] == list(SIZES)
-    assert all(0 < cost.median_ms <= cost.p99_ms for cost in found)
+    costs = list(host_cost(steps=5))
+    assert [cost.running for cost in costs] == list(SIZES)
+    assert all(0 < cost.median_ms <= cost.p99_ms for cost in costs)

@@ -17,7 +17,7 @@ import pytest
 
 from treadle_cli.conversation import Conversation
 
-SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
+SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1")
 
 
 # -- the conversation ----------------------------------------------------------------------
@@ -130,8 +130,8 @@ class Terminal:
                     f"{text!r} did not come in {seconds} s; there was {self.seen!r}"
                 )
             self.seen += os.read(self.master, 65536).decode(errors="replace")
-        found, _, self.seen = self.seen.partition(text)
-        return found + text
+        before, _, self.seen = self.seen.partition(text)
+        return before + text
 
     def comes(self, text: str, seconds: float) -> bool:
         try:

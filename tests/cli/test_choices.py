@@ -65,9 +65,11 @@ def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
     assert rows["attention-backend"].reason.startswith("the best offer (50) for 4 heads")
     refusals = dict(rows["attention-backend"].others)
     assert "is not CUDA" in refusals["triton"]
-    assert rows["executor"].choice.startswith("inline (treadle-core")
-    assert rows["executor"].reason == "the default"
-    assert ("processes", "taken with --distributed-executor-backend mp") in rows["executor"].others
+    assert rows["distributed-executor-backend"].choice.startswith("uni (treadle-core")
+    assert rows["distributed-executor-backend"].reason == "the default"
+    assert ("mp", "taken with --distributed-executor-backend mp") in rows[
+        "distributed-executor-backend"
+    ].others
     priority = explained(tmp_path, scheduling_policy="priority")["scheduling-policy"]
     assert (priority.reason, [name for name, _ in priority.others]) == (
         "--scheduling-policy priority",
@@ -107,7 +109,8 @@ def test_what_a_start_refuses_is_refused(tmp_path: Path) -> None:
 
 def test_a_pin_is_shown(tmp_path: Path) -> None:
     rows = explained(
-        configured(tmp_path, "LlamaForCausalLM"), plugin=["scheduling_policies:fcfs=treadle-core"]
+        configured(tmp_path, "LlamaForCausalLM"),
+        pin_plugin=["scheduling_policies:fcfs=treadle-core"],
     )
     assert rows["scheduling-policy"].choice.endswith("pinned)")
 
@@ -125,4 +128,4 @@ def test_a_model_that_wants_memory_leaves_the_rest(tmp_path: Path) -> None:
     rows = explained(folder, plugin_file=[str(plugin)])
     assert rows["attention-backend"].choice == "unknown"
     assert "cannot be built on the device meta" in rows["attention-backend"].reason
-    assert {"kernels", "executor", "structured-output-backends"} <= rows.keys()
+    assert {"kernels", "distributed-executor-backend", "structured-output-backends"} <= rows.keys()

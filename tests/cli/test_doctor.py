@@ -14,8 +14,8 @@ def test_a_sound_installation(treadle):
     assert (done.code, told["ok"], told["problems"]) == (0, True, []), told
     assert [p for p in told["plugins"] if p["findings"]] == []
     assert {p["state"] for p in told["plugins"]} == {"loaded"}
-    assert set(told["seen"]["attention"]) == set(ATTENTION)
-    assert set(told["seen"]["kernels"]) == set(KERNEL_OPS)
+    assert set(told["device"]["attention"]) == set(ATTENTION)
+    assert set(told["device"]["kernels"]) == set(KERNEL_OPS)
     assert told["machine"]["versions"]["treadle-core"] == "0.1.0"
 
 

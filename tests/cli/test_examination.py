@@ -53,16 +53,25 @@ BROKEN = {
 def broken(site):
     """Everything of ``BROKEN``, a well-behaved one, and those that metadata gives away."""
     for key, (code, *_) in BROKEN.items():
-        site.install(f"x-{key}", {"treadle.policies": {key: f"x_{key}"}}, code)
-    site.install("good", {"treadle.policies": {"good": "good"}}, POLICY + REPORT)
+        site.install(f"x-{key}", {"treadle.scheduling_policies": {key: f"x_{key}"}}, code)
+    site.install("good", {"treadle.scheduling_policies": {"good": "good"}}, POLICY + REPORT)
     for name in ("one", "two"):
-        site.install(name, {"treadle.policies": {"contested": name}}, POLICY)
-    site.install("future", {"treadle.policies.v2": {"future": "future"}}, POLICY)
-    site.install("old", {"treadle.policies": {"old": "old"}}, POLICY, requires="treadle-core<0.1")
-    site.install("needy", {"treadle.policies": {"needy": "needy"}}, POLICY, requires="not-there>=2")
-    site.install("astray", {"treadle.policies": {"astray": "astray_module"}}, POLICY)
-    site.install("empty", {"treadle.policies": {"empty": "empty:Nothing"}}, POLICY)
-    site.install("edited", {"treadle.policies": {"edited": "edited", "gone": "edited"}}, POLICY)
+        site.install(name, {"treadle.scheduling_policies": {"contested": name}}, POLICY)
+    site.install("future", {"treadle.scheduling_policies.v2": {"future": "future"}}, POLICY)
+    site.install(
+        "old", {"treadle.scheduling_policies": {"old": "old"}}, POLICY, requires="treadle-core<0.1"
+    )
+    site.install(
+        "needy",
+        {"treadle.scheduling_policies": {"needy": "needy"}},
+        POLICY,
+        requires="not-there>=2",
+    )
+    site.install("astray", {"treadle.scheduling_policies": {"astray": "astray_module"}}, POLICY)
+    site.install("empty", {"treadle.scheduling_policies": {"empty": "empty:Nothing"}}, POLICY)
+    site.install(
+        "edited", {"treadle.scheduling_policies": {"edited": "edited", "gone": "edited"}}, POLICY
+    )
     project = site.folder / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(
@@ -81,7 +90,7 @@ def treadle_report():
 
 EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
     "contested": ("conflict", "choose one with --pin-plugin scheduling_policies:contested=DIST"),
-    "future": ("generation", "speaks policies v2, this treadle speaks v1"),
+    "future": ("generation", "speaks scheduling_policies v2, this treadle speaks v1"),
     "old": ("requirement", "requires treadle-core <0.1, installed is"),
     "needy": ("dependency", "not-there is not installed; pip install not-there>=2"),
     "astray": ("target", "no module 'astray_module'"),
@@ -91,9 +100,9 @@ EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
 
 
 def test_each_broken_plugin_gets_its_own_diagnosis(broken):
-    found = examine(broken.host(), seconds=30.0, only=None, device="cpu")
+    report = examine(broken.host(), seconds=30.0, only=None, device="cpu")
     by_key = {}
-    for checked in found.plugins:
+    for checked in report.plugins:
         by_key.setdefault(checked.id.partition(":")[2], []).extend(checked.findings)
     assert by_key["good"] == []
     for key, (code, words) in EXPECTED.items():
@@ -103,37 +112,39 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
     texts = [f.text for key in by_key for f in by_key[key] if f.code == "stale"]
     assert any("added = 'edited' is written, but not installed" in t for t in texts)
     assert len({code for code, _ in EXPECTED.values()}) >= 8
-    assert found.failed()
+    assert report.failed()
     # What hangs and dies is left out of the process that asks for bids, which therefore answers.
-    assert found.device is not None and found.problems == []
-    assert found.device.device == "cpu"
-    assert set(found.device.attention) == set(ATTENTION) and set(found.device.kernels) == set(
+    assert report.device is not None and report.problems == []
+    assert report.device.device == "cpu"
+    assert set(report.device.attention) == set(ATTENTION) and set(report.device.kernels) == set(
         KERNEL_OPS
     )
-    assert found.reports == ["good 1.0: all is well"]
+    assert report.reports == ["good 1.0: all is well"]
 
 
 def test_a_sound_installation_passes_and_a_warning_does_not_fail(site):
-    site.install("good", {"treadle.policies": {"good": "good"}}, POLICY)
-    found = examine(site.host(), only="good")
-    assert not found.failed(strict=True) and found.device is None
-    assert found.plugins[0].seconds is not None and found.plugins[0].state == "loaded"
-    site.install("heavy", {"treadle.policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY)
-    found = examine(site.host(), only="heavy")
-    assert not found.failed() and found.failed(strict=True)
+    site.install("good", {"treadle.scheduling_policies": {"good": "good"}}, POLICY)
+    report = examine(site.host(), only="good")
+    assert not report.failed(strict=True) and report.device is None
+    assert report.plugins[0].seconds is not None and report.plugins[0].state == "loaded"
+    site.install(
+        "heavy", {"treadle.scheduling_policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY
+    )
+    report = examine(site.host(), only="heavy")
+    assert not report.failed() and report.failed(strict=True)
 
 
 def test_bids_are_listed_with_their_reasons(site):
     site.install(
         "never",
-        {"treadle.attention": {"never": "never"}},
+        {"treadle.attention_backends": {"never": "never"}},
         """
         from treadle.api import impl, types
 
         @impl
         def treadle_attention_backend(request):
             if request.softcap:
-                return types.Offer("never", 3, lambda: None)
+                return types.AttentionOffer("never", 3, lambda: None)
             return types.Refusal("never", ("it is a test", "and not ready"))
         """,
     )
@@ -144,14 +155,14 @@ def test_bids_are_listed_with_their_reasons(site):
 
 def test_a_plugin_whose_bid_kills_the_process_is_a_problem(site):
     code = "from treadle.api import impl\n@impl\ndef treadle_attention_backend(request):\n    import os\n    os.abort()\n"
-    site.install("boom", {"treadle.attention": {"boom": "boom"}}, code)
-    found = examine(site.host(), device="cpu")
-    assert found.failed() and "SIGABRT" in found.problems[0]
+    site.install("boom", {"treadle.attention_backends": {"boom": "boom"}}, code)
+    report = examine(site.host(), device="cpu")
+    assert report.failed() and "SIGABRT" in report.problems[0]
 
 
 def test_a_local_file_is_examined(site, tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text('TREADLE = {"policies": ["mine"]}\n1 / 0\n')
+    file.write_text('TREADLE = {"scheduling_policies": ["mine"]}\n1 / 0\n')
     (checked,) = examine(
         site.host(plugin_file=[str(file)]), only="scheduling_policies:mine"
     ).plugins
@@ -194,8 +205,8 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
     ],
 )
 def test_advice_fits_the_machine(machine, seen, installed, words):
-    said = " ".join(advice(machine, seen, installed))
-    assert all(word in said for word in words), said
+    text = " ".join(advice(machine, seen, installed))
+    assert all(word in text for word in words), text
 
 
 def test_there_is_no_advice_where_nothing_is_missing():
@@ -210,9 +221,9 @@ def test_gpus_and_driver_are_read_without_torch(tmp_path):
     (card / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 3\n")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n"
     (tmp_path / "driver/nvidia/version").write_text(version)
-    found = look(["treadle-core"], tmp_path)
-    assert (found.gpus, found.driver) == (["NVIDIA H200"], "580.65.06")
-    assert "treadle-core" in found.versions and "torch" in found.versions
+    machine_seen = look(["treadle-core"], tmp_path)
+    assert (machine_seen.gpus, machine_seen.driver) == (["NVIDIA H200"], "580.65.06")
+    assert "treadle-core" in machine_seen.versions and "torch" in machine_seen.versions
     empty = look([], tmp_path / "nothing")
     assert (empty.gpus, empty.driver) == ([], "")
 
@@ -226,6 +237,6 @@ torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
 sys.modules["torch"] = torch
 """
-    site.install("starts", {"treadle.policies": {"starts": "starts"}}, fake + POLICY)
+    site.install("starts", {"treadle.scheduling_policies": {"starts": "starts"}}, fake + POLICY)
     (checked,) = examine(site.host(), only="starts").plugins
     assert {f.code for f in checked.findings} == {"cuda", "heavy"} and checked.state == "broken"

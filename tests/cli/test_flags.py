@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import typer
 
+from treadle.config import OPTION_ALIASES
 from treadle.errors import ConfigError
 from treadle_cli.flags import BENCH, ENGINE, SAMPLING, Group, Options, server_group, with_flags
 from treadle_cli.flags.options import plugin_options
@@ -27,9 +28,9 @@ def all_flags() -> Iterator[str]:
     for name in ("generate", "chat", "serve", "bench", "plugin", "doctor", "models"):
         _, command, _ = root.resolve_command(None, [name])
         leaves = getattr(command, "commands", None)
-        for leaf, found in (leaves or {"": command}).items():
+        for leaf, leaf_command in (leaves or {"": command}).items():
             path = f"{name} {leaf}".strip()
-            for param in found.params:
+            for param in leaf_command.params:
                 for flag in [*param.opts, *param.secondary_opts]:
                     if flag.startswith("-"):
                         yield f"{path} {flag}"
@@ -103,14 +104,14 @@ def parse(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Sample:
-        found: list[Sample] = []
+        samples: list[Sample] = []
 
         @with_flags(GROUP)
         def command(*, options: Options) -> None:
-            found.append(options.struct(GROUP))
+            samples.append(options.struct(GROUP))
 
         typer.main.get_command(single("x", command))(args=list(arguments), standalone_mode=False)
-        return found[0]
+        return samples[0]
 
     return run
 
@@ -169,13 +170,18 @@ def test_types():
 
 def test_a_file_lies_under_the_flags(parse, tmp_path):
     (tmp_path / "f.toml").write_text('number = 3\nshare = 0.25\nnames = ["a"]\n[table]\na = 1\n')
-    found = parse("--config", "f.toml", "--share", "0.75", "--names", "b")
-    assert (found.number, found.share, found.names, found.table) == (3, 0.75, ["b"], {"a": 1})
+    options = parse("--config", "f.toml", "--share", "0.75", "--names", "b")
+    assert (options.number, options.share, options.names, options.table) == (
+        3,
+        0.75,
+        ["b"],
+        {"a": 1},
+    )
 
 
 def test_dashes_are_underscores_and_other_sections_are_left_alone(treadle, tmp_path):
     (tmp_path / "f.toml").write_text(
-        "max-num-seqs = 0\n[server]\nport = 1\n[bench]\npasses = 1\n[sampling]\nseed = 1\n"
+        "max-num-seqs = 0\n[server]\nport = 1\n[bench]\nnum_iters = 1\n[sampling]\nseed = 1\n"
     )
     done = treadle("generate", "--prompt", "x", "--config", "f.toml")
     assert done == (2, "", "treadle: option max_num_seqs is 0: Expected `int` >= 1\n")
@@ -215,7 +221,7 @@ def test_a_missing_file(treadle):
 
 
 def test_the_short_form_of_plugin_options():
-    given = [
+    typed = [
         "generate",
         "--plugin.quantization.awq.bits=4",
         "--plugin.models.a.b.x",
@@ -225,7 +231,7 @@ def test_the_short_form_of_plugin_options():
         "--",
         "--plugin.x",
     ]
-    assert rewrite_flags(given) == [
+    assert rewrite_flags(typed) == [
         "generate",
         "--plugin-option",
         "quantization.awq.bits=4",
@@ -235,6 +241,39 @@ def test_the_short_form_of_plugin_options():
         "p",
         "--",
         "--plugin.x",
+    ]
+
+
+# -- names of other engines ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "rewritten"),
+    [
+        (["--block-size", "16"], ["--page-size", "16"]),
+        (["--block-size=16"], ["--page-size=16"]),
+        (["--mem-fraction-static", "0.5"], ["--gpu-memory-utilization", "0.5"]),
+        (["--prompt", "x", "--context-length", "8"], ["--prompt", "x", "--max-model-len", "8"]),
+        (["--enable-auto-tool-choice", "--port", "1"], ["--port", "1"]),
+        (["--", "--block-size", "16"], ["--", "--block-size", "16"]),
+        (["--block-sizes", "16"], ["--block-sizes", "16"]),
+    ],
+)
+def test_flags_of_other_engines_become_ours(typed, rewritten):
+    assert rewrite_flags(typed) == rewritten
+
+
+def test_every_alias_of_an_option_is_a_flag():
+    for alias, name in OPTION_ALIASES.items():
+        flags = [f"--{option.replace('_', '-')}" for option in (alias, name)]
+        assert rewrite_flags(flags[:1]) == flags[1:]
+
+
+def test_a_flag_of_another_engine_is_logged_with_its_name_here(caplog):
+    rewrite_flags(["--block-size", "16", "--enable-auto-tool-choice"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "--block-size is accepted; its name in treadle is --page-size",
+        "--enable-auto-tool-choice has no effect: tool calls are parsed whenever a parser was found",
     ]
 
 

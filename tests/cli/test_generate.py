@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
+SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1")
 GREEDY = (*SMALL, "--temperature", "0")
 
 
@@ -23,11 +23,22 @@ def expected(checkpoint):
 
 
 def test_a_flag_and_a_pipe_give_what_the_library_gives(treadle, checkpoint, expected):
-    given = ("generate", checkpoint, *GREEDY, "--max-tokens", "12")
-    flag = treadle(*given, "--prompt", "Hello", "--stats")
+    arguments = ("generate", checkpoint, *GREEDY, "--max-tokens", "12")
+    flag = treadle(*arguments, "--prompt", "Hello", "--stats")
     assert flag.code == 0 and flag.out == expected.text + "\n"
     assert flag.err.startswith("12 tokens, ") and "ended by length" in flag.err
-    assert treadle(*given, stdin="Hello") == (0, expected.text + "\n", "")
+    assert treadle(*arguments, stdin="Hello") == (0, expected.text + "\n", "")
+
+
+def test_a_flag_of_another_engine(treadle, checkpoint, expected, caplog):
+    done = treadle(
+        *("generate", checkpoint, *GREEDY, "--max-tokens", "12", "--prompt", "Hello"),
+        *("--block-size", "16"),
+    )
+    assert (done.code, done.out) == (0, expected.text + "\n")
+    assert "--block-size is accepted; its name in treadle is --page-size" in caplog.messages
+    wrong = treadle("generate", checkpoint, "--prompt", "Hello", "--block-size", "0")
+    assert wrong.code == 2 and wrong.err.startswith("treadle: option page_size is 0: ")
 
 
 def test_json(treadle, checkpoint, expected):
@@ -53,11 +64,11 @@ def test_several_outputs(treadle, checkpoint):
 
 def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_path):
     """Greedy by recommendation gives one text; a high temperature from a flag another."""
-    given = ("generate", checkpoint, *SMALL, "--prompt", "Hello", "--max-tokens", "12")
+    arguments = ("generate", checkpoint, *SMALL, "--prompt", "Hello", "--max-tokens", "12")
     recommended = ("--override-generation-config", '{"temperature": 0}')
-    greedy = treadle(*given, "--temperature", "0")
-    assert treadle(*given, *recommended) == greedy
-    assert treadle(*given, *recommended, "--temperature", "50") != greedy
+    greedy = treadle(*arguments, "--temperature", "0")
+    assert treadle(*arguments, *recommended) == greedy
+    assert treadle(*arguments, *recommended, "--temperature", "50") != greedy
 
 
 @pytest.mark.parametrize(
@@ -65,12 +76,16 @@ def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_pat
     [
         (("--max-num-seqs", "0"), 2, "option max_num_seqs is 0: Expected `int` >= 1"),
         (("--temperature", "200"), 2, "temperature is 200.0; it must be in [0.0, 100.0]"),
-        (("--guided", '{"regex": 1}'), 2, "option guided is {'regex': 1}: Expected `str | null`"),
+        (
+            ("--structured-outputs", '{"regex": 1}'),
+            2,
+            "option structured_outputs is {'regex': 1}: Expected `str | null`",
+        ),
         (("--pin-plugin", "awq"), 2, "--pin-plugin is 'awq'; write kind:key=distribution"),
         (
             ("--distributed-executor-backend", "nobody"),
             1,
-            "no plugin provides executors:nobody (known: inline",
+            "no plugin provides executors:nobody (known: mp, ray, uni",
         ),
         (("--plugin-file", "nope.py"), 2, "--plugin-file nope.py cannot be read: No such file"),
     ],

@@ -39,9 +39,11 @@ def test_standing_of_each_entry(site):
 def test_requires_dist_is_evaluated(site):
     site.scheme("future", "a", requires="treadle-core>=99")
     site.scheme("other-platform", "b", requires='treadle-core>=99; sys_platform == "plan9"')
-    found = notes(site.host())
-    assert found["future/quantization:a"][1].startswith("requires treadle-core >=99, installed is ")
-    assert found["other-platform/quantization:b"] == ("ready", "")
+    rows_by_name = notes(site.host())
+    assert rows_by_name["future/quantization:a"][1].startswith(
+        "requires treadle-core >=99, installed is "
+    )
+    assert rows_by_name["other-platform/quantization:b"] == ("ready", "")
 
 
 def test_editable_is_told(site):
@@ -53,7 +55,7 @@ def test_editable_is_told(site):
 
 def test_by_kind(site):
     site.scheme("acme", "awq")
-    site.install("pol", {"treadle.policies": {"p": "pol"}}, "")
-    assert [row.key for row in rows(site.host(), "policies")] == ["p"]
+    site.install("pol", {"treadle.scheduling_policies": {"p": "pol"}}, "")
+    assert [row.key for row in rows(site.host(), "scheduling_policies")] == ["p"]
     with pytest.raises(PluginNotFoundError, match="no plugin kind 'policy'"):
         list(rows(site.host(), "policy"))

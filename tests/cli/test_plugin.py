@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from treadle.api import impl
 
-TREADLE = {"policies": ["mine"]}
+TREADLE = {"scheduling_policies": ["mine"]}
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -44,17 +44,17 @@ def file(tmp_path):
 
 
 def test_list_by_kind(treadle):
-    lines = treadle("plugin", "list", "policies").out.splitlines()
+    lines = treadle("plugin", "list", "scheduling_policies").out.splitlines()
     assert lines[0].split() == ["KIND", "KEY", "DISTRIBUTION", "STATE", "NOTE"]
-    assert lines[1].split()[:5] == ["policies", "fcfs", "treadle-core", "0.1.0", "ready"]
-    assert all(line.startswith("policies ") for line in lines[1:])
+    assert lines[1].split()[:5] == ["scheduling_policies", "fcfs", "treadle-core", "0.1.0", "ready"]
+    assert all(line.startswith("scheduling_policies ") for line in lines[1:])
 
 
 def test_list_as_json_with_flags(treadle, file):
     done = treadle(
         "plugin",
         "list",
-        "policies",
+        "scheduling_policies",
         "--json",
         "--plugin-file",
         file,
@@ -126,12 +126,17 @@ def test_show_something_missing(treadle, id, code, message):
 
 
 def test_new_writes_a_project_and_says_what_to_do(treadle, tmp_path):
-    done = treadle("plugin", "new", "policies", "patient", "--folder", str(tmp_path / "made"))
+    done = treadle(
+        "plugin", "new", "scheduling_policies", "patient", "--folder", str(tmp_path / "made")
+    )
     assert done.code == 0 and "treadle-patient && pip install -e . pytest && pytest" in done.out
     assert (tmp_path / "made/treadle-patient/treadle_patient/__init__.py").is_file()
     assert treadle("plugin", "new", "policy", "x").code == 2
-    taken = treadle("plugin", "new", "policies", "fcfs")
-    assert taken.code == 0 and 'name the entry point\n"policies.fcfs" in the group' in taken.out
+    taken = treadle("plugin", "new", "scheduling_policies", "fcfs")
+    assert (
+        taken.code == 0
+        and 'name the entry point\n"scheduling_policies.fcfs" in the group' in taken.out
+    )
 
 
 @pytest.mark.parametrize(("text", "code"), [("return P()", 0), ("return [P()][1]", 1)])
@@ -145,7 +150,7 @@ def treadle_tests(treadle, tmp_path):
         file = tmp_path / "mine.py"
         file.write_text(
             "from treadle.scheduler.policies import FirstCome as P\nfrom treadle.api import impl\n"
-            'TREADLE = {"policies": ["mine"]}\n@impl\ndef treadle_scheduling_policy(name):\n'
+            'TREADLE = {"scheduling_policies": ["mine"]}\n@impl\ndef treadle_scheduling_policy(name):\n'
             f'    if name == "mine":\n        {text}\n'
         )
         return treadle(
@@ -157,17 +162,22 @@ def treadle_tests(treadle, tmp_path):
 
 def test_test_of_something_missing(treadle):
     assert treadle("plugin", "test", "scheduling_policies:nope").code == 1
-    done = treadle("plugin", "test", "policies")
-    assert (done.code, done.err[:48]) == (2, "treadle: 'policies' names no plugin; write kind:")
+    done = treadle("plugin", "test", "scheduling_policies")
+    assert (done.code, done.err[:59]) == (
+        2,
+        "treadle: 'scheduling_policies' names no plugin; write kind:",
+    )
 
 
 def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
-    monkeypatch.setitem(conformance.SUITES, "policies", "treadle_absent.testing:PolicySuite")
+    monkeypatch.setitem(
+        conformance.SUITES, "scheduling_policies", "treadle_absent.testing:PolicySuite"
+    )
     done = treadle("plugin", "test", "scheduling_policies:fcfs")
     assert (done.code, done.out) == (2, "")
     assert (
         done.err
-        == "treadle: the suite of policies is in treadle-core; from a clone: pip install './core'\n"
+        == "treadle: the suite of scheduling_policies is in treadle-core; from a clone: pip install './core'\n"
     )
 
 

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from contextlib import contextmanager
 
-SMALL = ("--cpu-cache-gib", "0.01", "--cpu-threads", "1")
+SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1")
 
 
 TREADLE = (sys.executable, "-m", "treadle_cli")
@@ -31,11 +31,11 @@ def serving(*arguments):
     )
     try:
         seen = ""
-        while (found := re.search(r"http://127\.0\.0\.1:\d+", seen)) is None:
+        while (address := re.search(r"http://127\.0\.0\.1:\d+", seen)) is None:
             line = process.stdout.readline()
             assert line, f"the server ended: {seen}"
             seen += line
-        yield process, found[0]
+        yield process, address[0]
     finally:
         process.kill()
         process.wait()
@@ -81,10 +81,10 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         f"treadle: plugins are not as {lock} says (- is locked, + is installed):",
+        f"  + renderers:jinja (v1) from treadle-jinja {version}",
         "  - scheduling_policies:fcfs (v1) from treadle-core 0.0.9",
         f"  + scheduling_policies:fcfs (v1) from treadle-core {version}",
         "  - scheduling_policies:gone (v1) from acme 1",
-        f"  + renderers:jinja (v1) from treadle-jinja {version}",
         f"install what it says, or write it anew with treadle plugin lock {lock}",
     ]
 
@@ -132,17 +132,17 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(treadle, monkeypat
         "dtype": "float32:",
         "attention-backend": "sdpa",
         "kernels": "treadle's",
-        "distributed_executor_backend": "uni",
+        "distributed-executor-backend": "uni",
         "scheduling-policy": "fcfs",
         "structured-output-backends": "llguidance",
-        "tool-parser": "hermes",
+        "tool-call-parser": "hermes",
         "reasoning-parser": "qwen3",
     }
     words = " ".join(done.out.split())
     assert "not flashinfer, triton, xformers: device 'cpu' is not CUDA" in words
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
     off = treadle("serve", str(folder), "--explain", "--tool-call-parser", "none").out
-    assert "tool-parser        none: --tool-call-parser none" in off
+    assert f"{'tool-call-parser':<30}none: --tool-call-parser none" in off
     for command in ("generate", "chat"):
         engine = treadle(command, str(folder), "--explain", "--device", "cpu")
         assert engine.code == 0 and engine.out == done.out
@@ -152,9 +152,9 @@ def test_explain_of_an_ambiguous_model_lists_the_candidates(treadle, checkpoint,
     plugin = tmp_path / "two.py"
     plugin.write_text(
         "from treadle.api import impl\nfrom treadle.api.matching import Match\n"
-        'TREADLE = {"reasoning": ["one", "two"]}\n'
+        'TREADLE = {"reasoning_parsers": ["one", "two"]}\n'
         "@impl\ndef treadle_match(kind, key, model):\n"
-        '    return Match(100, f"{key} is for all") if kind == "reasoning" else None\n'
+        '    return Match(100, f"{key} is for all") if kind == "reasoning_parsers" else None\n'
     )
     done = treadle("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
     assert done.code == 1

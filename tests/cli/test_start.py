@@ -89,14 +89,14 @@ def test_help_of_serve_imports_only_plugins_with_options():
     from treadle.plugins.options import declared_options
 
     targets = {entry.target.partition(":")[0] for entry in scan()}
-    found = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
+    imported = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
     plugins = PluginManager()
     declaring = {
         entry.target.partition(":")[0]
         for entry in plugins.entries
         if declared_options(plugins.load(entry.kind, entry.key))
     }
-    assert found == declaring and "treadle_jinja" in found
+    assert imported == declaring and "treadle_jinja" in imported
 
 
 def test_help_of_serve_takes_less_than_500_ms():

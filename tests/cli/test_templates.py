@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_the_commands_of_the_readmes_work(made, site):
         check=False,
     )
     assert len(lines) > 15 and done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "kernels            my-kernels" in done.stdout
+    assert re.search(r"^kernels +my-kernel-ops", done.stdout, re.MULTILINE)
     assert "yes" in done.stdout or "no" in done.stdout
 
 
@@ -141,12 +142,16 @@ def test_pip_installs_every_project(made, tmp_path):
     ("kind", "key", "words"),
     [
         ("policy", "x", "there is no plugin kind 'policy'; known kinds: model_sources"),
-        ("policies", "1x", "it begins with a letter"),
-        ("policies", "a b", "it begins with a letter"),
-        ("policies", "../x", "it begins with a letter"),
-        ("policies", "x-", "ends with a letter or digit"),
-        ("policies", "core", "treadle-core, which 'core' makes, is a distribution of treadle"),
-        ("policies", "llama", "is a distribution of treadle"),
+        ("scheduling_policies", "1x", "it begins with a letter"),
+        ("scheduling_policies", "a b", "it begins with a letter"),
+        ("scheduling_policies", "../x", "it begins with a letter"),
+        ("scheduling_policies", "x-", "ends with a letter or digit"),
+        (
+            "scheduling_policies",
+            "core",
+            "treadle-core, which 'core' makes, is a distribution of treadle",
+        ),
+        ("scheduling_policies", "llama", "is a distribution of treadle"),
         ("model_sources", "my_zip", "the scheme of my_zip:path"),
         ("model_sources", "Zip", "in lower case"),
     ],
@@ -158,9 +163,9 @@ def test_what_cannot_be_is_refused(kind, key, words, tmp_path):
 
 
 def test_nothing_is_overwritten(tmp_path):
-    render("policies", "x", tmp_path)
+    render("scheduling_policies", "x", tmp_path)
     with pytest.raises(ConfigError, match="exists; remove it"):
-        render("policies", "x", tmp_path)
+        render("scheduling_policies", "x", tmp_path)
 
 
 def test_the_name_of_another_distribution_is_refused(tmp_path, monkeypatch):
@@ -169,12 +174,12 @@ def test_the_name_of_another_distribution_is_refused(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: treadle-mine\nVersion: 2.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"treadle-mine 2\.0 is installed"):
-        render("policies", "mine", tmp_path)
+        render("scheduling_policies", "mine", tmp_path)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
-        render("policies", "x", tmp_path / "file")
+        render("scheduling_policies", "x", tmp_path / "file")
     with pytest.raises(ConfigError, match="cannot be written: File name too long"):
-        render("policies", "x" * 300, tmp_path)
+        render("scheduling_policies", "x" * 300, tmp_path)

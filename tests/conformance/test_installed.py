@@ -159,12 +159,12 @@ def test_our_kinds_have_suites() -> None:
     assert "load_formats:safetensors" not in bare
 
 
-# attention, guided, parsers and quantization: their own suites, in tests/plugins and tests/core.
+# attention, structured output, parsers and quantization: their own suites, in tests/plugins and tests/core.
 ELSEWHERE = {
-    "attention",
-    "guided",
+    "attention_backends",
+    "structured_output",
     "quantization",
-    "reasoning",
+    "reasoning_parsers",
     "tool_parsers",
 }
 

@@ -26,16 +26,16 @@ HEADINGS = re.findall(
 
 def texts() -> list[str]:
     """The texts in the code of all members, with ``…`` for what is filled in."""
-    found = []
+    strings = []
     for member in members():
         for path in shipped(member):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):
                     parts = (p.value if isinstance(p, ast.Constant) else GAP for p in node.values)
-                    found.append("".join(str(part) for part in parts))
+                    strings.append("".join(str(part) for part in parts))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return found
+                    strings.append(node.value)
+    return strings
 
 
 @pytest.fixture(scope="module")

@@ -153,9 +153,9 @@ class Reader:
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
-    found = Reader(tmp_path, monkeypatch)
-    yield found
-    found.close()
+    reader = Reader(tmp_path, monkeypatch)
+    yield reader
+    reader.close()
 
 
 def test_the_examples_of_the_page_work(page: Path, reader: Reader) -> None:

@@ -26,8 +26,8 @@ def test_every_kind_has_a_page_and_no_other() -> None:
 def test_a_page_says_what_an_author_must_know(kind: str) -> None:
     text = (FOLDER / f"{kind}.md").read_text()
     for part in PARTS:
-        said = text.partition(part)[2].split("\n")[0]
-        assert len(said) > 10, f"{kind}: {part}"
+        sentence = text.partition(part)[2].split("\n")[0]
+        assert len(sentence) > 10, f"{kind}: {part}"
     assert f"{installed_kinds()[kind].hook}(" in text
 
 
@@ -42,15 +42,15 @@ def pages_of(hook: str) -> list[str]:
 
 def specifications() -> dict[str, str]:
     """Every hook of treadle, with its arguments and types as they stand in the specification."""
-    found = {}
+    signatures = {}
     for specs in (FirstResultHooks, AllResultsHooks, ServerHooks, CommandHooks):
         for name, function in vars(specs).items():
             if name.startswith("treadle_"):
                 signature = inspect.signature(function)
-                given = [p for p in signature.parameters.values() if p.name != "self"]
-                said = ", ".join(f"{p.name}: {p.annotation}" for p in given)
-                found[name] = f"{name}({said}) -> {signature.return_annotation}"
-    return found
+                parameters = [p for p in signature.parameters.values() if p.name != "self"]
+                arguments = ", ".join(f"{p.name}: {p.annotation}" for p in parameters)
+                signatures[name] = f"{name}({arguments}) -> {signature.return_annotation}"
+    return signatures
 
 
 @pytest.mark.parametrize("hook", specifications())
@@ -58,8 +58,8 @@ def test_a_hook_is_on_its_pages_with_its_exact_arguments(hook: str) -> None:
     assert pages_of(hook), "it belongs to no kind"
     for kind in pages_of(hook):
         lines = (FOLDER / f"{kind}.md").read_text().splitlines()
-        said = [line for line in lines if line.startswith(f"{hook}(")]
-        assert said == [specifications()[hook]], f"{kind}.md: {said}"
+        stated = [line for line in lines if line.startswith(f"{hook}(")]
+        assert stated == [specifications()[hook]], f"{kind}.md: {stated}"
 
 
 def test_all_hooks_are_known_here() -> None:
@@ -76,8 +76,8 @@ def test_the_example_is_the_template_that_the_tests_run(kind: str) -> None:
     key = "MyForCausalLM" if kind == "models" else "mine"
     marks = {"key": key, "package": f"treadle_{key.lower()}", "kind": kind, "title": "Mine"}
     files = (ROOT / "cli/treadle_cli/templates" / kind).glob("*.py.in")
-    wanted = [Template(path.read_text()).substitute(marks) for path in files]
-    assert sorted(shown) == sorted(wanted)
+    expected = [Template(path.read_text()).substitute(marks) for path in files]
+    assert sorted(shown) == sorted(expected)
     assert any(f"def {installed_kinds()[kind].hook}(" in code for code in shown)
 
 

@@ -52,7 +52,7 @@ def test_mermaid_comes_with_the_site(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ('<script src="https://unpkg.com/x.js"></script>', "another host"),
         ('<link rel="stylesheet" href="//cdn.example/x.css">', "another host"),
@@ -62,8 +62,8 @@ def test_mermaid_comes_with_the_site(site: Path) -> None:
     ],
 )
 def test_what_the_builder_does_not_see_is_found(
-    tmp_path: Path, line: str, found: str | None
+    tmp_path: Path, line: str, expected: str | None
 ) -> None:
     (tmp_path / "there.png").write_bytes(b"")
     (tmp_path / "index.html").write_text(line)
-    assert [found in problem for problem in problems(tmp_path)] == ([True] if found else [])
+    assert [expected in problem for problem in problems(tmp_path)] == ([True] if expected else [])

@@ -41,5 +41,5 @@ def expected() -> list[int]:
 
     from treadle import LLM
 
-    with LLM(config=config("kernels")) as llm:
+    with LLM(config=config("kernel_ops")) as llm:
         return finish(llm, {})[0].token_ids

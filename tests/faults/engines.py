@@ -49,13 +49,13 @@ USE: dict[str, dict[str, Any]] = {
     "tokenizers": {"tokenizer_mode": "odd"},
     "models": {"hf_overrides": {"architectures": ["OddForCausalLM"]}},
     "quantization": {"quantization": "odd"},
-    "attention": {"attention_backend": "odd"},
-    "kernels": {},
+    "attention_backends": {"attention_backend": "odd"},
+    "kernel_ops": {},
     "executors": {"distributed_executor_backend": "odd"},
-    "policies": {"scheduling_policy": "odd"},
+    "scheduling_policies": {"scheduling_policy": "odd"},
     "logits_processors": {"logits_processors": ["odd"]},
     "stat_loggers": {"stat_loggers": ["odd"]},
-    "guided": {"structured_output_backends": ["odd"]},
+    "structured_output": {"structured_output_backends": ["odd"]},
 }
 
 

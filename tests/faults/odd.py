@@ -2,7 +2,7 @@
 
 ``method`` goes wrong in the way ``how`` from its call number ``at`` on, ``times`` times; in the
 process ``pid`` only, if that is given. Grammars are asked by their source instead, so that one
-backend serves many tests: ``fill RuntimeError 2``.
+backend serves many tests: ``fill_bitmask RuntimeError 2``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ TREADLE = {
     "tokenizers": ["odd"],
     "models": ["OddForCausalLM"],
     "quantization": ["odd"],
-    "attention": ["odd"],
-    "kernels": ["odd"],
+    "attention_backends": ["odd"],
+    "kernel_ops": ["odd"],
     "executors": ["odd"],
-    "policies": ["odd"],
+    "scheduling_policies": ["odd"],
     "logits_processors": ["odd"],
     "stat_loggers": ["odd"],
-    "guided": ["odd"],
+    "structured_output": ["odd"],
 }
 
 
@@ -60,21 +60,21 @@ RAISED: dict[str, type[BaseException]] = {
     "SystemExit": SystemExit,
 }
 RETURNED: dict[str, Any] = {
-    "None": lambda found: None,
-    "text": lambda found: "odd",
-    "False": lambda found: False,
-    "narrow": lambda found: found[..., :-1],
-    "few": lambda found: found[:-1],
-    "NaN": lambda found: found * float("nan"),
-    "one NaN": lambda found: found.index_fill(0, found.new_zeros(1).long(), float("nan")),
-    "negative": lambda found: (-1,),
-    "method": lambda found: lambda: found,
-    "high score": lambda found: replace(found, score="high"),
-    "no pages": lambda found: replace(found, page_sizes=()),
-    "no reasons": lambda found: Refusal("odd", None),
-    "deep": lambda found: msgspec.structs.replace(found, depth=1),
-    "other step": lambda found: msgspec.structs.replace(found, id=found.id + 1),
-    "no tokens": lambda found: msgspec.structs.replace(found, tokens=[]),
+    "None": lambda result: None,
+    "text": lambda result: "odd",
+    "False": lambda result: False,
+    "narrow": lambda result: result[..., :-1],
+    "few": lambda result: result[:-1],
+    "NaN": lambda result: result * float("nan"),
+    "one NaN": lambda result: result.index_fill(0, result.new_zeros(1).long(), float("nan")),
+    "negative": lambda result: (-1,),
+    "method": lambda result: lambda: result,
+    "high score": lambda result: replace(result, score="high"),
+    "no pages": lambda result: replace(result, page_sizes=()),
+    "no reasons": lambda result: Refusal("odd", None),
+    "deep": lambda result: msgspec.structs.replace(result, num_async_steps=1),
+    "other step": lambda result: msgspec.structs.replace(result, id=result.id + 1),
+    "no tokens": lambda result: msgspec.structs.replace(result, sampled_token_ids=[]),
 }
 
 
@@ -82,24 +82,24 @@ class Fault:
     """What goes wrong, where, and how often it was asked for."""
 
     def __init__(self, options: Any) -> None:
-        self._given = SimpleNamespace(**options)
+        self._options = SimpleNamespace(**options)
         self._calls = 0
 
     @property
     def method(self) -> str:
-        return str(self._given.method)
+        return str(self._options.method)
 
     def __call__(self, method: str, call: Any) -> Any:
         """What ``call`` returns, unless this is a call of ``method`` that goes wrong."""
-        given = self._given
-        if method != given.method or given.pid not in (0, os.getpid()):
+        options = self._options
+        if method != options.method or options.pid not in (0, os.getpid()):
             return call()
         self._calls += 1
-        if not given.at <= self._calls < given.at + given.times:
+        if not options.at <= self._calls < options.at + options.times:
             return call()
-        if given.how in RAISED:
-            raise RAISED[given.how]("odd")
-        return RETURNED[given.how](call())
+        if options.how in RAISED:
+            raise RAISED[options.how]("odd")
+        return RETURNED[options.how](call())
 
 
 class Proxy:
@@ -109,20 +109,20 @@ class Proxy:
         self._inner, self._fault = inner, fault
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return self._fault(name, lambda: found)
+        attribute = getattr(self._inner, name)
+        if not callable(attribute):
+            return self._fault(name, lambda: attribute)
 
         def call(*arguments: Any, **more: Any) -> Any:
-            return self._fault(name, lambda: found(*arguments, **more))
+            return self._fault(name, lambda: attribute(*arguments, **more))
 
         return call
 
 
-def answer(options: Any, inner: Any, found: type[Proxy] = Proxy) -> Any:
+def answer(options: Any, inner: Any, proxy: type[Proxy] = Proxy) -> Any:
     """What a hook returns: ``inner``, which may go wrong, or something wrong."""
-    made = Fault(options)
-    return made("hook", lambda: found(inner, made))
+    fault = Fault(options)
+    return fault("hook", lambda: proxy(inner, fault))
 
 
 # --------------------------------------------------------------- reading a checkpoint
@@ -143,13 +143,13 @@ def treadle_load_format(format: str, files: Any, options: Any) -> Any:
 
 
 class Loader(Proxy):
-    def tensors(self, wanted: Any) -> Any:
+    def tensors(self, should_load: Any) -> Any:
         """The fault comes with a tensor, not with the call that returns a generator."""
-        for pair in self._inner.tensors(wanted):
+        for pair in self._inner.tensors(should_load):
             yield self._fault("tensors", lambda pair=pair: pair)
 
-    def where(self, name: str) -> Any:
-        return self._fault("where", lambda: self._inner.where(name))
+    def file_of(self, name: str) -> Any:
+        return self._fault("file_of", lambda: self._inner.file_of(name))
 
 
 @impl
@@ -162,9 +162,11 @@ def treadle_tokenizer(mode: str, files: Any, options: Any) -> Any:
 class Tokenizer(Proxy):
     chat_templates: dict[str, str] = {}  # not in the protocol, and asked before chat_template
 
-    def stream(self, *arguments: Any, **more: Any) -> Any:
-        made = self._fault("stream", lambda: self._inner.stream(*arguments, **more))
-        return made and Proxy(made, self._fault)
+    def create_detokenizer(self, *arguments: Any, **more: Any) -> Any:
+        detokenizer = self._fault(
+            "create_detokenizer", lambda: self._inner.create_detokenizer(*arguments, **more)
+        )
+        return detokenizer and Proxy(detokenizer, self._fault)
 
 
 # ----------------------------------------------------------------- building the model
@@ -175,7 +177,7 @@ def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
     import treadle_llama
     import treadle_mixtral
 
-    made = Fault(options)
+    fault = Fault(options)
     moe = hasattr(hf_config, "num_local_experts")
     home, name = (treadle_mixtral, "Mixtral") if moe else (treadle_llama, "Llama")
     spec = home.treadle_model(architecture=f"{name}ForCausalLM", hf_config=hf_config)
@@ -186,15 +188,15 @@ def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
 
         class Odd(kind):  # type: ignore[misc, valid-type]
             def forward(self, *rest: Any) -> Any:
-                return made("forward", lambda: kind.forward(self, *rest))
+                return fault("forward", lambda: kind.forward(self, *rest))
 
             def compute_logits(self, *rest: Any) -> Any:
-                return made("logits", lambda: kind.logits(self, *rest))
+                return fault("compute_logits", lambda: kind.compute_logits(self, *rest))
 
         model.__class__ = Odd
-        return made("build", lambda: model)
+        return fault("build", lambda: model)
 
-    return made("hook", lambda: replace(spec, architecture=architecture, build=build))
+    return fault("hook", lambda: replace(spec, architecture=architecture, build=build))
 
 
 @impl
@@ -225,15 +227,15 @@ class Scheme(Proxy):
             return None
         # Elsewhere it would be called in the place of ``apply``.
         kind = Gated if self._fault.method == "apply_gated" else PlainLinear
-        return self._fault("linear", lambda: Proxy(kind(), self._fault))
+        return self._fault("linear_method", lambda: Proxy(kind(), self._fault))
 
     def experts_method(self, spec: Any) -> Any:
         from treadle_layers_kit.experts import PlainExperts
 
-        return self._fault("experts", lambda: Proxy(PlainExperts(), self._fault))
+        return self._fault("experts_method", lambda: Proxy(PlainExperts(), self._fault))
 
     def kv_cache_dtype(self, layer: str) -> Any:
-        return self._fault("kv_dtype", lambda: None)
+        return self._fault("kv_cache_dtype", lambda: None)
 
     def rename(self, name: str) -> Any:
         return self._fault("rename", lambda: name)
@@ -243,17 +245,17 @@ class Scheme(Proxy):
 def treadle_attention_backend(request: Any, options: Any) -> Any:
     import treadle_sdpa as plugin
 
-    offer, made = plugin.treadle_attention_backend(request=request, options={}), Fault(options)
+    offer, fault = plugin.treadle_attention_backend(request=request, options={}), Fault(options)
 
     def create() -> Any:
-        return made("create", lambda: Backend(offer.create(), made))
+        return fault("create", lambda: Backend(offer.create(), fault))
 
-    return made("hook", lambda: replace(offer, name="odd", score=0, create=create))
+    return fault("hook", lambda: replace(offer, name="odd", score=0, create=create))
 
 
 class Backend(Proxy):
-    def slots(self, plan: Any) -> Any:
-        return self._fault("slots", lambda: self._inner.slots(plan))
+    def slot_mapping(self, plan: Any) -> Any:
+        return self._fault("slot_mapping", lambda: self._inner.slot_mapping(plan))
 
 
 @impl
@@ -263,13 +265,13 @@ def treadle_kernel_op(op: str, options: Any) -> Any:
 
     if not options["method"] or op not in ("rms_norm", "rope_and_cache"):
         return None
-    made = Fault(options)
+    fault = Fault(options)
 
     def rms_norm(*arguments: Any) -> Any:
-        return made("call", lambda: ops.rms_norm(*arguments))
+        return fault("call", lambda: ops.rms_norm(*arguments))
 
     kernel = rms_norm if op == "rms_norm" else rope_and_cache
-    return made("hook", lambda: KernelOffer("odd", 1, lambda: made("load", lambda: kernel)))
+    return fault("hook", lambda: KernelOffer("odd", 1, lambda: fault("load", lambda: kernel)))
 
 
 def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
@@ -301,10 +303,10 @@ def treadle_scheduling_policy(name: str, options: Any) -> Any:
 
 
 class Policy(Proxy):
-    def order(self, request: Any) -> Any:
+    def sort_key(self, request: Any) -> Any:
         """Fails for a request with a priority only."""
-        own = self._inner.order(request)
-        return self._fault("order", lambda: own) if request.priority else own
+        key = self._inner.sort_key(request)
+        return self._fault("sort_key", lambda: key) if request.priority else key
 
 
 @impl
@@ -316,7 +318,7 @@ class Sevens(Proxy):
     """Token 7 whatever the model says; goes wrong in rows whose argument is ``odd``."""
 
     def validate_params(self, arguments: Any) -> Any:
-        return self._fault("check", lambda: None) if arguments == "odd" else None
+        return self._fault("validate_params", lambda: None) if arguments == "odd" else None
 
     def apply(self, logits: Any, arguments: Any, tokens: Any) -> Any:
         logits[:, 7] = 1000.0
@@ -347,35 +349,35 @@ class Compiler(Proxy):
         return Fault(dict(method=method, how=how, at=int(at), times=1 << 40, pid=int(pid)))
 
     def unsupported_reason(self, spec: Any) -> Any:
-        return self._of(spec)("refuses", lambda: None)
+        return self._of(spec)("unsupported_reason", lambda: None)
 
     def compile(self, spec: Any) -> Any:
-        made = self._of(spec)
-        return made("compile", lambda: Grammar(spec, made))
+        fault = self._of(spec)
+        return fault("compile", lambda: Grammar(spec, fault))
 
 
 class Grammar(Proxy):
     def matcher(self) -> Any:
-        made = Fault({**vars(self._fault._given)})
-        return made("matcher", lambda: Matcher(self._inner, made))
+        fault = Fault({**vars(self._fault._options)})
+        return fault("matcher", lambda: Matcher(self._inner, fault))
 
 
 class Matcher(Proxy):
     def fill_bitmask(self, bitmask: Any, row: int) -> None:
         bitmask[row].zero_()
         bitmask[row, :2] = -1
-        self._fault("fill", lambda: None)
+        self._fault("fill_bitmask", lambda: None)
 
     def accept_token(self, token: int) -> Any:
-        return self._fault("accept", lambda: token < 64)
+        return self._fault("accept_token", lambda: token < 64)
 
     def rollback(self, count: int) -> None:
         self._fault("rollback", lambda: None)
 
     @property
     def is_accepting(self) -> Any:
-        return self._fault("complete", lambda: False)
+        return self._fault("is_accepting", lambda: False)
 
     @property
     def is_terminated(self) -> Any:
-        return self._fault("finished", lambda: False)
+        return self._fault("is_terminated", lambda: False)

@@ -3,7 +3,7 @@
 Such a test carries the mark ``fault`` with the kind and the methods that it makes fail, which may
 stand anywhere in the tests::
 
-    @pytest.mark.fault("policies", "order", "victim")
+    @pytest.mark.fault("scheduling_policies", "sort_key", "select_victim")
     def test_…
 
 (or ``fault``, where a module gives the mark that name). ``hook`` is the hook of the kind itself. Methods are found as the plugin's author finds them, from
@@ -221,9 +221,24 @@ def test_optional_protocols_are_listed() -> None:
 
 def test_methods_are_found_through_what_is_returned() -> None:
     """The search sees through unions, data, iterators and inherited protocols."""
-    assert {"compile", "refuses", "matcher", "fill", "accept", "complete"} <= needed("guided")
-    assert {"create", "cache_shape", "plan", "forward", "slots"} <= needed("attention")
-    assert {"linear", "experts", "apply", "finish", "rename"} <= needed("quantization")
-    assert {"step", "finish", "encode", "eos_id"} <= needed("tokenizers")
-    assert {"feed", "finish", "grammar", "call_id"} <= needed("tool_parsers")
-    assert needed("kernels") == {"hook", "load", "call"}
+    assert {
+        "compile",
+        "unsupported_reason",
+        "matcher",
+        "fill_bitmask",
+        "accept_token",
+        "is_accepting",
+    } <= needed("structured_output")
+    assert {"create", "kv_cache_shape", "build_metadata", "forward", "slot_mapping"} <= needed(
+        "attention_backends"
+    )
+    assert {
+        "linear_method",
+        "experts_method",
+        "apply",
+        "process_weights_after_loading",
+        "rename",
+    } <= needed("quantization")
+    assert {"decode_next", "flush", "encode", "eos_token_id"} <= needed("tokenizers")
+    assert {"feed", "finish", "grammar_for_tool_choice", "call_id"} <= needed("tool_parsers")
+    assert needed("kernel_ops") == {"hook", "load", "call"}

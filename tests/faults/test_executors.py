@@ -17,7 +17,7 @@ fault = pytest.mark.fault
 Odd = Callable[..., LLM]
 
 HELD = {"logits_processors": ["odd"]}
-EVEN = {"extra": {"odd": "even"}}
+EVEN = {"extra_args": {"odd": "even"}}
 
 
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
@@ -25,9 +25,9 @@ EVEN = {"extra": {"odd": "even"}}
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("launch", marks=fault("executors", "launch")),
-        pytest.param("sample", marks=fault("executors", "sample")),
-        pytest.param("collect", marks=fault("executors", "collect")),
+        pytest.param("execute_model", marks=fault("executors", "execute_model")),
+        pytest.param("sample_tokens", marks=fault("executors", "sample_tokens")),
+        pytest.param("get_output", marks=fault("executors", "get_output")),
     ],
 )
 def test_an_executor_that_raises_ends_the_engine(odd: Odd, method: str, at: int, how: str) -> None:
@@ -40,67 +40,75 @@ def test_an_executor_that_raises_ends_the_engine(odd: Odd, method: str, at: int,
     with pytest.raises(EngineDeadError, match=rf"the engine has failed .*failed in {method}"):
         finish(llm, {})
     llm.shutdown()
-    assert calls(llm, "executors", "stop") == {"ok": 1}
+    assert calls(llm, "executors", "shutdown") == {"ok": 1}
 
 
-@pytest.mark.parametrize("method", ["launch", "sample", "collect"])
+@pytest.mark.parametrize("method", ["execute_model", "sample_tokens", "get_output"])
 def test_what_it_says_itself_passes(odd: Odd, method: str) -> None:
     llm = odd("executors", method, "EngineDeadError", at=2, **HELD)
     with pytest.raises(EngineDeadError, match=r"^odd$"):
         finish(llm, EVEN)
 
 
-@fault("executors", "collect")
+@fault("executors", "get_output")
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("None", "executors:odd .*failed in collect: TypeError: it returned None; StepResult"),
-        ("text", "executors:odd .*failed in collect: TypeError: it returned 'odd'; StepResult"),
+        (
+            "None",
+            "executors:odd .*failed in get_output: TypeError: it returned None; ModelRunnerOutput",
+        ),
+        (
+            "text",
+            "executors:odd .*failed in get_output: TypeError: it returned 'odd'; ModelRunnerOutput",
+        ),
         ("other step", "the executor returned step 2; expected step 1"),
         ("no tokens", "the executor returned 0 tokens for step 1; expected 2"),
     ],
 )
 def test_results_that_are_none_end_the_engine(odd: Odd, how: str, words: str) -> None:
-    llm = odd("executors", "collect", how, at=2)
+    llm = odd("executors", "get_output", how, at=2)
     with pytest.raises(EngineDeadError, match=words):
         finish(llm, {}, {})
     with pytest.raises(EngineDeadError, match="the engine has failed"):
         finish(llm, {})
 
 
-@fault("executors", "check")
+@fault("executors", "check_health")
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic", "EngineDeadError"])
 def test_an_idle_engine_notices_a_lost_executor(odd: Odd, expected: list[int], how: str) -> None:
-    llm = odd("executors", "check", how, at=2)
+    llm = odd("executors", "check_health", how, at=2)
     llm._core.check_health()
     assert finish(llm, {})[0].token_ids == expected
-    words = "^odd$" if how == "EngineDeadError" else named("executors", "check", f"{how}: odd")
+    words = (
+        "^odd$" if how == "EngineDeadError" else named("executors", "check_health", f"{how}: odd")
+    )
     with pytest.raises(EngineDeadError, match=words):
         llm._core.check_health()
-    assert calls(llm, "executors", "check") == {"ok": 1, "error": 1}
+    assert calls(llm, "executors", "check_health") == {"ok": 1, "error": 1}
 
 
-@fault("executors", "stop")
+@fault("executors", "shutdown")
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic", "EngineDeadError"])
 def test_an_executor_that_does_not_stop_is_logged(
     odd: Odd, expected: list[int], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    llm = odd("executors", "stop", how)
+    llm = odd("executors", "shutdown", how)
     assert finish(llm, {})[0].token_ids == expected
     with caplog.at_level(logging.ERROR):
         llm.shutdown()
-    assert "odd" in caplog.text and calls(llm, "executors", "stop") == {"error": 1}
+    assert "odd" in caplog.text and calls(llm, "executors", "shutdown") == {"error": 1}
     llm.shutdown()
-    assert calls(llm, "executors", "stop") == {"error": 1}, "it is stopped once"
+    assert calls(llm, "executors", "shutdown") == {"error": 1}, "it is stopped once"
 
 
-@fault("executors", "start", "stop")
+@fault("executors", "start", "shutdown")
 def test_a_failed_start_is_stopped_and_the_cause_is_kept() -> None:
     made = config("executors", "start")
-    host = hosted(made)
+    plugins = hosted(made)
     with pytest.raises(PluginLoadError, match=named("executors", "start")):
-        start(host, made)
-    assert calls(host, "executors", "stop") == {"ok": 1}
+        start(plugins, made)
+    assert calls(plugins, "executors", "shutdown") == {"ok": 1}
 
 
 EXTENSION = """
@@ -132,7 +140,7 @@ def test_a_failed_start_releases_the_extensions(tmp_path: Path, method: str) -> 
     file.write_text(EXTENSION + f"\n# {method}\n")
     made = config("executors", method)
     made.plugins.plugin_file.append(str(file))
-    host = hosted(made)
+    plugins = hosted(made)
     with pytest.raises(PluginLoadError):
-        start(host, made)
-    assert any("configured released" in line for line in report(host))
+        start(plugins, made)
+    assert any("configured released" in line for line in report(plugins))

@@ -86,7 +86,7 @@ def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> P
 async def test_a_wrapper_is_left_out_and_then_not_called(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine(host=around(tmp_path, WRAPPERS[how]))
+    engine = ScriptedEngine(plugins=around(tmp_path, WRAPPERS[how]))
     async with serving(engine, tool_call_parser="plain") as server:
         for _ in range(MAX_CONSECUTIVE_FAILURES + 1):
             whole = await server.chat(tools=TOOLS)
@@ -134,7 +134,7 @@ def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) 
 @pytest.mark.fault("extensions", "wrapper")
 async def test_a_wrapper_of_the_servers_hook_ends_the_start(tmp_path: Path) -> None:
     """The routes that it wraps are added already, and cannot be added once more."""
-    engine = ScriptedEngine(host=around(tmp_path, "return (yield)", routes=True))
+    engine = ScriptedEngine(plugins=around(tmp_path, "return (yield)", routes=True))
     with pytest.raises(PluginLoadError, match=r"extensions:faulty .*KeyError: 'too late'"):
         async with serving(engine):
             pass
@@ -283,7 +283,7 @@ def test_an_object_without_a_hash_is_told_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     entries = [
         Entry("extensions", "data", "faulty_data:Data", "data", "1"),
-        Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "1"),
+        Entry("scheduling_policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "1"),
     ]
     assert PluginManager(source=lambda: entries).create(SCHEDULING_POLICIES, "fcfs") is not None
     assert "extensions:data from data 1 failed to load" in caplog.text

@@ -28,34 +28,56 @@ RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     """One engine for all: what goes wrong stands in the grammar."""
-    with LLM(config=config("guided")) as made:
+    with LLM(config=config("structured_output")) as made:
         yield made
 
 
 def grammar(*words: object) -> dict[str, Any]:
-    return {"guided": StructuredOutputsParams(regex=" ".join(map(str, words)))}
+    return {"structured_outputs": StructuredOutputsParams(regex=" ".join(map(str, words)))}
 
 
 FINE = grammar("never", "RuntimeError", 1)
 
 
 def count(llm: LLM, method: str, outcome: str) -> int:
-    return calls(llm, "guided", method).get(outcome, 0)
+    return calls(llm, "structured_output", method).get(outcome, 0)
 
 
 @pytest.mark.parametrize("at", [2, 4])
 @pytest.mark.parametrize(
     ("method", "counted", "how", "cause"),
     [
-        pytest.param("fill", "fill", *RAISE[0], marks=fault("guided", "fill")),
-        pytest.param("fill", "fill", *RAISE[1]),
-        pytest.param("fill", "fill", "RequestError", "RequestError: odd"),
-        pytest.param("accept", "accept", *RAISE[0], marks=fault("guided", "accept")),
-        pytest.param("accept", "accept", *RAISE[1]),
-        pytest.param("complete", "complete", *RAISE[0], marks=fault("guided", "complete")),
-        pytest.param("complete", "complete", "method", "TypeError: it is a method; it must be .*"),
-        pytest.param("finished", "finished", *RAISE[0], marks=fault("guided", "finished")),
-        pytest.param("finished", "finished", "method", "TypeError: it is a method; .*"),
+        pytest.param(
+            "fill_bitmask",
+            "fill_bitmask",
+            *RAISE[0],
+            marks=fault("structured_output", "fill_bitmask"),
+        ),
+        pytest.param("fill_bitmask", "fill_bitmask", *RAISE[1]),
+        pytest.param("fill_bitmask", "fill_bitmask", "RequestError", "RequestError: odd"),
+        pytest.param(
+            "accept_token",
+            "accept_token",
+            *RAISE[0],
+            marks=fault("structured_output", "accept_token"),
+        ),
+        pytest.param("accept_token", "accept_token", *RAISE[1]),
+        pytest.param(
+            "is_accepting",
+            "is_accepting",
+            *RAISE[0],
+            marks=fault("structured_output", "is_accepting"),
+        ),
+        pytest.param(
+            "is_accepting", "is_accepting", "method", "TypeError: it is a method; it must be .*"
+        ),
+        pytest.param(
+            "is_terminated",
+            "is_terminated",
+            *RAISE[0],
+            marks=fault("structured_output", "is_terminated"),
+        ),
+        pytest.param("is_terminated", "is_terminated", "method", "TypeError: it is a method; .*"),
     ],
 )
 def test_a_matcher_that_fails_ends_its_output_alone(
@@ -65,20 +87,20 @@ def test_a_matcher_that_fails_ends_its_output_alone(
     bad, plain, fine = finish(llm, grammar(method, how, at), {}, FINE)
     assert bad.finish_reason == "error" and plain.token_ids == expected
     assert fine.finish_reason == "length" and max(fine.token_ids) < 64
-    said = "the grammar failed: " + named("guided", counted, cause)
+    said = "the grammar failed: " + named("structured_output", counted, cause)
     assert re.fullmatch(said, str(bad.error)), bad.error
     assert count(llm, counted, "error") == errors + 1
     healthy(llm, expected)
 
 
-@fault("guided", "fill", "complete")
+@fault("structured_output", "fill_bitmask", "is_accepting")
 @pytest.mark.parametrize(
     ("method", "how", "cause"),
     [
-        ("fill", *RAISE[0]),
-        ("fill", *RAISE[1]),
-        ("complete", *RAISE[0]),
-        ("complete", "method", "TypeError: it is a method; it must be a property"),
+        ("fill_bitmask", *RAISE[0]),
+        ("fill_bitmask", *RAISE[1]),
+        ("is_accepting", *RAISE[0]),
+        ("is_accepting", "method", "TypeError: it is a method; it must be a property"),
     ],
 )
 def test_a_first_mask_that_fails_is_the_grammars_error(
@@ -86,29 +108,31 @@ def test_a_first_mask_that_fails_is_the_grammars_error(
 ) -> None:
     """Some libraries notice only then that a grammar is wrong."""
     errors = count(llm, method, "error")
-    words = f"^odd: the grammar failed: {named('guided', method, cause)}$"
+    words = f"^odd: the grammar failed: {named('structured_output', method, cause)}$"
     with pytest.raises(RequestError, match=words):
         finish(llm, grammar(method, how, 1), {}, FINE)
     assert count(llm, method, "error") == errors + 1
     healthy(llm, expected)
 
 
-@fault("guided", "accept")
+@fault("structured_output", "accept_token")
 @pytest.mark.parametrize("how", ["False", "None"])
 def test_a_matcher_that_takes_back_what_it_allowed_ends_its_output(
     llm: LLM, expected: list[int], how: str
 ) -> None:
-    errors = count(llm, "accept", "error")
-    bad, fine = finish(llm, grammar("accept", how, 3), FINE)
+    errors = count(llm, "accept_token", "error")
+    bad, fine = finish(llm, grammar("accept_token", how, 3), FINE)
     assert bad.finish_reason == "error" and len(bad.token_ids) == 2
     cause = r"ValueError: the grammar does not allow token \d+, which its mask allowed"
-    assert re.fullmatch("the grammar failed: " + named("guided", "accept", cause), str(bad.error))
+    assert re.fullmatch(
+        "the grammar failed: " + named("structured_output", "accept_token", cause), str(bad.error)
+    )
     assert fine.finish_reason == "length"
-    assert count(llm, "accept", "error") == errors + 1
+    assert count(llm, "accept_token", "error") == errors + 1
     healthy(llm, expected)
 
 
-@fault("guided", "rollback")
+@fault("structured_output", "rollback")
 def test_nobody_rolls_back(llm: LLM, expected: list[int]) -> None:
     """This version does not speculate, so that a matcher whose rollback fails serves as others do."""
     (output,) = finish(llm, grammar("rollback", "RuntimeError", 1))
@@ -119,12 +143,17 @@ def test_nobody_rolls_back(llm: LLM, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("method", "how", "words"),
     [
-        pytest.param("refuses", "RuntimeError", "odd", marks=fault("guided", "refuses")),
-        pytest.param("refuses", "Panic", "odd"),
-        pytest.param("compile", "RuntimeError", "odd", marks=fault("guided", "compile")),
+        pytest.param(
+            "unsupported_reason",
+            "RuntimeError",
+            "odd",
+            marks=fault("structured_output", "unsupported_reason"),
+        ),
+        pytest.param("unsupported_reason", "Panic", "odd"),
+        pytest.param("compile", "RuntimeError", "odd", marks=fault("structured_output", "compile")),
         pytest.param("compile", "Panic", "odd"),
         pytest.param("compile", "None", "'NoneType' object has no attribute 'matcher'"),
-        pytest.param("matcher", "KeyError", "'odd'", marks=fault("guided", "matcher")),
+        pytest.param("matcher", "KeyError", "'odd'", marks=fault("structured_output", "matcher")),
     ],
 )
 def test_a_grammar_that_does_not_compile_is_its_requests_error(
@@ -141,10 +170,10 @@ def test_a_grammar_that_does_not_compile_is_its_requests_error(
 @pytest.mark.parametrize(
     ("method", "counted", "how", "cause"),
     [
-        pytest.param("compile", "compile", *RAISE[0], marks=fault("guided", "compile")),
+        pytest.param("compile", "compile", *RAISE[0], marks=fault("structured_output", "compile")),
         pytest.param("compile", "compile", *RAISE[1]),
         pytest.param("compile", "matcher", "None", "AttributeError: 'NoneType' object has no .*"),
-        pytest.param("matcher", "matcher", *RAISE[0], marks=fault("guided", "matcher")),
+        pytest.param("matcher", "matcher", *RAISE[0], marks=fault("structured_output", "matcher")),
         pytest.param("matcher", "matcher", *RAISE[1]),
     ],
 )
@@ -155,24 +184,24 @@ def test_what_fails_in_the_engine_alone_is_not_the_clients_fault(
     bad, plain, fine = finish(llm, grammar(method, how, 1, os.getpid()), {}, FINE)
     assert bad.finish_reason == "error" and plain.token_ids == expected
     assert fine.finish_reason == "length"
-    assert re.fullmatch(named("guided", counted, cause), str(bad.error))
+    assert re.fullmatch(named("structured_output", counted, cause), str(bad.error))
     assert count(llm, counted, "error") == errors + 1
     healthy(llm, expected)
 
 
-@fault("guided", "hook")
+@fault("structured_output", "hook")
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("RuntimeError", named("guided", "treadle_grammar_compiler")),
-        ("Panic", named("guided", "treadle_grammar_compiler", "Panic: odd")),
+        ("RuntimeError", named("structured_output", "treadle_grammar_compiler")),
+        ("Panic", named("structured_output", "treadle_grammar_compiler", "Panic: odd")),
         ("None", "its treadle_grammar_compiler returned None"),
     ],
 )
 def test_a_compiler_that_cannot_be_opened_fails_who_asks(
     odd: Odd, expected: list[int], how: str, words: str
 ) -> None:
-    llm = odd("guided", "hook", how)
+    llm = odd("structured_output", "hook", how)
     for _ in range(2):
         bad, plain = finish(llm, FINE, {})
         assert bad.finish_reason == "error" and re.search(words, str(bad.error)), bad.error
@@ -180,29 +209,30 @@ def test_a_compiler_that_cannot_be_opened_fails_who_asks(
     healthy(llm, expected)
 
 
-@fault("guided", "refuses")
+@fault("structured_output", "unsupported_reason")
 def test_a_refusal_that_is_no_text_is_a_refusal(llm: LLM, expected: list[int]) -> None:
     with pytest.raises(RequestError, match="can enforce this: odd: False"):
-        finish(llm, grammar("refuses", "False", 1), {})
+        finish(llm, grammar("unsupported_reason", "False", 1), {})
     healthy(llm, expected)
 
 
-@fault("guided", "hook")
+@fault("structured_output", "hook")
 def test_a_backend_that_cannot_be_made_ready_is_told_at_the_start(
     odd: Odd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only backends that the configuration names are made ready before a request asks for them."""
-    llm = odd("guided", "hook")
+    llm = odd("structured_output", "hook")
     llm._core._structured_output._started().pool.shutdown()  # waits for what it was given
-    said = named("guided", "treadle_grammar_compiler")
+    said = named("structured_output", "treadle_grammar_compiler")
     assert any(
-        r.name == "treadle.guided" and re.search(said, r.getMessage()) for r in caplog.records
+        r.name == "treadle.structured_output" and re.search(said, r.getMessage())
+        for r in caplog.records
     )
 
 
 def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
     """Failures are kept with their grammars; this one was not the grammar's."""
-    llm = odd("guided", "hook")
+    llm = odd("structured_output", "hook")
     assert finish(llm, FINE)[0].finish_reason == "error"
     llm.config.plugins.plugin_options["structured_output:odd"]["method"] = "never"
     assert finish(llm, FINE)[0].finish_reason == "length"
@@ -211,24 +241,26 @@ def test_a_grammar_that_a_plugin_has_failed_on_is_tried_again(odd: Odd) -> None:
 @pytest.mark.parametrize(
     ("method", "at", "words"),
     [
-        ("fill", 3, named("guided", "fill")),
-        ("accept", 2, named("guided", "accept")),
-        ("matcher", 1, named("guided", "matcher")),
-        ("compile", 1, named("guided", "compile")),
+        ("fill_bitmask", 3, named("structured_output", "fill_bitmask")),
+        ("accept_token", 2, named("structured_output", "accept_token")),
+        ("matcher", 1, named("structured_output", "matcher")),
+        ("compile", 1, named("structured_output", "compile")),
     ],
 )
 def test_in_strict_mode_it_ends_the_engine(odd: Odd, method: str, at: int, words: str) -> None:
-    llm = odd("guided", plugin_strict=True)
+    llm = odd("structured_output", plugin_strict=True)
     with pytest.raises(EngineError, match=words + FATAL):
         finish(llm, grammar(method, "RuntimeError", at, os.getpid()), {})
     with pytest.raises(EngineDeadError, match="the engine has failed"):
         finish(llm, {})
 
 
-@fault("guided", "hook")
+@fault("structured_output", "hook")
 def test_in_strict_mode_a_compiler_that_cannot_be_opened_ends_the_engine(odd: Odd) -> None:
-    llm = odd("guided", "hook", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("guided", "treadle_grammar_compiler") + FATAL):
+    llm = odd("structured_output", "hook", plugin_strict=True)
+    with pytest.raises(
+        EngineError, match=named("structured_output", "treadle_grammar_compiler") + FATAL
+    ):
         finish(llm, FINE)
 
 
@@ -240,7 +272,7 @@ def test_calls_of_matchers_are_counted_and_timed(llm: LLM) -> None:
         )
 
     finish(llm, FINE)  # its first mask is tried when it is compiled
-    before = {method: seconds(method) for method in ("fill", "accept")}
+    before = {method: seconds(method) for method in ("fill_bitmask", "accept_token")}
     finish(llm, FINE, FINE, {})
     for method, (n, taken) in before.items():
         now, total = seconds(method)
@@ -254,9 +286,9 @@ def test_a_matcher_cannot_write_into_the_masks_of_others() -> None:
     from treadle.structured_output import StructuredOutputState
 
     class Greedy:
-        complete = finished = False
+        is_accepting = is_terminated = False
 
-        def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
             bitmask.zero_()
             bitmask[row, 0] = 2
 
@@ -270,7 +302,7 @@ PREFERENCES = """
 from treadle.api import impl
 from treadle.api.matching import Match
 
-TREADLE = {"guided": ["first", "broken", "second"]}
+TREADLE = {"structured_output": ["first", "broken", "second"]}
 
 
 @impl
@@ -286,7 +318,7 @@ def treadle_match(kind, key, model):
 """
 
 
-@fault("guided", "treadle_match")
+@fault("structured_output", "treadle_match")
 def test_a_backend_that_cannot_state_its_preference_is_tried_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -67,7 +67,7 @@ def treadle_server(app, engine, options):
 @pytest.mark.fault("server", "lifespan")
 @pytest.mark.parametrize("how", ["start", "start!", "start.", "never"])
 async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_path: Path) -> None:
-    engine = ScriptedEngine(host=edited(tmp_path, LIFE, how))
+    engine = ScriptedEngine(plugins=edited(tmp_path, LIFE, how))
     async with serving(engine) as server:
         with pytest.raises(PluginLoadError, match=r"server:faulty from .*failed in its startup"):
             await server.task
@@ -75,7 +75,7 @@ async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_
 
 @pytest.mark.fault("server", "lifespan")
 async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
-    engine: Any = ScriptedEngine(host=edited(tmp_path, LIFE, "start?"))
+    engine: Any = ScriptedEngine(plugins=edited(tmp_path, LIFE, "start?"))
     engine.reached = False
     starting = asyncio.create_task(_whole(engine))
     await until(lambda: engine.reached)
@@ -106,7 +106,7 @@ async def test_a_shutdown_that_fails_is_told_and_does_not_keep_the_server(
     how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served, "SHUTDOWN", 0.2)
-    async with serving(ScriptedEngine(host=edited(tmp_path, LIFE, how))) as server:
+    async with serving(ScriptedEngine(plugins=edited(tmp_path, LIFE, how))) as server:
         assert (await server.chat()).status_code == 200
     assert server.task.exception() is None
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
@@ -124,10 +124,10 @@ from treadle_server import lifecycle
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
-lifecycle.FAREWELL = 0.2
-host = hosting(Path({folder!r}), {source!r})
+lifecycle.STOP_GRACE_SECONDS = 0.2
+plugins = hosting(Path({folder!r}), {source!r})
 serve_engine(
-    lambda: ScriptedEngine(host=host), server_from_options({{"port": 0, "drain_timeout": 0.1}})
+    lambda: ScriptedEngine(plugins=plugins), server_from_options({{"port": 0, "drain_timeout": 0.1}})
 )
 """
 THREAD = """

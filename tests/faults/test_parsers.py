@@ -25,7 +25,7 @@ from treadle.api.matching import Match
 from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 from treadle.errors import RequestError
 
-TREADLE = {"tool_parsers": ["faulty"], "reasoning": ["faulty"]}
+TREADLE = {"tool_parsers": ["faulty"], "reasoning_parsers": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -46,7 +46,7 @@ NONSENSE = {
 }
 
 
-def said(method, options, good):
+def answer(method, options, good):
     if options["where"] != method:
         return good
     match options["how"]:
@@ -63,47 +63,47 @@ def said(method, options, good):
 class Parser:
     """Holds the last character of each piece back; "!" is a call."""
 
-    open = False
+    in_reasoning = False
 
     def __init__(self, options):
-        self.options, self.held, self.calls = options, "", 0
+        self.options, self.pending, self.calls = options, "", 0
 
     @property
-    def tags(self):
-        return said("tags", self.options, ())
+    def special_tags(self):
+        return answer("special_tags", self.options, ())
 
     def feed(self, text, ids):
-        text, self.held = (self.held + text)[:-1], text[-1:]
-        return said("feed", self.options, [TextDelta(text)])
+        text, self.pending = (self.pending + text)[:-1], text[-1:]
+        return answer("feed", self.options, [TextDelta(text)])
 
     def finish(self):
-        good = [ToolCallDelta(0, "f", "{}")] if self.held == "!" else [TextDelta(self.held)]
-        return said("finish", self.options, good)
+        good = [ToolCallDelta(0, "f", "{}")] if self.pending == "!" else [TextDelta(self.pending)]
+        return answer("finish", self.options, good)
 
-    def grammar(self, choice):
-        return said("grammar", self.options, GrammarSpec("regex", "x"))
+    def grammar_for_tool_choice(self, choice):
+        return answer("grammar_for_tool_choice", self.options, GrammarSpec("regex", "x"))
 
     def call_id(self):
-        return said("call_id", self.options, "mine")
+        return answer("call_id", self.options, "mine")
 
 
 @impl
 def treadle_tool_parser(name, options):
-    return said("hook", options, Parser(options))
+    return answer("hook", options, Parser(options))
 
 
 @impl
 def treadle_reasoning_parser(name, options):
-    return said("hook", options, Parser(options))
+    return answer("hook", options, Parser(options))
 
 
 @impl
 def treadle_match(kind, key, model, options):
-    return said("match", options, Match(1, "a weak sign")) if options else None
+    return answer("match", options, Match(1, "a weak sign")) if options else None
 '''
 PIECES = ["one ", "two ", "three"]
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-OPTIONS = {"tool_parsers": "tool_call_parser", "reasoning": "reasoning_parser"}
+OPTIONS = {"tool_parsers": "tool_call_parser", "reasoning_parsers": "reasoning_parser"}
 
 
 def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> PluginManager:
@@ -144,11 +144,11 @@ FAULTS = [
 
 
 @pytest.mark.fault("tool_parsers", "hook", "feed", "finish")
-@pytest.mark.fault("reasoning", "hook", "feed", "finish")
+@pytest.mark.fault("reasoning_parsers", "hook", "feed", "finish")
 @pytest.mark.parametrize(("where", "how"), FAULTS)
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: Path) -> None:
-    engine = ScriptedEngine(PIECES, host=faulty(tmp_path, kind, where, how))
+    engine = ScriptedEngine(PIECES, plugins=faulty(tmp_path, kind, where, how))
     fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
     option = OPTIONS[kind]
     async with serving(engine, **{option: "faulty"}) as server:
@@ -176,7 +176,9 @@ async def test_in_strict_mode_it_is_the_end_of_the_request(
 ) -> None:
     plugins = faulty(tmp_path, kind, where, "raise", plugin_strict=True)
     fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
-    async with serving(ScriptedEngine(PIECES, host=plugins), **{OPTIONS[kind]: "faulty"}) as server:
+    async with serving(
+        ScriptedEngine(PIECES, plugins=plugins), **{OPTIONS[kind]: "faulty"}
+    ) as server:
         if fields:
             whole, streamed = await with_others(server, **fields)
         else:
@@ -190,44 +192,44 @@ async def test_in_strict_mode_it_is_the_end_of_the_request(
 
 
 @pytest.mark.fault("tool_parsers", "hook")
-@pytest.mark.fault("reasoning", "hook")
+@pytest.mark.fault("reasoning_parsers", "hook")
 @pytest.mark.parametrize("how", ["raise", "none"])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: Path) -> None:
     plugins = faulty(tmp_path, kind, "hook", how)
     words = "KeyError: '/secret'" if how == "raise" else "returned None"
-    engine = ScriptedEngine(host=plugins)
+    engine = ScriptedEngine(plugins=plugins)
     engine.use_parsers(**{OPTIONS[kind]: "faulty"})
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty .*{words}"):
         serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))
 
 
-@pytest.mark.fault("tool_parsers", "tags")
-@pytest.mark.fault("reasoning", "tags")
+@pytest.mark.fault("tool_parsers", "special_tags")
+@pytest.mark.fault("reasoning_parsers", "special_tags")
 @pytest.mark.parametrize("how", ["raise", "panic", "none", "number"])
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: Path) -> None:
     fields = {"tools": TOOLS}
     for strict in (False, True):
-        plugins = faulty(tmp_path, kind, "tags", how, plugin_strict=strict)
+        plugins = faulty(tmp_path, kind, "special_tags", how, plugin_strict=strict)
         async with serving(
-            ScriptedEngine(host=plugins), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
+            ScriptedEngine(plugins=plugins), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
         ) as server:
             answers = [await server.chat(**fields), await server.chat(stream=True, **fields)]
             page = (await server.client.get("/metrics")).text
             assert (await server.complete()).status_code == 200
         if strict:
             assert [answer.json()["error"]["code"] for answer in answers] == ["request_failed"] * 2
-            assert errors(page, f"{kind}:faulty") == {"tags": 2}
+            assert errors(page, f"{kind}:faulty") == {"special_tags": 2}
         else:
             assert [content(answer) for answer in answers] == ["Hello world"] * 2
             assert "x-treadle-parser-error" not in answers[0].headers
-            assert errors(page, f"{kind}:faulty") == {"tags": 1}, "it is asked once"
+            assert errors(page, f"{kind}:faulty") == {"special_tags": 1}, "it is asked once"
 
 
 OTHER: dict[str, dict[str, str]] = {
     "tool_parsers": {},
-    "reasoning": {"tool_call_parser": "hermes"},
+    "reasoning_parsers": {"tool_call_parser": "hermes"},
 }
 
 
@@ -237,7 +239,7 @@ async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path
     for strict in (False, True):
         plugins = faulty(tmp_path, "tool_parsers", "call_id", how, plugin_strict=strict)
         async with serving(
-            ScriptedEngine(["!"], host=plugins), tool_call_parser="faulty"
+            ScriptedEngine(["!"], plugins=plugins), tool_call_parser="faulty"
         ) as server:
             whole, streamed = (
                 await server.chat(tools=TOOLS),
@@ -253,17 +255,19 @@ async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path
             assert call["id"].startswith("call_") and '"id":"call_' in streamed.text
 
 
-@pytest.mark.fault("tool_parsers", "grammar")
+@pytest.mark.fault("tool_parsers", "grammar_for_tool_choice")
 @pytest.mark.parametrize("how", ["raise", "panic", "number", "items", "source", "kind"])
 async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path) -> None:
     for strict in (False, True):
-        plugins = faulty(tmp_path, "tool_parsers", "grammar", how, plugin_strict=strict)
-        engine = ScriptedEngine(host=plugins)
+        plugins = faulty(
+            tmp_path, "tool_parsers", "grammar_for_tool_choice", how, plugin_strict=strict
+        )
+        engine = ScriptedEngine(plugins=plugins)
         async with serving(engine, tool_call_parser="faulty") as server:
             answers = await with_others(server, tools=TOOLS, tool_choice="required")
             page = (await server.client.get("/metrics")).text
             assert (await server.chat(tools=TOOLS)).status_code == 200
-        assert errors(page, "tool_parsers:faulty") == {"grammar": 2}
+        assert errors(page, "tool_parsers:faulty") == {"grammar_for_tool_choice": 2}
         for answer in answers:
             error = answer.json()["error"]
             if strict:
@@ -274,32 +278,32 @@ async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path)
 
 
 async def test_a_refusal_of_the_parsers_own_reaches_the_client(tmp_path: Path) -> None:
-    plugins = faulty(tmp_path, "tool_parsers", "grammar", "refuse")
-    async with serving(ScriptedEngine(host=plugins), tool_call_parser="faulty") as server:
+    plugins = faulty(tmp_path, "tool_parsers", "grammar_for_tool_choice", "refuse")
+    async with serving(ScriptedEngine(plugins=plugins), tool_call_parser="faulty") as server:
         answer = await server.chat(tools=TOOLS, tool_choice="required")
     error = answer.json()["error"]
     assert (error["param"], error["message"]) == ("tools", "these tools cannot be forced")
 
 
 QWEN3 = ModelTraits(templates={"default": 'arguments <tool_call> <think> </think>"'})
-CHOSEN = {"tool_parsers": "hermes", "reasoning": "qwen3"}
+CHOSEN = {"tool_parsers": "hermes", "reasoning_parsers": "qwen3"}
 
 
 @pytest.mark.fault("tool_parsers", "treadle_match")
-@pytest.mark.fault("reasoning", "treadle_match")
+@pytest.mark.fault("reasoning_parsers", "treadle_match")
 @pytest.mark.parametrize("how", ["raise", "panic", "number"])
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_who_cannot_say_what_it_matches_is_not_chosen(
     kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugins = faulty(tmp_path, kind, "match", how)
-    async with serving(ScriptedEngine(host=plugins, traits=QWEN3)) as server:
-        assert server.context.chats.plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
+    async with serving(ScriptedEngine(plugins=plugins, traits=QWEN3)) as server:
+        assert server.context.chat_processor.parser_plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
     if how != "number":
         assert errors(page, f"{kind}:faulty") == {"treadle_match": 1}
     strict = faulty(tmp_path, kind, "match", how, plugin_strict=True)
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty"):
-        async with serving(ScriptedEngine(host=strict, traits=QWEN3)):
+        async with serving(ScriptedEngine(plugins=strict, traits=QWEN3)):
             pass

@@ -47,8 +47,8 @@ async def test_a_failed_step_costs_its_requests_and_the_process_goes_on(
 @pytest.mark.parametrize(
     ("kind", "method", "options", "params"),
     [
-        ("executors", "launch", {"at": 3}, {}),
-        ("policies", "order", {"plugin_strict": True}, {"priority": 1}),
+        ("executors", "execute_model", {"at": 3}, {}),
+        ("scheduling_policies", "sort_key", {"plugin_strict": True}, {"priority": 1}),
     ],
 )
 async def test_what_ends_the_engine_is_told_to_everybody(
@@ -84,11 +84,11 @@ async def test_a_tokenizer_fails_here_and_the_process_does_not_hear_of_it(
     expected: list[int],
 ) -> None:
     """Of three texts at once one cannot be made: three times the same tokens come."""
-    async with AsyncLLM(config=config("tokenizers", "finish", times=1)) as engine:
+    async with AsyncLLM(config=config("tokenizers", "flush", times=1)) as engine:
         outputs = await told(*[answered(engine) for _ in range(3)])
         assert sorted(str(o.finish_reason) for o in outputs) == ["error", "length", "length"]
         (failed,) = (o for o in outputs if o.finish_reason == "error")
-        assert re.search(named("tokenizers", "finish"), str(failed.error))
+        assert re.search(named("tokenizers", "flush"), str(failed.error))
         assert (await answered(engine)).token_ids == expected
-        assert ("tokenizers:odd", "finish", "error", 1) in engine.plugins.call_stats.rows()
+        assert ("tokenizers:odd", "flush", "error", 1) in engine.plugins.call_stats.rows()
         assert (await engine.stats()).num_used_pages == 0

@@ -16,7 +16,7 @@ from treadle.errors import RequestError
 PLUGIN = """
 from treadle.api import impl
 
-TREADLE = {"reasoning": ["faulty"]}
+TREADLE = {"reasoning_parsers": ["faulty"]}
 
 
 class Panic(BaseException):
@@ -26,9 +26,9 @@ class Panic(BaseException):
 class Thinks:
     def __init__(self, options, prompt):
         self.options, self.steps = options, 0
-        self.starts = options["where"] != "opener"
+        self.starts = options["where"] != "opening_tag"
 
-    def said(self, where, good):
+    def answer(self, where, good):
         if self.options["where"] != where:
             return good
         match self.options["how"]:
@@ -40,16 +40,16 @@ class Thinks:
                 return 5
 
     @property
-    def open(self):
-        return self.said("open" if not self.steps else "open later", self.starts)
+    def in_reasoning(self):
+        return self.answer("in_reasoning" if not self.steps else "in_reasoning later", self.starts)
 
     @property
-    def opener(self):
-        return self.said("opener", None)
+    def opening_tag(self):
+        return self.answer("opening_tag", None)
 
     def feed(self, text, ids):
         self.steps += 1
-        return self.said("feed", [])
+        return self.answer("feed", [])
 
     def finish(self):
         return []
@@ -59,27 +59,27 @@ class Thinks:
 def treadle_reasoning_parser(name, prompt, options):
     return Thinks(options, prompt)
 """
-GUIDED = {
-    "guided": StructuredOutputsParams(regex="[a-z]+", reasoning="faulty"),
+STRUCTURED = {
+    "structured_outputs": StructuredOutputsParams(regex="[a-z]+", reasoning="faulty"),
     "ignore_eos": False,
 }
 
 
-@pytest.mark.fault("reasoning", "open", "opener", "feed")
+@pytest.mark.fault("reasoning_parsers", "in_reasoning", "opening_tag", "feed")
 @pytest.mark.parametrize(
     ("where", "how", "cause"),
     [
-        ("open", "raise", "failed in open: KeyError: 'odd'"),
-        ("open", "panic", "failed in open: Panic: odd"),
-        ("opener", "raise", "failed in opener: KeyError: 'odd'"),
+        ("in_reasoning", "raise", "failed in in_reasoning: KeyError: 'odd'"),
+        ("in_reasoning", "panic", "failed in in_reasoning: Panic: odd"),
+        ("opening_tag", "raise", "failed in opening_tag: KeyError: 'odd'"),
         (
-            "opener",
+            "opening_tag",
             "number",
-            "failed in opener: TypeError: it returned 5; a str or None was expected",
+            "failed in opening_tag: TypeError: it returned 5; a str or None was expected",
         ),
         ("feed", "raise", "failed in feed: KeyError: 'odd'"),
         ("feed", "panic", "failed in feed: Panic: odd"),
-        ("open later", "raise", "failed in open: KeyError: 'odd'"),
+        ("in_reasoning later", "raise", "failed in in_reasoning: KeyError: 'odd'"),
     ],
 )
 def test_where_a_grammar_waits_the_request_pays(
@@ -91,10 +91,12 @@ def test_where_a_grammar_waits_the_request_pays(
     settings: dict[str, Any] = {"model": MODEL, "cpu_threads": 1, "num_pages": 64, "device": "cpu"}
     with LLM(plugin_file=[str(file)], plugin_options=options, **settings) as llm:
         try:
-            said = finish(llm, GUIDED)[0].error
+            message = finish(llm, STRUCTURED)[0].error
         except RequestError as error:
-            said = str(error)
-        assert said is not None and cause in said and "reasoning_parsers:faulty from" in said
-        row = ("reasoning_parsers:faulty", re.findall(r"failed in (\w+)", said)[0], "error", 1)
+            message = str(error)
+        assert (
+            message is not None and cause in message and "reasoning_parsers:faulty from" in message
+        )
+        row = ("reasoning_parsers:faulty", re.findall(r"failed in (\w+)", message)[0], "error", 1)
         assert row in llm.stats.plugin_calls
         healthy(llm, expected)

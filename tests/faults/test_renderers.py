@@ -92,7 +92,7 @@ def faulty(folder: Path, where: str, how: str, **config: Any) -> PluginManager:
 
 
 def rendering(plugins: PluginManager) -> ScriptedEngine:
-    engine: Any = ScriptedEngine(host=plugins)
+    engine: Any = ScriptedEngine(plugins=plugins)
     engine.renderer = plugins.create_guarded(
         RENDERERS, "faulty", files=None, tokenizer=engine.tokenizer
     )  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ fault = pytest.mark.fault
 Odd = Callable[..., LLM]
 
 FATAL = r" \(plugin_strict makes it fatal\)"
-ODD = {"extra": {"odd": "odd"}}
-EVEN = {"extra": {"odd": "even"}}
+ODD = {"extra_args": {"odd": "odd"}}
+EVEN = {"extra_args": {"odd": "even"}}
 RAISE = [("RuntimeError", "RuntimeError: odd"), ("Panic", "Panic: odd")]
 SEVENS = [7] * 6
 
@@ -26,7 +26,7 @@ SEVENS = [7] * 6
 # ---------------------------------------------------------------------------- policies
 
 
-@fault("policies", "order")
+@fault("scheduling_policies", "sort_key")
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
@@ -41,22 +41,22 @@ SEVENS = [7] * 6
 def test_a_request_that_cannot_be_ordered_fails_alone(
     odd: Odd, expected: list[int], how: str, cause: str
 ) -> None:
-    llm = odd("policies", "order", how)
+    llm = odd("scheduling_policies", "sort_key", how)
     first, bad, last = finish(llm, {}, {"priority": 1}, {})
     assert first.token_ids == last.token_ids == expected
     assert bad.finish_reason == "error" and re.fullmatch(
-        named("policies", "order", cause), str(bad.error)
+        named("scheduling_policies", "sort_key", cause), str(bad.error)
     )
-    assert calls(llm, "policies", "order") == {"ok": 2, "error": 1}
+    assert calls(llm, "scheduling_policies", "sort_key") == {"ok": 2, "error": 1}
     healthy(llm, expected)
 
 
-@fault("policies", "order")
+@fault("scheduling_policies", "sort_key")
 def test_in_strict_mode_it_ends_the_engine(odd: Odd) -> None:
-    llm = odd("policies", "order", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("policies", "order") + FATAL):
+    llm = odd("scheduling_policies", "sort_key", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("scheduling_policies", "sort_key") + FATAL):
         finish(llm, {"priority": 1})
-    with pytest.raises(EngineDeadError, match=named("policies", "order")):
+    with pytest.raises(EngineDeadError, match=named("scheduling_policies", "sort_key")):
         finish(llm, {})
 
 
@@ -64,19 +64,21 @@ CROWD = {"num_pages": 14, "page_size": 4, "max_num_seqs": 4}
 LONG = {"max_tokens": 24}
 
 
-@fault("policies", "victim")
+@fault("scheduling_policies", "select_victim")
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic", "None", "text", "negative"])
 def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> None:
-    llm = odd("policies", "victim", how, **CROWD)
+    llm = odd("scheduling_policies", "select_victim", how, **CROWD)
     outputs = finish(llm, *[LONG] * 4)
     assert [len(o.token_ids) for o in outputs] == [24] * 4
     assert llm.stats.num_preemptions > 0 and llm.stats.num_used_pages == 0
-    assert calls(llm, "policies", "victim") == {"error": llm.stats.num_preemptions}
+    assert calls(llm, "scheduling_policies", "select_victim") == {
+        "error": llm.stats.num_preemptions
+    }
 
 
 def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
     """It gets a tuple: to sort or empty the scheduler's own list would be easy, and ruin it."""
-    llm = odd("policies", "never", **CROWD)
+    llm = odd("scheduling_policies", "never", **CROWD)
     seen = []
     policy = llm._core.scheduler.policy
 
@@ -89,10 +91,10 @@ def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
     assert seen and all(type(running) is tuple for running in seen)
 
 
-@fault("policies", "victim")
+@fault("scheduling_policies", "select_victim")
 def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
-    llm = odd("policies", "victim", plugin_strict=True, **CROWD)
-    with pytest.raises(EngineError, match=named("policies", "victim") + FATAL):
+    llm = odd("scheduling_policies", "select_victim", plugin_strict=True, **CROWD)
+    with pytest.raises(EngineError, match=named("scheduling_policies", "select_victim") + FATAL):
         finish(llm, *[LONG] * 4)
     with pytest.raises(EngineDeadError):
         finish(llm, {})
@@ -101,32 +103,32 @@ def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
 # -------------------------------------------------------------------- logits processors
 
 
-@fault("logits_processors", "check")
+@fault("logits_processors", "validate_params")
 @pytest.mark.parametrize(("how", "cause"), RAISE)
 def test_a_request_that_cannot_be_checked_fails_alone(
     odd: Odd, expected: list[int], how: str, cause: str
 ) -> None:
-    llm = odd("logits_processors", "check", how)
-    with pytest.raises(PluginLoadError, match=named("logits_processors", "check", cause)):
+    llm = odd("logits_processors", "validate_params", how)
+    with pytest.raises(PluginLoadError, match=named("logits_processors", "validate_params", cause)):
         finish(llm, ODD)
-    assert calls(llm, "logits_processors", "check") == {"error": 1}
+    assert calls(llm, "logits_processors", "validate_params") == {"error": 1}
     (even,) = finish(llm, EVEN)
     assert even.token_ids == SEVENS
     healthy(llm, expected)
 
 
-@fault("logits_processors", "check")
+@fault("logits_processors", "validate_params")
 def test_a_refusal_is_no_failure(odd: Odd) -> None:
-    llm = odd("logits_processors", "check", "RequestError", plugin_strict=True)
+    llm = odd("logits_processors", "validate_params", "RequestError", plugin_strict=True)
     with pytest.raises(RequestError, match=r"^odd$"):
         finish(llm, ODD)
-    assert calls(llm, "logits_processors", "check") == {"ok": 1}
+    assert calls(llm, "logits_processors", "validate_params") == {"ok": 1}
 
 
-@fault("logits_processors", "check")
+@fault("logits_processors", "validate_params")
 def test_in_strict_mode_a_check_that_raises_ends_the_engine(odd: Odd) -> None:
-    llm = odd("logits_processors", "check", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("logits_processors", "check") + FATAL):
+    llm = odd("logits_processors", "validate_params", plugin_strict=True)
+    with pytest.raises(EngineError, match=named("logits_processors", "validate_params") + FATAL):
         finish(llm, ODD)
     with pytest.raises(EngineDeadError):
         finish(llm, {})
@@ -223,7 +225,7 @@ def test_in_strict_mode_a_logger_ends_the_engine(odd: Odd) -> None:
 @pytest.mark.parametrize(
     ("kind", "method", "asked"),
     [
-        ("policies", "order", {"priority": 1}),
+        ("scheduling_policies", "sort_key", {"priority": 1}),
         ("logits_processors", "apply", ODD),
         ("stat_loggers", "record", {}),
     ],
@@ -237,12 +239,16 @@ def test_an_interrupt_is_the_users(odd: Odd, kind: str, method: str, asked: dict
     assert llm.stats.plugin_states[name(kind)] == "loaded"
 
 
-@fault("policies", "hook")
+@fault("scheduling_policies", "hook")
 @fault("logits_processors", "hook")
 @fault("stat_loggers", "hook")
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("policies", "order"), ("logits_processors", "check"), ("stat_loggers", "record")],
+    [
+        ("scheduling_policies", "sort_key"),
+        ("logits_processors", "validate_params"),
+        ("stat_loggers", "record"),
+    ],
 )
 def test_an_object_without_the_methods_fails_where_they_are_called(
     odd: Odd, expected: list[int], kind: str, method: str
@@ -254,7 +260,7 @@ def test_an_object_without_the_methods_fails_where_they_are_called(
         with pytest.raises(PluginLoadError, match=said):
             finish(llm, EVEN)
     (output,) = finish(llm, {})
-    if kind == "policies":
+    if kind == "scheduling_policies":
         assert re.fullmatch(said, str(output.error))
     else:
         healthy(llm, expected)

@@ -21,7 +21,7 @@ HOOKS = {
     "models": "treadle_model",
     "quantization": "treadle_quantization",
     "executors": "treadle_executor",
-    "policies": "treadle_scheduling_policy",
+    "scheduling_policies": "treadle_scheduling_policy",
     "logits_processors": "treadle_logits_processor",
     "stat_loggers": "treadle_stat_logger",
 }
@@ -32,7 +32,7 @@ KINDS = [
     pytest.param("models", marks=fault("models", "hook")),
     pytest.param("quantization", marks=fault("quantization", "hook")),
     pytest.param("executors", marks=fault("executors", "hook")),
-    pytest.param("policies", marks=fault("policies", "hook")),
+    pytest.param("scheduling_policies", marks=fault("scheduling_policies", "hook")),
     pytest.param("logits_processors", marks=fault("logits_processors", "hook")),
     pytest.param("stat_loggers", marks=fault("stat_loggers", "hook")),
 ]
@@ -43,18 +43,36 @@ METHODS = [
     pytest.param("model_sources", "resolve", {}, marks=fault("model_sources", "resolve")),
     pytest.param("load_formats", "tensors", {}, marks=fault("load_formats", "tensors")),
     pytest.param("tokenizers", "chat_template", {}, marks=fault("tokenizers", "chat_template")),
-    pytest.param("tokenizers", "special_ids", {}, marks=fault("tokenizers", "special_ids")),
-    pytest.param("tokenizers", "token", {}, marks=fault("tokenizers", "token")),
+    pytest.param(
+        "tokenizers", "special_token_ids", {}, marks=fault("tokenizers", "special_token_ids")
+    ),
+    pytest.param("tokenizers", "id_to_token", {}, marks=fault("tokenizers", "id_to_token")),
     pytest.param("models", "build", {}, marks=fault("models", "build")),
-    pytest.param("quantization", "linear", {}, marks=fault("quantization", "linear")),
-    pytest.param("quantization", "experts", EXPERTS, marks=fault("quantization", "experts")),
-    pytest.param("quantization", "kv_dtype", {}, marks=fault("quantization", "kv_dtype")),
+    pytest.param("quantization", "linear_method", {}, marks=fault("quantization", "linear_method")),
+    pytest.param(
+        "quantization", "experts_method", EXPERTS, marks=fault("quantization", "experts_method")
+    ),
+    pytest.param(
+        "quantization", "kv_cache_dtype", {}, marks=fault("quantization", "kv_cache_dtype")
+    ),
     pytest.param("quantization", "rename", {}, marks=fault("quantization", "rename")),
-    pytest.param("quantization", "create", {}, marks=fault("quantization", "create")),
-    pytest.param("quantization", "finish", {}, marks=fault("quantization", "finish")),
-    pytest.param("attention", "create", {}, marks=fault("attention", "create")),
-    pytest.param("attention", "cache_shape", {}, marks=fault("attention", "cache_shape")),
-    pytest.param("kernels", "load", {}, marks=fault("kernels", "load")),
+    pytest.param(
+        "quantization", "create_weights", {}, marks=fault("quantization", "create_weights")
+    ),
+    pytest.param(
+        "quantization",
+        "process_weights_after_loading",
+        {},
+        marks=fault("quantization", "process_weights_after_loading"),
+    ),
+    pytest.param("attention_backends", "create", {}, marks=fault("attention_backends", "create")),
+    pytest.param(
+        "attention_backends",
+        "kv_cache_shape",
+        {},
+        marks=fault("attention_backends", "kv_cache_shape"),
+    ),
+    pytest.param("kernel_ops", "load", {}, marks=fault("kernel_ops", "load")),
     pytest.param("executors", "start", {}, marks=fault("executors", "start")),
 ]
 
@@ -63,11 +81,11 @@ METHODS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_that_raises_ends_the_start(kind: str, how: str, strict: bool) -> None:
     made = config(kind, "hook", how, plugin_strict=strict)
-    host = hosted(made)
+    plugins = hosted(made)
     with pytest.raises(PluginLoadError, match=named(kind, HOOKS[kind], f"{how}: odd")) as caught:
-        start(host, made)
+        start(plugins, made)
     assert type(caught.value.__cause__).__name__ == how, "the root cause is chained"
-    assert calls(host, kind, HOOKS[kind])["error"] == 1
+    assert calls(plugins, kind, HOOKS[kind])["error"] == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,11 +127,11 @@ def test_a_method_that_raises_ends_the_start(
     kind: str, method: str, options: dict[str, Any], how: str, strict: bool
 ) -> None:
     made = config(kind, method, how, plugin_strict=strict, **options)
-    host = hosted(made)
+    plugins = hosted(made)
     with pytest.raises(PluginLoadError, match=f"^{named(kind, method, f'{how}: odd')}$") as caught:
-        start(host, made)
+        start(plugins, made)
     assert type(caught.value.__cause__).__name__ == how
-    assert calls(host, kind, method)["error"] == 1
+    assert calls(plugins, kind, method)["error"] == 1
 
 
 @pytest.mark.parametrize(("kind", "method", "options"), METHODS)
@@ -125,7 +143,7 @@ def test_a_method_may_say_it_in_words_for_the_user(
         start(hosted(made), made)
 
 
-@pytest.mark.parametrize("method", ["create", "finish"])
+@pytest.mark.parametrize("method", ["create_weights", "process_weights_after_loading"])
 def test_a_method_for_experts_that_raises_ends_the_start(method: str) -> None:
     """The layers before the experts do not fail: their calls are the first ones."""
     first = 2  # linear layers of the one attention block
@@ -138,17 +156,27 @@ WRONG = [
     ("model_sources", "resolve", "None", "it returned None; ModelFiles was expected"),
     ("load_formats", "tensors", "None", "cannot unpack"),
     ("load_formats", "tensors", "few", "not enough values"),
-    ("tokenizers", "special_ids", "None", "'NoneType' object is not iterable"),
+    ("tokenizers", "special_token_ids", "None", "'NoneType' object is not iterable"),
     ("tokenizers", "chat_template", "False", "it returned False; a str or None was expected"),
     ("models", "build", "None", "built a NoneType"),
-    ("quantization", "linear", "text", "'str' object has no attribute 'create'"),
-    ("quantization", "kv_dtype", "False", "it returned False; a str or None was expected"),
+    ("quantization", "linear_method", "text", "'str' object has no attribute 'create_weights'"),
+    ("quantization", "kv_cache_dtype", "False", "it returned False; a str or None was expected"),
     ("quantization", "rename", "False", "it returned False; a str or None was expected"),
-    ("attention", "create", "None", "'NoneType' object has no attribute 'cache_shape'"),
-    ("attention", "cache_shape", "None", "it returned None; a tuple of sizes was expected"),
-    ("attention", "cache_shape", "negative", "it returned (-1,); a tuple of sizes was expected"),
-    ("kernels", "load", "None", "it returned None; a function for rms_norm was expected"),
-    ("executors", "start", "None", "it returned None; EngineFacts was expected"),
+    ("attention_backends", "create", "None", "'NoneType' object has no attribute 'kv_cache_shape'"),
+    (
+        "attention_backends",
+        "kv_cache_shape",
+        "None",
+        "it returned None; a tuple of sizes was expected",
+    ),
+    (
+        "attention_backends",
+        "kv_cache_shape",
+        "negative",
+        "it returned (-1,); a tuple of sizes was expected",
+    ),
+    ("kernel_ops", "load", "None", "it returned None; a function for rms_norm was expected"),
+    ("executors", "start", "None", "it returned None; EngineInfo was expected"),
 ]
 
 
@@ -197,22 +225,26 @@ def test_a_loader_that_cannot_fill_the_parameters_ends_the_start(tmp_path: Path)
         start(hosted(made), made)
 
 
-@pytest.mark.fault("load_formats", "where")
+@pytest.mark.fault("load_formats", "file_of")
 def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> None:
     """``where`` is asked for the words of another error: a checkpoint that does not fit."""
-    made = config("load_formats", "where", hf_overrides={"intermediate_size": 512})
-    host = hosted(made)
-    words = f"a file whose name is not known .*{named('load_formats', 'where')}.* does not fit"
+    made = config("load_formats", "file_of", hf_overrides={"intermediate_size": 512})
+    plugins = hosted(made)
+    words = f"a file whose name is not known .*{named('load_formats', 'file_of')}.* does not fit"
     with pytest.raises(CheckpointError, match=words):
-        start(host, made)
-    assert calls(host, "load_formats", "where") == {"error": 1}
+        start(plugins, made)
+    assert calls(plugins, "load_formats", "file_of") == {"error": 1}
 
 
 @pytest.mark.parametrize(
     ("kind", "hook"),
     [
-        pytest.param("attention", "treadle_attention_backend", marks=fault("attention", "hook")),
-        pytest.param("kernels", "treadle_kernel_op", marks=fault("kernels", "hook")),
+        pytest.param(
+            "attention_backends",
+            "treadle_attention_backend",
+            marks=fault("attention_backends", "hook"),
+        ),
+        pytest.param("kernel_ops", "treadle_kernel_op", marks=fault("kernel_ops", "hook")),
     ],
 )
 @pytest.mark.parametrize(
@@ -237,11 +269,11 @@ def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str, said: str
             start(hosted(made), made)
 
 
-@pytest.mark.fault("attention", "hook")
+@pytest.mark.fault("attention_backends", "hook")
 def test_an_offer_without_pages_is_a_refusal() -> None:
-    made = config("attention", "hook", "no pages", attention_backend=None)
+    made = config("attention_backends", "hook", "no pages", attention_backend=None)
     start(hosted(made), made)
-    made = config("attention", "hook", "no pages")
+    made = config("attention_backends", "hook", "no pages")
     with pytest.raises(PluginLoadError, match=r"attention_backends:odd .*page_sizes=\(\)"):
         start(hosted(made), made)
 
@@ -255,11 +287,11 @@ def test_a_match_that_fails_matches_nothing(how: str, words: str) -> None:
     unnamed = {"quantization_config": {"bits": 4}}
     options = {"hf_overrides": unnamed, "quantization": "auto"}
     made = config("quantization", "treadle_match", how, **options)
-    host = hosted(made)
+    plugins = hosted(made)
     with pytest.raises(CheckpointError, match="no installed plugin recognizes it"):
-        start(host, made)
+        start(plugins, made)
     if how == "RuntimeError":
-        assert calls(host, "quantization", "treadle_match") == {"error": 1}
+        assert calls(plugins, "quantization", "treadle_match") == {"error": 1}
     strict = config("quantization", "treadle_match", how, plugin_strict=True, **options)
     with pytest.raises(PluginLoadError, match=f"quantization:odd .*treadle_match.*{words}"):
         start(hosted(strict), strict)

@@ -17,9 +17,19 @@ Odd = Callable[..., LLM]
 # kind, method, the word for it in messages, the call that fails: one in the middle of an answer
 METHODS = [
     pytest.param("models", "forward", "forward", 3, marks=fault("models", "forward")),
-    pytest.param("models", "logits", "logits", 3, marks=fault("models", "logits")),
-    pytest.param("attention", "plan", "plan", 3, marks=fault("attention", "plan")),
-    pytest.param("attention", "forward", "forward", 20, marks=fault("attention", "forward")),
+    pytest.param(
+        "models", "compute_logits", "compute_logits", 3, marks=fault("models", "compute_logits")
+    ),
+    pytest.param(
+        "attention_backends",
+        "build_metadata",
+        "build_metadata",
+        3,
+        marks=fault("attention_backends", "build_metadata"),
+    ),
+    pytest.param(
+        "attention_backends", "forward", "forward", 20, marks=fault("attention_backends", "forward")
+    ),
     pytest.param("quantization", "apply", "apply", 70, marks=fault("quantization", "apply")),
     pytest.param(
         "quantization",
@@ -28,7 +38,7 @@ METHODS = [
         5,
         marks=fault("quantization", "apply_gated"),
     ),
-    pytest.param("kernels", "call", "rms_norm", 3, marks=fault("kernels", "call")),
+    pytest.param("kernel_ops", "call", "rms_norm", 3, marks=fault("kernel_ops", "call")),
 ]
 
 
@@ -97,22 +107,52 @@ WRONG = [
     ),
     ("models", "forward", "forward", "text", "it returned 'odd'"),
     ("models", "forward", "forward", "few", r"it returned a tensor \[\d, 256\]"),
-    ("models", "logits", "logits", "None", r"it returned None; a tensor \[2, 4096\] was expected"),
-    ("models", "logits", "logits", "narrow", r"a tensor \[2, 4095\]; a tensor \[2, 4096\]"),
-    ("models", "logits", "logits", "few", r"a tensor \[1, 4096\]; a tensor \[2, 4096\]"),
-    ("attention", "forward", "forward", "None", "'NoneType' object has no attribute 'shape'"),
     (
-        "attention",
+        "models",
+        "compute_logits",
+        "compute_logits",
+        "None",
+        r"it returned None; a tensor \[2, 4096\] was expected",
+    ),
+    (
+        "models",
+        "compute_logits",
+        "compute_logits",
+        "narrow",
+        r"a tensor \[2, 4095\]; a tensor \[2, 4096\]",
+    ),
+    (
+        "models",
+        "compute_logits",
+        "compute_logits",
+        "few",
+        r"a tensor \[1, 4096\]; a tensor \[2, 4096\]",
+    ),
+    (
+        "attention_backends",
+        "forward",
+        "forward",
+        "None",
+        "'NoneType' object has no attribute 'shape'",
+    ),
+    (
+        "attention_backends",
         "forward",
         "forward",
         "narrow",
         r"a tensor \[\d, 4, 63\]; a tensor \[\d, 4, 64\]",
     ),
-    ("attention", "forward", "forward", "few", r"a tensor \[\d, 4, 64\]; a tensor \[\d, 4, 64\]"),
+    (
+        "attention_backends",
+        "forward",
+        "forward",
+        "few",
+        r"a tensor \[\d, 4, 64\]; a tensor \[\d, 4, 64\]",
+    ),
     ("quantization", "apply", "apply", "None", "'NoneType' object has no attribute 'shape'"),
     ("quantization", "apply", "apply", "narrow", "a tensor whose last size is"),
     ("quantization", "apply_gated", "apply_gated", "narrow", "a tensor whose last size is"),
-    ("kernels", "call", "rms_norm", "None", "it returned None; a result was expected"),
+    ("kernel_ops", "call", "rms_norm", "None", "it returned None; a result was expected"),
 ]
 
 
@@ -128,7 +168,7 @@ def test_a_method_that_returns_something_else_fails_its_step(
     healthy(llm, expected)
 
 
-TENSORS = [p.values for p in METHODS if p.values[1] != "plan"]
+TENSORS = [p.values for p in METHODS if p.values[1] != "build_metadata"]
 
 
 @pytest.mark.parametrize(("kind", "method", "word", "at"), TENSORS)
@@ -141,11 +181,11 @@ def test_results_that_are_no_numbers_fail_the_request(
     healthy(llm, expected)
 
 
-@fault("models", "logits")
+@fault("models", "compute_logits")
 def test_a_neighbour_of_a_row_without_numbers_does_not_notice(
     odd: Odd, expected: list[int]
 ) -> None:
-    llm = odd("models", "logits", "one NaN", at=3, times=1)
+    llm = odd("models", "compute_logits", "one NaN", at=3, times=1)
     bad, good = finish(llm, {}, {})
     assert bad.finish_reason == "error" and bad.token_ids == expected[:2]
     assert good.finish_reason == "length" and good.token_ids == expected
@@ -162,23 +202,24 @@ def test_experts_that_raise_fail_their_step(odd: Odd) -> None:
     assert output.finish_reason == "length" and llm.stats.num_used_pages == 0
 
 
-@fault("attention", "slots")
+@fault("attention_backends", "slot_mapping")
 @pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
 def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how: str) -> None:
     """Slots are asked for where a kernel writes keys and values."""
     kernel = {"kernel_ops:odd": {"method": "never"}}
-    llm = odd("attention", "slots", how, at=20, times=1, others=kernel)
+    llm = odd("attention_backends", "slot_mapping", how, at=20, times=1, others=kernel)
     assert any("rope_and_cache: odd" in line for line in llm.info.report)
     for output in finish(llm, {}, {}):
         _matches(
-            str(output.error), f"the step failed: {named('attention', 'slots', f'{how}: odd')}"
+            str(output.error),
+            f"the step failed: {named('attention_backends', 'slot_mapping', f'{how}: odd')}",
         )
-    assert calls(llm, "attention", "slots") == {"error": 1}
+    assert calls(llm, "attention_backends", "slot_mapping") == {"error": 1}
     healthy(llm, expected)
 
 
-@fault("models", "forward", "logits")
-@pytest.mark.parametrize("method", ["forward", "logits"])
+@fault("models", "forward", "compute_logits")
+@pytest.mark.parametrize("method", ["forward", "compute_logits"])
 def test_an_interrupt_in_a_step_is_the_users(odd: Odd, method: str) -> None:
     """It leaves half a step: nothing of that engine can be trusted, and it says so."""
     llm = odd("models", method, "KeyboardInterrupt", at=3, times=1)

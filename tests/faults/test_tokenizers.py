@@ -49,13 +49,13 @@ def test_bad_words_that_cannot_be_encoded_are_their_requests_error(
     healthy(llm, expected)
 
 
-@fault("tokenizers", "stream")
+@fault("tokenizers", "create_detokenizer")
 @pytest.mark.parametrize(("how", "cause"), RAISE)
 def test_an_output_that_cannot_be_begun_is_its_requests_error(
     odd: Odd, expected: list[int], how: str, cause: str
 ) -> None:
-    llm = odd("tokenizers", "stream", how, times=1)
-    with pytest.raises(PluginLoadError, match=named("tokenizers", "stream", cause)):
+    llm = odd("tokenizers", "create_detokenizer", how, times=1)
+    with pytest.raises(PluginLoadError, match=named("tokenizers", "create_detokenizer", cause)):
         finish(llm, {})
     healthy(llm, expected)
 
@@ -63,13 +63,13 @@ def test_an_output_that_cannot_be_begun_is_its_requests_error(
 @pytest.mark.parametrize(
     ("method", "how", "cause"),
     [
-        pytest.param("step", *RAISE[0], marks=fault("tokenizers", "step")),
-        pytest.param("step", *RAISE[1]),
-        pytest.param("step", "None", "TypeError: it returned None; a str was expected"),
-        pytest.param("step", "False", "TypeError: it returned False; a str was expected"),
-        pytest.param("finish", *RAISE[0], marks=fault("tokenizers", "finish")),
-        pytest.param("finish", *RAISE[1]),
-        pytest.param("finish", "None", "TypeError: it returned None; a str was expected"),
+        pytest.param("decode_next", *RAISE[0], marks=fault("tokenizers", "decode_next")),
+        pytest.param("decode_next", *RAISE[1]),
+        pytest.param("decode_next", "None", "TypeError: it returned None; a str was expected"),
+        pytest.param("decode_next", "False", "TypeError: it returned False; a str was expected"),
+        pytest.param("flush", *RAISE[0], marks=fault("tokenizers", "flush")),
+        pytest.param("flush", *RAISE[1]),
+        pytest.param("flush", "None", "TypeError: it returned None; a str was expected"),
         pytest.param("token_bytes", *RAISE[0], marks=fault("tokenizers", "token_bytes")),
         pytest.param("token_bytes", *RAISE[1]),
         pytest.param("token_bytes", "text", "TypeError: it returned 'odd'; bytes was expected"),
@@ -89,21 +89,21 @@ def test_an_output_whose_text_cannot_be_made_ends_alone(
     healthy(llm, expected)
 
 
-@fault("tokenizers", "finish")
+@fault("tokenizers", "flush")
 def test_an_output_that_is_ended_early_may_fail_too(odd: Odd, expected: list[int]) -> None:
     """What was held back is asked for when a request is aborted."""
-    llm = odd("tokenizers", "finish", times=1)
+    llm = odd("tokenizers", "flush", times=1)
     stream = llm.stream([PROMPT], SamplingParams(max_tokens=50, ignore_eos=True))
     request = next(stream).request_id
     llm._core.abort_requests(llm._outputs.abort(request))
     last = next(stream).outputs[0]
     assert last.finish_reason == "error"
-    assert re.search(named("tokenizers", "finish"), str(last.error))
+    assert re.search(named("tokenizers", "flush"), str(last.error))
     healthy(llm, expected)
 
 
-@fault("tokenizers", "vocab_size", "decode", "eos_id")
-@pytest.mark.parametrize("method", ["vocab_size", "decode", "eos_id"])
+@fault("tokenizers", "vocab_size", "decode", "eos_token_id")
+@pytest.mark.parametrize("method", ["vocab_size", "decode", "eos_token_id"])
 def test_what_the_engine_does_not_ask_fails_nobody(
     odd: Odd, expected: list[int], method: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_grammar_compiler_that_is_let_down_fails_its_request(
     llm = odd("tokenizers", "vocab_size")
     backend = next(n for n in ("llguidance", "outlines", "lmfe") if n in _guided(llm))
     guided = StructuredOutputsParams(regex="[a-z]+", backend=backend)
-    bad, good = finish(llm, {"guided": guided}, {})
+    bad, good = finish(llm, {"structured_outputs": guided}, {})
     assert bad.finish_reason == "error" and good.token_ids == expected
     assert f"structured_output:{backend}" in str(bad.error) and "RuntimeError: odd" in str(
         bad.error

@@ -39,14 +39,14 @@ def test_what_is_within_the_limits_has_no_reason() -> None:
         ({"kv_dtype": "float16"}, "kv_dtype float16 is neither bfloat16 nor fp8"),
         ({"kv_dtype": "fp8_e4m3"}, "fp8_e4m3 needs capability 8.9, this is 8.6"),
         ({"head_size": 24}, "head size 24 is not a multiple of 16 from 16 to 128"),
-        ({"heads": 10}, "more than 4 query heads share one key/value head"),
+        ({"num_heads": 10}, "more than 4 query heads share one key/value head"),
         ({"page_size": 32}, "page size 32 is not one of 16, 64"),
         ({"mask": MaskKind.TREE}, "mask tree is not supported"),
         ({"window": 8}, "sliding windows are not supported"),
         ({"softcap": 30.0}, "a soft cap is not supported"),
         ({"sinks": True}, "attention sinks are not supported"),
         ({"latent": True}, "latent (MLA) caches are not supported"),
-        ({"heads": 7}, "7 query heads cannot share 2 key/value heads evenly"),
+        ({"num_heads": 7}, "7 query heads cannot share 2 key/value heads evenly"),
     ],
 )
 def test_each_limit_has_its_reason(changes: dict[str, Any], reason: str) -> None:

@@ -23,7 +23,7 @@ from treadle_worker_kit.messages import (
     encode,
 )
 
-FACTS = EngineInfo(
+INFO = EngineInfo(
     model="m", architecture="A", dtype="float32", device="cpu", vocab_size=8, max_model_len=8,
     page_size=4, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[],
 )  # fmt: skip
@@ -40,7 +40,7 @@ class Group(WorkerGroupExecutor):
         self.reply, self.answering = reply, answering
 
     def start(self) -> EngineInfo:
-        return self.all_started({1: Started(FACTS), 0: self.reply})
+        return self.all_started({1: Started(INFO), 0: self.reply})
 
     def broadcast(self, command: WorkerCommand) -> None:
         self.sent.append(command)
@@ -54,17 +54,17 @@ class Group(WorkerGroupExecutor):
 
 
 def test_rank_0_has_the_facts_and_the_results() -> None:
-    group = Group(Started(FACTS))
+    group = Group(Started(INFO))
     assert not group.serving
-    assert group.start() is FACTS and group.serving
+    assert group.start() is INFO and group.serving
     group.reply = Collected(RESULT)
-    assert group.collect() is RESULT
+    assert group.get_output() is RESULT
 
 
 @pytest.mark.parametrize(
     ("reply", "rank", "words"),
     [
-        (Started(FACTS), 0, "rank 0 answered Started; expected Collected from rank 0"),
+        (Started(INFO), 0, "rank 0 answered Started; expected Collected from rank 0"),
         (Collected(RESULT), 1, "rank 1 answered Collected; expected Collected from rank 0"),
     ],
 )
@@ -81,7 +81,7 @@ def test_an_unexpected_reply_at_start_is_an_error() -> None:
 
 
 def test_the_first_command_has_all_that_a_worker_needs() -> None:
-    group = Group(Started(FACTS))
+    group = Group(Started(INFO))
     start = group.start_command(1, "here", local_rank=0, local_world_size=2, device="cuda")
     again = decode_command(encode(start))
     assert isinstance(again, StartWorker) and again == start

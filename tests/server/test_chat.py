@@ -140,7 +140,7 @@ async def test_what_the_template_sees() -> None:
             documents=[{"text": "d"}],
         )
     assert response.status_code == 200, response.text
-    seen = engine.renderer.seen
+    seen = engine.renderer.messages
     system, user, assistant, tool, _ = seen["messages"]
     assert system == {"role": "system", "content": "be brief"}
     assert user == {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "ann"}
@@ -157,7 +157,7 @@ async def test_a_template_that_knows_developer_gets_developer() -> None:
     engine.tokenizer.chat_template = "{% if role == 'developer' %}"  # type: ignore[misc]
     async with serving(engine) as server:
         await server.chat(messages=[{"role": "developer", "content": "x"}, USER])
-    assert engine.renderer.seen["messages"][0]["role"] == "developer"
+    assert engine.renderer.messages["messages"][0]["role"] == "developer"
 
 
 async def test_an_answer_may_fill_the_context() -> None:

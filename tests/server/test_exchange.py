@@ -71,36 +71,36 @@ def acme(site):
     return Package(site)
 
 
-def said(host) -> Any:
-    return host.create(TOOL_PARSERS, "mine", tokenizer=None, tools=())
+def said(plugins) -> Any:
+    return plugins.create(TOOL_PARSERS, "mine", tokenizer=None, tools=())
 
 
 def test_new_code_is_used_by_the_new_host_and_by_nobody_else(acme, site):
     site.scheme("bystander", "x")
-    host = site.host()
-    assert said(host) == "old"
-    host.create(QUANTIZATION, "x", checkpoint={}, device=None)
+    plugins = site.host()
+    assert said(plugins) == "old"
+    plugins.create(QUANTIZATION, "x", checkpoint={}, device=None)
     acme.says("new and longer")
     acme.installs("2.0")
-    with reloaded(host, "tool_parsers:mine") as (fresh, done):
+    with reloaded(plugins, "tool_parsers:mine") as (fresh, done):
         assert said(fresh) == "new and longer"
     assert (done.previous_version, done.version, done.plugins) == (
         "1.0",
         "2.0",
         ["tool_parsers:mine"],
     )
-    assert host.choose("tool_parsers", "mine").version == "1.0"
+    assert plugins.choose("tool_parsers", "mine").version == "1.0"
     assert fresh.choose("tool_parsers", "mine").version == "2.0"
     assert fresh.choose("tool_parsers", "mine").state == "loaded"
-    assert fresh.load("quantization", "x") is host.load("quantization", "x")
-    assert fresh.call_stats is host.call_stats
+    assert fresh.load("quantization", "x") is plugins.load("quantization", "x")
+    assert fresh.call_stats is plugins.call_stats
     acme.says("newest of all")
     with reloaded(fresh, "tool_parsers:mine") as (third, _):
         assert said(third) == "newest of all"
 
 
-def tried(host, id: str, **options: Any) -> None:
-    with reloaded(host, id, **options):
+def tried(plugins, id: str, **options: Any) -> None:
+    with reloaded(plugins, id, **options):
         pass
 
 
@@ -120,39 +120,39 @@ BAD: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_broken_code_is_diagnosed_and_the_old_stays(case, acme, site):
-    host = site.host()
-    assert said(host) == "old"
+    plugins = site.host()
+    assert said(plugins) == "old"
     modules = {m: sys.modules[m] for m in ("acme", "acme.helper")}
     code, words = BAD[case]
     acme.says("broken", code)
     seconds = 1.5 if case == "hang" else 30.0
     with pytest.raises(PluginLoadError, match=f"(?s)acme 1.0 stays.*{words}"):
-        tried(host, "tool_parsers:mine", seconds=seconds)
-    assert said(host) == "old"
+        tried(plugins, "tool_parsers:mine", seconds=seconds)
+    assert said(plugins) == "old"
     assert {m: sys.modules[m] for m in modules} == modules
 
 
 def test_what_fails_in_use_is_undone(acme, site):
-    host = site.host()
-    assert said(host) == "old"
+    plugins = site.host()
+    assert said(plugins) == "old"
     module = sys.modules["acme"]
     acme.says("unusable")
     with (
         pytest.raises(ValueError, match="unusable"),
-        reloaded(host, "tool_parsers:mine") as (new, _),
+        reloaded(plugins, "tool_parsers:mine") as (new, _),
     ):
         raise ValueError(said(new))
     assert sys.modules["acme"] is module
-    assert said(host) == "old", "imported inside of the hook"
+    assert said(plugins) == "old", "imported inside of the hook"
 
 
 def test_a_broken_plugin_can_be_repaired(acme, site):
     acme.says("", "1 / 0")
-    host = site.host()
+    plugins = site.host()
     with pytest.raises(PluginLoadError):
-        said(host)
+        said(plugins)
     acme.says("repaired")
-    with reloaded(host, "tool_parsers:mine") as (fresh, _):
+    with reloaded(plugins, "tool_parsers:mine") as (fresh, _):
         assert said(fresh) == "repaired"
 
 
@@ -160,7 +160,10 @@ REFUSED: dict[str, tuple[type[PluginError], str]] = {
     "tool_parsers:nobody": (PluginNotFoundError, "known: "),
     "nonsense:mine": (PluginNotFoundError, "no plugin kind 'nonsense'"),
     "nonsense": (PluginNotFoundError, "no plugin kind 'nonsense'"),
-    "quantization:x": (PluginReloadError, "restart the server .exchangeable: reasoning, server"),
+    "quantization:x": (
+        PluginReloadError,
+        "restart the server .exchangeable: reasoning_parsers, server",
+    ),
     "tool_parsers:twice": (PluginConflictError, "--pin-plugin tool_parsers:twice=DIST"),
 }
 
@@ -185,45 +188,48 @@ def test_the_parts_of_treadle_itself_are_refused():
 
 
 def test_an_entry_of_others_may_not_have_treadle_imported_again(acme, site):
-    host = site.host()
+    plugins = site.host()
     acme.installs("2.0", {"treadle.tool_parsers": {"mine": "treadle.api.parsers"}})
     with pytest.raises(
         PluginReloadError, match="tool_parsers:mine of acme is code of treadle itself"
     ):
-        tried(host, "tool_parsers:mine")
+        tried(plugins, "tool_parsers:mine")
 
 
 @pytest.mark.parametrize("where", ["here", "in another process", "nowhere"])
 def test_versions_are_not_mixed(where, acme, site):
-    groups = {"treadle.tool_parsers": {"mine": "acme"}, "treadle.policies": {"order": "acme"}}
+    groups = {
+        "treadle.tool_parsers": {"mine": "acme"},
+        "treadle.scheduling_policies": {"order": "acme"},
+    }
     acme.installs("1.0", groups)
     acme.says("old", BOTH)
-    host = site.host()
-    assert said(host) == "old"
+    plugins = site.host()
+    assert said(plugins) == "old"
     if where == "here":
-        host.create(SCHEDULING_POLICIES, "order")
+        plugins.create(SCHEDULING_POLICIES, "order")
     used = {"scheduling_policies:order"} if where == "in another process" else set()
     if where == "nowhere":
-        with reloaded(host, "tool_parsers:mine", in_use=used) as (fresh, _):
+        with reloaded(plugins, "tool_parsers:mine", in_use=used) as (fresh, _):
             assert said(fresh) == "old"
         return
     with (
         pytest.raises(
             PluginReloadError, match="acme also provides scheduling_policies:order, which is in use"
         ),
-        reloaded(host, "tool_parsers:mine", in_use=used),
+        reloaded(plugins, "tool_parsers:mine", in_use=used),
     ):
         pass
 
 
 def test_the_key_may_be_gone_or_of_another_generation(acme, site):
-    host = site.host()
+    plugins = site.host()
     acme.installs("2.0", {"treadle.tool_parsers": {"other": "acme"}})
     with pytest.raises(PluginLoadError, match=r"not declared by acme any more; acme 1\.0 stays"):
-        tried(host, "tool_parsers:mine")
+        tried(plugins, "tool_parsers:mine")
     acme.installs("3.0", {"treadle.tool_parsers.v2": {"mine": "acme"}})
     with pytest.raises(PluginLoadError, match="generation: speaks tool_parsers v2, this treadle"):
-        tried(host, "tool_parsers:mine")
+        tried(plugins, "tool_parsers:mine")
 
 
 def test_a_lock_holds(acme, site, tmp_path):
@@ -231,13 +237,13 @@ def test_a_lock_holds(acme, site, tmp_path):
 
     file = tmp_path / "treadle.lock"
     file.write_bytes(msgspec.json.encode(lock_of(site.host().entries)))
-    host = site.host(plugin_lock_file=str(file))
+    plugins = site.host(plugin_lock_file=str(file))
     acme.says("edited, same version")
-    with reloaded(host, "tool_parsers:mine") as (fresh, _):
+    with reloaded(plugins, "tool_parsers:mine") as (fresh, _):
         assert said(fresh) == "edited, same version"
     acme.installs("2.0")
     with pytest.raises(PluginConflictError, match=r"- .*acme 1\.0\n  \+ .*acme 2\.0"):
-        tried(host, "tool_parsers:mine")
+        tried(plugins, "tool_parsers:mine")
 
 
 def test_a_namespace_package_is_shared_with_others(site):
@@ -249,13 +255,13 @@ def test_a_namespace_package_is_shared_with_others(site):
         site.modules |= {"house", f"house.{name}", f"house.{name}.helper"}
     for name, key in (("ours", "mine"), ("theirs", "other")):
         site.install(f"house-{name}", {"treadle.tool_parsers": {key: f"house.{name}"}}, "")
-    host = site.host()
-    assert (said(host), host.create(TOOL_PARSERS, "other", tokenizer=None, tools=())) == (
+    plugins = site.host()
+    assert (said(plugins), plugins.create(TOOL_PARSERS, "other", tokenizer=None, tools=())) == (
         "old",
         "same",
     )
     ours, theirs = sys.modules["house.ours"], sys.modules["house.theirs"]
-    with pytest.raises(KeyError), reloaded(host, "tool_parsers:mine"):
+    with pytest.raises(KeyError), reloaded(plugins, "tool_parsers:mine"):
         assert sys.modules["house.ours"] is not ours
         assert sys.modules["house.theirs"] is theirs
         raise KeyError
@@ -267,11 +273,11 @@ def test_a_local_file_is_read_again(site, tmp_path):
     source = 'from treadle.api import impl\nTREADLE = {"tool_parsers": ["mine"]}\n'
     source += "@impl\ndef treadle_tool_parser(name):\n    return "
     file.write_text(source + "'old'\n")
-    host = site.host(plugin_file=[str(file)])
-    assert said(host) == "old"
+    plugins = site.host(plugin_file=[str(file)])
+    assert said(plugins) == "old"
     file.write_text(source + "'new'\n")
-    with reloaded(host, "tool_parsers:mine") as (fresh, done):
-        assert (said(fresh), said(host)) == ("new", "old")
+    with reloaded(plugins, "tool_parsers:mine") as (fresh, done):
+        assert (said(fresh), said(plugins)) == ("new", "old")
     assert done.version != done.previous_version
     file.write_text("def (")
     with pytest.raises(ConfigError, match="is not Python"):

@@ -210,7 +210,7 @@ def test_arguments_of_a_logits_processor(client: openai.OpenAI) -> None:
     body["return_token_ids"] = True
     free: Any = client.completions.create(**options, extra_body=body).choices[0]
     assert set(free.token_ids) <= {70, 72}
-    body["extra"] = {"repetition_window": {"ngram": 1}}
+    body["extra_args"] = {"repetition_window": {"ngram": 1}}
     kept: Any = client.completions.create(**options, extra_body=body).choices[0]
     assert len(set(kept.token_ids)) == 30
     for extra, message in (
@@ -222,9 +222,9 @@ def test_arguments_of_a_logits_processor(client: openai.OpenAI) -> None:
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError, match=message) as error:
                 client.completions.create(
-                    **options, stream=stream, extra_body={**body, "extra": extra}
+                    **options, stream=stream, extra_body={**body, "extra_args": extra}
                 )
-            assert str(error.value.param).startswith("extra")
+            assert str(error.value.param).startswith("extra_args")
 
 
 def test_others_go_on_while_a_bomb_is_refused(client: openai.OpenAI) -> None:

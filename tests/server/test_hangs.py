@@ -24,12 +24,12 @@ import threading
 from treadle.api.hookspecs import impl
 from treadle.api.parsers import TextDelta
 
-TREADLE = {"tool_parsers": ["build", "feed", "finish", "grammar", "good", "tags"], "reasoning": ["feed"]}
+TREADLE = {"tool_parsers": ["build", "feed", "finish", "grammar", "good", "tags"], "reasoning_parsers": ["feed"]}
 released = threading.Event()
 
 
 class Parser:
-    open = False
+    in_reasoning = False
 
     def __init__(self, where):
         self.where = where
@@ -40,7 +40,7 @@ class Parser:
             released.wait()
 
     @property
-    def tags(self):
+    def special_tags(self):
         self.hang("tags")
         return ()
 
@@ -53,7 +53,7 @@ class Parser:
         self.hang("finish")
         return []
 
-    def grammar(self, choice):
+    def grammar_for_tool_choice(self, choice):
         self.hang("grammar")
 
 
@@ -72,11 +72,11 @@ def treadle_report():
     released.set()
 """
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
-BUDGETS = {"tool_parsers": 0.05, "reasoning": 0.05}
+BUDGETS = {"tool_parsers": 0.05, "reasoning_parsers": 0.05}
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[PluginManager]:
+def plugins(tmp_path: Path) -> Iterator[PluginManager]:
     file = tmp_path / f"hangs_{uuid4().hex}.py"  # a module of this test's own
     file.write_text(PLUGIN)
     plugins = PluginManager(PluginConfig(plugin_file=[str(file)], plugin_time_budget=BUDGETS))
@@ -92,7 +92,7 @@ async def healthy(server: Server) -> float:
 
 @pytest.mark.parametrize("kind", ["tool_call_parser", "reasoning_parser"])
 async def test_others_are_served_while_a_parser_hangs(plugins: PluginManager, kind: str) -> None:
-    engine = ScriptedEngine(["ab", "c!", "d"], host=plugins)
+    engine = ScriptedEngine(["ab", "c!", "d"], plugins=plugins)
     fields: dict[str, Any] = {"tools": TOOLS} if kind == "tool_call_parser" else {}
     async with serving(engine, **{kind: "feed"}) as server:
         hanging = asyncio.create_task(server.chat(stream=True, **fields))
@@ -119,7 +119,7 @@ async def test_the_text_is_delivered_wherever_it_hangs(
     plugins: PluginManager, where: str, stream: bool
 ) -> None:
     async with serving(
-        ScriptedEngine(["a", "b!", "c"], host=plugins), tool_call_parser=where
+        ScriptedEngine(["a", "b!", "c"], plugins=plugins), tool_call_parser=where
     ) as server:
         response = await server.chat(tools=TOOLS, stream=stream)
     if stream:
@@ -132,13 +132,13 @@ async def test_the_text_is_delivered_wherever_it_hangs(
     assert text == "ab!c"
 
 
-@pytest.mark.fault("tool_parsers", "grammar", "tags")
+@pytest.mark.fault("tool_parsers", "grammar_for_tool_choice", "special_tags")
 @pytest.mark.parametrize("name", ["grammar", "tags"])
 async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
     plugins: PluginManager, name: str
 ) -> None:
     choice = "required" if name == "grammar" else "auto"
-    async with serving(ScriptedEngine(host=plugins), tool_call_parser=name) as server:
+    async with serving(ScriptedEngine(plugins=plugins), tool_call_parser=name) as server:
         asked = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
         while not asked.done():
             assert await healthy(server) < 1
@@ -148,7 +148,7 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
 
 async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None:
     """From some on the parser is not called, until one comes back."""
-    engine = ScriptedEngine(["!"], host=plugins)
+    engine = ScriptedEngine(["!"], plugins=plugins)
     async with serving(engine, tool_call_parser="feed") as server:
         before = threading.active_count()
         for _ in range(MAX_STUCK_THREADS + 3):

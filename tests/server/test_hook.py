@@ -26,7 +26,7 @@ def treadle_server(app, engine):
 
     @get("/hello")
     async def hello() -> dict[str, str]:
-        return {"model": engine.facts.model, "served": app.state.context.model}
+        return {"model": engine.info.model, "served": app.state.context.model}
 
     @get("/boom")
     async def boom() -> None:
@@ -43,7 +43,7 @@ def host_of(tmp_path: Path, source: str, **options: object) -> PluginManager:
 
 
 async def test_a_plugin_adds_routes_behind_the_key(tmp_path: Path) -> None:
-    engine = ScriptedEngine(host=host_of(tmp_path, PLUGIN))
+    engine = ScriptedEngine(plugins=host_of(tmp_path, PLUGIN))
     async with serving(engine, api_key=["k"]) as server:
         key = {"authorization": "Bearer k"}
         assert (await server.client.get("/hello")).status_code == 401
@@ -58,14 +58,14 @@ async def test_the_servers_own_routes_come_through_the_hook_and_can_be_disabled(
     async with serving() as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 200
     plugins = PluginManager(PluginConfig(disable_plugin=["server:tokenize"]))
-    async with serving(ScriptedEngine(host=plugins)) as server:
+    async with serving(ScriptedEngine(plugins=plugins)) as server:
         assert (await server.post("/tokenize", {"prompt": "a"})).status_code == 404
 
 
 async def test_a_hook_that_raises_stops_the_start_and_names_its_owner(tmp_path: Path) -> None:
     source = PLUGIN.replace("    from litestar import get", "    raise KeyError('x')")
     with pytest.raises(PluginLoadError, match=r"hello\.py"):
-        async with serving(ScriptedEngine(host=host_of(tmp_path, source))):
+        async with serving(ScriptedEngine(plugins=host_of(tmp_path, source))):
             pass
 
 

@@ -54,8 +54,8 @@ async def test_what_does_not_finish_is_told_so(again: bool) -> None:
         await asyncio.wait_for(server.task, 5)
         assert time.monotonic() - began < 3
     *_, error, done = events(streamed.text)
-    assert error["error"]["code"] == "shutdown" and done == "[DONE]"
-    assert answered.status_code == 503 and answered.json()["error"]["code"] == "shutdown"
+    assert error["error"]["code"] == "server_stopped" and done == "[DONE]"
+    assert answered.status_code == 503 and answered.json()["error"]["code"] == "server_stopped"
     assert engine.running == 0
 
 

@@ -68,7 +68,7 @@ async def test_a_name_counts_more_than_the_match() -> None:
 
 async def test_a_model_without_signs_gets_no_parser() -> None:
     async with serving(ScriptedEngine(["<think>hm</think>"])) as server:
-        plugins = server.context.chats.plugins
+        plugins = server.context.chat_processor.parser_plugins
         assert (plugins.tool_call_parser, plugins.reasoning_parser) == (None, None)
         response = await server.chat()
     assert response.json()["choices"][0]["message"]["content"] == "<think>hm</think>"
@@ -82,6 +82,6 @@ def test_equal_matches_stop_the_start(tmp_path: Path) -> None:
         PluginConflictError, match=r"--tool-call-parser NAME:\n  hermes: .*\n  rival: "
     ):
         serve_engine(
-            lambda: ScriptedEngine(traits=QWEN3, host=plugins),
+            lambda: ScriptedEngine(traits=QWEN3, plugins=plugins),
             server_from_options(port=0, log_level="error"),
         )

@@ -102,4 +102,4 @@ async def test_no_request_is_granted_more_than_the_checkpoint_says() -> None:
 
 def test_the_real_engine_has_what_the_server_asks_of_one() -> None:
     wanted = {name for name in vars(Engine) if not name.startswith("_")}
-    assert wanted <= set(dir(AsyncLLM)) | {"config", "host"}
+    assert wanted <= set(dir(AsyncLLM)) | {"config", "plugins"}

@@ -23,7 +23,7 @@ from treadle.api.structured_output import GrammarSpec
 from treadle.api.hookspecs import impl
 from treadle.api.parsers import ReasoningDelta, TextDelta, ToolCallDelta
 
-TREADLE = {"tool_parsers": ["bars", "bad", "late", "unborn"], "reasoning": ["think", "bad"]}
+TREADLE = {"tool_parsers": ["bars", "bad", "late", "unborn"], "reasoning_parsers": ["think", "bad"]}
 
 
 class Bars:
@@ -53,7 +53,7 @@ class Bars:
     def finish(self):
         return [TextDelta("|" + self.text)] if self.inside else []
 
-    def grammar(self, choice):
+    def grammar_for_tool_choice(self, choice):
         return GrammarSpec("regex", "forced " + (choice if isinstance(choice, str) else choice["function"]["name"]))
 
 
@@ -61,13 +61,13 @@ class Think:
     """Everything before ``~`` is reasoning."""
 
     def __init__(self):
-        self.open = True
+        self.in_reasoning = True
 
     def feed(self, text, ids):
-        if not self.open:
+        if not self.in_reasoning:
             return [TextDelta(text)]
         before, end, after = text.partition("~")
-        self.open = not end
+        self.in_reasoning = not end
         return [ReasoningDelta(before), *([TextDelta(after)] if end else [])]
 
     def finish(self):
@@ -75,7 +75,7 @@ class Think:
 
 
 class Bad:
-    open = False
+    in_reasoning = False
 
     def feed(self, text, ids):
         raise RuntimeError("bad parser")
@@ -83,7 +83,7 @@ class Bad:
     def finish(self):
         raise RuntimeError("bad parser")
 
-    def grammar(self, choice):
+    def grammar_for_tool_choice(self, choice):
         return None
 
 
@@ -115,7 +115,7 @@ TOOLS = [{"type": "function", "function": {"name": n}} for n in ("f", "g")]
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> PluginManager:
+def plugins(tmp_path: Path) -> PluginManager:
     file = tmp_path / "parsers.py"
     file.write_text(PLUGIN)
     return PluginManager(PluginConfig(plugin_file=[str(file)]))
@@ -149,7 +149,7 @@ async def test_calls_and_reasoning_are_the_same_streamed_or_not(
     pieces: list[str], parallel: bool, plugins: PluginManager
 ) -> None:
     options = {"tool_call_parser": "bars", "reasoning_parser": "think"}
-    async with serving(ScriptedEngine(pieces, host=plugins), **options) as server:
+    async with serving(ScriptedEngine(pieces, plugins=plugins), **options) as server:
         fields = {"tools": TOOLS, "parallel_tool_calls": parallel}
         whole = (await server.chat(**fields)).json()["choices"][0]
         streamed = events((await server.chat(**fields, stream=True)).text)[:-1]
@@ -166,7 +166,7 @@ async def test_calls_and_reasoning_are_the_same_streamed_or_not(
 
 
 async def test_without_tools_the_tool_parser_stays_away(plugins: PluginManager) -> None:
-    engine = ScriptedEngine(["a|f:{}|"], host=plugins)
+    engine = ScriptedEngine(["a|f:{}|"], plugins=plugins)
     async with serving(engine, tool_call_parser="bars") as server:
         for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
             choice = (await server.chat(**fields)).json()["choices"][0]
@@ -175,13 +175,15 @@ async def test_without_tools_the_tool_parser_stays_away(plugins: PluginManager) 
 
 
 async def test_only_calls_means_no_content(plugins: PluginManager) -> None:
-    async with serving(ScriptedEngine(["|f:{}|"], host=plugins), tool_call_parser="bars") as server:
+    async with serving(
+        ScriptedEngine(["|f:{}|"], plugins=plugins), tool_call_parser="bars"
+    ) as server:
         message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
     assert message["content"] is None
 
 
 async def test_a_forced_call_becomes_a_constraint(plugins: PluginManager) -> None:
-    engine = ScriptedEngine(host=plugins)
+    engine = ScriptedEngine(plugins=plugins)
     async with serving(engine, tool_call_parser="bars") as server:
         await server.chat(tools=TOOLS, tool_choice="required")
         assert engine.params and engine.params.structured_outputs
@@ -216,7 +218,7 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
 ) -> None:
     pieces = ["one ", "two ", "three ", "four ", "five"]
     label = "=".join(next(iter(options.items())))
-    async with serving(ScriptedEngine(pieces, host=plugins), **options) as server:
+    async with serving(ScriptedEngine(pieces, plugins=plugins), **options) as server:
         whole = await server.chat(tools=TOOLS if "tool_call_parser" in options else None)
         response = await server.chat(
             tools=TOOLS if "tool_call_parser" in options else None, stream=True
@@ -237,7 +239,7 @@ async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
     plugins: PluginManager, stream: bool
 ) -> None:
     strict = PluginManager(msgspec.structs.replace(plugins.config, plugin_strict=True))
-    async with serving(ScriptedEngine(host=strict), tool_call_parser="bad") as server:
+    async with serving(ScriptedEngine(plugins=strict), tool_call_parser="bad") as server:
         response = await server.chat(tools=TOOLS, stream=stream)
         assert (await server.chat()).status_code == 200
     error = response.json()["error"]
@@ -248,7 +250,7 @@ async def test_in_strict_mode_a_parser_that_raises_ends_the_request(
 
 
 def test_a_wrong_parser_name_stops_the_start(plugins: PluginManager) -> None:
-    engine = ScriptedEngine(host=plugins)
+    engine = ScriptedEngine(plugins=plugins)
     engine.use_parsers(tool_call_parser="nonsense")
     with pytest.raises(PluginNotFoundError, match="nonsense"):
         serve_engine(lambda: engine, server_from_options(port=0, log_level="error"))

@@ -166,7 +166,7 @@ async def test_who_has_begun_keeps_the_old_parser(fields: dict[str, Any], acme: 
 
 
 async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
-    points = f"{POINTS}\n[treadle.reasoning]\nacme = acme_thoughts\n"
+    points = f"{POINTS}\n[treadle.reasoning_parsers]\nacme = acme_thoughts\n"
     thoughts = PARSER.replace("treadle_tool_parser", "treadle_reasoning_parser")
     acme.install("1.0", points, acme_parser=PARSER, acme_thoughts=thoughts)
     async with parsed(reasoning_parser="acme") as server:
@@ -249,8 +249,8 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
     """Its threads never come back; the new parser gets others."""
     wait = "__import__('threading').Event().wait()"
     acme.install("1.0", acme_parser=PARSER.replace("[TextDelta(text)]", wait))
-    budgets = {"tool_parsers": 0.02, "reasoning": 0.02}
-    engine = Held(host=PluginManager(PluginConfig(plugin_time_budget=budgets)))
+    budgets = {"tool_parsers": 0.02, "reasoning_parsers": 0.02}
+    engine = Held(plugins=PluginManager(PluginConfig(plugin_time_budget=budgets)))
     async with parsed(engine) as server:
         assert {await said(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
         assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS

@@ -44,7 +44,7 @@ class Parser:
         CODE
         return deltas
 
-    def grammar(self, choice):
+    def grammar_for_tool_choice(self, choice):
         return None
 
 

@@ -61,7 +61,7 @@ def _shown(found: Report) -> Iterator[str]:
     if seen is not None:
         named = f" ({seen.name}, {seen.memory / 2**30:.0f} GiB)" if seen.name else ""
         yield f"device    {seen.device}{named}; CUDA of torch: {seen.cuda or 'none'}"
-        yield from _bids("attention_backends", seen.attention)
+        yield from _bids("attention", seen.attention)
         yield from _bids("kernel", seen.kernels)
         yield from _bids("ranks", {"two ranks": seen.communicators})
     yield from _plugins(found)

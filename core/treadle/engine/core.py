@@ -136,9 +136,9 @@ class EngineCore:
         for name, arguments in (request.params.extra_args or {}).items():
             if name not in self._processors:
                 raise RequestError(
-                    f"extra names {name!r}, which is not a logits processor of this engine "
+                    f"extra_args names {name!r}, which is not a logits processor of this engine "
                     f"(logits_processors: {', '.join(self._processors) or 'none'})",
-                    param="extra",
+                    param="extra_args",
                 )
             self._check_extra(name, arguments)
 

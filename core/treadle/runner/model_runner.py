@@ -208,7 +208,7 @@ class ModelRunner:
     def _logits(self, hidden: Tensor) -> Tensor:
         logits, shape = self.model.compute_logits(hidden), (len(hidden), self.info.vocab_size)
         if getattr(logits, "shape", ()) != shape:
-            self._model_guard.fail("logits", unexpected(logits, f"a tensor {list(shape)}"))
+            self._model_guard.fail("compute_logits", unexpected(logits, f"a tensor {list(shape)}"))
         return logits
 
     def _sample(

@@ -9,7 +9,7 @@ from treadle.scheduler.sequence import SequenceState
 
 __all__ = ("InFlightStep",)
 
-_computed = attrgetter("computed")
+_num_computed_tokens_of = attrgetter("num_computed_tokens")
 
 
 class InFlightStep:
@@ -38,7 +38,7 @@ class InFlightStep:
         Called at most once, before ``add_chunk``. The longest sequences come first: attention starts
         its programs in the order of rows, and a long one that starts last would run alone.
         """
-        self.sequences = sorted(sequences, key=_computed, reverse=True)
+        self.sequences = sorted(sequences, key=_num_computed_tokens_of, reverse=True)
         self._num_decodes = len(sequences)
         self._slots = [s.slot for s in self.sequences]
         self._num_computed_tokens = [s.num_computed_tokens for s in self.sequences]

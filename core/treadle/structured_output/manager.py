@@ -28,7 +28,7 @@ from treadle.structured_output.state import StructuredOutputState
 
 __all__ = ("GrammarFuture", "StructuredOutputManager", "preferred_order")
 
-log = logging.getLogger("treadle.guided")
+log = logging.getLogger("treadle.structured_output")
 
 # SizedGrammar grammars that are kept; failures are kept too, so that a bad one costs its limits once.
 MOST_GRAMMARS = 256
@@ -140,8 +140,8 @@ class StructuredOutputManager:
             return list(wanted)
         if not installed:
             raise RequestError(
-                "guided decoding needs a backend and none is installed; for one of "
-                f"{', '.join(known_keys('guided'))}, {install_hint(*known_distributions('guided'))}",
+                "structured output needs a backend and none is installed; for one of "
+                f"{', '.join(known_keys('structured_output'))}, {install_hint(*known_distributions('structured_output'))}",
                 param="structured_outputs",
             )
         return self._preferred

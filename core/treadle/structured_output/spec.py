@@ -24,7 +24,7 @@ def grammar_spec(params: StructuredOutputsParams) -> GrammarSpec:
     given = [name for name in FORMS if getattr(params, name) not in (None, False)]
     if len(given) != 1:
         raise RequestError(
-            f"guided decoding takes exactly one of {', '.join(FORMS)}; given: "
+            f"structured output takes exactly one of {', '.join(FORMS)}; given: "
             f"{', '.join(given) or 'none'}",
             param="structured_outputs",
         )

@@ -21,7 +21,6 @@ SUITES = (
     "executors",
     "extensions",
     "grammars",
-    "guided",
     "kernels",
     "logits",
     "matching",
@@ -34,6 +33,7 @@ SUITES = (
     "sources",
     "stats",
     "streams",
+    "structured_output",
     "text",
 )
 

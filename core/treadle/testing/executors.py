@@ -45,7 +45,7 @@ class ExecutorSuite(PluginTest):
         from treadle.config import from_options
 
         given = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "num_pages": 64, **options}
-        return from_options(model=str(model), executor=executor, **given)
+        return from_options(model=str(model), distributed_executor_backend=executor, **given)
 
     def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
         from treadle.engine.core import EngineCore
@@ -59,7 +59,7 @@ class ExecutorSuite(PluginTest):
             EXECUTORS,
             self.key,
             config=self.config(model, self.key, **self.engine),
-            host=self.host(),
+            plugins=self.host(),
         )
         try:
             yield executor, executor.start()
@@ -186,7 +186,7 @@ class ExecutorSuite(PluginTest):
 
     def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
         config = self.config(checkpoint, self.key, **self.engine)
-        self.host().create(EXECUTORS, self.key, config=config, host=self.host()).shutdown()
+        self.host().create(EXECUTORS, self.key, config=config, plugins=self.host()).shutdown()
 
 
 def _children() -> set[str]:

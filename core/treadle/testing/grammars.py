@@ -20,15 +20,15 @@ LONGEST = 4000
 class ByteTokenizer:
     """A tokenizer whose ids are the 256 bytes, and then special tokens."""
 
-    eos_id = None
+    eos_token_id = None
     chat_template = None
 
     def __init__(self, *special: str) -> None:
         self.special = {256 + i: mark for i, mark in enumerate(special)}
-        self.special_ids = frozenset(self.special)
+        self.special_token_ids = frozenset(self.special)
         self.vocab_size = 256 + len(special)
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return self.special.get(token) or bytes([token]).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:

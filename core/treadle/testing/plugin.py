@@ -168,7 +168,7 @@ def hook_arguments(hook: str, plugins: PluginManager) -> dict[str, Any]:
         "checkpoint": {},
         "device": cpu,
         "config": EngineConfig(),
-        "host": plugins,
+        "plugins": plugins,
         "vocab_size": 8,
         "tools": (),
         "prompt": "",

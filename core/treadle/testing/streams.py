@@ -51,8 +51,8 @@ class CodePointTokenizer:
     """A tokenizer whose ids are code points."""
 
     vocab_size = 0x110000
-    eos_id = 0
-    special_ids: frozenset[int] = frozenset()
+    eos_token_id = 0
+    special_token_ids: frozenset[int] = frozenset()
     chat_template = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -61,7 +61,7 @@ class CodePointTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return chr(token)
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite of guided decoding backends.
+"""The conformance suite of structured output backends.
 
 ::
 

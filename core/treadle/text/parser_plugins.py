@@ -193,7 +193,7 @@ class ParserPlugins:
             return parser.grammar_for_tool_choice(choice)
 
         try:
-            spec = await self._call(TOOL_PARSERS, key, "grammar", grammar)
+            spec = await self._call(TOOL_PARSERS, key, "grammar_for_tool_choice", grammar)
             guided = None if spec is None else to_guided(spec)
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
@@ -259,7 +259,7 @@ class ParserPlugins:
         if plugin not in self._special_ids:
             try:
                 tags = await self._call(
-                    kind, key, "tags", lambda: _tags_of(self._open(kind, key)[0])
+                    kind, key, "special_tags", lambda: _tags_of(self._open(kind, key)[0])
                 )
             except PluginLoadError as error:  # every output reports it
                 log.warning("the tags of %s are not known: %s", plugin, error, exc_info=error)

@@ -45,7 +45,11 @@ def rope_site(block: SelfAttention, path: str) -> Site:
     if reason := _obstacle(block):
         return Site(path, ops, reason=reason)
     request = block.attn.request
-    sizes = {name: getattr(request, name) for name in ("heads", "kv_heads", "head_size")}
+    sizes = {
+        "heads": request.num_heads,
+        "kv_heads": request.num_kv_heads,
+        "head_size": request.head_size,
+    }
 
     def install(kernel: Callable[..., Tensor]) -> None:
         block.fused = FusedRope(block, kernel)

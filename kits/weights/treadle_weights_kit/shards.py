@@ -55,7 +55,7 @@ class Shards:
         self.homes[tensor] = file
         return True
 
-    def where(self, tensor: str) -> str:
+    def file_of(self, tensor: str) -> str:
         """Return the path of the file of a tensor that was claimed."""
         return str(self.path(self.homes.get(tensor, "")))
 

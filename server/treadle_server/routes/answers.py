@@ -24,7 +24,7 @@ JSON = "application/json"
 DISCONNECTED = "client disconnected prematurely"
 """What litestar says of a client that leaves before it has sent its whole body."""
 CONSTRAINTS = frozenset(
-    {"guided", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    {"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
 )
 """The engine's names of what the output must match, which a client may have given otherwise."""
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import torch
 from treadle.api import impl
-from treadle.api.types import Offer, Refusal
+from treadle.api.types import AttentionOffer, Refusal
 import treadle_sdpa as plugin
 from treadle_sdpa.sdpa import SdpaAttention
 
-TREADLE = {"attention": ["mine"]}
+TREADLE = {"attention_backends": ["mine"]}
 
 
 class Mine(SdpaAttention):
@@ -36,11 +36,11 @@ def mine(body: str) -> dict[str, str]:
 
 
 def forward(
-    before: str = "", after: str = "", arguments: str = "q, k, v, cache, plan, scales"
+    before: str = "", after: str = "", arguments: str = "q, k, v, cache, metadata, scales"
 ) -> dict[str, str]:
     """The edits of a backend that does something around its work."""
     return mine(f"""
-    def forward(self, q, k, v, cache, plan, scales=(1.0, 1.0)):
+    def forward(self, q, k, v, cache, metadata, scales=(1.0, 1.0)):
         {before}
         out = super().forward({arguments})
         {after}
@@ -62,26 +62,26 @@ SPECIMENS = (
             Mutant("test_a_bid_is_an_offer_or_says_why_not", {"bid.reasons)": "())"}),
             Mutant(
                 "test_a_bid_is_an_offer_or_says_why_not",
-                {"    bid =": "    request.heads // request.kv_heads\n    bid ="},
+                {"    bid =": "    request.num_heads // request.num_kv_heads\n    bid ="},
             ),
             Mutant(
                 "test_every_step_is_what_the_reference_says",
                 {"Mine(request)": "Mine(replace(request, softcap=None))"},
             ),
-            Mutant("test_a_cache_in_fp8_has_scales", forward(arguments="q, k, v, cache, plan")),
+            Mutant("test_a_cache_in_fp8_has_scales", forward(arguments="q, k, v, cache, metadata")),
             Mutant(  # scales what is read only
                 "test_a_cache_in_fp8_has_scales",
                 forward(
-                    "if k is not None: super().forward(q, k, v, cache, plan)",
-                    arguments="q, None, None, cache, plan, scales",
+                    "if k is not None: super().forward(q, k, v, cache, metadata)",
+                    arguments="q, None, None, cache, metadata, scales",
                 ),
             ),
             Mutant("test_a_cache_in_fp8_has_scales", forward(after="out = out / scales[1]")),
             Mutant(
                 "test_every_page_size_that_it_offers",
                 mine("""
-    def plan(self, batch):
-        return super().plan(replace(batch, page_size=batch.page_size * (1 + (batch.page_size == 8))))
+    def build_metadata(self, batch):
+        return super().build_metadata(replace(batch, page_size=batch.page_size * (1 + (batch.page_size == 8))))
 """),
             ),
             Mutant(
@@ -98,25 +98,25 @@ SPECIMENS = (
                 "test_one_plan_serves_every_layer",
                 forward(
                     "done = vars(self).setdefault('done', [None, None])",
-                    "self.done = done = done if done[0] is plan else [plan, out]; out = done[1]",
+                    "self.done = done = done if done[0] is metadata else [metadata, out]; out = done[1]",
                 ),
             ),
             Mutant(
                 "test_two_plans_do_not_meet",
                 mine("""
-    def plan(self, batch):
-        self.now = super().plan(batch)
+    def build_metadata(self, batch):
+        self.now = super().build_metadata(batch)
         return self.now
 
-    def forward(self, q, k, v, cache, plan, *scales):
+    def forward(self, q, k, v, cache, metadata, *scales):
         return super().forward(q, k, v, cache, self.now, *scales)
 """),
             ),
             Mutant(
                 "test_its_slots_are_where_tokens_lie",
                 mine("""
-    def slots(self, plan):
-        return plan.slots // 2
+    def slot_mapping(self, metadata):
+        return metadata.slot_mapping // 2
 """),
             ),
             Mutant(

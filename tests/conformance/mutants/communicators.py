@@ -44,7 +44,7 @@ class Mine:
 
 @impl
 def treadle_communicator(request):
-    if request.device.kind != "cpu":
+    if request.device.type != "cpu":
         return Refusal("mine", ("it is for the CPU",))
     return CommunicatorOffer("mine", 10, lambda base, device: Mine(base))
 """

@@ -10,14 +10,14 @@ import threading
 
 from treadle.api import impl
 from treadle.api.kinds import EXECUTORS
-from treadle.api.types import StepResult
+from treadle.api.types import ModelRunnerOutput
 from treadle.errors import TreadleError
 
 TREADLE = {"executors": ["mine"]}
 
 
 class Mine:
-    began = False
+    started = False
     steps = 0
 
     def __init__(self, inner):
@@ -25,28 +25,28 @@ class Mine:
         self.order = []
 
     def start(self):
-        self.began = True
+        self.started = True
         return self.inner.start()
 
-    def launch(self, plan):
+    def execute_model(self, scheduler_output):
         self.steps += 1
-        self.inner.launch(plan)
+        self.inner.execute_model(scheduler_output)
 
-    def sample(self, edits):
-        self.inner.sample(edits)
+    def sample_tokens(self, grammar_output):
+        self.inner.sample_tokens(grammar_output)
 
-    def collect(self):
-        return self.inner.collect()
+    def get_output(self):
+        return self.inner.get_output()
 
-    def check(self):
-        self.inner.check()
+    def check_health(self):
+        self.inner.check_health()
 
-    def stop(self):
-        self.inner.stop()
+    def shutdown(self):
+        self.inner.shutdown()
 
 
 @impl
-def treadle_executor(name, config, host):
+def treadle_executor(name, config, plugins):
     if name != "mine":
         return None
     return Mine(plugins.create(EXECUTORS, "uni", config=config, plugins=plugins))
@@ -61,13 +61,13 @@ SPECIMENS = (
             Mutant(
                 "test_its_tokens_are_those_of_one_process",
                 {
-                    "return self.inner.collect()": """result = self.inner.collect()
-        return StepResult(result.id, result.tokens[::-1], error=result.error)"""
+                    "return self.inner.get_output()": """result = self.inner.get_output()
+        return ModelRunnerOutput(result.id, result.sampled_token_ids[::-1], error=result.error)"""
                 },
             ),
             Mutant(
                 "test_its_tokens_are_those_of_one_process",
-                {"self.inner.check()": "raise TreadleError('idle')"},
+                {"self.inner.check_health()": "raise TreadleError('idle')"},
                 also=frozenset({"test_two_executors_share_nothing"}),
                 why="both look whether the executor is still there",
             ),
@@ -82,33 +82,35 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_it_may_be_stopped_without_a_start",
-                {"self.inner.stop()": "self.began or self.nothing\n        self.inner.stop()"},
+                {
+                    "self.inner.shutdown()": "self.started or self.nothing\n        self.inner.shutdown()"
+                },
             ),
             Mutant(
                 "test_results_come_in_the_order_of_launches",
                 {
-                    "self.inner.launch(plan)": "self.order.append(self.inner.launch(plan))",
-                    "return self.inner.collect()": """while self.order:
+                    "self.inner.execute_model(scheduler_output)": "self.order.append(self.inner.execute_model(scheduler_output))",
+                    "return self.inner.get_output()": """while self.order:
             self.order.pop()
-            self.done = [self.inner.collect(), *vars(self).get("done", [])]
+            self.done = [self.inner.get_output(), *vars(self).get("done", [])]
         return self.done.pop(0)""",
                 },
             ),
             Mutant(
                 "test_a_held_step_is_completed_by_sample",
-                {"self.inner.sample(edits)": "self.inner.sample(None)"},
+                {"self.inner.sample_tokens(grammar_output)": "self.inner.sample_tokens(None)"},
             ),
             Mutant(
                 "test_a_step_that_fails_is_said_so",
                 {
-                    "return self.inner.collect()": """result = self.inner.collect()
-        return StepResult(result.id, result.tokens or [0], result.logprobs)"""
+                    "return self.inner.get_output()": """result = self.inner.get_output()
+        return ModelRunnerOutput(result.id, result.sampled_token_ids or [0], result.logprobs)"""
                 },
             ),
             Mutant(
                 "test_a_step_that_fails_is_said_so",
                 {
-                    "return self.inner.collect()": """result = self.inner.collect()
+                    "return self.inner.get_output()": """result = self.inner.get_output()
         if result.error:
             raise RuntimeError(result.error)
         return result"""
@@ -117,15 +119,15 @@ SPECIMENS = (
             Mutant(
                 "test_two_executors_share_nothing",
                 {
-                    "        self.inner.launch(plan)": """        Mine.last = self
-        self.inner.launch(plan)""",
-                    "return self.inner.collect()": "return Mine.last.inner.collect()",
+                    "        self.inner.execute_model(scheduler_output)": """        Mine.last = self
+        self.inner.execute_model(scheduler_output)""",
+                    "return self.inner.get_output()": "return Mine.last.inner.get_output()",
                 },
             ),
             Mutant(
                 "test_it_leaves_nothing_behind",
                 {
-                    "        self.began = True\n": """        self.began = True
+                    "        self.started = True\n": """        self.started = True
         self.done = threading.Event()
         threading.Thread(target=self.done.wait, args=(5,), daemon=True).start()
 """
@@ -135,7 +137,7 @@ SPECIMENS = (
                 "test_it_leaves_nothing_behind",
                 {
                     "import threading": "import os",
-                    "        self.began = True\n": """        self.began = True
+                    "        self.started = True\n": """        self.started = True
         os.posix_spawn("/bin/sleep", ["sleep", "1"], {})
 """,
                 },

@@ -9,7 +9,7 @@ SOURCE = """
 from treadle.api import impl
 from treadle.api.types import KernelOffer, Refusal
 
-TREADLE = {"kernels": ["mine"]}
+TREADLE = {"kernel_ops": ["mine"]}
 
 
 def load():
@@ -22,7 +22,7 @@ def load():
 def treadle_kernel_op(op, request):
     if op != "rms_norm":
         return None
-    if request.device.kind != "cpu":
+    if request.device.type != "cpu":
         return Refusal("mine", ("it is for the CPU",))
     return KernelOffer("mine", 10, load)
 """
@@ -31,7 +31,7 @@ ROTARY = """
 from treadle.api import impl
 from treadle.api.types import KernelOffer
 
-TREADLE = {"kernels": ["rotary"]}
+TREADLE = {"kernel_ops": ["rotary"]}
 
 
 def load():
@@ -60,7 +60,7 @@ PARTS = """
 from treadle.api import impl
 from treadle.api.types import KernelOffer
 
-TREADLE = {"kernels": ["parts"]}
+TREADLE = {"kernel_ops": ["parts"]}
 
 
 def multiplies():
@@ -135,7 +135,7 @@ SPECIMENS = (
             Mutant(
                 "test_a_bid_is_an_offer_or_says_why_not",
                 {
-                    "    if request.device.kind": "    {'cpu': 0, 'cuda': 1}[request.device.kind]\n    if request.device.kind"
+                    "    if request.device.type": "    {'cpu': 0, 'cuda': 1}[request.device.type]\n    if request.device.type"
                 },
             ),
             Mutant("test_a_bid_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),

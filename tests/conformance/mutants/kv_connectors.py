@@ -22,7 +22,7 @@ class Mine:
         self.size = layout.page_size
         self.kept = {}
 
-    def lookup(self, request):
+    def get_num_matched_tokens(self, request):
         ids = tuple(request.tokens)
         return max((len(k) for k in self.kept if k == ids[: len(k)]), default=0)
 

@@ -21,13 +21,13 @@ class Mine:
         self.inner = SafetensorsLoader(files)
         self.left = 9
 
-    def tensors(self, wanted):
+    def tensors(self, should_load):
         self.left -= 1
-        for name, tensor in self.inner.tensors(wanted):
+        for name, tensor in self.inner.tensors(should_load):
             yield name, tensor
 
-    def where(self, name):
-        return self.inner.where(name)
+    def file_of(self, name):
+        return self.inner.file_of(name)
 
 
 @impl
@@ -55,7 +55,7 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_what_is_not_wanted_does_not_come",
-                {"tensors(wanted):": "tensors(lambda n: True):"},
+                {"tensors(should_load):": "tensors(lambda n: True):"},
             ),
             Mutant(
                 "test_a_loader_may_be_read_twice",
@@ -63,12 +63,12 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_a_file_can_be_named_for_a_tensor",
-                {"return self.inner.where(name)": 'return "elsewhere"'},
+                {"return self.inner.file_of(name)": 'return "elsewhere"'},
             ),
             Mutant(
                 "test_a_damaged_file_is_a_checkpoint_error",
                 {
-                    "        for name, tensor in": "        try:\n            list(self.inner.tensors(wanted))\n        except CheckpointError:\n            raise ValueError from None\n        for name, tensor in"
+                    "        for name, tensor in": "        try:\n            list(self.inner.tensors(should_load))\n        except CheckpointError:\n            raise ValueError from None\n        for name, tensor in"
                 },
             ),
         ),

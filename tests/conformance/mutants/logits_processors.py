@@ -15,13 +15,13 @@ TREADLE = {"logits_processors": ["mine"]}
 class Mine:
     seen = None
 
-    def check(self, arguments):
+    def validate_params(self, arguments):
         if not isinstance(arguments, int) or arguments < 0:
-            raise RequestError("mine: a token id is wanted", param="extra")
+            raise RequestError("mine: a token id is wanted", param="extra_args")
 
     def apply(self, logits, arguments, tokens):
-        given = list(arguments)
-        for row, token in enumerate(given):
+        token_ids = list(arguments)
+        for row, token in enumerate(token_ids):
             logits[row, token] = float("-inf")
         return logits
 
@@ -47,12 +47,12 @@ SPECIMENS = (
             Mutant("test_good_arguments_pass", {"arguments < 0": "arguments < 4"}),
             Mutant(
                 "test_bad_arguments_are_the_requests_error",
-                {"raise RequestError": "print", ', param="extra"': ""},
+                {"raise RequestError": "print", ', param="extra_args"': ""},
             ),
             Mutant(
                 "test_the_result_has_the_shape_of_the_logits",
                 {
-                    "return logits": "return logits.double().float()[:, :-1] if len(given) == 2 else logits"
+                    "return logits": "return logits.double().float()[:, :-1] if len(token_ids) == 2 else logits"
                 },
             ),
             Mutant("test_some_token_stays_allowed", {"logits[row, token]": "logits[row]"}),
@@ -62,7 +62,9 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_the_order_of_the_rows_does_not_matter",
-                {"given = list(arguments)": "self.seen = given = self.seen or list(arguments)"},
+                {
+                    "token_ids = list(arguments)": "self.seen = token_ids = self.seen or list(arguments)"
+                },
             ),
             Mutant(
                 "test_arguments_and_histories_are_left_as_they_are",

@@ -42,8 +42,8 @@ def build(ctx):
         return DecoderLayer(ctx, attention, mlp)
 
     class Mine(CausalDecoder):
-        def forward(self, ids, positions, step):
-            hidden = super().forward(ids, positions, step)
+        def forward(self, ids, positions, forward_ctx):
+            hidden = super().forward(ids, positions, forward_ctx)
             return hidden
 
     made = Mine(ctx, layer)
@@ -54,11 +54,11 @@ def build(ctx):
 def treadle_model(architecture):
     if architecture != "MineForCausalLM":
         return None
-    fused = {
+    packed_modules_mapping = {
         "qkv_proj": ("q_proj", "k_proj", "v_proj"),
         "gate_up_proj": ("gate_proj", "up_proj"),
     }
-    return ModelSpec(architecture, build, fused=fused)
+    return ModelSpec(architecture, build, packed_modules_mapping=packed_modules_mapping)
 """
 
 
@@ -106,15 +106,15 @@ SPECIMENS = (
             Mutant(
                 "test_ranks_agree_with_one_device",
                 {
-                    "kv_heads=config.num_key_value_heads": "kv_heads=config.num_key_value_heads // ctx.ranks.world_size"
+                    "kv_heads=config.num_key_value_heads": "kv_heads=config.num_key_value_heads // ctx.tp_group.world_size"
                 },
             ),
             Mutant(
                 "test_tokens_that_are_not_wanted_may_be_left_out",
                 {
-                    "return hidden": """if step.wanted is not None:
-                hidden = super().forward(ids, positions, type(step)(step.plans))
-            return hidden if step.wanted is None else hidden[: len(step.wanted)]"""
+                    "return hidden": """if forward_ctx.logits_indices is not None:
+                hidden = super().forward(ids, positions, type(forward_ctx)(forward_ctx.attn_metadata))
+            return hidden if forward_ctx.logits_indices is None else hidden[: len(forward_ctx.logits_indices)]"""
                 },
             ),
             Mutant("test_it_runs_in_bfloat16", {"return hidden": "return hidden.float()"}),
@@ -125,7 +125,7 @@ SPECIMENS = (
             Mutant(
                 "test_two_models_share_nothing",
                 {
-                    "made = Mine(ctx, layer)": "kind = ctx.ranks.rank, ctx.ranks.world_size, ctx.dtype\n"
+                    "made = Mine(ctx, layer)": "kind = ctx.tp_group.rank, ctx.tp_group.world_size, ctx.dtype\n"
                     "    made = BUILT.setdefault(kind, Mine(ctx, layer))"
                 },
             ),

@@ -9,7 +9,7 @@ SOURCE = """
 from treadle.api import impl
 from treadle.errors import RequestError
 
-TREADLE = {"multimodal": ["mine"]}
+TREADLE = {"multimodal_processors": ["mine"]}
 
 
 class Mine:

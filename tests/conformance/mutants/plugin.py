@@ -25,10 +25,10 @@ TREADLE_OPTIONS = {"scheduling_policies:mine": Options}
 
 
 class Mine:
-    def order(self, request):
-        return (request.arrival,)
+    def sort_key(self, request):
+        return (request.arrival_time,)
 
-    def victim(self, running):
+    def select_victim(self, running):
         return 0
 
 

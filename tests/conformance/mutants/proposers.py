@@ -13,7 +13,7 @@ TREADLE = {"proposers": ["mine"]}
 
 
 class Mine:
-    lookahead = 3
+    num_speculative_tokens = 3
 
     def propose(self, batch):
         import torch
@@ -24,7 +24,7 @@ class Mine:
         found = ids[-7:-4] if len(ids) > 7 else []
         return (found + [-1] * 3)[:3]
 
-    def accepted(self, counts):
+    def on_accepted(self, counts):
         self.last = sum(counts)
 
 

@@ -14,7 +14,7 @@ SOURCE = """
 import torch
 from treadle.api import impl
 from treadle.errors import CheckpointError
-from treadle.layers import weight
+from treadle.layers import empty_weight
 from treadle.testing.packing import Packed
 
 TREADLE = {"quantization": ["mine"]}
@@ -33,14 +33,14 @@ class Format:
 
 
 class Method:
-    def create(self, module, spec):
+    def create_weights(self, module, spec):
         outputs = sum(spec.out_features)
-        codes = weight((outputs, spec.in_features), torch.int8, output_dim=0, input_dim=1)
+        codes = empty_weight((outputs, spec.in_features), torch.int8, output_dim=0, input_dim=1)
         module.register_parameter("weight", codes)
-        scale = weight((outputs,), torch.float32, output_dim=0)
+        scale = empty_weight((outputs,), torch.float32, output_dim=0)
         module.register_parameter("weight_scale", scale)
 
-    def finish(self, module):
+    def process_weights_after_loading(self, module):
         pass
 
     def apply(self, module, x, bias):
@@ -55,7 +55,7 @@ class Scheme:
     def __init__(self, skip):
         self.skip = skip
 
-    def linear(self, spec):
+    def linear_method(self, spec):
         if spec.names == ("lm_head",):
             return None
         kept = [name for name in spec.names if not self.left(name)]
@@ -68,10 +68,10 @@ class Scheme:
     def left(self, name):
         return any(f".{name}".endswith(f".{end}") for end in self.skip)
 
-    def experts(self, spec):
+    def experts_method(self, spec):
         return None
 
-    def kv_dtype(self, layer):
+    def kv_cache_dtype(self, layer):
         return None
 
 
@@ -171,7 +171,7 @@ SPECIMENS = (
                     "return Method()": "return ONE",
                 },
             ),
-            Mutant("test_it_answers_for_experts_and_caches", {"def experts": "def expert"}),
+            Mutant("test_it_answers_for_experts_and_caches", {"def experts_method": "def expert"}),
             Mutant("test_what_it_cannot_read_is_refused", {" != 8:": " == 3:"}),
             Mutant(
                 "test_a_model_is_its_dequantized_self",

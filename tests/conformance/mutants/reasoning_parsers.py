@@ -13,8 +13,8 @@ from treadle.api.matching import Match
 from treadle.api.parsers import TextDelta
 from treadle_parsing_kit.reasoning_tags import TaggedReasoningParser, prompt_reasoning_state
 
-KIND = "reasoning"
-TREADLE = {{"reasoning": ["mine"]}}
+KIND = "reasoning_parsers"
+TREADLE = {{"reasoning_parsers": ["mine"]}}
 TAGS = ("<think>", "</think>")
 
 
@@ -115,7 +115,7 @@ SPECIMENS = (
                 {
                     "class Mine(Sound):\n    pass\n": """
 class Mine:
-    open = True
+    in_reasoning = True
 
     def __init__(self, *given):
         inner = Sound(*given)
@@ -131,7 +131,7 @@ class Mine:
                 "test_what_opens_it_opens_it",
                 mine("""
     @property
-    def opener(self):
+    def opening_tag(self):
         return "<thoughts>" if self._state == "begin" else None
 """),
             ),

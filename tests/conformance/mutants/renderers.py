@@ -24,7 +24,7 @@ class Mine:
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.marks = [
-            tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids
+            tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_token_ids
         ]
 
     def render(

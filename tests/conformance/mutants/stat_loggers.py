@@ -14,7 +14,7 @@ TREADLE = {"stat_loggers": ["mine"]}
 
 class Mine:
     def record(self, stats):
-        self.last = stats.steps
+        self.last = stats.num_steps
 
 
 @impl
@@ -29,15 +29,18 @@ SPECIMENS = (
         source=SOURCE,
         mutants=(
             Mutant("test_two_builds_are_two_objects", SHARED),
-            Mutant("test_an_engine_that_has_done_nothing", {"= stats.steps": "= 1 / stats.steps"}),
-            Mutant("test_a_run", {"= stats.steps": "= 1 / (stats.waiting - 2)"}),
+            Mutant(
+                "test_an_engine_that_has_done_nothing",
+                {"= stats.num_steps": "= 1 / stats.num_steps"},
+            ),
+            Mutant("test_a_run", {"= stats.num_steps": "= 1 / (stats.num_waiting - 2)"}),
             Mutant(
                 "test_an_engine_without_pages_or_time",
-                {"= stats.steps": "= stats.steps and stats.steps / stats.step_seconds"},
+                {"= stats.num_steps": "= stats.num_steps and stats.num_steps / stats.step_seconds"},
             ),
             Mutant(
                 "test_the_statistics_are_left_as_they_are",
-                {"= stats.steps": "= stats.finished.pop('stop', 0)"},
+                {"= stats.num_steps": "= stats.finished.pop('stop', 0)"},
             ),
             Mutant("test_it_is_quick", {"self.last": "time.sleep(0.002)\n        self.last"}),
         ),

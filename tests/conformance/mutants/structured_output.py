@@ -12,7 +12,7 @@ import threading
 from treadle.api import impl
 from treadle.api.types import GrammarSpec
 
-TREADLE = {"guided": ["mine"]}
+TREADLE = {"structured_output": ["mine"]}
 
 
 class Matcher:
@@ -21,26 +21,26 @@ class Matcher:
         self.spec = grammar.spec
         self.seen = []
 
-    def fill(self, bitmask, row):
-        self.real.fill(bitmask, row)
+    def fill_bitmask(self, bitmask, row):
+        self.real.fill_bitmask(bitmask, row)
 
-    def accept(self, token):
-        taken = self.real.accept(token)
-        if taken:
+    def accept_token(self, token):
+        is_accepted = self.real.accept_token(token)
+        if is_accepted:
             self.seen.append(token)
-        return taken
+        return is_accepted
 
     def rollback(self, count):
         self.real.rollback(count)
         del self.seen[len(self.seen) - count :]
 
     @property
-    def complete(self):
-        return self.real.complete
+    def is_accepting(self):
+        return self.real.is_accepting
 
     @property
-    def finished(self):
-        return self.real.finished
+    def is_terminated(self):
+        return self.real.is_terminated
 
 
 class Grammar:
@@ -57,8 +57,8 @@ class Mine:
     def __init__(self, real):
         self.real = real
 
-    def refuses(self, spec):
-        return self.real.refuses(spec)
+    def unsupported_reason(self, spec):
+        return self.real.unsupported_reason(spec)
 
     def compile(self, spec):
         return Grammar(self.real.compile(spec), spec)
@@ -74,7 +74,7 @@ def treadle_grammar_compiler(name, tokenizer, vocab_size):
 """
 
 
-class Guided(StructuredOutputSuite):
+class StructuredOutput(StructuredOutputSuite):
     walks = 5
 
 
@@ -92,7 +92,7 @@ def forgetting(keyword: str) -> dict[str, str]:
 def masking(change: str) -> dict[str, str]:
     """The edits of a matcher that changes the masks of choices."""
     return {
-        "        self.real.fill(bitmask, row)\n": f"""        self.real.fill(bitmask, row)
+        "        self.real.fill_bitmask(bitmask, row)\n": f"""        self.real.fill_bitmask(bitmask, row)
         if self.spec.kind == "choice":
             {change}
 """
@@ -101,7 +101,7 @@ def masking(change: str) -> dict[str, str]:
 
 SPECIMENS = (
     Specimen(
-        suite=Guided,
+        suite=StructuredOutput,
         plugin="structured_output:mine",
         source=SOURCE,
         only={"name": ("lengths", "object", "choice", "multipleOf", "uniqueItems")},
@@ -111,20 +111,20 @@ SPECIMENS = (
             Mutant(
                 "test_every_sampled_path_is_valid",
                 {
-                    "return self.real.finished": "return self.real.complete and "
-                    "(self.spec.kind == 'choice' or self.real.finished)"
+                    "return self.real.is_terminated": "return self.real.is_accepting and "
+                    "(self.spec.kind == 'choice' or self.real.is_terminated)"
                 },
             ),
             Mutant(
                 "test_every_sampled_path_is_valid",
                 {
-                    "return self.real.finished": "return self.spec.kind == 'regex' and self.real.finished"
+                    "return self.real.is_terminated": "return self.spec.kind == 'regex' and self.real.is_terminated"
                 },
             ),
             Mutant(
                 "test_every_sampled_path_is_valid",
                 {
-                    "return self.real.complete": "return self.spec.kind == 'choice' or self.real.complete"
+                    "return self.real.is_accepting": "return self.spec.kind == 'choice' or self.real.is_accepting"
                 },
             ),
             Mutant(
@@ -142,19 +142,21 @@ SPECIMENS = (
             Mutant(
                 "test_a_mask_is_one_row_and_all_of_it",
                 {
-                    "        self.real.fill(bitmask, row)\n": "        before = bitmask[row].clone()\n"
-                    "        self.real.fill(bitmask, row)\n"
+                    "        self.real.fill_bitmask(bitmask, row)\n": "        before = bitmask[row].clone()\n"
+                    "        self.real.fill_bitmask(bitmask, row)\n"
                     "        bitmask[row] |= before\n"
                 },
             ),
             Mutant(
                 "test_a_mask_is_one_row_and_all_of_it",
                 {
-                    "        self.real.fill(bitmask, row)\n": "        self.real.fill(bitmask, row)\n"
+                    "        self.real.fill_bitmask(bitmask, row)\n": "        self.real.fill_bitmask(bitmask, row)\n"
                     "        bitmask[row - 1] = bitmask[row]\n"
                 },
             ),
-            Mutant("test_only_what_the_mask_allows_is_accepted", {"return taken": "return True"}),
+            Mutant(
+                "test_only_what_the_mask_allows_is_accepted", {"return is_accepted": "return True"}
+            ),
             Mutant(
                 "test_a_rollback_and_a_replay_give_the_same_masks",
                 {"self.real.rollback(count)": "self.real.rollback(min(count, 4))"},
@@ -173,15 +175,15 @@ SPECIMENS = (
                 {
                     "import threading": """from treadle.testing.grammar_vocabulary import SmallTokenizer
 
-EMPTY = max(SmallTokenizer().special_ids)""",
-                    "        self.real.fill(bitmask, row)\n": """        self.real.fill(bitmask, row)
+EMPTY = max(SmallTokenizer().special_token_ids)""",
+                    "        self.real.fill_bitmask(bitmask, row)\n": """        self.real.fill_bitmask(bitmask, row)
         if self.mute():
             bitmask[row, EMPTY // 32] |= 1 << EMPTY % 32
 
     def mute(self):
-        return self.spec.kind == "json_schema" and not self.real.finished
+        return self.spec.kind == "json_schema" and not self.real.is_terminated
 """,
-                    "taken = ": "taken = token == EMPTY and self.mute() or ",
+                    "is_accepted = ": "is_accepted = token == EMPTY and self.mute() or ",
                     "        self.real.rollback(count)": """        undone = self.seen[len(self.seen) - count :]
         self.real.rollback(len(undone) - undone.count(EMPTY))""",
                 },
@@ -190,7 +192,7 @@ EMPTY = max(SmallTokenizer().special_ids)""",
                 "test_a_keyword_is_enforced_or_refused",
                 forgetting("uniqueItems")
                 | {
-                    "return self.real.refuses(spec)": "return None if 'json' in spec.kind else self.real.refuses(spec)"
+                    "return self.real.unsupported_reason(spec)": "return None if 'json' in spec.kind else self.real.unsupported_reason(spec)"
                 },
             ),
             Mutant(
@@ -205,13 +207,13 @@ EMPTY = max(SmallTokenizer().special_ids)""",
             Mutant(
                 "test_an_unknown_kind_is_refused",
                 {
-                    "self.real.refuses(spec)": "spec.kind != 'structural_tag' and self.real.refuses(spec) or None"
+                    "self.real.unsupported_reason(spec)": "spec.kind != 'structural_tag' and self.real.unsupported_reason(spec) or None"
                 },
             ),
             Mutant(
                 "test_the_core_ends_a_sequence_where_the_grammar_is_complete",
                 {
-                    "return self.real.complete": "return self.real.complete and (self.finished or self.spec.kind != 'regex')"
+                    "return self.real.is_accepting": "return self.real.is_accepting and (self.is_terminated or self.spec.kind != 'regex')"
                 },
             ),
             Mutant(

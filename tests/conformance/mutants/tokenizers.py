@@ -16,24 +16,24 @@ MARKS = {"<begin>": BEGIN, "<end>": END}
 TEXTS = {BEGIN: "<begin>", END: "<end>"}
 
 
-class Stream:
+class Detokenizer:
     def __init__(self, skip):
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.skip = skip
 
-    def step(self, token):
+    def decode_next(self, token):
         if token >= BEGIN:
-            return "" if self.skip else self.finish() + TEXTS[token]
+            return "" if self.skip else self.flush() + TEXTS[token]
         return self.decoder.decode(bytes([token]))
 
-    def finish(self):
+    def flush(self):
         return self.decoder.decode(b"", True)
 
 
 class Mine:
     vocab_size = 258
-    eos_id = END
-    special_ids = frozenset(TEXTS)
+    eos_token_id = END
+    special_token_ids = frozenset(TEXTS)
     chat_template = None
 
     def encode(self, text, *, add_special_tokens=True):
@@ -45,19 +45,19 @@ class Mine:
         return ids
 
     def decode(self, ids, *, skip_special_tokens=True):
-        whole = Stream(skip_special_tokens)
-        return "".join(map(whole.step, ids)) + whole.finish()
+        whole = Detokenizer(skip_special_tokens)
+        return "".join(map(whole.decode_next, ids)) + whole.flush()
 
-    def token(self, token):
+    def id_to_token(self, token):
         return TEXTS.get(token) or bytes([token]).decode(errors="replace")
 
     def token_bytes(self, token):
         return b"" if token >= BEGIN else bytes([token])
 
-    def stream(self, prompt_ids=(), *, skip_special_tokens=True, **spaces):
-        stream = Stream(skip_special_tokens)
+    def create_detokenizer(self, prompt_ids=(), *, skip_special_tokens=True, **spaces):
+        stream = Detokenizer(skip_special_tokens)
         for token in prompt_ids[-3:]:
-            stream.step(token)
+            stream.decode_next(token)
         return stream
 
 
@@ -71,8 +71,8 @@ def streaming(when: str, lost: str) -> dict[str, str]:
     """The edits of a stream that loses a character."""
     return {
         "        return stream\n": f"        if {when}:\n"
-        "            step = stream.step\n"
-        f"            stream.step = lambda token: step(token).replace({lost!r}, '')\n"
+        "            decode_next = stream.decode_next\n"
+        f"            stream.decode_next = lambda token: decode_next(token).replace({lost!r}, '')\n"
         "        return stream\n"
     }
 
@@ -108,7 +108,9 @@ SPECIMENS = (
             Mutant("test_a_stream_completes_what_the_prompt_left_open", {"prompt_ids[-3:]": "()"}),
             Mutant(
                 "test_two_streams_share_nothing",
-                {"self.decoder = codecs": 'Stream.decoder = vars(Stream).get("decoder") or codecs'},
+                {
+                    "self.decoder = codecs": 'Detokenizer.decoder = vars(Detokenizer).get("decoder") or codecs'
+                },
             ),
             Mutant(
                 "test_an_unfinished_character_becomes_a_mark_at_the_end",
@@ -117,11 +119,11 @@ SPECIMENS = (
             Mutant("test_special_tokens_can_be_left_out", {"self.skip = skip": "self.skip = True"}),
             Mutant(
                 "test_a_stream_leaves_out_what_decoding_leaves_out",
-                {"stream = Stream(skip_special_tokens)": "stream = Stream(True)"},
+                {"stream = Detokenizer(skip_special_tokens)": "stream = Detokenizer(True)"},
             ),
             Mutant(
                 "test_bytes_of_tokens_add_up_to_the_text",
-                {"else bytes([token])\n": "else self.token(token).encode()\n"},
+                {"else bytes([token])\n": "else self.id_to_token(token).encode()\n"},
             ),
             Mutant(
                 "test_threads_may_share_it",

@@ -10,13 +10,16 @@ from treadle.testing.streams import PROSE
 MATCH = """
 @impl
 def treadle_match(kind, key, model):
-    if (kind, key) == (KIND, "mine") and model.writes("<call>"):
+    if (kind, key) == (KIND, "mine") and model.template_contains("<call>"):
         return Match(100, "the chat template writes <call>")
 """
 MATCHED = [ModelTraits(templates={"tool_use": "{{ messages }}<call>"})]
 MATCHING = (
     Mutant("test_it_matches_its_models", {"<call>": "<calls>"}),
-    Mutant("test_it_leaves_other_models_alone", {'model.writes("<call>")': "model.templates"}),
+    Mutant(
+        "test_it_leaves_other_models_alone",
+        {'model.template_contains("<call>")': "model.templates"},
+    ),
     Mutant("test_it_matches_under_its_own_key_only", {'(kind, key) == (KIND, "mine") and ': ""}),
     Mutant("test_its_reason_can_be_shown", {"100": "0"}),
 )
@@ -237,17 +240,17 @@ class Mine"""
             Mutant(  # cannot be asked for any call at all
                 "test_a_forced_call_can_be_asked_for",
                 mine("""
-    def grammar(self, choice):
+    def grammar_for_tool_choice(self, choice):
         if choice == "required":
             raise KeyError("required")
-        return super().grammar(choice)
+        return super().grammar_for_tool_choice(choice)
 """),
             ),
             Mutant(  # forces something that it does not read
                 "test_a_forced_call_parses",
                 mine("""
-    def grammar(self, choice):
-        made = super().grammar(choice)
+    def grammar_for_tool_choice(self, choice):
+        made = super().grammar_for_tool_choice(choice)
         return GrammarSpec(made.kind, made.source.replace("<tool_call>", "<toolcall>"))
 """),
             ),

@@ -19,10 +19,10 @@ def make(*windows: int | None, pages: int = 32, **options: Any) -> KVCacheManage
 def holder(cache: KVCacheManager, salt: str | None = None) -> Any:
     return SimpleNamespace(
         slot=0,
-        tables=[[] for _ in cache.pools],
-        chain=[],
-        root=cache.page_hasher.root_hash(salt),
-        named=0,
+        page_tables=[[] for _ in cache.pools],
+        page_hashes=[],
+        root_hash=cache.page_hasher.root_hash(salt),
+        num_cached_pages=0,
     )
 
 
@@ -71,12 +71,12 @@ def test_a_window_lets_pages_go_and_still_matches() -> None:
     cache = make(6)
     h = compute(cache, list(range(16)))
     # A token at position 16 sees 11 … 16: columns 0 and 1 are gone, their pages evictable.
-    assert h.tables[0][:2] == [NULL_PAGE, NULL_PAGE] and NULL_PAGE not in h.tables[0][2:]
+    assert h.page_tables[0][:2] == [NULL_PAGE, NULL_PAGE] and NULL_PAGE not in h.page_tables[0][2:]
     assert cache.pools[0].num_used == 2
     other = holder(cache)
     assert cache.find_cached_prefix(other, list(range(17))) == 4
     cache.share_prefix(other, 4)
-    assert other.tables[0][:2] == [NULL_PAGE, NULL_PAGE]
+    assert other.page_tables[0][:2] == [NULL_PAGE, NULL_PAGE]
     assert cache.check_integrity([h, other]) == []
 
 
@@ -87,7 +87,7 @@ def test_a_hit_is_shortened_to_where_every_window_is_covered() -> None:
     lost = cache.pools[1]
     digest_holder = holder(cache)
     assert cache.find_cached_prefix(digest_holder, list(range(25))) == 6
-    page = lost.get_cached_page(digest_holder.chain[4])
+    page = lost.get_cached_page(digest_holder.page_hashes[4])
     assert page is not None
     lost._evict_hash(page)
     assert cache.find_cached_prefix(holder(cache), list(range(25))) == 4
@@ -98,12 +98,12 @@ def test_siblings_share_unless_the_leader_has_moved_on() -> None:
     leader = compute(cache, list(range(9)))
     child = holder(cache)
     assert cache.share_tables(child, leader, 2)
-    assert child.tables[0] == leader.tables[0][:2]
+    assert child.page_tables[0] == leader.page_tables[0][:2]
     cache.allocate_pages(leader, 20)
     cache.cache_full_pages(leader, list(range(20)), 20)
     late = holder(cache)
     assert not cache.share_tables(late, leader, 2)
-    assert late.tables == [[], []]
+    assert late.page_tables == [[], []]
     assert cache.check_integrity([leader, child, late]) == []
 
 

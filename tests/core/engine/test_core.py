@@ -25,11 +25,11 @@ def test_no_hook_is_called_in_a_step(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
     driven.add("a", PROMPT, max_tokens=8, ignore_eos=True, logprobs=1)
     driven.add("b", PROMPT, max_tokens=8, ignore_eos=True, temperature=0.7, top_p=0.9)
-    with hook_calls(driven.core.host) as fired:
+    with hook_calls(driven.core.plugins) as fired:
         driven.run()
     assert fired == []
-    with hook_calls(driven.core.host) as fired:
-        driven.core.host.create(SCHEDULING_POLICIES, "fcfs")
+    with hook_calls(driven.core.plugins) as fired:
+        driven.core.plugins.create(SCHEDULING_POLICIES, "fcfs")
     assert fired  # the monitor works
 
 
@@ -51,7 +51,7 @@ def test_stop_ids_and_min_tokens(engine: Any, checkpoint: Any) -> None:
 
 def test_the_end_of_sequence_id_ends_it(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
-    eos = driven.core.facts.eos_ids[0]
+    eos = driven.core.info.eos_token_ids[0]
     tokens = generate(driven, max_tokens=5, logit_bias={eos: 100.0})
     assert tokens == [eos] and driven.reasons["r"] == "stop"
     tokens = generate(driven, "i", max_tokens=5, logit_bias={eos: 100.0}, ignore_eos=True)
@@ -192,7 +192,7 @@ def test_abort_at_any_moment(engine: Any, checkpoint: Any) -> None:
         driven.add("a", PROMPT, max_tokens=50, ignore_eos=True)
         for _ in range(steps):
             driven.step()
-        driven.core.abort(["a", "unknown"])
+        driven.core.abort_requests(["a", "unknown"])
         driven.run(2)
         assert not driven.core.has_work and driven.core.stats.finished == {"abort": 1}
 
@@ -202,7 +202,7 @@ def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> Non
         ConfigError, match=r"max_model_len is 200 tokens, but the KV cache holds 48 \(3 pages"
     ):
         engine(checkpoint(), num_pages=4, max_model_len=200)
-    assert engine(checkpoint(), num_pages=4).core.facts.max_model_len == 48
+    assert engine(checkpoint(), num_pages=4).core.info.max_model_len == 48
 
 
 def test_tensor_parallelism_needs_another_executor(engine: Any, checkpoint: Any) -> None:

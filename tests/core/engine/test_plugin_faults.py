@@ -49,7 +49,7 @@ def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plug
     assert driven.reasons == {"a": "length"}
     assert calls(driven, "extensions:odd", "treadle_scheduling_policy") == {"error": 1}
     for _ in range(MAX_CONSECUTIVE_FAILURES):
-        assert driven.core.host.create(SCHEDULING_POLICIES, "fcfs") is not None
+        assert driven.core.plugins.create(SCHEDULING_POLICIES, "fcfs") is not None
     assert calls(driven, "extensions:odd", "treadle_scheduling_policy") == {
         "error": MAX_CONSECUTIVE_FAILURES
     }
@@ -71,7 +71,7 @@ def test_an_error_of_the_plugin_is_not_put_on_the_extension(
     from treadle.plugins import PluginManager
 
     files = plugin(EXTENSION.replace('raise TypeError("the extension is wrong")', "return found"))
-    bad = 'from treadle.api import impl\nTREADLE = {"policies": ["bad"]}\n@impl\ndef treadle_scheduling_policy(name):\n    1 / 0\n'
+    bad = 'from treadle.api import impl\nTREADLE = {"scheduling_policies": ["bad"]}\n@impl\ndef treadle_scheduling_policy(name):\n    1 / 0\n'
     files += plugin(bad, "bad")
     plugins = PluginManager(PluginConfig(plugin_file=files))
     with pytest.raises(PluginLoadError, match=r"scheduling_policies:bad .*division by zero"):

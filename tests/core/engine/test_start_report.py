@@ -94,7 +94,7 @@ def test_a_lack_of_memory_is_told_with_figures_and_options() -> None:
         "(0.01 is 1.40 GiB)", "quantization=fp8 (7.00 GiB)",
     ):  # fmt: skip
         assert part in text, text
-    with pytest.raises(OutOfMemoryError, match="raise cpu_cache_gib or lower page_size"):
+    with pytest.raises(OutOfMemoryError, match="raise kv_cache_memory_bytes or lower page_size"):
         count_pages(config, [GIB], [None], 64, 4096, GIB, MemoryUsage())
 
 

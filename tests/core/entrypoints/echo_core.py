@@ -20,7 +20,7 @@ from treadle.errors import CheckpointError, QueueFullError
 from treadle.text.request_checks import check_request
 
 RAISE, EXIT, KILL, HANG, FULL, BREAK, SLOW = 201, 202, 203, 204, 205, 206, 207
-FACTS = EngineInfo(
+INFO = EngineInfo(
     model="echo", architecture="Echo", dtype="float32", device="none", vocab_size=320,
     max_model_len=4096, page_size=16, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[257],
 )  # fmt: skip
@@ -37,19 +37,19 @@ class EchoCore:
                 os._exit(7)
             case ["slow"]:
                 time.sleep(60)
-        self.facts = FACTS
+        self.info = INFO
         self.running: dict[str, tuple[EngineRequest, int]] = {}
         self.steps = self.generated = 0
 
-    def add(self, request: EngineRequest) -> None:
-        check_request(request, self.facts)
+    def add_request(self, request: EngineRequest) -> None:
+        check_request(request, self.info)
         if request.prompt_ids[0] == FULL:
             raise QueueFullError("the queue is full")
         if request.prompt_ids[0] == BREAK:
             raise KeyError("secret detail")
         self.running[request.id] = (request, 0)
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def abort_requests(self, ids: Iterable[str]) -> None:
         for sequence in ids:
             self.running.pop(sequence, None)
 
@@ -86,7 +86,7 @@ class EchoCore:
         if command == HANG:
             time.sleep(60)
 
-    def check(self) -> None:
+    def check_health(self) -> None:
         pass
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def test_a_constraint_holds_for_the_content(llm: LLM) -> None:
         "properties": {"answer": {"type": "integer"}},
         "required": ["answer"],
     }
-    params = GREEDY.replace(guided=StructuredOutputsParams(json=schema))
+    params = GREEDY.replace(structured_outputs=StructuredOutputsParams(json=schema))
     output = answered(llm, SUM, params, **THINK)
     assert type(json.loads(output.content)["answer"]) is int and "42" in output.reasoning
 

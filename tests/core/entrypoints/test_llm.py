@@ -277,7 +277,7 @@ def test_what_the_engine_refuses_raises(llm: LLM, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(llm._core, "add_request", picky)
     with pytest.raises(RequestError, match="too large") as error:
         llm.generate(PROMPTS, GREEDY.replace(n=2), use_tqdm=False)
-    assert error.value.param == "guided"
+    assert error.value.param == "structured_outputs"
     with pytest.raises(RequestError, match="too large"):
         list(llm.stream(PROMPTS, GREEDY.replace(n=2)))
     assert len(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == 4
@@ -309,8 +309,8 @@ def test_after_the_shutdown(folder: Path) -> None:
 
 
 def test_wrong_options(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="'page_size'"):
-        LLM(str(folder), block_size=16)
+    with pytest.raises(ConfigError, match="'distributed_executor_backend'"):
+        LLM(str(folder), executor="mp")
     with pytest.raises(CheckpointError, match=str(tmp_path / "no")):
         LLM(str(tmp_path / "no"))
     with pytest.raises(ConfigError, match="chat_template"):

@@ -144,7 +144,7 @@ def test_greedy_equals_transformers(
             exact = row[torch.tensor(found.ids)]
             assert torch.allclose(exact, torch.tensor(found.logprobs), atol=1e-4)
     if name.startswith("gemma"):
-        assert [g.kind for g in driven.core.facts.groups] == ["sliding", "full"]
+        assert [g.kind for g in driven.core.info.kv_cache_groups] == ["sliding", "full"]
     if variant.startswith("preempted") and name != "mistral":
         assert driven.core.stats.num_preemptions > 0
     if variant == "default":
@@ -174,7 +174,7 @@ def test_requests_join_and_leave(engine: Any, checkpoint: Any, expected: Any) ->
             driven.add(f"gone-{request}", prompt, max_tokens=NEW, ignore_eos=True)
         gone = [n for n in driven.core.scheduler.sequences if n.startswith("gone")]
         if gone and rng.random() < 0.15:
-            driven.core.abort([rng.choice(gone)])
+            driven.core.abort_requests([rng.choice(gone)])
         driven.step()
     for request in prompts():
         assert driven.tokens[request] == expected("llama")[request][0]
@@ -216,7 +216,7 @@ def test_siblings_share_the_prompt(options: dict[str, Any], engine: Any, checkpo
     while driven.core.has_work:
         driven.step()
         most = max(most, driven.core.stats.num_used_pages)
-    size = driven.core.facts.page_size
+    size = driven.core.info.page_size
     alone = -(-(len(prompt) + 12) // size)
     shared = (len(prompt) - 1) // size
     assert most <= alone + 3 * (alone - shared)

@@ -32,7 +32,7 @@ CPU = DeviceInfo("cpu")
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 
@@ -135,11 +135,11 @@ class Scheme:
     def experts_method(self, spec: Any) -> None: ...
 
 
-def build(host: Any, config: Any, files: ModelFiles | None = None, **options: Any) -> Any:
+def build(plugins: Any, config: Any, files: ModelFiles | None = None, **options: Any) -> Any:
     return build_model(
         files or ModelFiles(Path("/nowhere"), (), {}),
         config,
-        host,
+        plugins,
         torch.device("cpu"),
         torch.float32,
         SingleRankCommunicator(),

@@ -27,7 +27,7 @@ IDS = torch.arange(3, 20)
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 

@@ -18,7 +18,7 @@ OFFER = """
 
     @impl
     def treadle_attention_backend(request, options):
-        return t.Offer({name!r}, options.get("score", {score}), create=dict)
+        return t.AttentionOffer({name!r}, options.get("score", {score}), create=dict)
 
     @impl
     def treadle_kernel_op(op, request):
@@ -35,7 +35,7 @@ REFUSE = """
 
 def backend(site, name, template=OFFER, score=10):
     module = f"{name}_backend"
-    groups = {"treadle.attention": {name: module}, "treadle.kernels": {name: module}}
+    groups = {"treadle.attention_backends": {name: module}, "treadle.kernel_ops": {name: module}}
     site.install(module.replace("_", "-"), groups, template.format(name=name, score=score))
 
 
@@ -49,7 +49,7 @@ def test_the_highest_score_wins_and_ties_go_by_name(site):
     backend(site, "alpha", score=50)
     backend(site, "flash", REFUSE)
     host = site.host()
-    assert host.attention(REQUEST).name == "alpha"
+    assert host.attention_offer(REQUEST).name == "alpha"
     offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
 
@@ -58,7 +58,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
     backend(site, "flash", REFUSE)
     backend(site, "broken", "import missing_kernel")
     with pytest.raises(PluginNotFoundError) as error:
-        site.host().attention(REQUEST)
+        site.host().attention_offer(REQUEST)
     text = str(error.value)
     assert "no attention backend can serve this model:" in text
     assert "flash: head size 80 is not supported; needs CUDA" in text
@@ -76,14 +76,14 @@ def test_without_a_backend_the_error_says_what_to_install(site):
 def test_a_pin_beats_the_score(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    assert site.host().attention(REQUEST, pin="slow").name == "slow"
+    assert site.host().attention_offer(REQUEST, pin="slow").name == "slow"
 
 
 def test_a_pinned_backend_that_refuses(site):
     backend(site, "slow", score=1)
     backend(site, "flash", REFUSE)
     with pytest.raises(ConfigError) as error:
-        site.host().attention(REQUEST, pin="flash")
+        site.host().attention_offer(REQUEST, pin="flash")
     assert str(error.value) == (
         "attention_backend is 'flash', which cannot serve this model: head size 80 is not supported; "
         "needs CUDA; backends that can: slow"
@@ -93,32 +93,36 @@ def test_a_pinned_backend_that_refuses(site):
 def test_a_pin_to_an_unknown_backend(site):
     backend(site, "slow")
     with pytest.raises(PluginNotFoundError, match=r"attention_backends:flosh \(known: slow\)"):
-        site.host().attention(REQUEST, pin="flosh")
+        site.host().attention_offer(REQUEST, pin="flosh")
 
 
 def test_broken_and_contested_backends_do_not_stop_the_others(site):
     backend(site, "good")
     backend(site, "broken", "import missing_kernel")
     site.install(
-        "twin-a", {"treadle.attention": {"twin": "twin_a"}}, OFFER.format(name="twin", score=99)
+        "twin-a",
+        {"treadle.attention_backends": {"twin": "twin_a"}},
+        OFFER.format(name="twin", score=99),
     )
     site.install(
-        "twin-b", {"treadle.attention": {"twin": "twin_b"}}, OFFER.format(name="twin", score=99)
+        "twin-b",
+        {"treadle.attention_backends": {"twin": "twin_b"}},
+        OFFER.format(name="twin", score=99),
     )
     host = site.host()
     offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
     with pytest.raises(PluginConflictError):
-        host.attention(REQUEST, pin="twin")
+        host.attention_offer(REQUEST, pin="twin")
     with pytest.raises(PluginLoadError, match="missing_kernel"):
-        host.attention(REQUEST, pin="broken")
+        host.attention_offer(REQUEST, pin="broken")
 
 
 def test_each_backend_gets_its_own_options(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
     host = site.host(plugin_options={"attention_backends:slow": {"score": 70}})
-    assert host.attention(REQUEST).name == "slow"
+    assert host.attention_offer(REQUEST).name == "slow"
 
 
 def test_an_answer_that_is_no_bid(site):

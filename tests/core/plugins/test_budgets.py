@@ -15,23 +15,23 @@ from treadle.plugins.kinds import installed_kinds
 
 
 def test_a_call_is_ok_slow_or_an_error():
-    tally = PluginCallStats({"policies": 1.0})
+    tally = PluginCallStats({"scheduling_policies": 1.0})
     for ago in (0.0, 0.5, 1.5, 3.0):
-        tally.counter("scheduling_policies:x", "order").done(ago)
-    tally.counter("scheduling_policies:x", "order").failed(5)
+        tally.counter("scheduling_policies:x", "sort_key").done(ago)
+    tally.counter("scheduling_policies:x", "sort_key").failed(5)
     rows = {outcome: count for _, _, outcome, count in tally.rows()}
     assert rows == {"ok": 2, "slow": 2, "error": 1}
     ((_, hook, count, seconds),) = tally.seconds()
-    assert (hook, count) == ("order", 5) and seconds == pytest.approx(10, abs=0.5)
+    assert (hook, count) == ("sort_key", 5) and seconds == pytest.approx(10, abs=0.5)
 
 
 def test_a_slow_plugin_is_said_once_in_a_while(caplog):
-    tally = PluginCallStats({"policies": 1.0})
+    tally = PluginCallStats({"scheduling_policies": 1.0})
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
-            tally.counter("scheduling_policies:x", "order").done(2)
-            tally.counter("scheduling_policies:y", "order").done(0.1)
-        tally.counter("scheduling_policies:z", "order").done(3)
+            tally.counter("scheduling_policies:x", "sort_key").done(2)
+            tally.counter("scheduling_policies:y", "sort_key").done(0.1)
+        tally.counter("scheduling_policies:z", "sort_key").done(3)
     said = [record.getMessage() for record in caplog.records]
     assert [text.partition(" is slow")[0] for text in said] == [
         "scheduling_policies:x",
@@ -41,23 +41,25 @@ def test_a_slow_plugin_is_said_once_in_a_while(caplog):
 
 
 def test_hooks_have_more_time_than_methods():
-    tally = PluginCallStats({"policies": 0.5, "models": 60.0})
-    assert tally.budget("scheduling_policies:x", "order") == 0.5
+    tally = PluginCallStats({"scheduling_policies": 0.5, "models": 60.0})
+    assert tally.budget("scheduling_policies:x", "sort_key") == 0.5
     assert tally.budget("scheduling_policies:x", "treadle_scheduling_policy") == HOOK_SECONDS
     assert tally.budget("models:x", "treadle_model") == 60.0
     assert (
         tally.budget("executors:x", "start")
         == LOADING_SECONDS
-        > tally.budget("executors:x", "launch")
+        > tally.budget("executors:x", "execute_model")
     )
     assert tally.budget("stat_loggers:x", "record") == installed_kinds()["stat_loggers"].budget
 
 
 def test_a_budget_of_a_kind_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=r"plugin_time_budget names 'policy'.*policies"):
+    with pytest.raises(
+        ConfigError, match=r"plugin_time_budget names 'policy'.*scheduling_policies"
+    ):
         PluginManager(PluginConfig(plugin_time_budget={"policy": 1.0}))
     with pytest.raises(ConfigError, match="plugin_time_budget"):
-        from_options(model="m", plugin_time_budget={"policies": 0})
+        from_options(model="m", plugin_time_budget={"scheduling_policies": 0})
 
 
 def test_a_slow_hook_is_counted(site):

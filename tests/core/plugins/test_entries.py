@@ -51,12 +51,12 @@ def test_a_shadowed_version_is_not_listed(site, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("group", "parsed"),
     [
-        ("treadle.attention", ("attention", 1)),
-        ("treadle.attention.v2", ("attention", 2)),
-        ("treadle.attention.beta", ("attention.beta", 0)),
+        ("treadle.attention_backends", ("attention_backends", 1)),
+        ("treadle.attention_backends.v2", ("attention_backends", 2)),
+        ("treadle.attention_backends.beta", ("attention_backends.beta", 0)),
         ("pytest11", None),
         ("treadle.kinds", None),
-        ("treadleage.attention", None),
+        ("treadleage.attention_backends", None),
     ],
 )
 def test_group_names(group, parsed):
@@ -93,9 +93,9 @@ def test_host_and_hookspecs_import_no_torch():
 
 
 def test_a_fallback_of_a_kind_without_one_is_incompatible(site):
-    site.install("any", {"treadle.attention": {"*": "any"}})
+    site.install("any", {"treadle.attention_backends": {"*": "any"}})
     [entry] = site.host().entries
     assert (entry.state, entry.why) == (
         "incompatible",
-        "the kind attention has no fallback; name a key",
+        "the kind attention_backends has no fallback; name a key",
     )

@@ -205,7 +205,9 @@ def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
     """
     )
     site.install(
-        "both", {"treadle.policies": {"p": "both"}, "treadle.dashboards": {"s": "both"}}, both
+        "both",
+        {"treadle.scheduling_policies": {"p": "both"}, "treadle.dashboards": {"s": "both"}},
+        both,
     )
     host = site.host()
     assert host.create(SCHEDULING_POLICIES, "p") == "p"
@@ -232,5 +234,7 @@ def test_a_host_made_from_a_list_needs_no_packaging(site):
         "from treadle.api import impl\n@impl\ndef treadle_scheduling_policy(name):\n    return name.upper()\n"
     )
     site.modules.add("plain")
-    plugins = PluginManager(source=lambda: [Entry("policies", "x", "plain", "nowhere", "0")])
+    plugins = PluginManager(
+        source=lambda: [Entry("scheduling_policies", "x", "plain", "nowhere", "0")]
+    )
     assert plugins.create(SCHEDULING_POLICIES, "x") == "X"

@@ -155,7 +155,7 @@ def test_only_the_owner_is_imported(good):
 def test_a_class_is_instantiated(site):
     site.install(
         "classy",
-        {"treadle.policies": {"lifo": "classy:Lifo"}},
+        {"treadle.scheduling_policies": {"lifo": "classy:Lifo"}},
         """
         from treadle.api import Plugin, impl
 
@@ -169,7 +169,7 @@ def test_a_class_is_instantiated(site):
 
 
 def test_a_target_that_is_missing_from_its_module(site):
-    site.install("classy", {"treadle.policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
+    site.install("classy", {"treadle.scheduling_policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
     with pytest.raises(PluginLoadError, match="Nobody"):
         site.host().create(SCHEDULING_POLICIES, "lifo")
 
@@ -195,7 +195,7 @@ def test_loading_from_many_threads_registers_once(site):
 
 def test_an_error_says_where_in_the_package_it_comes_from():
     code = compile("\n1 / 0", "/site/mine/parts/__init__.py", "exec")
-    entry = Entry("policies", "mine", "mine.parts:Policy", "mine", "1.0")
+    entry = Entry("scheduling_policies", "mine", "mine.parts:Policy", "mine", "1.0")
     with pytest.raises(ZeroDivisionError) as raised:
         exec(code, {"__name__": "mine.parts"})  # noqa: S102
     said = "ZeroDivisionError: division by zero"

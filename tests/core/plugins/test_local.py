@@ -13,7 +13,7 @@ CODE = """
 import msgspec
 from treadle.api import impl
 
-TREADLE: dict[str, list[str]] = {"policies": ["mine", "fcfs"]}
+TREADLE: dict[str, list[str]] = {"scheduling_policies": ["mine", "fcfs"]}
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ def test_a_file_serves_the_keys_it_declares(site, file):
 
 
 def test_a_file_replaces_an_installed_key(site, file):
-    site.install("acme", {"treadle.policies": {"fcfs": "acme"}}, "")
+    site.install("acme", {"treadle.scheduling_policies": {"fcfs": "acme"}}, "")
     assert site.host(plugin_file=[str(file)]).create(SCHEDULING_POLICIES, "fcfs") == ("fcfs", {})
 
 
@@ -64,7 +64,7 @@ def test_a_file_without_a_declaration_is_an_extension(site, file):
 
 
 def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
-    file.write_text("TREADLE = {'policies': ['mine']}\nimport missing_kernel\n")
+    file.write_text("TREADLE = {'scheduling_policies': ['mine']}\nimport missing_kernel\n")
     host = site.host(plugin_file=[str(file)])
     with pytest.raises(
         PluginLoadError, match=r"scheduling_policies:mine from my_policy\.py .*missing_kernel"
@@ -78,9 +78,15 @@ def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
     [
         ("def broken(:\n", "is not Python"),
         ("TREADLE = {k: [] for k in 'ab'}\n", "not computed"),
-        ("TREADLE = ['policies']\n", "must be a literal"),
-        ("TREADLE = {'policy': ['x']}\n", "declares the kind 'policy'; known: .*policies"),
-        ("TREADLE = {'policies': 'x'}\n", "must be a literal.*policies|must be a literal.*str"),
+        ("TREADLE = ['scheduling_policies']\n", "must be a literal"),
+        (
+            "TREADLE = {'policy': ['x']}\n",
+            "declares the kind 'policy'; known: .*scheduling_policies",
+        ),
+        (
+            "TREADLE = {'scheduling_policies': 'x'}\n",
+            "must be a literal.*policies|must be a literal.*str",
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_at_once(site, file, text, reason):

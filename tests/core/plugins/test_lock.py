@@ -58,11 +58,11 @@ def test_another_generation_is_drift(site, file):
 
 def test_a_changed_local_file_is_drift(site, tmp_path):
     mine = tmp_path / "mine.py"
-    mine.write_text('TREADLE = {"policies": ["mine"]}\n')
+    mine.write_text('TREADLE = {"scheduling_policies": ["mine"]}\n')
     lock = tmp_path / "treadle.lock"
     lock.write_bytes(msgspec.json.encode(lock_of(site.host(plugin_file=[str(mine)]).entries)))
     site.host(plugin_file=[str(mine)], plugin_lock_file=str(lock))
-    mine.write_text('TREADLE = {"policies": ["mine"]}\n# changed\n')
+    mine.write_text('TREADLE = {"scheduling_policies": ["mine"]}\n# changed\n')
     assert "- scheduling_policies:mine" in drift(site, lock, plugin_file=[str(mine)])
 
 

@@ -30,7 +30,7 @@ def treadle_match(kind, key, model, options):
     return answers[key](model)
 """
 MODEL = ModelTraits(config={"model_type": "a"}, templates={"default": "<a>", "tool_use": "<b>"})
-WORSE = 'lambda m: Match(50, "the template writes <b>") if m.writes("<b>") else None'
+WORSE = 'lambda m: Match(50, "the template writes <b>") if m.template_contains("<b>") else None'
 BETTER = 'lambda m: Match(100, "its type is a") if m.config.get("model_type") == "a" else None'
 
 

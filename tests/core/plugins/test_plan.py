@@ -104,7 +104,7 @@ def test_a_real_worker_process(site):
 
 def test_local_files_travel_by_path_and_content(site, tmp_path):
     file = tmp_path / "mine.py"
-    code = "from treadle.api import impl\nTREADLE = {'policies': ['p']}\n@impl\ndef treadle_scheduling_policy(name):\n    return 'mine'\n"
+    code = "from treadle.api import impl\nTREADLE = {'scheduling_policies': ['p']}\n@impl\ndef treadle_scheduling_policy(name):\n    return 'mine'\n"
     file.write_text(code)
     plan = sent(site.host(plugin_file=[str(file)]).selection())
     assert (

@@ -74,8 +74,10 @@ def test_allow_list_and_autoload_leave_the_core(monkeypatch):
     monkeypatch.setenv("TREADLE_PLUGIN_AUTOLOAD", "0")
     from treadle.config import PluginConfig
 
-    core = Entry("policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "0.1.0")
-    third = Entry("policies", "x", "x", "third-party", "1")
+    core = Entry(
+        "scheduling_policies", "fcfs", "treadle.scheduler.policies", "treadle-core", "0.1.0"
+    )
+    third = Entry("scheduling_policies", "x", "x", "third-party", "1")
     Switches.read(PluginConfig()).apply([core, third])
     assert (core.state, third.state) == ("ready", "disabled")
 

@@ -41,9 +41,9 @@ def test_rows_that_ask(bench: Any, start: Any, vocab: int, dtype: torch.dtype) -
     assert output.logprobs is not None
     assert output.logprobs.rows == [0, 2, 3]
     host = output.logprobs.cpu().to_host()
-    assert output.tokens[3] == 4
+    assert output.token_ids[3] == 4
     for row, k, entry in zip([0, 2, 3], [3, 0, 20], host, strict=True):
-        check(entry, logits[row].float(), int(output.tokens[row]), k)
+        check(entry, logits[row].float(), int(output.token_ids[row]), k)
 
 
 def test_a_plugins_edits_do_not_show(bench: Any, start: Any) -> None:

@@ -74,4 +74,4 @@ def test_a_contradiction_is_flagged(bench: Any, start: Any) -> None:
         bitmask=pack(allowed),
         bitmask_rows=torch.tensor([0]),
     )
-    assert output.bad.tolist() == [True, False, True]
+    assert output.invalid.tolist() == [True, False, True]

@@ -116,11 +116,11 @@ def test_preemption_changes_nothing(bench: Any, start: Any, cut: int, temperatur
     parts = bench(VOCAB)
     parts.open(start(3, tokens=prompt, temperature=temperature, **EVERYTHING))
     found = [parts.sample(x, [3])[0] for x in logits[:cut]]
-    parts.sampler.close([3])
+    parts.sampler.remove_slots([3])
     # Somebody else uses the slot, and the rows of the tables, meanwhile.
     parts.open(*(start(s, tokens=[2, 5], words=[[2, 5, 1]], presence_penalty=2.0) for s in (3, 8)))
     parts.sample(flat(2), [8, 3])
-    parts.sampler.close([3])
+    parts.sampler.remove_slots([3])
     again = start(
         11, tokens=prompt + found, prompt_len=len(prompt), temperature=temperature, **EVERYTHING
     )
@@ -171,7 +171,7 @@ def test_every_row_is_as_if_it_were_alone(bench: Any, start: Any) -> None:
         for slot, token in zip(rows, run.sample(batch, rows), strict=True):
             found[slot].append(token)
             if len(found[slot]) == count:
-                run.sampler.close([slot])
+                run.sampler.remove_slots([slot])
     assert found == alone
 
 
@@ -193,7 +193,7 @@ def test_a_reused_slot_forgets_its_predecessor(bench: Any, start: Any) -> None:
     run.open(start(0, temperature=0.0))  # without a close
     assert run.sample(logits, [0]) == [1]
     assert run.sampler.sample(logits, *run.arguments([0])).logprobs is None
-    run.sampler.close([0, 0, 5])
+    run.sampler.remove_slots([0, 0, 5])
     assert run.sample(logits, [0]) == [1]
 
 

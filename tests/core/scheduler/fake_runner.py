@@ -37,7 +37,7 @@ def oracle(prompt: list[int], salt: str | None, windows: list[int | None], count
 
 
 class FakeRunner:
-    """Obeys step plans as a device would: in order, knowing pages and slots only."""
+    """Executes scheduler outputs as a device would: in order, knowing pages and slots only."""
 
     def __init__(self, groups: list[KVCacheGroup], page_size: int, slots: int) -> None:
         self.groups = groups
@@ -49,7 +49,7 @@ class FakeRunner:
         self.queue: deque[ModelRunnerOutput] = deque()
         self.read_cells = 0
 
-    def launch(self, scheduler_output: SchedulerOutput) -> None:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         for slot in scheduler_output.freed_slots:
             self.last.pop(slot, None)
             self.salts.pop(slot, None)
@@ -79,7 +79,7 @@ class FakeRunner:
                 tokens.append(self.last[slot])
         self.queue.append(ModelRunnerOutput(id=scheduler_output.id, sampled_token_ids=tokens))
 
-    def collect(self) -> ModelRunnerOutput:
+    def get_output(self) -> ModelRunnerOutput:
         return self.queue.popleft()
 
     def _write(self, slot: int, position: int, cell: Cell) -> None:
@@ -92,8 +92,8 @@ class FakeRunner:
 
     def _read(self, slot: int, length: int) -> list[Cell]:
         cells = []
-        for group, facts in enumerate(self.groups):
-            for position in visible(facts.window, length):
+        for group, cache_group in enumerate(self.groups):
+            for position in visible(cache_group.window, length):
                 column, offset = divmod(position, self.page_size)
                 cell = self.cells[group].get((self.tables[group][slot][column], offset))
                 if cell is None or cell[1:] != (position, self.salts[slot]):

@@ -67,7 +67,7 @@ class Driver:
         self.random = random.Random(seed)
         self.scenario = scenario
         groups = [KVCacheGroup("full", w, scenario.pages, 1, 1) for w in scenario.windows]
-        self.facts = EngineInfo(
+        self.info = EngineInfo(
             model="fake", architecture="fake", dtype="float32", device="cpu", vocab_size=fake.VOCAB,
             max_model_len=MAX_LEN, page_size=PAGE, kv_cache_groups=groups, num_async_steps=scenario.depth, eos_token_ids=[],
         )  # fmt: skip
@@ -107,7 +107,7 @@ class Driver:
             request = EngineRequest(name, prompt, params, float(self.now), prefix_leader=leader)
             leader = leader or name
             root = self.cache.page_hasher.root_hash(salt)
-            self.scheduler.add(SequenceState(request, self.facts, root, seed=0))
+            self.scheduler.add(SequenceState(request, self.info, root, seed=0))
             self.expected[name] = fake.oracle(prompt, salt, self.scenario.windows, count)
             self.got[name] = []
             self.born[name] = self.now
@@ -127,9 +127,9 @@ class Driver:
             assert len(scheduler_output.slots) <= self.scenario.max_seqs
             decodes = scheduler_output.num_computed_tokens[: scheduler_output.num_decodes]
             assert decodes == sorted(decodes, reverse=True)  # the longest row first
-            self.runner.launch(scheduler_output)
+            self.runner.execute_model(scheduler_output)
         if self.scheduler.in_flight > (self.scenario.depth if scheduler_output is not None else 0):
-            for output in self.scheduler.update_from_output(self.runner.collect()):
+            for output in self.scheduler.update_from_output(self.runner.get_output()):
                 self.receive(output)
         faults = self.scheduler.check_integrity()
         assert not faults, faults

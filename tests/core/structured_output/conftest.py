@@ -28,7 +28,9 @@ class Driven:
         self.ends: dict[str, TokenOutput] = {}
 
     def add(self, name: str, guided: StructuredOutputsParams | None = None, **params: Any) -> None:
-        settings = SamplingParams(**{"temperature": 2.0, "seed": 1, "guided": guided, **params})
+        settings = SamplingParams(
+            **{"temperature": 2.0, "seed": 1, "structured_outputs": guided, **params}
+        )
         self.core.add_request(EngineRequest(name, [1, 2, 3], settings, time.monotonic()))
         self.tokens[name] = []
 

@@ -130,4 +130,4 @@ def test_the_plugin_may_fail_when_it_makes_a_matcher(
     driven = engine()
     driven.add("a", StructuredOutputsParams(regex="a"))
     end = driven.until("a")
-    assert end.error is not None and "no matcher" in end.error and end.param == "guided"
+    assert end.error is not None and "no matcher" in end.error and end.param == "structured_outputs"

@@ -15,18 +15,18 @@ from treadle.structured_output import StructuredOutputState
 PLUGIN = '''
 from treadle.api import impl
 
-TREADLE = {"reasoning": ["three"]}
+TREADLE = {"reasoning_parsers": ["three"]}
 
 class Thinking:
     """Reasons from a "?" at the end of the prompt up to the third "Z"."""
     def __init__(self, prompt):
-        self.open = prompt.endswith("?")
+        self.in_reasoning = prompt.endswith("?")
         self.text = ""
     def feed(self, text, ids):
         assert len(ids) == 1
         self.text += text
         if self.text.count("Z") >= 3:
-            self.open = False
+            self.in_reasoning = False
         return []
     def finish(self):
         return []
@@ -84,20 +84,20 @@ class Abc:
 
     at = 0
 
-    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+    def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
         bitmask[row].zero_()
         if self.at < 3:
             bitmask[row, 0] = 1 << (self.at + 1)
 
-    def accept(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         self.at += token == self.at + 1
         return True
 
     @property
-    def complete(self) -> bool:
+    def is_accepting(self) -> bool:
         return self.at == 3
 
-    finished = complete
+    is_terminated = is_accepting
 
 
 OPENER, CLOSER, END = 40, 41, 0

@@ -39,7 +39,7 @@ GRAMMAR = 'root ::= item ("," item)*\nitem ::= [a-c] | "(" root ")"'
 
 def hot(guided: StructuredOutputsParams, seed: int = 0, **params: Any) -> SamplingParams:
     return SamplingParams(**{
-        "temperature": 2.0, "max_tokens": 150, "seed": seed, "guided": guided, **params
+        "temperature": 2.0, "max_tokens": 150, "seed": seed, "structured_outputs": guided, **params
     })  # fmt: skip
 
 

@@ -44,7 +44,9 @@ def test_a_bomb_is_refused_while_others_generate(
         longest = max(longest, time.monotonic() - before)
         steps += 1
     end = driven.ends["bomb"]
-    assert end.finish_reason == "error" and end.param == "guided" and end.tokens == []
+    assert (
+        end.finish_reason == "error" and end.param == "structured_outputs" and end.token_ids == []
+    )
     assert "within 2 s of CPU" in end.error
     assert steps > 100 and sum(len(t) for n, t in driven.tokens.items() if n != "bomb") > 100
     assert longest < 1.0, "the engine's thread waited for the compiler"
@@ -59,11 +61,11 @@ def test_a_bomb_is_refused_while_others_generate(
 ENDLESS = """
 from treadle.api import impl
 
-TREADLE = {"guided": ["endless"]}
+TREADLE = {"structured_output": ["endless"]}
 
 class Endless:
     name = "endless"
-    def refuses(self, spec):
+    def unsupported_reason(self, spec):
         while True:
             pass
 
@@ -106,9 +108,9 @@ def test_an_abort_while_compiling(engine: Callable[..., Any]) -> None:
     driven.add("bomb", LONG)
     for _ in range(3):
         driven.step()
-    assert driven.core.has_work and driven.core.stats.waiting == 1
-    driven.core.abort(["bomb"])
-    assert not driven.core.has_work and driven.core.stats.waiting == 0
+    assert driven.core.has_work and driven.core.stats.num_waiting == 1
+    driven.core.abort_requests(["bomb"])
+    assert not driven.core.has_work and driven.core.stats.num_waiting == 0
     driven.add("good", StructuredOutputsParams(regex="ab", backend="llguidance"))
     assert driven.until("good").finish_reason == "stop"
     assert "bomb" not in driven.ends

@@ -62,9 +62,9 @@ SPECIAL = "\ue004"
 class Marked:
     """A tokenizer of characters, one of which is the special token ``<|turn|>``."""
 
-    special_ids = frozenset({ord(SPECIAL)})
+    special_token_ids = frozenset({ord(SPECIAL)})
 
-    def token(self, token: int) -> str:
+    def id_to_token(self, token: int) -> str:
         return "<|turn|>" if chr(token) == SPECIAL else chr(token)
 
 

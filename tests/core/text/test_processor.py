@@ -24,7 +24,7 @@ from treadle.text.input_processor import InputProcessor
 from treadle.text.prompts import Prompt, parse_prompt, parse_prompts
 
 TOKENIZER = AutoTokenizer(vocabularies.byte_level())
-FACTS = EngineInfo(
+INFO = EngineInfo(
     model="m", architecture="A", dtype="float32", device="cpu", vocab_size=TOKENIZER.vocab_size,
     max_model_len=64, page_size=16, kv_cache_groups=[], num_async_steps=0, eos_token_ids=[2],
 )  # fmt: skip
@@ -32,7 +32,7 @@ FACTS = EngineInfo(
 
 def processor(**changes: Any) -> InputProcessor:
     renderer = JinjaRenderer(TOKENIZER, templates={"default": templates.TRAINING})
-    given = {"facts": FACTS, "tokenizer": TOKENIZER, "renderer": renderer} | changes
+    given = {"info": INFO, "tokenizer": TOKENIZER, "renderer": renderer} | changes
     return InputProcessor(**given)
 
 
@@ -279,7 +279,7 @@ def test_opening_through_the_plugins(tmp_path: Path) -> None:
     )
     (tmp_path / "config.json").write_text("{}")
     opened = open_folder(tmp_path)
-    assert opened.tokenizer.eos_id == 2
+    assert opened.tokenizer.eos_token_id == 2
     assert "hi" in opened.renderer.render([{"role": "user", "content": "hi"}])
     replaced = open_folder(tmp_path, chat_template="T{{ messages[0].content }}")
     assert replaced.renderer.render([{"role": "user", "content": "hi"}]) == "Thi"

@@ -82,10 +82,10 @@ def by_hand(x: Tensor, normalised: bool = True) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_it_is_a_weighted_sum_of_the_best_experts(context: Context, normalised: bool) -> None:
-    layer = moe(context(), normalised=normalised)
-    expected = by_hand(X, normalised)
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+def test_it_is_a_weighted_sum_of_the_best_experts(context: Context, norm_topk_prob: bool) -> None:
+    layer = moe(context(), norm_topk_prob=norm_topk_prob)
+    expected = by_hand(X, norm_topk_prob)
     torch.testing.assert_close(layer(X), expected, atol=1e-5, rtol=0)
     for row in range(len(X)):  # and no token depends on the others
         got = layer(X[row : row + 1])

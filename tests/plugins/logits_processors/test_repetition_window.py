@@ -68,4 +68,4 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
 def test_bad_arguments_are_refused(llm: LLM, extra: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         llm.generate([[1]], SamplingParams(extra_args=extra), use_tqdm=False)
-    assert caught.value.param == "extra"
+    assert caught.value.param == "extra_args"

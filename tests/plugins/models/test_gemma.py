@@ -46,7 +46,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 
@@ -90,7 +90,7 @@ def test_layers_say_which_of_them_slide_and_how_they_turn(
     tables = [layer.self_attn.rotary for layer in model.model.model.layers]
     assert tables[0] is tables[1] is not tables[2]
     # The second pair: 10000 ** (-2 / 16), and 1000000 ** (-2 / 16) / 8.
-    assert [float(t.turns[1]) for t in tables[1:]] == pytest.approx([0.316228, 0.0222285])
+    assert [float(t.inv_freq[1]) for t in tables[1:]] == pytest.approx([0.316228, 0.0222285])
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[2], VARIANTS[6]])

@@ -143,7 +143,7 @@ class TestLlamaPinned(ModelSuite):
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 

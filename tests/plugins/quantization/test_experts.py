@@ -40,7 +40,7 @@ FORMATS: dict[str, Format] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 

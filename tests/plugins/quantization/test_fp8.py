@@ -178,11 +178,11 @@ def test_kernels_that_fail_for_a_shape_are_not_used_for_it(monkeypatch: pytest.M
     class Kernels:
         """torch's rounding, in the place of a kernel that cannot round 128 numbers."""
 
-        def round_rows(self, x: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        def quantize_per_row(self, x: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
             asked.append(x.shape[1])
             if x.shape[1] == 128:
                 raise ZeroDivisionError("no compiler")
-            return rounding.round_rows(x, *others, **more)
+            return rounding.quantize_per_row(x, *others, **more)
 
     monkeypatch.setattr(native, "choose", lambda *shape, blocks: None)
     made = scheme(Fp8Format())

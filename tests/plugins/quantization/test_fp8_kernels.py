@@ -22,10 +22,10 @@ ROUNDED = """
         for gated in False, True:
             x = torch.randn(rows, size * (1 + gated)) * torch.logspace(-1, 1, size * (1 + gated))
             x = x.half()
-            ways = [(kernels.round_rows, rounding.round_rows, (given, limit, room)) for given, limit in
+            ways = [(kernels.quantize_per_row, rounding.quantize_per_row, (given, limit, room)) for given, limit in
                     ((None, None), (torch.tensor(0.02), None), (None, 3.0))]
             if size % 128 == 0:
-                ways.append((kernels.round_blocks, rounding.round_blocks, (room,)))
+                ways.append((kernels.quantize_per_block, rounding.quantize_per_block, (room,)))
             for by_kernel, by_torch, arguments in ways:
                 found, scale = by_kernel(x, *arguments, gated=gated, early=False)
                 want, right = by_torch(x, *arguments, gated=gated)
@@ -33,7 +33,7 @@ ROUNDED = """
                 assert scale.shape[1] == 1 or scale.stride() == right.stride()
                 close(scale[:rows], right[:rows], 1e-6)
                 close(found[:rows], want[:rows], 1e-5)
-    zeros, scale = kernels.round_rows(torch.zeros(2, 16), None, None, 2, early=False)
+    zeros, scale = kernels.quantize_per_row(torch.zeros(2, 16), None, None, 2, early=False)
     assert (zeros == 0).all() and (scale > 0).all()
 """
 MULTIPLIED = """
@@ -47,12 +47,12 @@ MULTIPLIED = """
     ):
         x, weight = torch.randn(rows, depth), (torch.randn(width, depth) * 30).to(torch.float8_e4m3fn)
         bias = torch.randn(width) if biased else None
-        by_rows = rounding.round_rows(x, None, None, rows), torch.rand(width) + 0.5
+        by_rows = rounding.quantize_per_row(x, None, None, rows), torch.rand(width) + 0.5
         ways = [(*by_rows, lambda own: own, lambda scale: scale[:, None])]
         if not (width % 128 or depth % 128):
             scales = torch.rand(width // 128, depth // 128) + 0.5
             ways.append((
-                rounding.round_blocks(x, rows), scales, lambda own: own.repeat_interleave(128, 1),
+                rounding.quantize_per_block(x, rows), scales, lambda own: own.repeat_interleave(128, 1),
                 lambda scale: scale.repeat_interleave(128, 0).repeat_interleave(128, 1),
             ))
         for (few, own), scale, left, right in ways:
@@ -102,13 +102,13 @@ COMPILED = """
                     continue
                 chosen = dict(WIDE=tile.wide, ROWS=tile.rows, DEEP=tile.deep, BLOCKS=blocks, SPLIT=False)
                 chosen |= dict(BIAS=False, EARLY=True)
-                code = build(kernels.product_kernel, tile.warps, tile.stages, chosen, **types)
+                code = build(kernels.scaled_mm_kernel, tile.warps, tile.stages, chosen, **types)
                 assert f"m64n{tile.rows}k32.f32.e4m3.e4m3" in code, "tensor cores multiply fp8 as it is"
     chosen = dict(SPLITS=4, WIDE=1024, BLOCKS=False, BIAS=True, EARLY=True)
     build(kernels.finish_kernel, 4, 3, chosen, parts=fp32, **types)
     chosen = dict(SIZE=12288, EACH=12288, PIECES=1, WIDE=16384, GATED=True, GIVEN=False, LIMITED=True)
     types = dict(x="*bf16", given=fp32, out=fp8, scales=fp32, limit="fp32")
-    build(kernels.rounding_kernel, 16, 3, {**chosen, "EARLY": True}, **types)
+    build(kernels.quantize_kernel, 16, 3, {**chosen, "EARLY": True}, **types)
 """
 
 

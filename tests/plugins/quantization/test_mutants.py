@@ -49,8 +49,8 @@ class Wrapped:
     change: Callable[[Any], None]
     name: str = "wrapped"
 
-    def linear(self, spec: LinearSpec) -> Any:
-        method = self.inner.linear(spec)
+    def linear_method(self, spec: LinearSpec) -> Any:
+        method = self.inner.linear_method(spec)
         if method is not None:
             self.change(method)
         return method
@@ -107,13 +107,13 @@ def test_a_share_of_the_inputs_that_begins_at_0() -> None:
     """Right on one rank."""
 
     def begin(method: Any) -> None:
-        create = method.create
+        create_weights = method.create_weights
 
         def created(module: torch.nn.Module, spec: LinearSpec) -> None:
-            create(module, spec)
+            create_weights(module, spec)
             method.first = 0
 
-        method.create = created
+        method.create_weights = created
 
     checks = suite(
         "quantization:awq", AwqFormat(), lambda config: Wrapped(awq_scheme(config), begin)

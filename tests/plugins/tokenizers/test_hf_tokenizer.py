@@ -286,7 +286,7 @@ files = ModelFiles(Path({str(tmp_path)!r}), (), {{}})
 tokenizer = treadle_hf_tokenizer.treadle_tokenizer("auto", files)
 renderer = treadle_jinja.treadle_renderer("jinja", tokenizer, {{}})
 renderer.encode(renderer.render([{{"role": "user", "content": "hi <|im_end|>"}}]))
-tokenizer.stream().step(5)
+tokenizer.create_detokenizer().decode_next(5)
 print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])
 """
     done = subprocess.run(

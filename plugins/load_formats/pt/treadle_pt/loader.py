@@ -22,13 +22,13 @@ class TorchLoader:
     def __init__(self, files: ModelFiles) -> None:
         self._shards = Shards(files, "pt", "pytorch_model.bin")
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged or unsafe."""
         shards = self._shards
         shards.homes.clear()
         for file in shards.names:
             for name, tensor in self._read(shards.path(file)).items():
-                if shards.claim(name, file) and wanted(name):
+                if shards.claim(name, file) and should_load(name):
                     yield name, tensor
         shards.check_complete()
 
@@ -48,8 +48,8 @@ class TorchLoader:
             raise CheckpointError(f"{path} contains a {type(loaded).__name__}, not tensors")
         return {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
 
-    def where(self, name: str) -> str:
-        return self._shards.where(name)
+    def file_of(self, name: str) -> str:
+        return self._shards.file_of(name)
 
 
 def _zipped(path: Path) -> bool:

@@ -23,7 +23,7 @@ class SafetensorsLoader:
     def __init__(self, files: ModelFiles) -> None:
         self._shards = Shards(files, "safetensors", "model.safetensors")
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged."""
         shards = self._shards
         shards.homes.clear()
@@ -32,7 +32,7 @@ class SafetensorsLoader:
             try:
                 with safe_open(path, framework="pt") as opened:
                     for name in opened.offset_keys():
-                        if shards.claim(name, file) and wanted(name):
+                        if shards.claim(name, file) and should_load(name):
                             yield name, opened.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
@@ -41,5 +41,5 @@ class SafetensorsLoader:
                 ) from error
         shards.check_complete()
 
-    def where(self, name: str) -> str:
-        return self._shards.where(name)
+    def file_of(self, name: str) -> str:
+        return self._shards.file_of(name)

@@ -28,13 +28,14 @@ class RepetitionWindow:
         parsed = _parse(arguments)
         if not 1 <= parsed.ngram <= 64:
             raise RequestError(
-                f"repetition_window: ngram is {parsed.ngram}; 1 to 64 is allowed", param="extra"
+                f"repetition_window: ngram is {parsed.ngram}; 1 to 64 is allowed",
+                param="extra_args",
             )
         if parsed.window < 0:
             raise RequestError(
                 f"repetition_window: window is {parsed.window}; it is 0 (everything) or a number "
                 "of tokens",
-                param="extra",
+                param="extra_args",
             )
 
     def apply(
@@ -65,4 +66,4 @@ def _parse(arguments: Any) -> Arguments:
     try:
         return msgspec.convert(arguments, Arguments)
     except msgspec.ValidationError as error:
-        raise RequestError(f"repetition_window: {error}", param="extra") from error
+        raise RequestError(f"repetition_window: {error}", param="extra_args") from error

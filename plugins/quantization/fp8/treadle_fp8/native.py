@@ -79,7 +79,7 @@ class ScaledMM:
         """``[..., in]`` to ``[..., out]``; ``scale`` ``[out]``. ``static``, a scalar, or each row's
         largest number (up to ``limit``) scales ``x``. ``gated``: ``ops.silu_and_mul`` of ``x``
         ``[..., 2 · in]`` is multiplied."""
-        way = _QuantizeCall("round_rows", (static, limit), gated, 1)
+        way = _QuantizeCall("quantize_per_row", (static, limit), gated, 1)
         return self._product(x, weight, scale, scale[None, :], bias, way)
 
     # -- a scale for each block ----------------------------------------------------------
@@ -101,7 +101,7 @@ class ScaledMM:
         self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
     ) -> Tensor:
         """``[..., in]`` to ``[..., out]``; ``scale`` as from ``laid_out``; ``gated`` as for ``rows``."""
-        way = _QuantizeCall("round_blocks", (), gated, ROWS)
+        way = _QuantizeCall("quantize_per_block", (), gated, ROWS)
         return self._product(x, weight, scale, scale.t(), bias, way)
 
     # -- either ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import Tensor
 from treadle.layers import ops
 from treadle_fp8.tiles import BLOCK
 
-__all__ = ("FP8", "LARGEST", "LEAST", "round_blocks", "round_rows")
+__all__ = ("FP8", "LARGEST", "LEAST", "quantize_per_block", "quantize_per_row")
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -18,7 +18,7 @@ LEAST = 1e-12
 """The least scale: a row of zeros has one, too."""
 
 
-def round_rows(
+def quantize_per_row(
     x: Tensor,
     given: Tensor | None,
     limit: float | None,
@@ -44,10 +44,10 @@ def round_rows(
     return _rounded(x, own), own
 
 
-def round_blocks(
+def quantize_per_block(
     x: Tensor, room: int, *, gated: bool = False, early: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """As ``round_rows``, with a scale for each 128 numbers: float32 ``[rows, size / 128]``, those of
+    """As ``quantize_per_row``, with a scale for each 128 numbers: float32 ``[rows, size / 128]``, those of
     one column side by side."""
     pieces = _padded(ops.silu_and_mul(x) if gated else x, room).unflatten(1, (-1, BLOCK))
     own = (pieces.abs().amax(dim=2).float() / LARGEST).clamp_min(LEAST)

@@ -82,7 +82,7 @@ def test_it_offers_captured_decode_where_xqa_runs(capability: tuple[int, int]) -
         {"device": DeviceInfo("cuda", (11, 0))},
         {"softcap": 50.0},
         {"kv_dtype": "fp8_e5m2"},
-        {"heads": 64, "kv_heads": 1},
+        {"num_heads": 64, "num_kv_heads": 1},
     ],
 )
 def test_it_bids_less_where_steps_are_planned_on_the_host(changes: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def test_what_it_serves() -> None:
         {"kv_dtype": "fp8_e4m3"},
         {"mask": MaskKind.BIDIRECTIONAL},
         {"mask": MaskKind.SLIDING, "window": 4096},
-        {"heads": 7, "kv_heads": 1},
+        {"num_heads": 7, "num_kv_heads": 1},
         *({"head_size": size} for size in HEAD_SIZES),
         *({"page_size": size} for size in PAGE_SIZES),
     ]
@@ -120,8 +120,8 @@ def test_what_it_serves() -> None:
         ),
         ({"head_size": 80}, "head size 80"),
         ({"head_size": 512}, "head size 512"),
-        ({"heads": 7}, "7 query heads cannot share 8"),
-        ({"kv_heads": 0}, "cannot share 0"),
+        ({"num_heads": 7}, "7 query heads cannot share 8"),
+        ({"num_kv_heads": 0}, "cannot share 0"),
         ({"page_size": 8}, "page size 8"),
         ({"page_size": 256}, "page size 256"),
         ({"mask": MaskKind.SLIDING}, "needs a window"),
@@ -140,7 +140,7 @@ def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> Non
 
 @pytest.mark.usefixtures("installed")
 def test_it_says_every_reason() -> None:
-    assert len(refusal(head_size=100, heads=7, page_size=48, sinks=True, window=0)) == 5
+    assert len(refusal(head_size=100, num_heads=7, page_size=48, sinks=True, window=0)) == 5
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,12 @@ QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"dtype": "float16", "kv_dtype": "float16"}, {"heads": 8}, {"heads": 64, "kv_heads": 1}],
+    [
+        {},
+        {"dtype": "float16", "kv_dtype": "float16"},
+        {"num_heads": 8},
+        {"num_heads": 64, "num_kv_heads": 1},
+    ],
 )
 def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
     assert serves(replace(QWEN, **changes))
@@ -43,7 +48,7 @@ def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
         {"mask": MaskKind.BIDIRECTIONAL},
         {"softcap": 30.0},
         {"page_size": 128},
-        {"heads": 24},  # three heads share keys
+        {"num_heads": 24},  # three heads share keys
     ],
 )
 def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
@@ -53,7 +58,7 @@ def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
 def test_where_it_does_not_work_triton_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle_attention_triton.hopper.prompts._right", fails)
+    monkeypatch.setattr("treadle_attention_triton.hopper.prompts._self_check", fails)
     with caplog.at_level(logging.WARNING):
         assert find_prompts(QWEN, 132) is None
     assert "Triton's serves them" in caplog.text
@@ -85,11 +90,11 @@ def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
 
     with_it = {"prompts": Prompts(QWEN, 132)}
     long = planned([1, 9, 200], **with_it)
-    assert long.tile is None and long.work.shape == (5, 5), "of every row that has no items"
+    assert long.tile is None and long.tile_list.shape == (5, 5), "of every row that has no items"
     assert planned([1, 9, 200]).tile is not None
     assert planned([1, 9, 20], **with_it).tile is not None
     assert planned([1, 9, 200], page_size=128, **with_it).tile is not None
-    assert planned([1, 1], **with_it).work is None
+    assert planned([1, 1], **with_it).tile_list is None
 
 
 @pytest.mark.parametrize(("group", "kind"), [(1, "bf16"), (4, "bf16"), (16, "fp16")])

@@ -45,13 +45,17 @@ def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
 def test_it_refuses_with_every_reason() -> None:
     assert refusal(device=DeviceInfo("cpu")) == ("device 'cpu' is not CUDA",)
     assert "7.5 is below 8.0" in refusal(device=DeviceInfo("cuda", (7, 5)))[0]
-    reasons = refusal(head_size=100, heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
+    reasons = refusal(head_size=100, num_heads=7, page_size=48, sinks=True, mask=MaskKind.TREE)
     assert len(reasons) == 5
     assert "8.9" in refusal(device=DeviceInfo("cuda", (8, 0)), kv_dtype="fp8_e4m3")[0]
     assert isinstance(
         treadle_attention_backend(replace(QWEN, kv_dtype="fp8_e4m3"), {}), AttentionOffer
     )
-    assert refusal(heads=128, kv_heads=1) and refusal(window=0) and refusal(mask=MaskKind.SLIDING)
+    assert (
+        refusal(num_heads=128, num_kv_heads=1)
+        and refusal(window=0)
+        and refusal(mask=MaskKind.SLIDING)
+    )
 
 
 # --------------------------------------------------------------------------- the choices

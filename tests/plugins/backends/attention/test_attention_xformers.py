@@ -75,7 +75,7 @@ def test_what_it_serves() -> None:
         {"dtype": "float16", "kv_dtype": "float16"},
         {"kv_dtype": "auto"},
         {"mask": MaskKind.BIDIRECTIONAL},
-        {"heads": 7, "kv_heads": 1},
+        {"num_heads": 7, "num_kv_heads": 1},
         *({"head_size": size} for size in HEAD_SIZES),
         *({"page_size": size} for size in PAGE_SIZES),
     ]
@@ -96,8 +96,8 @@ def test_what_it_serves() -> None:
         ({"kv_dtype": "float16"}, "kv_dtype float16 is not bfloat16"),
         ({"head_size": 80}, "head size 80"),
         ({"head_size": 512}, "head size 512"),
-        ({"heads": 7}, "7 query heads cannot share 8"),
-        ({"kv_heads": 0}, "cannot share 0"),
+        ({"num_heads": 7}, "7 query heads cannot share 8"),
+        ({"num_kv_heads": 0}, "cannot share 0"),
         ({"page_size": 8}, "page size 8"),
         ({"page_size": 48}, "page size 48"),
         ({"window": 4096}, "sliding windows"),
@@ -116,7 +116,7 @@ def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> Non
 @pytest.mark.usefixtures("installed")
 def test_it_says_every_reason() -> None:
     window = {"mask": MaskKind.SLIDING, "window": 4096}
-    assert len(refusal(head_size=100, heads=7, page_size=48, softcap=30.0, **window)) == 6
+    assert len(refusal(head_size=100, num_heads=7, page_size=48, softcap=30.0, **window)) == 6
 
 
 @pytest.mark.parametrize(

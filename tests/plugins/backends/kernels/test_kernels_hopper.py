@@ -112,7 +112,7 @@ def test_the_operation_takes_it_for_many_rows_alone(monkeypatch: pytest.MonkeyPa
 def test_where_it_does_not_work_torch_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle_kernels_triton.hopper.gated._right", fails)
+    monkeypatch.setattr("treadle_kernels_triton.hopper.gated._self_check", fails)
 
     def loaded(op: str, capability: tuple[int, int], dtype: str = "bfloat16") -> Any:
         shape = {"in_features": 1024, "out_features": 6144}

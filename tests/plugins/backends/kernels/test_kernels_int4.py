@@ -33,7 +33,7 @@ MADE = """
         weight = (codes - zeros.repeat_interleave(group, 0)) * scales.float().repeat_interleave(group, 0)
         cut = lambda first, last: codes[:, first:last]
         product = PackedInt4.pack(cut, scales, zeros, depth, group, dtype)
-        product.op = Int4Linear(dtype, wide=False, few=True, unpacks=True)
+        product.op = Int4Linear(dtype, use_hopper=False, use_small_m=True, unpacks=True)
         return product, weight
 """
 EQUAL = """
@@ -99,7 +99,7 @@ FALLBACKS = """
     for wide in True, False:
         for few in True, False:
             for unpacks in True, False:
-                op = Int4Linear(torch.bfloat16, wide=wide, few=few, unpacks=unpacks)
+                op = Int4Linear(torch.bfloat16, use_hopper=wide, use_small_m=few, unpacks=unpacks)
                 assert op.tickets is not packed.op.tickets
                 packed.op = op
                 for rows in 0, 3, 40, 300:

@@ -282,7 +282,7 @@ def test_what_does_not_work_falls_back_alone_with_one_warning(
     trial.works.cache_clear()
     with caplog.at_level(logging.WARNING):
         op = loaded()
-    assert not (op.wide or op.use_small_m or op.unpacks)
+    assert not (op.use_hopper or op.use_small_m or op.unpacks)
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     for text, wanted in zip(
@@ -305,21 +305,21 @@ def test_what_is_tried_is_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) 
     kind = torch.bfloat16
     failing: set[str] = set()
     op = loaded()
-    assert op.wide and op.use_small_m and op.unpacks
+    assert op.use_hopper and op.use_small_m and op.unpacks
     assert asked == [("wide", kind), ("few with wide", kind, 128), ("unpack", kind, 128)]
     asked.clear()
     failing = {"wide"}
     op = loaded()
-    assert not op.wide and op.use_small_m and op.unpacks
+    assert not op.use_hopper and op.use_small_m and op.unpacks
     assert asked == [("wide", kind), ("few", kind, 128), ("unpack", kind, 128)]
     asked.clear()
     failing = {"few with wide"}
     op = loaded()
-    assert op.wide and not op.use_small_m and op.unpacks and len(asked) == 3
+    assert op.use_hopper and not op.use_small_m and op.unpacks and len(asked) == 3
     for changes in {"group": 64}, {"outputs": 72}, {"capability": (8, 0)}:
         asked.clear()
         op = loaded(**changes)
-        assert not op.wide and op.use_small_m and asked[0][:2] == ("few", kind)
+        assert not op.use_hopper and op.use_small_m and asked[0][:2] == ("few", kind)
         assert asked[0][2] == (32 if "group" in changes else 128)
 
 
@@ -338,7 +338,7 @@ class TestOnHopper:
         packed = PackedInt4.pack(lambda a, b: codes[:, a:b], scales, zeros, inputs, group, dtype)
         assert packed is not None
         packed.op = loaded(group, outputs)
-        assert packed.op.wide and packed.op.few
+        assert packed.op.use_hopper and packed.op.use_small_m
         if dtype is torch.float16:
             assert trial.works("wide", dtype)
             packed.op = product.Int4Linear(dtype, use_hopper=True, use_small_m=True, unpacks=True)

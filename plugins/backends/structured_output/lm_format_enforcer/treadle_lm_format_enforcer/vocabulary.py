@@ -28,7 +28,7 @@ class Node:
         self.tokens: list[int] = []
         self.tails: list[tuple[bytes, int]] = []
 
-    def depth(self, text: str) -> Node:
+    def descend(self, text: str) -> Node:
         """The node behind ``text``, made if need be."""
         node = self
         for char in text:
@@ -60,7 +60,7 @@ class Vocabulary:
                 continue
             self.texts[token] = data
             characters.update(parts[0])
-            node = self.root.depth(parts[0])
+            node = self.root.descend(parts[0])
             if parts[1]:
                 node.tails.append((parts[1], token))
             else:

@@ -113,7 +113,7 @@ class _Grammar:
 
     def matcher(self) -> _Matcher:
         guide = Guide(self._index, MOST_ROLLBACK)
-        guide.accept_token(self._vocab_size + 1, return_tokens=False)
+        guide.advance(self._vocab_size + 1, return_tokens=False)
         return _Matcher(guide, self._vocab_size)
 
 
@@ -131,7 +131,7 @@ class _Matcher:
         if token >= self._vocab_size:
             return False
         try:
-            self._guide.accept_token(token, return_tokens=False)
+            self._guide.advance(token, return_tokens=False)
         except ValueError:
             return False
         self._filled = False
