@@ -31,11 +31,11 @@ from treadle_communicator_symmetric.communicator import create
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
+from treadle.layers import device_info
 from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
-from treadle.runner.communicator import TorchCommunicator, choose_communicator
-from treadle.runner.device import describe
 from treadle_layers_kit import LMHead, RMSNorm
+from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)
@@ -104,7 +104,7 @@ def layers(base: Communicator, tp_group: Communicator, device: torch.device) -> 
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.tp_group = tp_group
     model = nn.ModuleList([norm, head])
-    served = apply_fusions(model, PluginManager(), describe(device), "bfloat16")
+    served = apply_fusions(model, PluginManager(), device_info(device), "bfloat16")
     say(tp_group, served=served.backends)
     gather_op = head.gather_op
 

@@ -35,8 +35,8 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import NewSequenceData
 from treadle.api.types import KernelRequest
-from treadle.layers import ops
 from treadle.sampling.sampler import Sampler
+from treadle_layers_kit import ops
 
 # (name, features, depth, gated) of the linears of Qwen3-0.6B and Qwen3-8B
 LINEARS = (

@@ -30,8 +30,8 @@ from treadle_kernels_triton.int4.tiles import MOST, WIDES, HopperTile, Tile, cho
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
-from treadle.layers.int4 import pack_steps
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.int4_layout import pack_steps
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)

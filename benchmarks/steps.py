@@ -142,7 +142,7 @@ def main() -> None:
         if options.anatomy:
             anatomy(core, found)
         else:
-            print(json.dumps(throughput(core, found, options.passes)), flush=True)
+            print(json.dumps(throughput(core, found, options.num_iters)), flush=True)
     core.close()
 
 

@@ -26,8 +26,6 @@ ALLOWANCES: dict[str, frozenset[str]] = {
         {
             "treadle.config",
             "treadle.plugins",
-            "treadle.runner.communicator",
-            "treadle.runner.device",
             "treadle.runner.model_runner",
         }
     ),

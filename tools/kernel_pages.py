@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from treadle.layers.kernel_op import KernelOp
-from treadle.layers.kernel_ops import COMMUNICATOR_OPS
-from treadle.sampling.kernels import KERNEL_OPS
+from treadle.layers.kernel_op import Arg, KernelOp
+from treadle.testing.kernel_ops import COMMUNICATOR_OPS, KERNEL_OPS
 
 __all__ = ("BLOCKS",)
 
@@ -18,7 +17,7 @@ def kernel_ops() -> str:
 
 def communicator_ops() -> str:
     """The fused operations of communicators."""
-    return _listed(COMMUNICATOR_OPS)
+    return _listed(COMMUNICATOR_OPS.values())
 
 
 def _listed(operations: Iterable[KernelOp]) -> str:
@@ -27,13 +26,30 @@ def _listed(operations: Iterable[KernelOp]) -> str:
 
 def _described(op: KernelOp) -> str:
     sizes = ", ".join(f"`{name}`" for name in op.small_sizes)
-    tensors = [arg.describe() for arg in (*op.args, *op.returns) if arg.shape is not None]
+    tensors = [_argument(arg) for arg in (*op.args, *op.returns) if arg.shape is not None]
     lines = [
-        f"`{op.name}`: `{op.signature}`",
+        f"`{op.name}`: `{_signature(op)}`",
         f":   {' '.join(op.about.split())}",
         f"    Sizes: {sizes}. Used by `{op.used_by}`. {'; '.join(f'`{text}`' for text in tensors)}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _signature(op: KernelOp) -> str:
+    """``f(x, weight, eps, offset) -> y``."""
+    results = ", ".join(arg.name for arg in op.returns)
+    results = f"({results})" if len(op.returns) > 1 else results
+    return f"f({', '.join(arg.name for arg in op.args)}) -> {results}"
+
+
+def _argument(arg: Arg) -> str:
+    """Return an argument as the documentation writes it."""
+    text = arg.name if arg.shape is None else f"{arg.name} [{arg.shape}]"
+    text += "" if arg.dtype == "dtype" else f" {arg.dtype}"
+    marks = ["may be None"] * arg.optional + ["rows may be apart"] * arg.strided
+    marks += {"read": [], "scratch": ["may be overwritten"], "write": ["written"]}[arg.access]
+    marks += ["or float32 partial sums"] * arg.partial
+    return f"{text} ({', '.join(marks)})" if marks else text
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

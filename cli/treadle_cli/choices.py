@@ -24,7 +24,8 @@ from treadle.api.communicators import CommunicatorOffer, CommunicatorRequest
 from treadle.api.kinds import ATTENTION_BACKENDS, COMMUNICATORS, KERNEL_OPS, MODELS
 from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
-from treadle.layers import SingleRankCommunicator
+from treadle.layers import SingleRankCommunicator, device_info
+from treadle.layers.device import dtype_name, pick_device
 from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
@@ -35,7 +36,6 @@ from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
 from treadle.plugins.matching import AUTO, Decision
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order
 from treadle.text.assets import FrontendAssets, choose_renderer
@@ -119,7 +119,7 @@ def _model(config: EngineConfig, plugins: PluginManager) -> Iterator[ConfigChoic
     files = fetch(plugins, ref, weights=False)
     _, hf_config = read_config(files, model.hf_overrides)
     device = pick_device(config.device.device)
-    info = describe(device)
+    info = device_info(device)
     dtype = resolve_dtype(model.dtype, hf_config, info)
     found = find_model(plugins, hf_config).architecture
     others = [(n, "no plugin serves it") for n in hf_config.architectures or () if n != found]
@@ -173,7 +173,7 @@ def _layers(
         yield ConfigChoice("attention-backend", "unknown", said)
     for op in SAMPLER_OPS:
         shape = {"vocab_size": text_config(hf_config).vocab_size}
-        asked.kernel(op.name, KernelRequest(info, dtype_name(dtype), shape))
+        asked.kernel(op, KernelRequest(info, dtype_name(dtype), shape))
     if config.device.tensor_parallel_size > 1:
         yield _communicator(plugins, info, config.device.tensor_parallel_size)
     for group in attention.attention_groups:

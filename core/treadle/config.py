@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -355,13 +355,3 @@ def set_passive_omp_wait() -> None:
     Spinning threads make a busy machine ten times slower. Call this before importing torch.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def option_type(annotation: Any) -> tuple[Any, bool]:
-    """Return an option's type without ``Annotated`` and ``None``, and whether it is optional."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    arms = [a for a in get_args(annotation) if a is not type(None)]
-    if type(None) in get_args(annotation):
-        return option_type(arms[0])[0], True
-    return annotation, False

@@ -94,24 +94,38 @@ def check_depth(body: bytes) -> None:
 
 
 def check_numbers(body: bytes) -> None:
-    """Raise if an integer outside of strings does not fit into 64 bits.
+    """Raise, naming the field, if an integer outside of strings does not fit into 64 bits.
 
     Python has no such bound, but the processes that a request passes through do, and converting
     very long integers takes quadratic time. A body without 19 digits in a row costs one search.
     """
-    if LONG_DIGITS.search(body) is None:
+    digits = _huge_integer(body)
+    if digits is None:
         return
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        fields = {}
+    raise APIError(
+        400,
+        f"the body has the integer {digits[:24].decode()}{'…' if len(digits) > 24 else ''}; "
+        f"{MIN_INTEGER} to {MAX_INTEGER} are allowed",
+        param=next((name for name, raw in fields.items() if _huge_integer(bytes(raw))), None),
+        code="integer_out_of_range",
+    )
+
+
+def _huge_integer(data: bytes) -> bytes | None:
+    """Return the first integer of some JSON that needs more than 64 bits."""
+    if LONG_DIGITS.search(data) is None:
+        return None
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     for piece in plain.split(b'"')[::2]:
-        for found in INTEGER.finditer(piece):
-            digits = found[0]
+        for match in INTEGER.finditer(piece):
+            digits = match[0]
             if len(digits) > 20 or not MIN_INTEGER <= int(digits) <= MAX_INTEGER:
-                raise APIError(
-                    400,
-                    f"the body has the integer {digits[:24].decode()}{'…' if len(digits) > 24 else ''}; "
-                    f"{MIN_INTEGER} to {MAX_INTEGER} are allowed",
-                    code="integer_out_of_range",
-                )
+                return digits
+    return None
 
 
 class RequestDecoder(Generic[T]):

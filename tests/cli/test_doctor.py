@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from treadle.sampling.kernels import KERNEL_OPS
+from treadle.testing.kernel_ops import KERNEL_OPS
 from treadle_cli.doctor.survey import ATTENTION
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.examination.findings import CODES
+from treadle.testing.kernel_ops import KERNEL_OPS
 from treadle_cli.doctor.machine import Machine, advice, look
 from treadle_cli.doctor.report import examine
 from treadle_cli.doctor.survey import ATTENTION, DeviceReport

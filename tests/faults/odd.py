@@ -219,7 +219,7 @@ class Scheme(Proxy):
 
         class Gated(PlainLinear):
             def apply_gated(self, module: Any, x: Any, bias: Any) -> Any:
-                from treadle.layers import ops
+                from treadle_layers_kit import ops
 
                 return self.apply(module, ops.silu_and_mul(x), bias)
 
@@ -261,7 +261,7 @@ class Backend(Proxy):
 @impl
 def treadle_kernel_op(op: str, options: Any) -> Any:
     """Bids only where it is told how to fail."""
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
 
     if not options["method"] or op not in ("rms_norm", "rope_and_cache"):
         return None
@@ -275,8 +275,8 @@ def treadle_kernel_op(op: str, options: Any) -> Any:
 
 
 def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: Any) -> Any:
-    """``treadle.layers.kernel_ops`` for a model without norms."""
-    from treadle.layers import ops
+    """``treadle_layers_kit.kernel_ops`` for a model without norms."""
+    from treadle_layers_kit import ops
 
     kv_heads, size = cache.shape[-2:]
     heads = qkv.view(len(qkv), -1, size)

@@ -15,8 +15,8 @@ from treadle.api.types import DeviceInfo
 from treadle.config import PluginConfig
 from treadle.errors import PluginLoadError
 from treadle.plugins import PluginManager
-from treadle.runner.communicator import choose_communicator
 from treadle.testing.ranks import run_on_ranks
+from treadle_worker_kit.communicator import choose_communicator
 
 fault = pytest.mark.fault
 CPU = torch.device("cpu")
@@ -80,7 +80,7 @@ def test_a_rank_that_cannot_create_it_leaves_all_without(
     def run(base: Any) -> bool:
         return choose_communicator(plugins, base, CPU) is base
 
-    with caplog.at_level(logging.INFO, "treadle.runner"):
+    with caplog.at_level(logging.INFO, "treadle.workers"):
         assert run_on_ranks(2, run) == [True, True]
     [text] = [record.getMessage() for record in caplog.records]
     assert "communicator odd is not used" in text and "the odd thing" in text

@@ -64,11 +64,11 @@ class DeviceReport(msgspec.Struct, frozen=True):
 def survey(asked: Survey) -> DeviceReport:
     import torch
 
-    from treadle.runner.device import describe, pick_device
-    from treadle.sampling.kernels import KERNEL_OPS
+    from treadle.layers.device import device_info, pick_device
+    from treadle.testing.kernel_ops import KERNEL_OPS
 
     device = pick_device(asked.device)
-    info = describe(device)
+    info = device_info(device)
     plugins = PluginManager.from_selection(asked.plan)
     return DeviceReport(
         torch=str(torch.__version__),

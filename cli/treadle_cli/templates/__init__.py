@@ -31,6 +31,7 @@ MORE = {
     "tool_parsers": ["treadle-parsing-kit"],
     "reasoning_parsers": ["treadle-parsing-kit"],
     "models": ["treadle-layers-kit"],
+    "kernel_ops": ["treadle-layers-kit"],
     "quantization": ["treadle-layers-kit"],
 }
 

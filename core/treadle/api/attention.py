@@ -172,7 +172,7 @@ class Refusal:
 class KernelRequest:
     """What a kernel op needs of a kernel. ``shape`` maps names of dimensions to sizes.
 
-    The operations are declared in ``treadle.layers.kernel_ops`` and ``treadle.sampling.kernels``.
+    The operations are declared in ``treadle_layers_kit.kernel_ops`` and ``treadle.testing.kernel_ops``.
     """
 
     device: DeviceInfo

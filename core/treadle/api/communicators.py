@@ -59,7 +59,7 @@ class SupportsFusedOps(Protocol):
     """The plugin, for the start-up report."""
 
     def create_fused_op(self, op: str, size: int, dtype: torch.dtype) -> FusedOp | None:
-        """Return one of ``treadle.layers.kernel_ops.COMMUNICATOR_OPS`` for rows of ``size`` elements.
+        """Return one of ``treadle_layers_kit.kernel_ops.COMMUNICATOR_OPS`` for rows of ``size`` elements.
 
         ``None`` if it is not supported. Collective: the ranks must agree before any of them waits for
         another one. What is returned is checked before it is used.

@@ -350,8 +350,8 @@ PARSER_METHODS = {
     "ToolParser.grammar_for_tool_choice": MethodRules(
         result=_tool_grammar, replies=(RequestError,)
     ),
-    "Tagged.special_tags": MethodRules(in_step=True, result=lambda tags: tuple(tags)),
-    "CallIds.call_id": MethodRules(in_step=True, result=_call_id),
+    "SupportsSpecialTags.special_tags": MethodRules(in_step=True, result=lambda tags: tuple(tags)),
+    "SupportsCallIds.call_id": MethodRules(in_step=True, result=_call_id),
 }
 TOOL_PARSERS = PluginKind(
     name="tool_parsers",

@@ -92,13 +92,6 @@ class PagePool:
             self._page_of_hash[digest] = page
             self._hash_of_page[page] = digest
 
-    def reset(self) -> None:
-        """Empty the prefix cache. Evictable pages become free."""
-        self._free.extend(self._evictable)
-        self._evictable.clear()
-        self._page_of_hash.clear()
-        self._hash_of_page.clear()
-
     def _evict_hash(self, page: int) -> None:
         del self._page_of_hash[self._hash_of_page.pop(page)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from treadle.api.requests import TokenOutput, refusal
 from treadle.api.sampling_params import SamplingParams
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
     from treadle.api.matching import ModelTraits
 
-__all__ = ("AsyncLLM", "run")
-
-T = TypeVar("T")
+__all__ = ("AsyncLLM",)
 
 # A text this long is encoded in a thread: the event loop serves others meanwhile.
 LONG_TEXT = 16_384
@@ -352,12 +350,3 @@ class AsyncLLM:
             ready, watchdogs = self._text, PluginWatchdogs(self.plugins.call_stats)
             self._chats = ready.opened.chats(self.config, self.plugins, ready.processor, watchdogs)
         return self._chats
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run``, on uvloop where it is installed: half the cost of each message."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)

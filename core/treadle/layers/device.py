@@ -1,12 +1,47 @@
-"""Devices and dtypes in the words of the plugin contract."""
+"""Devices and dtypes, in the words of options and of the plugin contract."""
 
 from __future__ import annotations
 
 import torch
 
 from treadle.api.cache import DeviceInfo
+from treadle.errors import ConfigError
 
-__all__ = ("device_info", "dtype_name")
+__all__ = ("device_info", "dtype_name", "pick_device", "torch_dtype")
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+def pick_device(wanted: str, rank: int = 0) -> torch.device:
+    """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N"
+        ) from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device is 'cuda', but torch finds no CUDA device; install a CUDA build of torch "
+                "and a driver, or use device='cpu'"
+            )
+        device = torch.device("cuda", (device.index or 0) + rank)
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(
+                f"device {device} does not exist; CUDA devices: {torch.cuda.device_count()}"
+            )
+    return device
 
 
 def device_info(device: torch.device) -> DeviceInfo:
@@ -25,3 +60,8 @@ def device_info(device: torch.device) -> DeviceInfo:
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of an option value."""
+    return DTYPES[name]

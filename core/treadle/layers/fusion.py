@@ -34,7 +34,7 @@ Kernel = Callable[..., Any]
 class Site(NamedTuple):
     """A place in a model for the kernels of ``ops``, or the ``reason`` why they cannot go there.
 
-    The operations, declared in ``treadle.layers.kernel_ops``, are used together or not at all.
+    The operations, declared in ``treadle_layers_kit.kernel_ops``, are used together or not at all.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """How an operation that plugins may implement is declared.
 
 The conformance suite, ``treadle doctor``, the documentation and the checks before use follow from the
-declarations in ``treadle.layers.kernel_ops`` and ``treadle.sampling.kernels``.
+declarations in ``treadle_layers_kit.kernel_ops`` and ``treadle.testing.kernel_ops``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = ("Arg", "KernelOp", "scalar", "tensor")
+__all__ = ("Arg", "Example", "KernelOp", "Sizes", "scalar", "tensor")
 
 TOLERANCE: Mapping[str, float] = MappingProxyType(
     {"float32": 1e-4, "bfloat16": 2e-2, "float16": 3e-3}
 )
+Sizes = Mapping[str, int]
+Example = Callable[[Sizes, Any, Any], Any]
+"""Makes an argument, given the sizes, the ``torch.dtype`` and a ``torch.Generator``."""
 
 
 class Arg(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,15 +45,6 @@ class Arg(msgspec.Struct, frozen=True, kw_only=True):
     value: float | str | None = None
     """Of a scalar, for tests: a number, or the name of a size."""
 
-    def describe(self) -> str:
-        """Return the argument as the documentation writes it."""
-        text = self.name if self.shape is None else f"{self.name} [{self.shape}]"
-        text += "" if self.dtype == "dtype" else f" {self.dtype}"
-        marks = ["may be None"] * self.optional + ["rows may be apart"] * self.strided
-        marks += {"read": [], "scratch": ["may be overwritten"], "write": ["written"]}[self.access]
-        marks += ["or float32 partial sums"] * self.partial
-        return f"{text} ({', '.join(marks)})" if marks else text
-
 
 class KernelOp(msgspec.Struct, frozen=True, kw_only=True):
     """An operation: how it is called, what it computes, and where it is used."""
@@ -69,13 +63,8 @@ class KernelOp(msgspec.Struct, frozen=True, kw_only=True):
     small_sizes: Mapping[str, int]
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     tolerance: Mapping[str, float] = TOLERANCE
-
-    @property
-    def signature(self) -> str:
-        """``f(x, weight, eps, offset) -> y``."""
-        results = ", ".join(arg.name for arg in self.returns)
-        results = f"({results})" if len(self.returns) > 1 else results
-        return f"f({', '.join(arg.name for arg in self.args)}) -> {results}"
+    examples: Mapping[str, Example] = MappingProxyType({})
+    """For tests: arguments that random numbers do not make, by name."""
 
 
 def tensor(name: str, shape: str, **options: Any) -> Arg:

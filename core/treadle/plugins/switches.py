@@ -31,6 +31,7 @@ ALWAYS_ALLOWED = frozenset(
         "treadle-jinja",
         "treadle-pt",
         "treadle-safetensors",
+        "treadle-sdpa",
     }
 )
 

@@ -18,8 +18,8 @@ from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.api.step_types import KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
+from treadle.layers.device import torch_dtype
 from treadle.plugins import PluginManager
-from treadle.runner.device import torch_dtype
 
 __all__ = ("AttentionLayers",)
 

@@ -15,13 +15,13 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.layers import SingleRankCommunicator
+from treadle.layers.device import device_info, dtype_name, pick_device
 from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import build_model
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.device import describe, dtype_name, pick_device
 from treadle.runner.memory import (
     GIB,
     MemoryUsage,
@@ -64,7 +64,7 @@ def start_model(
     ref = parse_ref(options.model, options.revision, options.download_dir)
     files = fetch(plugins, ref, options.load_format)
     _, hf_config = read_config(files, options.hf_overrides)
-    info = describe(device)
+    info = device_info(device)
     dtype = resolve_dtype(options.dtype, hf_config, info)
     max_len = max_model_len(hf_config, options.max_model_len)
     vocab_size: int = text_config(hf_config).vocab_size

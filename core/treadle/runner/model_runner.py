@@ -20,9 +20,9 @@ from treadle.api.plugin_kind import unexpected
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
+from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
 from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
-from treadle.runner.device import describe
 from treadle.runner.inputs import Packer, PageTables, build_inputs
 from treadle.runner.load import LoadedModel, start_model
 from treadle.runner.memory import GIB, explain_out_of_memory
@@ -74,7 +74,7 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._sampler = Sampler(slots, self.info.vocab_size, self.device)
         kernels = install_sampler_kernels(
-            self._sampler, plugins, describe(self.device), self.info.dtype
+            self._sampler, plugins, device_info(self.device), self.info.dtype
         )
         if kernels:
             self.info.report.append(

@@ -1,17 +1,69 @@
-"""The interface of logits edits."""
+"""Logits edits: their interface, and table rows for the few slots that need them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.slot_row_pool import SlotRowPool
 from treadle.sampling.transfer import Int32Packer
 
-__all__ = ("EditRows", "LogitsEdit")
+__all__ = ("EditRows", "LogitsEdit", "SlotRowPool", "grown")
+
+FIRST_ROWS = 4
+
+
+class SlotRowPool:
+    """Assignment of table rows to slots. The owner's tables need ``capacity`` rows.
+
+    The smallest free row is assigned first, so that the tables stay short.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._rows
+
+    def __getitem__(self, slot: int) -> int:
+        return self._rows[slot]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def assign(self, slot: int) -> int:
+        """Return the row of ``slot``; assign one if it has none."""
+        if slot in self._rows:
+            return self._rows[slot]
+        if not self._free:
+            grown = max(FIRST_ROWS, self.capacity * 2)
+            self._free = list(range(grown - 1, self.capacity - 1, -1))
+            self.capacity = grown
+        row = self._free.pop()
+        self._rows[slot] = row
+        return row
+
+    def release(self, slot: int) -> None:
+        """Release the row of ``slot``, if it has one."""
+        row = self._rows.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+            self._free.sort(reverse=True)
+
+
+def grown(table: Tensor, *shape: int, fill: float = 0) -> Tensor:
+    """Return ``table`` if it is at least ``shape``, else a larger copy padded with ``fill``."""
+    wanted = [max(old, new) for old, new in zip(table.shape, shape, strict=True)]
+    if list(table.shape) == wanted:
+        return table
+    larger = torch.full(wanted, fill, dtype=table.dtype, device=table.device)
+    larger[tuple(slice(0, size) for size in table.shape)] = table
+    return larger
 
 
 @dataclass(frozen=True, slots=True)

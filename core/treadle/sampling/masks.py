@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.logits_edit import EditRows
-from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.logits_edit import EditRows, SlotRowPool, grown
 from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("AllowedTokenIds", "apply_bitmask", "bitmask_words")

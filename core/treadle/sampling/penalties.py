@@ -14,8 +14,7 @@ from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.logits_edit import EditRows
-from treadle.sampling.slot_row_pool import SlotRowPool, grown
+from treadle.sampling.logits_edit import EditRows, SlotRowPool, grown
 from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("Penalties",)

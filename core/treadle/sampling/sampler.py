@@ -76,7 +76,7 @@ class Sampler:
         self._selected: SamplingMetadata | None = None
         self.argmax_op: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         self.sample_op: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """Kernel for steps without filters; see ``treadle.sampling.kernels``."""
+        """Kernel for steps without filters; see ``treadle.testing.kernel_ops``."""
 
     def add_sequences(self, starts: Sequence[NewSequenceData]) -> None:
         """Set the parameters of slots, replacing earlier ones, in one transfer to the device.

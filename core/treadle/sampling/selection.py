@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from treadle.sampling.features import Features
-from treadle.sampling.logits_edit import EditRows, LogitsEdit
-from treadle.sampling.slot_row_pool import SlotRowPool
+from treadle.sampling.logits_edit import EditRows, LogitsEdit, SlotRowPool
 from treadle.sampling.transfer import upload
 
 __all__ = ("FilterGroup", "SamplingMetadata")

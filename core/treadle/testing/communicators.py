@@ -124,21 +124,23 @@ class CommunicatorSuite(PluginTest):
         """For arguments that are supported, in turns of several sizes. Skips without the operation."""
         import torch
 
-        from treadle.layers.kernel_ops import COMMUNICATOR_OPS
         from treadle.testing.kernel_examples import copied, example_args
+        from treadle.testing.kernel_ops import COMMUNICATOR_OPS, require_layer_ops
 
-        declared = next(declared for declared in COMMUNICATOR_OPS if declared.name == op)
         supported: list[int] = []
 
         def work(communicator: Communicator, base: Communicator) -> list[str]:
             fused = None
             if isinstance(communicator, SupportsFusedOps):
                 fused = communicator.create_fused_op(op, 64, torch.float32)
-            wrong = []
-            for rows in (1, 5, 2) if fused is not None else ():
+            if fused is None:
+                return []
+            require_layer_ops()
+            declared, wrong = COMMUNICATOR_OPS[op], []
+            for rows in (1, 5, 2):
                 sizes = {"rows": rows, "size": 64}
                 args = example_args(declared, sizes, torch.float32, 9 * base.rank + rows)
-                found = fused.run(*copied(args)) if fused is not None else None
+                found = fused.run(*copied(args))
                 if found is None:
                     continue
                 supported.append(rows)

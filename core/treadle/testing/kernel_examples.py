@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from treadle.layers.int4 import pack_codes, pack_steps
-from treadle.layers.kernel_op import Arg, KernelOp
+from treadle.layers.kernel_op import Arg, Example, KernelOp, Sizes
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.noise import keys
 
 __all__ = ("copied", "example_args")
-
-Sizes = Mapping[str, int]
-Example = Callable[[Sizes, torch.dtype, Generator], Any]
 
 
 def example_args(
@@ -29,7 +25,9 @@ def example_args(
     """
     generator = torch.Generator().manual_seed(seed)
     return [
-        None if arg.optional and not optional else _example(arg, sizes, dtype, generator)
+        None
+        if arg.optional and not optional
+        else _example(arg, op.examples, sizes, dtype, generator)
         for arg in op.args
     ]
 
@@ -39,7 +37,11 @@ def copied(args: Sequence[Any]) -> list[Any]:
     return [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
 
 
-def _example(arg: Arg, sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Any:
+def _example(
+    arg: Arg, own: Mapping[str, Example], sizes: Sizes, dtype: torch.dtype, generator: Generator
+) -> Any:
+    if arg.name in own:
+        return own[arg.name](sizes, dtype, generator)
     if arg.name in EXAMPLES and not (arg.name == "cache" and arg.dtype == "dtype"):
         return EXAMPLES[arg.name](sizes, dtype, generator)
     if arg.shape is None:
@@ -100,17 +102,6 @@ def _fp8_cache(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor
     return torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
 
 
-def _codes(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["in_features"], sizes["out_features"])
-    return pack_codes(torch.randint(16, shape, generator=generator))
-
-
-def _steps(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
-    shape = (sizes["in_features"] // sizes["group"], sizes["out_features"])
-    zeros = torch.randint(16, shape, generator=generator)
-    return pack_steps(torch.rand(shape, generator=generator) / 64, zeros, dtype)
-
-
 def _keys(first: int) -> Example:
     def example(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
         return torch.tensor([keys(7919 * row)[first : first + 2] for row in range(sizes["rows"])])
@@ -129,8 +120,6 @@ EXAMPLES: Mapping[str, Example] = {
     "slots": _slots,
     "cache": _fp8_cache,
     "scales": lambda sizes, dtype, generator: (0.5, 0.25),
-    "codes": _codes,
-    "steps": _steps,
     "width": _width,
     "temperature": lambda sizes, dtype, generator: (
         torch.rand(sizes["rows"], generator=generator) + 0.3

@@ -6,7 +6,7 @@
         plugin = "kernel_ops:mine"
         device = DeviceInfo("cuda", (9, 0))     # what to bid for and to run on
 
-Its cases are the operations of ``treadle.sampling.kernels.KERNEL_OPS``.
+Its cases are the operations of ``treadle.testing.kernel_ops.KERNEL_OPS``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from torch import Tensor
 from treadle.api.attention import KernelOffer, KernelRequest, Refusal
 from treadle.api.cache import DeviceInfo
 from treadle.layers.kernel_op import Arg, KernelOp
-from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.kernel_examples import copied, example_args
+from treadle.testing.kernel_ops import KERNEL_OPS, require_layer_ops
 from treadle.testing.plugin import FOREIGN, PluginTest
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
 
 __all__ = ("KernelSuite",)
+
+require_layer_ops()  # without them most of the cases would silently be missing
 
 PARTIALS = {1: 1, 2: 2, 7: 5, 33: 3, 100: 2}
 """How many partial sums there are, by number of rows."""

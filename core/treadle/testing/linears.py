@@ -81,7 +81,7 @@ class QuantizedLinear(nn.Module):
         )
         method: Any = scheme.linear_method(spec)
         self.method = method
-        self.method.create(self, spec)
+        self.method.create_weights(self, spec)
         self.bias = (
             empty_weight([sum(spec.out_features)], dtype, output_dim=0) if layer.bias else None
         )
@@ -90,15 +90,15 @@ class QuantizedLinear(nn.Module):
         # The ranks' results are summed, so only one of them may add the bias.
         self._added = self.bias if not row or tp_group.rank == 0 else None
 
-    def finish(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Called once by the loader, when all parameters are filled."""
-        self.method.finish(self)
+        self.method.process_weights_after_loading(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._summed(self.method.apply(self, x, self._added))
 
     def gated(self, x: Tensor) -> Tensor:
-        """The layer of ``silu_and_mul(x)``, if the method is a ``GatedMethod``."""
+        """The layer of ``silu_and_mul(x)``, if the method is a ``SupportsGatedInput``."""
         return self._summed(self.method.apply_gated(self, x, self._added))
 
     def _summed(self, y: Tensor) -> Tensor:

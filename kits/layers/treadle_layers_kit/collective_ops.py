@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator, SupportsFusedOps
 from treadle.layers.kernel_op import KernelOp
-from treadle.layers.kernel_ops import ALL_GATHER
+from treadle_layers_kit.kernel_ops import ALL_GATHER
 
 __all__ = ("SharedKernels", "create_collective_op", "served")
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelContext
-from treadle.layers.kernel_ops import ALL_GATHER
 from treadle.layers.weight import Shard, empty_weight, set_shards
 from treadle_layers_kit.collective_ops import SharedKernels, create_collective_op, served
+from treadle_layers_kit.kernel_ops import ALL_GATHER
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.plain import PlainLinear
 

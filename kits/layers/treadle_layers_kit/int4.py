@@ -1,4 +1,4 @@
-"""Four-bit weights in the layout of ``treadle.layers.int4``, by whatever kernel is offered for it."""
+"""Four-bit weights in the layout of ``treadle_layers_kit.int4_layout``, by whatever kernel is offered for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.layers.fusion import Site
-from treadle.layers.int4 import BIAS, CHUNK, RUN, int4_linear, pack_codes, pack_steps
+from treadle_layers_kit.int4_layout import BIAS, CHUNK, RUN, int4_linear, pack_codes, pack_steps
 
 __all__ = ("PackedInt4",)
 
@@ -27,7 +27,7 @@ class PackedInt4(nn.Module):
     """
 
     def __init__(self, codes: Tensor, scales: Tensor, inputs: int, group: int) -> None:
-        """``codes`` and ``scales`` are those of ``treadle.layers.int4``, the latter its steps."""
+        """``codes`` and ``scales`` are those of ``treadle_layers_kit.int4_layout``, the latter its steps."""
         super().__init__()
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
-from treadle.layers import ops
 from treadle.layers.fusion import Site
-from treadle.layers.kernel_ops import ALL_REDUCE_ADD_RMS_NORM
 from treadle.layers.weight import empty_weight
+from treadle_layers_kit import ops
 from treadle_layers_kit.collective_ops import SharedKernels, create_collective_op, served
+from treadle_layers_kit.kernel_ops import ALL_REDUCE_ADD_RMS_NORM
 
 __all__ = ("LayerNorm", "RMSNorm")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from treadle.api.models import ModelContext
-from treadle.layers import ops
+from treadle_layers_kit import ops
 from treadle_layers_kit.rope import frequencies, rope_parameters
 
 __all__ = ("CosSin", "RotaryEmbedding")

@@ -10,10 +10,10 @@ import torch
 
 from treadle.api.step_types import EngineInfo, ModelRunnerOutput
 from treadle.errors import EngineError, TreadleError
+from treadle.layers.device import pick_device
 from treadle.plugins import PluginManager
-from treadle.runner.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
-from treadle.runner.device import pick_device
 from treadle.runner.model_runner import ModelRunner
+from treadle_worker_kit.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
 from treadle_worker_kit.messages import (
     Collect,
     Failed,

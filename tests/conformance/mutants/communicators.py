@@ -31,7 +31,7 @@ class Mine:
         return self.base.all_reduce_min(values)
 
     def create_fused_op(self, op, size, dtype):
-        from treadle.layers import ops
+        from treadle_layers_kit import ops
 
         def fused_norm(x, residual, weight, eps, offset):
             if len(x) > 4:

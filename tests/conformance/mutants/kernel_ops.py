@@ -36,7 +36,7 @@ TREADLE = {"kernel_ops": ["rotary"]}
 
 def load():
     import torch
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
 
     def write(qkv, cos, sin, norms, cache, slots):
         size, kv_heads = cos.shape[-1], cache.shape[2]
@@ -77,7 +77,7 @@ def multiplies():
 
 
 def adds():
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
 
     def add(parts, residual, weight, eps, offset):
         total = parts.sum(0).to(residual.dtype)

@@ -18,6 +18,8 @@ from treadle.engine.ipc import (
     StepOutputs,
     decode_command,
     decode_report,
+    decode_request,
+    encode_request,
 )
 from treadle.errors import EngineError, RequestError
 from treadle.processes.failure import Failure
@@ -50,9 +52,14 @@ def test_commands_arrive_as_they_were_sent() -> None:
         plugin_options={"k:v": {"o": 1}},
         max_num_queued_reqs=3,
     )
-    for command in (AddRequests([request]), StartEngine(config, 20), AbortRequests(["a", "b"])):
+    for command in (StartEngine(config, 20), AbortRequests(["a", "b"])):
         (payload,) = FrameDecoder().feed(bytes(encode_frame(command)))
         assert decode_command(payload) == command
+    frame = encode_frame(AddRequests([encode_request(request), encode_request(request)]))
+    (payload,) = FrameDecoder().feed(bytes(frame))
+    command = decode_command(payload)
+    assert isinstance(command, AddRequests)
+    assert [decode_request(data) for data in command.requests] == [request, request]
 
 
 def test_an_absurd_frame_is_refused() -> None:

@@ -101,9 +101,9 @@ async def test_it_equals_the_engine_in_process(folder: Path) -> None:
 
 
 PROGRAM = """
+import asyncio
 import sys
 from treadle import AsyncLLM, SamplingParams
-from treadle.entrypoints.async_llm import run
 
 async def main():
     engine = AsyncLLM(sys.argv[1], cpu_threads=1)
@@ -116,7 +116,7 @@ async def main():
     await engine.shutdown()
     print([m for m in ("torch", "transformers", "numpy", "multiprocessing") if m in sys.modules])
 
-run(main())
+asyncio.run(main())
 """
 
 
@@ -174,13 +174,13 @@ async def test_stop_strings_end_the_sequence_in_the_engine(served: AsyncLLM) -> 
 
 
 async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.engine.client.FRAME_TOKENS", 1000)
+    monkeypatch.setattr("treadle.engine.client.FRAME_BYTES", 1000)
     params = SamplingParams(max_tokens=1)
     results = await asyncio.gather(
         *(collect(served.generate([i] * 900, params)) for i in range(1, 30))
     )
     assert [r[-1].outputs[0].token_ids for r in results] == [[i] for i in range(1, 30)]
-    monkeypatch.setattr("treadle.processes.framing.MAX_FRAME_BYTES", 1000)
+    monkeypatch.setattr("treadle.engine.ipc.MAX_FRAME_BYTES", 2000)
     with pytest.raises(RequestError, match="at most 1000"):
         await collect(served.generate([300] * 900, params))
     assert await collect(served.generate([1], params))

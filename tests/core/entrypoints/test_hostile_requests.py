@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,7 @@ async def outcome(engine: AsyncLLM, prompt: Any, sampling_params: SamplingParams
     return tokens
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(checkpoint: Callable[..., Path]) -> AsyncIterator[AsyncLLM]:
     async with AsyncLLM(str(checkpoint(tokenizer=True)), cpu_threads=1, num_pages=64) as engine:
         yield engine
@@ -76,6 +77,7 @@ async def with_innocents(engine: AsyncLLM, hostile: SamplingParams, prompt: Any 
     ],
     ids=["huge", "surrogate", "nan", "object", "deep"],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_schema_that_cannot_be_sent(engine: AsyncLLM, schema: Any) -> None:
     constraint = StructuredOutputsParams(json=schema)
     result = await with_innocents(engine, params(structured_outputs=constraint))
@@ -88,6 +90,7 @@ async def test_a_schema_that_cannot_be_sent(engine: AsyncLLM, schema: Any) -> No
 @pytest.mark.parametrize(
     "value", [HUGE, -HUGE, float("inf"), "\udfff", {1: 2}, b"x", DEEP, object()]
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_arguments_that_cannot_be_sent(engine: AsyncLLM, value: Any) -> None:
     result = await with_innocents(engine, params(extra_args={"window": {"size": value}}))
     assert isinstance(result, RequestError) and result.param == "extra_args"
@@ -96,6 +99,7 @@ async def test_arguments_that_cannot_be_sent(engine: AsyncLLM, value: Any) -> No
 @pytest.mark.parametrize(
     "field", ["regex", "grammar", "whitespace_pattern", "backend", "reasoning"]
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_text_that_cannot_be_sent(engine: AsyncLLM, field: str) -> None:
     form = {"json_object": True} if field not in ("regex", "grammar") else {}
     constraint = StructuredOutputsParams(**{**form, field: "a\ud800"})
@@ -107,6 +111,7 @@ async def test_text_that_cannot_be_sent(engine: AsyncLLM, field: str) -> None:
 @given(
     st.sampled_from(["json", "regex", "grammar", "choice", "extra_args", "stop", "prompt"]), JSON
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_any_value_of_any_field(engine: AsyncLLM, field: str, value: Any) -> None:
     """Whatever a field holds, the innocent requests of the same flush are served."""
     prompt: Any = "a"

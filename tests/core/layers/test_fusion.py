@@ -19,11 +19,10 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
 from treadle.layers.fusion import FusionReport, apply_fusions
-from treadle.layers.kernel_ops import COMMUNICATOR_OPS
 from treadle.plugins import PluginManager
-from treadle.sampling.kernels import KERNEL_OPS
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
+from treadle.testing.kernel_ops import COMMUNICATOR_OPS, KERNEL_OPS
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 from treadle.testing.ranks import run_on_ranks
@@ -79,7 +78,7 @@ class Fusing:
         return self._base.all_reduce(x)
 
     def create_fused_op(self, op: str, size: int, dtype: torch.dtype) -> Any:
-        declared = next(declared for declared in COMMUNICATOR_OPS if declared.name == op)
+        declared = COMMUNICATOR_OPS[op]
 
         def kernel(*args: Any) -> Any:
             self.calls.append(op)

@@ -98,7 +98,7 @@ def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
 
     def checkpoint(config: Any, option: str = "auto") -> Any:
         scheme: Any = create_quantization_scheme(plugins, config, CPU, option)
-        return scheme.plugin, scheme.checkpoint
+        return scheme.guard.entry.id, scheme.checkpoint
 
     given = {"quant_method": "awq", "bits": 4}
     assert checkpoint(config) == ("quantization:awq", given)

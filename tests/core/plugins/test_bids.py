@@ -67,7 +67,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
 
 def test_without_a_backend_the_error_says_what_to_install(site):
     with pytest.raises(PluginNotFoundError) as error:
-        site.host().attention(REQUEST)
+        site.host().attention_offer(REQUEST)
     first, second = str(error.value).splitlines()
     assert first == "no attention backend can serve this model: none is installed"
     assert "treadle-sdpa" in second and "'./plugins/backends/attention/sdpa'" in second

@@ -32,7 +32,6 @@ def test_scan_imports_nothing(site):
 def test_scan_of_this_installation_finds_the_core():
     mine = {e.id for e in scan() if e.dist == "treadle-core"}
     assert {
-        "load_formats:dummy",
         "executors:uni",
         "scheduling_policies:fcfs",
         "model_sources:file",

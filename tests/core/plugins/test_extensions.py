@@ -89,7 +89,7 @@ FAILING = """
 
 
 def test_a_plugin_is_called_once_though_its_wrapper_fails(site):
-    site.install("acme", {"treadle.policies": {"mine": "acme"}}, COUNTING)
+    site.install("acme", {"treadle.scheduling_policies": {"mine": "acme"}}, COUNTING)
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
     host = site.host()
     assert host.create(SCHEDULING_POLICIES, "mine") == "mine"
@@ -98,7 +98,7 @@ def test_a_plugin_is_called_once_though_its_wrapper_fails(site):
 
 
 def test_what_the_plugin_raises_is_not_its_wrappers_failure(site):
-    site.install("acme", {"treadle.policies": {"mine": "acme"}}, COUNTING)
+    site.install("acme", {"treadle.scheduling_policies": {"mine": "acme"}}, COUNTING)
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
     host = site.host(plugin_options={"scheduling_policies:mine": {"fail": True}})
     with pytest.raises(

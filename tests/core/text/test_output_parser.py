@@ -76,10 +76,10 @@ def test_a_text_may_come_after_its_id() -> None:
         [("a<|", [97, mark]), ("turn|>b", [98])],
         [("a<|turn|>b", [97, mark, 98])],
     ):
-        special = SpecialTokenFilter(Marked(), Marked.special_ids)
+        special = SpecialTokenFilter(Marked(), Marked.special_token_ids)
         told = "".join(special.feed(text, ids) for text, ids in pieces)
         assert told + special.finish() == "ab"
-    special = SpecialTokenFilter(Marked(), Marked.special_ids)
+    special = SpecialTokenFilter(Marked(), Marked.special_token_ids)
     assert special.feed("<|turn|><|tu", [1, 2, 3]) == "<|turn|><|tu"
     assert special.feed("x<|tu", [mark]) + special.finish() == "x<|tu"  # it never came
 

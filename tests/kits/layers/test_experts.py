@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import ExpertsSpec, LinearSpec, ModelContext, ModelSpec
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import SingleRankCommunicator, WeightTarget, ops
+from treadle.layers import SingleRankCommunicator, WeightTarget
 from treadle.loading.weights import load_weights, to_checkpoint_name, to_model_name
 from treadle.testing.ranks import run_on_ranks
-from treadle_layers_kit import Experts, MoE
+from treadle_layers_kit import Experts, MoE, ops
 from treadle_layers_kit.experts import LinearExperts, PlainExperts, dense, gathered, grouped
 from treadle_layers_kit.plain import PlainLinear
 

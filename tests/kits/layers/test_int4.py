@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec, ModelContext
-from treadle.layers import SingleRankCommunicator, int4
+from treadle.layers import SingleRankCommunicator
 from treadle.layers.fusion import apply_fusions
-from treadle.layers.int4 import CHUNK, pack_codes
-from treadle_layers_kit import Linear
+from treadle_layers_kit import Linear, int4_layout
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.int4_layout import CHUNK, pack_codes
 
 
 def made(
@@ -59,9 +59,9 @@ def test_the_layout() -> None:
 def test_the_product_is_the_dequantized_one(
     inputs: int, out: int, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int4, "PIECE", 48)
+    monkeypatch.setattr(int4_layout, "PIECE", 48)
     packed, weight = made(inputs, out, group, dtype, symmetric=out == 72)
-    rounded = int4.unpack(packed.codes, packed.scales, inputs, group, dtype)
+    rounded = int4_layout.unpack(packed.codes, packed.scales, inputs, group, dtype)
     assert torch.equal(rounded, weight.to(dtype)), "rounded once"
     for shape in (3, inputs), (2, 5, inputs), (0, inputs):
         x = torch.randn(shape).to(dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from treadle.api.attention import MaskKind
 from treadle.api.models import LinearSpec, ModelContext
 from treadle.errors import UnsupportedModelError
-from treadle.layers import Attention, empty_weight, ops
+from treadle.layers import Attention, empty_weight
 from treadle_layers_kit import (
     GatedMLP,
     LayerNorm,
@@ -23,6 +23,7 @@ from treadle_layers_kit import (
     QKVLinear,
     RMSNorm,
     mlp,
+    ops,
 )
 
 Context = Callable[..., ModelContext]

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
-from treadle.layers import Shard, Sharded, empty_weight, ops
+from treadle.layers import Shard, Sharded, empty_weight
 from treadle_fp8.native import ScaledMM
 from treadle_fp8.rounding import FP8, LARGEST
+from treadle_layers_kit import ops
 
 __all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "widened")
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treadle.layers import ops
 from treadle_fp8.tiles import BLOCK
+from treadle_layers_kit import ops
 
 __all__ = ("FP8", "LARGEST", "LEAST", "quantize_per_block", "quantize_per_row")
 

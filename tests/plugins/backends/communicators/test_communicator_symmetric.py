@@ -28,12 +28,12 @@ from treadle_communicator_symmetric.memory import SymmetricBuffer, allocate_symm
 from treadle.api.communicators import Communicator, CommunicatorRequest
 from treadle.api.models import ModelContext
 from treadle.api.types import CommunicatorOffer, DeviceInfo, Refusal
+from treadle.layers import device_info
 from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
-from treadle.runner.communicator import TorchCommunicator, choose_communicator
-from treadle.runner.device import describe
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import LMHead, RMSNorm
+from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
 
 CPU = torch.device("cpu")
 
@@ -112,7 +112,7 @@ def test_a_set_up_that_fails_leaves_nccl(caplog: pytest.LogCaptureFixture) -> No
         )
         return choose_communicator(offers, base, CPU) is base
 
-    with caplog.at_level(logging.INFO, "treadle.runner"):
+    with caplog.at_level(logging.INFO, "treadle.workers"):
         assert run_on_ranks(2, run) == [True, True]
     assert len(caplog.records) == 2
     assert all("communicator symmetric is not used" in r.getMessage() for r in caplog.records)
@@ -317,7 +317,7 @@ def fused(ranks: SymmetricCommunicator, device: torch.device) -> list[str]:
     norm.tp_group = ranks
     norm.weight.data.uniform_(0.5, 2)
     model = torch.nn.ModuleList([norm, head])
-    served = apply_fusions(model, PluginManager(), describe(device), "bfloat16").backends
+    served = apply_fusions(model, PluginManager(), device_info(device), "bfloat16").backends
     limit = ranks.custom.max_bytes if ranks.custom else 0
     sum_op, gather_op = norm.all_reduce_op, head.gather_op
     if sum_op is None or gather_op is None:

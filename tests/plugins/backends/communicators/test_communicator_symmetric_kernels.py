@@ -11,7 +11,7 @@ SHARING = """
     import torch
     import torch.multiprocessing
     from treadle_communicator_symmetric.gather import all_gather
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
     from treadle_communicator_symmetric.reduce import all_reduce, all_reduce_add_rms_norm
 
     def shared(limit, units):

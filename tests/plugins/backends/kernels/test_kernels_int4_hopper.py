@@ -24,8 +24,8 @@ from treadle_kernels_triton.int4.tiles import WIDES, HopperTile, choose_wide
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
-from treadle.layers.int4 import pack_codes, pack_steps, unpack
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_layers_kit.int4_layout import pack_codes, pack_steps, unpack
 
 HOPPER = (9, 0)
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B

@@ -202,7 +202,7 @@ BUILDS = """
 """
 PROLOGUE = """
     import torch
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
     torch.manual_seed(0)
     def close(found, want):
         assert found.shape == want.shape
@@ -296,10 +296,11 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     import torch
 
     from treadle.api.models import ModelContext
-    from treadle.layers import SingleRankCommunicator, ops
+    from treadle.layers import SingleRankCommunicator
     from treadle.layers.fusion import apply_fusions
     from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
+    from treadle_layers_kit import ops
     from treadle_layers_kit.mlp import GatedMLP
 
     asked: list[tuple[str, dict[str, int]]] = []

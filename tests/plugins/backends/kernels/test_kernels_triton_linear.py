@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 PROLOGUE = """
     import torch
-    from treadle.layers import ops
+    from treadle_layers_kit import ops
     torch.manual_seed(0)
     def near(found, want, limit=1e-5):
         assert found.shape == want.shape and found.dtype == want.dtype

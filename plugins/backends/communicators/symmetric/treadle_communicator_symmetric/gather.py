@@ -73,7 +73,7 @@ def gather_kernel(
 def all_gather(
     x: Tensor, buffer_ptrs: Tensor, buffer_indices: Tensor, rank: int, limit: int, *, use_pdl: bool
 ) -> Tensor:
-    """``all_gather`` of ``treadle.layers.kernel_ops``; ``limit``: bytes that the programs have together."""
+    """``all_gather`` of ``treadle_layers_kit.kernel_ops``; ``limit``: bytes that the programs have together."""
     (rows, n), ranks, num_programs, size = (
         x.shape,
         buffer_ptrs.numel(),

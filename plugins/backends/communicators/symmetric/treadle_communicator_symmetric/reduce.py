@@ -156,7 +156,7 @@ def all_reduce_add_rms_norm(
     *,
     use_pdl: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``all_reduce_add_rms_norm`` of ``treadle.layers.kernel_ops``; overwrites ``residual``."""
+    """``all_reduce_add_rms_norm`` of ``treadle_layers_kit.kernel_ops``; overwrites ``residual``."""
     out, size = torch.empty_like(x), x.shape[-1]
     num_programs, ranks = buffer_indices.numel(), buffer_ptrs.numel()
     block, rows = triton.next_power_of_2(size), x.numel() // size

@@ -34,7 +34,7 @@ def silu_and_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: 
 
 
 def silu_and_mul(x: Tensor, *, early: bool = False) -> Tensor:
-    """See ``treadle.layers.ops.silu_and_mul``."""
+    """See ``treadle_layers_kit.ops.silu_and_mul``."""
     size = x.shape[-1] // 2
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)

@@ -191,7 +191,7 @@ def linear(
     zeros: Zeros | None = None,
     batches: SmallBatchLinear | None = None,
 ) -> Tensor:
-    """The operation ``linear`` of ``treadle.layers.kernel_ops``.
+    """The operation ``linear`` of ``treadle_layers_kit.kernel_ops``.
 
     ``batches``: what multiplies up to 256 rows on Hopper, where there is such a thing.
     """
@@ -217,7 +217,7 @@ def linear_split_k(
     zeros: Zeros | None = None,
     batches: SmallBatchLinear | None = None,
 ) -> Tensor:
-    """The operation ``linear_split_k`` of ``treadle.layers.kernel_ops``; see ``linear``."""
+    """The operation ``linear_split_k`` of ``treadle_layers_kit.kernel_ops``; see ``linear``."""
     if batches is not None and bias is None and x.dim() == 2:
         division = batches.division(x, weight)
         few = choose(len(x), len(weight), x.shape[1], False)
@@ -235,7 +235,7 @@ def linear_silu_and_mul(
     batches: SmallBatchLinear | None = None,
     gated: GatedLinear | None = None,
 ) -> Tensor:
-    """The operation ``linear_silu_and_mul`` of ``treadle.layers.kernel_ops``.
+    """The operation ``linear_silu_and_mul`` of ``treadle_layers_kit.kernel_ops``.
 
     ``batches`` and ``gated``: what multiplies and gates up to 256 rows, and many, in one kernel on
     Hopper, where there is such a thing.

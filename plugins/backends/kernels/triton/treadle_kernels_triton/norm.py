@@ -83,7 +83,7 @@ def _launch(
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, early: bool = False
 ) -> Tensor:
-    """See ``treadle.layers.ops.rms_norm``."""
+    """See ``treadle_layers_kit.ops.rms_norm``."""
     rows = flat(x)
     return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
 
@@ -97,7 +97,7 @@ def fused_add_rms_norm(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See ``treadle.layers.ops.fused_add_rms_norm``; overwrites ``residual``, which must be contiguous."""
+    """See ``treadle_layers_kit.ops.fused_add_rms_norm``; overwrites ``residual``, which must be contiguous."""
     rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
     y = _launch(flat(x), rows, weight, eps, offset, add=True, early=early)
     return y.view(x.shape), residual
@@ -112,6 +112,6 @@ def fused_add_partials_rms_norm(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The operation of ``treadle.layers.kernel_ops``; overwrites ``residual``, which must be contiguous."""
+    """The operation of ``treadle_layers_kit.kernel_ops``; overwrites ``residual``, which must be contiguous."""
     y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=len(parts))
     return y, residual

@@ -133,7 +133,7 @@ def rope_and_cache(
     scales: tuple[float, float] = (1.0, 1.0),
     limit: float = 0.0,
 ) -> Tensor:
-    """The operation ``rope_and_cache`` of ``treadle.layers.kernel_ops``; ``tile`` is for measurements,
+    """The operation ``rope_and_cache`` of ``treadle_layers_kit.kernel_ops``; ``tile`` is for measurements,
     ``scales`` and ``limit`` (above 0) are ``rope_and_cache_fp8``'s."""
     tokens, size, kv_heads = qkv.shape[0], cos.shape[-1], cache.shape[2]
     heads = qkv.shape[1] // size - 2 * kv_heads
@@ -161,7 +161,7 @@ def rope_and_cache_fp8(
     *,
     early: bool = False,
 ) -> Tensor:
-    """The operation ``rope_and_cache_fp8`` of ``treadle.layers.kernel_ops``."""
+    """The operation ``rope_and_cache_fp8`` of ``treadle_layers_kit.kernel_ops``."""
     limit = torch.finfo(cache.dtype).max
     return rope_and_cache(
         qkv, cos, sin, norms, cache, slots, early=early, scales=scales, limit=limit

@@ -210,12 +210,12 @@ def sample(
     *,
     early: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The operation ``sample`` of ``treadle.layers.kernel_ops``."""
+    """The operation ``sample`` of ``treadle_layers_kit.kernel_ops``."""
     modes = (True, mixed)
     return _run(logits, width, temperature, greedy, offsets, strides, positions, modes, early)
 
 
 def argmax(logits: Tensor, *, early: bool = False) -> tuple[Tensor, Tensor]:
-    """The operation ``argmax`` of ``treadle.layers.kernel_ops``."""
+    """The operation ``argmax`` of ``treadle_layers_kit.kernel_ops``."""
     x = logits
     return _run(x, min(128, x.shape[1]), x, x, x, x, x, (False, True), early)

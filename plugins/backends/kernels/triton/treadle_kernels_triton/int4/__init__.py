@@ -1,4 +1,4 @@
-"""The operation ``int4_linear``: products with four-bit weights in the layout of ``treadle.layers.int4``.
+"""The operation ``int4_linear``: products with four-bit weights in the layout of ``treadle_layers_kit.int4_layout``.
 
 Up to 16 rows Triton's kernel multiplies (``kernel``), as fast as memory delivers the weight. Beyond, on
 Hopper, it is a kernel written in Gluon, Triton's lower level (``wide``), in which fetching, unpacking

@@ -2,7 +2,7 @@
 
 Thread ``32 warp + 4 r + c`` of a warp group holds, of the left side ``[64, 16]`` of one instruction,
 outputs ``16 warp + 8 g + r`` and inputs ``8 h + 2 c + e`` (g, h, e: 0 or 1), those of both ``e`` in one
-register. In ``treadle.layers.int4``'s layout the inputs of place ``p`` of a chunk are ``32 p + i``
+register. In ``treadle_layers_kit.int4_layout``'s layout the inputs of place ``p`` of a chunk are ``32 p + i``
 for the words ``i``; with ``i = 16 t + 8 h + 2 c + e``, 32 bits of memory are two words that differ in
 ``e`` alone: at each place of them are the codes of one register, 16 bits apart. Nothing moves between
 threads, and eight such pairs of words are all that a thread reads of 64 outputs of a chunk.

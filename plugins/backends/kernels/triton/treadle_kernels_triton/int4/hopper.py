@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from treadle.layers.int4 import CHUNK
 from treadle_kernels_triton.int4.plan import schedule_stream_k
 from treadle_kernels_triton.int4.tiles import HopperTile
+from treadle_layers_kit.int4_layout import CHUNK
 
 __all__ = ("OUTPUTS", "layouts", "multiply", "serves")
 

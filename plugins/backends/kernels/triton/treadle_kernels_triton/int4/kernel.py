@@ -1,4 +1,4 @@
-"""Triton's kernels of four-bit weights, which read the layout of ``treadle.layers.int4``.
+"""Triton's kernels of four-bit weights, which read the layout of ``treadle_layers_kit.int4_layout``.
 
 ``multiply`` computes the transposed product, so that the weight is the left operand of the tensor
 cores: that side is never padded, however few rows there are, and it is read from registers, where
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle.layers.int4 import CHUNK
 from treadle_kernels_triton.int4.tiles import Tile, shares
+from treadle_layers_kit.int4_layout import CHUNK
 
 __all__ = ("int4_kernel", "int4_unpack_kernel", "multiply", "unpack")
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treadle.api.types import KernelRequest
-from treadle.layers.int4 import CHUNK, RUN, int4_linear
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.tickets import TileCounters
 from treadle_kernels_triton.int4.tiles import choose, choose_wide
 from treadle_kernels_triton.int4.trial import works
+from treadle_layers_kit.int4_layout import CHUNK, RUN, int4_linear
 
 __all__ = ("Int4Linear", "load")
 
@@ -42,7 +42,7 @@ class Int4Linear:
         self.tile_counters = TileCounters(TICKETS)
 
     def __call__(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-        """``[..., inputs]`` to ``[..., out]``; see ``treadle.layers.kernel_ops``."""
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.kernel_ops``."""
         if x.dtype != self.dtype:
             return int4_linear(x, codes, steps, inputs, group)
         y = self._product(x.reshape(-1, inputs), codes, steps, group)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treadle.layers.int4 import CHUNK, pack_codes, pack_steps
 from treadle_kernels_triton.int4 import hopper, kernel
 from treadle_kernels_triton.int4.tiles import WIDES, choose
+from treadle_layers_kit.int4_layout import CHUNK, pack_codes, pack_steps
 from treadle_triton_kit.self_check import self_check
 
 __all__ = ("works",)

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from treadle.api.communicators import Communicator, CommunicatorOffer, CommunicatorRequest
 from treadle.config import forbid_multicast
-from treadle.runner.device import describe
+from treadle.layers import device_info
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 __all__ = ("START_TIMEOUT", "TorchCommunicator", "choose_communicator")
 
-log = logging.getLogger("treadle.runner")
+log = logging.getLogger("treadle.workers")
 
 # Loading a large checkpoint may take one rank much longer than another.
 START_TIMEOUT = timedelta(minutes=30)
@@ -89,7 +89,7 @@ def choose_communicator(
     """
     offer = None
     if base.world_size > 1:
-        offer = plugins.communicator(CommunicatorRequest(describe(device), base.world_size))
+        offer = plugins.communicator(CommunicatorRequest(device_info(device), base.world_size))
     name = zlib.crc32(offer.name.encode()) if offer else 0
     least, greatest = base.all_reduce_min([name, -name])
     if offer is None or least != -greatest:

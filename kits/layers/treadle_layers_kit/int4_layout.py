@@ -65,5 +65,5 @@ def unpack(codes: Tensor, steps: Tensor, inputs: int, group: int, dtype: torch.d
 
 
 def int4_linear(x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-    """The operation of ``treadle.layers.kernel_ops``, by torch's own: the weight is unpacked each time."""
+    """The operation of ``treadle_layers_kit.kernel_ops``, by torch's own: the weight is unpacked each time."""
     return F.linear(x, unpack(codes, steps, inputs, group, x.dtype))

@@ -2,19 +2,19 @@
 
 Tensors are in the model's dtype unless it is stated; ``rows`` is any number of tokens. Where a layer
 uses which operation is the business of ``treadle.layers.fusion``. The sampler's operations are
-declared in ``treadle.sampling.kernels``.
+declared in ``treadle.testing.kernel_ops``.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 
 from treadle.api.communicators import Communicator
-from treadle.layers import ops
-from treadle.layers.int4 import int4_linear
-from treadle.layers.kernel_op import KernelOp, scalar, tensor
+from treadle.layers.kernel_op import KernelOp, Sizes, scalar, tensor
+from treadle_layers_kit import ops
+from treadle_layers_kit.int4_layout import int4_linear, pack_codes, pack_steps
 
 __all__ = ("ALL_GATHER", "ALL_REDUCE_ADD_RMS_NORM", "COMMUNICATOR_OPS", "LAYER_OPS")
 
@@ -75,6 +75,17 @@ def all_reduce_add_rms_norm(
 def all_gather(communicator: Communicator, x: Tensor) -> Tensor:
     """The ranks' columns, in rank order."""
     return communicator.all_gather(x)
+
+
+def example_codes(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
+    shape = (sizes["in_features"], sizes["out_features"])
+    return pack_codes(torch.randint(16, shape, generator=generator))
+
+
+def example_steps(sizes: Sizes, dtype: torch.dtype, generator: Generator) -> Tensor:
+    shape = (sizes["in_features"] // sizes["group"], sizes["out_features"])
+    zeros = torch.randint(16, shape, generator=generator)
+    return pack_steps(torch.rand(shape, generator=generator) / 64, zeros, dtype)
 
 
 # ------------------------------------------------------------------------------------ declarations
@@ -215,7 +226,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
     KernelOp(
         name="int4_linear",
         about="""linear for a weight in four bits, (code - zero) · scale; group, a multiple of 32 that divides
-        in_features, inputs share a zero and a scale. treadle.layers.int4 has the layout of
+        in_features, inputs share a zero and a scale. treadle_layers_kit.int4_layout has the layout of
         codes and steps; chunks is in_features / 128, rounded up.""",
         used_by="PackedInt4.op",
         args=(
@@ -229,6 +240,7 @@ LAYER_OPS: tuple[KernelOp, ...] = (
         reference=int4_linear,
         example_sizes={"in_features": 4096, "out_features": 4096, "group": 128},
         small_sizes={"in_features": 256, "out_features": 64, "group": 128},
+        examples={"codes": example_codes, "steps": example_steps},
         dtypes=("bfloat16", "float16"),
     ),
 )

@@ -13,8 +13,8 @@ import torch
 from treadle.api.communicators import Communicator, CommunicatorOffer, CommunicatorRequest
 from treadle.config import forbid_multicast
 from treadle.layers import SingleRankCommunicator
-from treadle.runner.communicator import TorchCommunicator, choose_communicator
 from treadle.testing.ranks import run_on_ranks
+from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
 
 CPU = torch.device("cpu")
 Create = Callable[[Communicator, torch.device], Communicator]
@@ -71,7 +71,7 @@ def test_otherwise_no_rank_uses_it(reason: str, caplog: pytest.LogCaptureFixture
         offers = Offers(None if reason == "nobody offers" else create, name)
         return choose_communicator(offers, base, CPU) is base
 
-    with caplog.at_level(logging.INFO, "treadle.runner"):
+    with caplog.at_level(logging.INFO, "treadle.workers"):
         assert run_on_ranks(2, run) == [True, True]
     texts = [record.getMessage() for record in caplog.records]
     raised = ["communicator mine is not used: no peer access"]
