@@ -35,7 +35,8 @@ from treadle.api.kinds import (
 )
 from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import PluginLoadError
-from treadle.plugins import PluginManager, installed_kinds, matching
+from treadle.loading import matching
+from treadle.plugins import PluginManager, installed_kinds
 from treadle.testing.introspection import report
 from treadle_cli.hookspecs import COMMANDS, CommandHooks
 from treadle_server.app import create_app

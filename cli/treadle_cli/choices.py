@@ -31,10 +31,10 @@ from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
 from treadle.loading.formats import detect_format
+from treadle.loading.matching import AUTO, Decision
 from treadle.loading.sources import files_in
 from treadle.plugins import PluginManager
 from treadle.plugins.kinds import FALLBACK
-from treadle.plugins.matching import AUTO, Decision
 from treadle.runner.attention import AttentionLayers
 from treadle.sampling.kernels import SAMPLER_OPS
 from treadle.structured_output.manager import preferred_order

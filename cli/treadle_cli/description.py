@@ -48,7 +48,7 @@ def describe(plugins: PluginManager, kind: str, key: str) -> Description:
         id=entry.id,
         distribution=entry.dist,
         version=entry.version,
-        target=str(entry.file or entry.target),
+        target=entry.source,
         hooks=plain,
         wrappers=wrappers,
         options=_options(plugin, entry),
@@ -73,7 +73,7 @@ def all_options(plugins: PluginManager) -> list[OptionRow]:
 def _speaks_of_options(entry: Entry) -> bool:
     """Whether the module of an entry may declare options; importing it would tell, and cost more."""
     try:
-        source = entry.file or _source(entry.target.partition(":")[0])
+        source = Path(entry.file) if entry.file else _source(entry.target.partition(":")[0])
         return source is None or b"TREADLE_OPTIONS" in source.read_bytes()
     except (ImportError, OSError, ValueError):
         return False  # it is not there to be imported

@@ -6,7 +6,15 @@ from importlib.resources import files
 
 import msgspec
 
-__all__ = ("DISTRIBUTIONS", "KITS", "KNOWN", "install_hint", "known_distributions", "known_keys")
+__all__ = (
+    "ALWAYS_ALLOWED",
+    "DISTRIBUTIONS",
+    "KITS",
+    "KNOWN",
+    "install_hint",
+    "known_distributions",
+    "known_keys",
+)
 
 
 class _Table(msgspec.Struct, frozen=True):
@@ -25,6 +33,22 @@ DISTRIBUTIONS = _TABLE.distributions
 """Distributions and their folders in a clone."""
 KITS = _TABLE.kits
 """Distributions and the kits that they depend on."""
+ALWAYS_ALLOWED = frozenset(
+    {
+        "treadle-core",
+        "treadle-server",
+        "treadle-cli",
+        "treadle-dummy",
+        "treadle-hf",
+        "treadle-hf-tokenizer",
+        "treadle-jinja",
+        "treadle-pt",
+        "treadle-safetensors",
+        "treadle-sdpa",
+    }
+)
+"""Distributions that no allow-list excludes: without them there is nothing to plug others into, no
+model can be read, and a CPU has no attention."""
 
 
 def known_keys(kind: str) -> list[str]:

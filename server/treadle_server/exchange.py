@@ -20,10 +20,10 @@ from typing import TypeVar
 import msgspec
 
 from treadle.errors import PluginLoadError, PluginNotFoundError, PluginReloadError
+from treadle.known_plugins import ALWAYS_ALLOWED
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.loader import PluginLoader, plugin_name
-from treadle.plugins.switches import ALWAYS_ALLOWED
+from treadle.plugins.loader import PluginLoader
 from treadle.testing.examination.checks import check
 from treadle_server.owners import home
 
@@ -97,7 +97,7 @@ def with_replaced(plugins: R, old: Collection[Entry], new: Collection[Entry]) ->
     plugins.switches.apply(new)
     other.check_lock()
     other.loader = PluginLoader(plugins.kinds.values(), plugins.loader.foreign)
-    names = set(map(plugin_name, old))
+    names = {entry.plugin for entry in old}
     for name, plugin in list(plugins.loader.plugins.items()):
         if name not in names:
             other.loader.add(name, plugin)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import treadle
-from treadle.plugins.lock import lock_of
+from treadle.plugins.selection import lock_of
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager

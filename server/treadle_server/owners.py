@@ -11,10 +11,10 @@ from litestar.exceptions import LitestarException
 from litestar.types import Scope
 
 from treadle.errors import PluginError, PluginLoadError, TreadleError
+from treadle.known_plugins import ALWAYS_ALLOWED
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.local import module_name
-from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle_server.errors import APIError, error_of, known, plugin_failed
 
 __all__ = ("PluginFaults", "home", "root_cause")

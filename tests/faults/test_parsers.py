@@ -163,7 +163,7 @@ async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: 
     assert f": parser-error {option}=faulty" in streamed.text
     assert f'treadle_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
     # Whatever a hook returns is called; nothing is called if it returned nothing.
-    asked = where if where != "hook" else "feed" if how == "number" else f"treadle_{option}"
+    asked = where if where != "hook" else "feed" if how == "number" else f"treadle_{kind[:-1]}"
     failed = errors(page, f"{kind}:faulty")[asked]
     # The hook is also called for the tags, by both requests if they come at once.
     assert failed == 2 if asked == where else 2 <= failed <= 4

@@ -12,8 +12,8 @@ import pytest
 from treadle.api.kinds import QUANTIZATION, REASONING_PARSERS, RENDERERS, TOOL_PARSERS
 from treadle.api.matching import ModelTraits
 from treadle.config import from_options
+from treadle.loading.matching import AUTO, decide
 from treadle.plugins import PluginManager
-from treadle.plugins.matching import AUTO, decide
 from treadle.testing.matching import PLAIN, Matching
 from treadle.text.assets import open_checkpoint, plugin_config
 

@@ -18,7 +18,7 @@ from treadle.errors import (
     PluginNotFoundError,
     PluginReloadError,
 )
-from treadle.plugins.lock import lock_of
+from treadle.plugins.selection import lock_of
 from treadle_server.exchange import reloaded
 
 PARSER = """

@@ -109,7 +109,7 @@ def lock(
     options: Options,
 ) -> None:
     """Write down every plugin with its version, for treadle serve --plugin-lock-file FILE."""
-    from treadle.plugins.lock import lock_of
+    from treadle.plugins.selection import lock_of
 
     found = lock_of(PluginManager(options.struct(PLUGINS)).entries)
     text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"

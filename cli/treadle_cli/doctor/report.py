@@ -66,4 +66,4 @@ def _healthy(plugins: PluginManager, examined: Iterable[Checked]) -> PluginSelec
     """The plugins that can be imported without harm to the process that asks for bids."""
     broken = {(c.distribution, c.target) for c in examined if c.state == "broken"}
     choices = plugins.selection().choices
-    return PluginSelection([c for c in choices if (c.dist, c.file or c.target) not in broken])
+    return PluginSelection([c for c in choices if (c.dist, c.source) not in broken])

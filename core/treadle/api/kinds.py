@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -52,10 +53,14 @@ def _named_tensor(item: Any) -> tuple[str, Any]:
     return name, tensor
 
 
-def _same_shape(y: Any, q: Any, *_: Any) -> Any:
-    if y.shape == q.shape:
+def _of_shape(y: Any, shape: Sequence[int]) -> Any:
+    if y.shape == shape:
         return y
-    raise unexpected(y, f"a tensor {list(q.shape)}")
+    raise unexpected(y, f"a tensor {list(shape)}")
+
+
+def _same_shape(y: Any, q: Any, *_: Any) -> Any:
+    return _of_shape(y, q.shape)
 
 
 def _cache_shape(shape: Any, *_: Any) -> tuple[int, ...]:
@@ -85,9 +90,7 @@ def _linear_result(y: Any, module: Any, *_: Any) -> Any:
 
 
 def _experts_result(y: Any, module: Any, x: Any, chosen: Any, *_: Any) -> Any:
-    if y.shape == (*chosen.shape, x.shape[1]):
-        return y
-    raise unexpected(y, f"a tensor {[*chosen.shape, x.shape[1]]}")
+    return _of_shape(y, (*chosen.shape, x.shape[1]))
 
 
 class _SortKey:
@@ -222,11 +225,9 @@ QUANTIZATION = PluginKind(
     optional=(t.SupportsGatedInput, t.SupportsWeightRenaming),
     methods={
         "SupportsWeightRenaming.rename": MethodRules(counted=False),
-        "LinearMethod.apply": MethodRules(in_step=True, counted=False, result=_linear_result),
-        "SupportsGatedInput.apply_gated": MethodRules(
-            in_step=True, counted=False, result=_linear_result
-        ),
-        "ExpertsMethod.apply": MethodRules(in_step=True, counted=False, result=_experts_result),
+        "LinearMethod.apply": replace(HOT, result=_linear_result),
+        "SupportsGatedInput.apply_gated": replace(HOT, result=_linear_result),
+        "ExpertsMethod.apply": replace(HOT, result=_experts_result),
     },
     matches=True,
     option="--quantization",
@@ -248,7 +249,7 @@ ATTENTION_BACKENDS = PluginKind(
     methods={
         "AttentionBackend.kv_cache_shape": MethodRules(result=_cache_shape),
         "AttentionBackend.build_metadata": MethodRules(in_step=True),
-        "AttentionBackend.forward": MethodRules(in_step=True, counted=False, result=_same_shape),
+        "AttentionBackend.forward": replace(HOT, result=_same_shape),
         "SupportsExternalKVWrite.slot_mapping": HOT,
     },
     suite="treadle.testing.attention:AttentionSuite",
@@ -274,7 +275,7 @@ COMMUNICATORS = PluginKind(
         "Communicator.all_reduce": HOT,
         "Communicator.all_gather": HOT,
         "Communicator.all_reduce_min": MethodRules(in_step=True),
-        "FusedOp.run": MethodRules(in_step=True, counted=False, result=any_result),
+        "FusedOp.run": replace(HOT, result=any_result),
     },
     suite="treadle.testing.communicators:CommunicatorSuite",
 )
@@ -423,26 +424,7 @@ LORA_RESOLVERS = PluginKind(
     provisional=True,
 )
 
-CORE_KINDS: Sequence[PluginKind[Any]] = (
-    MODEL_SOURCES,
-    LOAD_FORMATS,
-    TOKENIZERS,
-    RENDERERS,
-    MODELS,
-    QUANTIZATION,
-    MULTIMODAL_PROCESSORS,
-    ATTENTION_BACKENDS,
-    KERNEL_OPS,
-    COMMUNICATORS,
-    EXECUTORS,
-    SCHEDULING_POLICIES,
-    PROPOSERS,
-    KV_CONNECTORS,
-    LOGITS_PROCESSORS,
-    LORA_RESOLVERS,
-    STAT_LOGGERS,
-    STRUCTURED_OUTPUT,
-    TOOL_PARSERS,
-    REASONING_PARSERS,
-    EXTENSIONS,
+CORE_KINDS: Sequence[PluginKind[Any]] = tuple(
+    value for value in tuple(vars().values()) if isinstance(value, PluginKind)
 )
+"""Every kind of this module, in its order."""

@@ -26,6 +26,12 @@ T = TypeVar("T")
 Mode = Literal["one", "many", "best", "always"]
 Failure = Literal["engine", "request", "itself"]
 
+HOOK_SECONDS = 10.0
+"""The smallest time budget of a hook, which may read files and import."""
+
+LOADING_SECONDS = 600.0
+"""The smallest time budget of a method that downloads or loads a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class MethodRules:
@@ -78,9 +84,9 @@ class PluginKind(Generic[T]):
     error: type[TreadleError] = PluginLoadError
     """What a failure of a method raises."""
     budget: float = 10.0
-    """Seconds that one call of a method may take before it counts as slow; a hook has at least 10."""
+    """Seconds that one call of a method may take before it counts as slow; see ``budget_of``."""
     loads: str = ""
-    """The method that downloads or loads a model of any size, which may take ten minutes."""
+    """The method that downloads or loads a model of any size."""
     option: str = ""
     """The command-line option that names the plugin to use, for messages."""
     matches: bool = False
@@ -104,6 +110,13 @@ class PluginKind(Generic[T]):
     def has_fallback(self) -> bool:
         """Whether a plugin may serve all keys that no other plugin declares."""
         return self.mode in ("one", "many")
+
+    def budget_of(self, method: str, seconds: float | None = None) -> float:
+        """Return the seconds of one hook or method; ``seconds`` replaces ``budget``."""
+        found = self.budget if seconds is None else seconds
+        if method == self.loads:
+            return max(found, LOADING_SECONDS)
+        return max(found, HOOK_SECONDS) if method.startswith(f"{PROJECT}_") else found
 
     @property
     def template(self) -> str:

@@ -31,9 +31,9 @@ from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedMode
 from treadle.layers.device import device_info
 from treadle.loading.config import quantization_config
 from treadle.loading.formats import detect_format, no_weights
+from treadle.loading.matching import AUTO, Decision, decide
 from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
-from treadle.plugins.matching import AUTO, Decision, decide
 
 __all__ = ("build_model", "create_quantization_scheme", "empty_model", "find_method", "find_model")
 

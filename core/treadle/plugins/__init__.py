@@ -4,13 +4,12 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.manager import PluginManager
-from treadle.plugins.selection import PluginSelection, SelectedPlugin
+from treadle.plugins.selection import PluginSelection
 
 __all__ = (
     "Entry",
     "PluginKind",
     "PluginManager",
     "PluginSelection",
-    "SelectedPlugin",
     "installed_kinds",
 )

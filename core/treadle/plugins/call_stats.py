@@ -16,12 +16,6 @@ __all__ = ("CallCounter", "PluginCallStats")
 
 log = logging.getLogger("treadle.plugins")
 
-HOOK_SECONDS = 10.0
-"""The smallest time budget of a hook, which may read files and import."""
-
-LOADING_SECONDS = 600.0
-"""The smallest time budget of a method that downloads or loads a model."""
-
 SECONDS_BETWEEN_WARNINGS = 60.0
 
 
@@ -90,12 +84,8 @@ class PluginCallStats:
 
     def budget(self, plugin: str, hook: str) -> float:
         """Return the time budget of a hook or method, in seconds."""
-        name = plugin.partition(":")[0]
-        kind = self._kinds.get(name)
-        seconds = self._budgets.get(name, kind.budget if kind else HOOK_SECONDS)
-        if kind is not None and hook == kind.loads:
-            return max(seconds, LOADING_SECONDS)
-        return max(seconds, HOOK_SECONDS) if hook.startswith("treadle_") else seconds
+        kind = plugin.partition(":")[0]
+        return self._kinds[kind].budget_of(hook, self._budgets.get(kind))
 
     def counter(self, plugin: str, hook: str) -> CallCounter:
         """Return the counter of a hook or method."""

@@ -26,8 +26,8 @@ class Entry:
     """One declared key. The plugin manager that made it owns it and moves its ``state``.
 
     ``why`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
-    raised. ``file`` is set for a local file, whose ``version`` is a hash of its content. ``generation`` is
-    that of its entry-point group, ``None`` if it was not declared by one.
+    raised. ``file`` is the path of a local file, whose ``version`` is a hash of its content.
+    ``generation`` is that of its entry-point group, ``None`` if it was not declared by one.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Entry:
     dist: str
     version: str
     override: bool = False
-    file: Path | None = None
+    file: str | None = None
     generation: int | None = None
     state: State = "ready"
     why: str = ""
@@ -50,6 +50,16 @@ class Entry:
     def owner(self) -> str:
         """The distribution and its version, for messages."""
         return f"{self.dist} {self.version}"
+
+    @property
+    def source(self) -> str:
+        """What is imported: the local file, or the module and object of the entry point."""
+        return self.file or self.target
+
+    @property
+    def plugin(self) -> str:
+        """The name of what is imported, which may serve several keys."""
+        return f"{self.dist}:{self.source}"
 
     @property
     def usable(self) -> bool:
@@ -66,10 +76,15 @@ class Entry:
         text = f"{type(error).__name__}: {error}"
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             path, module = Path(frame.f_code.co_filename), frame.f_globals.get("__name__", "")
-            if module.partition(".")[0] == top or path == self.file:
+            if module.partition(".")[0] == top or str(path) == self.file:
                 inside = module.count(".") + 1 + (path.stem == "__init__")
                 return f"{text} ({'/'.join(path.parts[-inside:])}, line {line})"
         return text
+
+    def unloaded(self, key: str | None = None) -> Entry:
+        """Return the entry as another process begins with it; ``key`` is one that it serves."""
+        key = key or self.key
+        return Entry(self.kind, key, self.target, self.dist, self.version, file=self.file)
 
     def close(self, state: State, why: str) -> None:
         """Take the entry out of use, unless it is already, and say why."""
@@ -89,16 +104,11 @@ def scan() -> Iterator[Entry]:
             continue  # an earlier folder on sys.path holds another version: that one is imported
         seen.add(normal(name))
         for point in sorted(points, key=lambda p: (p.group, p.name)):
-            yield declared(point, name, version)
-
-
-def declared(point: metadata.EntryPoint, dist: str, version: str) -> Entry:
-    """Return the entry of one entry point."""
-    kind, generation = parse_group(point.group) or ("", 0)
-    key, override = point.name, kind == OVERRIDES
-    if override:
-        kind, _, key = point.name.partition(".")
-    return Entry(kind, key, point.value, dist, version, override, generation=generation)
+            kind, generation = parse_group(point.group) or ("", 0)
+            key, override = point.name, kind == OVERRIDES
+            if override:
+                kind, _, key = point.name.partition(".")
+            yield Entry(kind, key, point.value, name, version, override, generation=generation)
 
 
 def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:

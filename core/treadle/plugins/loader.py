@@ -13,10 +13,10 @@ from treadle.api.hookspecs import PROJECT
 from treadle.api.plugin_kind import PluginKind
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
-from treadle.plugins.local import import_file
+from treadle.plugins.local import import_file, module_name
 from treadle.plugins.options import declared_options
 
-__all__ = ("PluginLoader", "plugin_name")
+__all__ = ("PluginLoader",)
 
 
 class PluginLoader:
@@ -37,12 +37,11 @@ class PluginLoader:
 
     def load(self, entry: Entry) -> object:
         """Import and register the plugin of an entry. Raises ``PluginLoadError`` if it is broken."""
-        name = plugin_name(entry)
         with self._lock:
             if entry.state == "ready":
                 try:
-                    if name not in self.plugins:
-                        self.add(name, _imported(entry))
+                    if entry.plugin not in self.plugins:
+                        self.add(entry.plugin, _imported(entry))
                     entry.state = "loaded"
                 except (Exception, SystemExit) as error:  # an import may do anything
                     ours = isinstance(error, PluginLoadError)
@@ -52,7 +51,7 @@ class PluginLoader:
                 raise PluginLoadError(
                     f"{entry.id} from {entry.owner} failed to load: {entry.why}"
                 ) from entry.error
-            return self.plugins[name]
+            return self.plugins[entry.plugin]
 
     def add(self, name: str, plugin: object) -> None:
         """Register a plugin. Raises ``PluginLoadError``, and what pluggy raises, if it is unusable."""
@@ -98,11 +97,6 @@ class PluginLoader:
 
 def _imported(entry: Entry) -> object:
     if entry.file is not None:
-        return import_file(entry)
+        return import_file(module_name(entry), entry.file)
     loaded = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()
     return loaded() if isinstance(loaded, type) else loaded
-
-
-def plugin_name(entry: Entry) -> str:
-    """Return the name under which the plugin of an entry is registered."""
-    return f"{entry.dist}:{entry.file or entry.target}"

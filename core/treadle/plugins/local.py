@@ -43,7 +43,7 @@ def local_entries(name: str) -> Iterator[Entry]:
     for kind, keys in _declaration(name, source).items():
         for key in keys:
             yield Entry(
-                kind, key, path.stem, path.name, version, override=True, file=path.resolve()
+                kind, key, path.stem, path.name, version, override=True, file=str(path.resolve())
             )
 
 
@@ -83,16 +83,13 @@ def module_name(entry: Entry) -> str:
     return f"treadle_local_{entry.target}_{entry.version}"
 
 
-def import_file(entry: Entry) -> ModuleType:
-    """Run the file of a local entry once and return its module."""
-    if entry.file is None:
-        raise ValueError(f"{entry.id} is not a local file")
-    name = module_name(entry)
+def import_file(name: str, file: str) -> ModuleType:
+    """Run a local file once, as the module ``name``, and return the module."""
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, entry.file)
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{entry.file} is not a Python file (its name must end in .py)")
+        raise ImportError(f"{file} is not a Python file (its name must end in .py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # Structs and dataclasses look their module up while it runs
     try:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from treadle.api.hookspecs import Options
-from treadle.api.kinds import ATTENTION_BACKENDS, COMMUNICATORS, KERNEL_OPS
+from treadle.api.kinds import COMMUNICATORS, KERNEL_OPS
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
-from treadle.errors import ConfigError, PluginLoadError, PluginNotFoundError
+from treadle.errors import PluginLoadError, PluginNotFoundError
 from treadle.plugins.boundary import wrap
 from treadle.plugins.call_stats import PluginCallStats
 from treadle.plugins.entries import Entry, scan
 from treadle.plugins.guard import PluginGuard
 from treadle.plugins.hooks import PluginHooks
 from treadle.plugins.kinds import FALLBACK
-from treadle.plugins.loader import PluginLoader, plugin_name
-from treadle.plugins.matching import ask, ranked
+from treadle.plugins.loader import PluginLoader
+from treadle.plugins.offers import ranked
 from treadle.plugins.options import checked
 from treadle.plugins.registry import PluginRegistry
 from treadle.plugins.selection import PluginSelection
@@ -49,7 +49,7 @@ class PluginManager(PluginRegistry):
     def __init__(self, config: PluginConfig | None = None, **parts: Any) -> None:
         """``parts`` are those of ``PluginRegistry``."""
         super().__init__(config, **parts)
-        foreign = {plugin_name(e) for e in self.entries if e.kind not in self.kinds}
+        foreign = {e.plugin for e in self.entries if e.kind not in self.kinds}
         self.loader = PluginLoader(self.kinds.values(), foreign)
         self.call_stats = PluginCallStats(self.config.plugin_time_budget, self.kinds)
         self._guards: dict[int, PluginGuard] = {}
@@ -152,51 +152,22 @@ class PluginManager(PluginRegistry):
 
     # ---------------------------------------------------------------------------- offers
 
-    def offers(self, kind: PluginKind[T], **arguments: Any) -> tuple[list[T], list[t.Refusal]]:
-        """Return the offers of all backends, the best first, and their refusals."""
-        offers, refusals = ranked(self, kind, arguments)
+    def offers(
+        self, kind: PluginKind[T], pin: str | None = None, **arguments: Any
+    ) -> tuple[list[T], list[t.Refusal]]:
+        """Return the offers of all backends, or of the backend ``pin``, and their refusals.
+
+        The best offer is the first. An error of the pinned backend is raised, one of others is a
+        refusal.
+        """
+        offers, refusals = ranked(self, kind, arguments, pin)
         return [offer for offer, _ in offers], refusals
 
-    def best_offer(self, kind: PluginKind[T], **arguments: Any) -> T | None:
-        """Return the best offer behind the boundary; ``None`` if every backend refuses."""
-        offers, _ = ranked(self, kind, arguments)
+    def best_offer(self, kind: PluginKind[T], pin: str | None = None, **arguments: Any) -> T | None:
+        """Return the best of ``offers`` behind the boundary; ``None`` if every backend refuses."""
+        offers, _ = ranked(self, kind, arguments, pin)
         label = arguments.get("op", "")
         return wrap(offers[0][0], self._guard(offers[0][1]), label=label) if offers else None
-
-    def attention_offer(
-        self, request: t.AttentionRequest, pin: str | None = None
-    ) -> t.AttentionOffer:
-        """Return the best offer, or that of the backend ``pin``, behind the boundary.
-
-        Raises ``PluginNotFoundError`` with every refusal if there is none, ``ConfigError`` if the
-        pinned backend refuses.
-        """
-        if pin is not None:
-            return self._pinned_attention(request, pin)
-        offer = self.best_offer(ATTENTION_BACKENDS, request=request)
-        if offer is not None:
-            return offer
-        refusals = self.offers(ATTENTION_BACKENDS, request=request)[1]
-        reasons = "".join(f"\n  {r.name}: {'; '.join(r.reasons)}" for r in refusals)
-        raise PluginNotFoundError(
-            f"no attention backend can serve this model:{reasons or ' none is installed'}"
-        )
-
-    def _pinned_attention(self, request: t.AttentionRequest, pin: str) -> t.AttentionOffer:
-        answers = ask(self, ATTENTION_BACKENDS, pin, {"request": request})
-        mine = [a for a in answers if a[0].name == pin] or answers
-        for answer, entry in mine:
-            if hasattr(answer, "create"):
-                offer: t.AttentionOffer = wrap(answer, self._guard(entry))
-                return offer
-        reasons = "; ".join(r for answer, _ in mine for r in answer.reasons) or "it made no offer"
-        able = (
-            ", ".join(o.name for o in self.offers(ATTENTION_BACKENDS, request=request)[0]) or "none"
-        )
-        raise ConfigError(
-            f"attention_backend is {pin!r}, which cannot serve this model: {reasons}; backends that "
-            f"can: {able}"
-        )
 
     def kernel(self, op: str, request: t.KernelRequest) -> t.KernelOffer | None:
         """Return the best offer for one operation behind the boundary; ``None`` if there is none."""

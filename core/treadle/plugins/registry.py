@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from treadle.api.plugin_kind import PluginKind
@@ -20,8 +19,7 @@ from treadle.known_plugins import KNOWN, install_hint
 from treadle.plugins.entries import Entry, check_kind, normal, scan
 from treadle.plugins.kinds import FALLBACK, installed_kinds
 from treadle.plugins.local import local_entries
-from treadle.plugins.lock import check_lock
-from treadle.plugins.selection import PluginSelection, SelectedPlugin
+from treadle.plugins.selection import PluginSelection, check_lock
 from treadle.plugins.switches import Switches
 
 __all__ = ("PluginRegistry",)
@@ -69,7 +67,7 @@ class PluginRegistry:
     def check_lock(self) -> None:
         """Raise ``PluginConflictError`` if the entries differ from the lock file of the options."""
         if self.config.plugin_lock_file is not None:
-            check_lock(self.entries, Path(self.config.plugin_lock_file))
+            check_lock(self.entries, self.config.plugin_lock_file)
 
     def kind(self, name: str) -> PluginKind[Any]:
         """Return a kind by name. Raises ``PluginNotFoundError`` if there is none."""
@@ -102,7 +100,7 @@ class PluginRegistry:
         """
         names = {(e.kind, e.key) for e in self.entries if e.usable}
         pinned = (name.partition(":") for name in self.switches.pins)
-        selected: list[SelectedPlugin] = []
+        selected: list[Entry] = []
         for kind, key in sorted(names | {(kind, key) for kind, _, key in pinned}):
             try:
                 owners = [self.choose(kind, key)]
@@ -110,7 +108,7 @@ class PluginRegistry:
                 owners = [e for e in self._usable(kind) if e.key == key]
             except PluginNotFoundError:
                 continue  # a pin to something that is not installed: the key cannot be used
-            selected += [SelectedPlugin.of(entry, kind, key) for entry in owners]
+            selected += [entry.unloaded(key) for entry in owners]
         return PluginSelection(selected)
 
     def missing(self, kind: str, key: str) -> str:

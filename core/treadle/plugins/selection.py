@@ -1,67 +1,96 @@
-"""What the parent process selected, as data for worker processes.
+"""What was selected, as data: for child processes, and for lock files.
 
-A worker does not select again: it imports the named plugins. It reads its own metadata only to
-refuse an installation that differs from the parent's.
+A child process does not select again: it imports the named plugins, and refuses those that differ
+in its installation. A lock file names the plugins that a deployment was tested with: an engine must
+not start with others because something was installed, upgraded or disabled in the meantime.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
+from treadle.errors import ConfigError, PluginConflictError
 from treadle.plugins.entries import Entry, normal, scan
+from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.local import local_entries
 
-__all__ = ("PluginSelection", "SelectedPlugin")
+__all__ = ("Lock", "PluginSelection", "check_lock", "lock_of")
 
-
-class SelectedPlugin(msgspec.Struct, frozen=True, array_like=True):
-    """One key and the plugin that serves it."""
-
-    kind: str
-    key: str
-    target: str
-    dist: str
-    version: str
-    file: str | None = None
-
-    @classmethod
-    def of(cls, entry: Entry, kind: str, key: str) -> SelectedPlugin:
-        """Return the selection of ``entry`` for a key, which may be served by the fallback."""
-        file = str(entry.file) if entry.file else None
-        return cls(kind, key, entry.target, entry.dist, entry.version, file)
-
-    def entry(self) -> Entry:
-        file = Path(self.file) if self.file else None
-        return Entry(self.kind, self.key, self.target, self.dist, self.version, file=file)
+VERSION = 1
 
 
 class PluginSelection(msgspec.Struct, frozen=True, array_like=True):
-    """Every selected plugin of one manager. Travels as msgpack."""
+    """Every selected plugin of one manager, not loaded yet. Travels as msgpack."""
 
-    choices: list[SelectedPlugin]
+    choices: list[Entry]
 
     def entries(self, installed: Callable[[], Iterable[Entry]] = scan) -> Iterator[Entry]:
         """Yield the selected entries; one whose plugin differs here is broken, with the reason."""
-        here = {(normal(e.dist), e.target): e.version for e in installed()}
+        files = {e.file for e in self.choices if e.file and Path(e.file).is_file()}
+        found = chain(installed(), *map(local_entries, files))
+        here = {(normal(e.dist), e.source): e.version for e in found}
         for choice in self.choices:
-            entry = choice.entry()
-            if choice.file:
-                found = _file_version(choice.file)
-            else:
-                found = here.get((normal(choice.dist), choice.target))
-            if found != choice.version:
-                has = found or "none"
-                entry.close(
-                    "broken",
-                    f"the parent has {choice.dist} {choice.version}, this worker has {has}",
-                )
+            entry, version = choice.unloaded(), here.get((normal(choice.dist), choice.source))
+            if version != entry.version:
+                has = version or "none"
+                entry.close("broken", f"the parent has {entry.owner}, this worker has {has}")
             yield entry
 
 
-def _file_version(file: str) -> str | None:
-    if not Path(file).is_file():
-        return None
-    return next((entry.version for entry in local_entries(file)), None)
+class LockedPlugin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """One key, and its owner with version and generation of the hook."""
+
+    id: str
+    distribution: str
+    version: str
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.id} (v{self.generation}) from {self.distribution} {self.version}"
+
+
+class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a lock file, which is JSON."""
+
+    version: int
+    plugins: list[LockedPlugin]
+
+
+def lock_of(entries: Iterable[Entry]) -> Lock:
+    """Return every usable entry, sorted by name so that files can be compared."""
+    kinds = installed_kinds()
+    plugins = {
+        LockedPlugin(e.id, normal(e.dist), e.version, kinds[e.kind].generation)
+        for e in entries
+        if e.usable
+    }
+    return Lock(VERSION, sorted(plugins))
+
+
+def check_lock(entries: Iterable[Entry], name: str) -> None:
+    """Raise ``PluginConflictError`` with every difference if the plugins are not as locked, and
+    ``ConfigError`` for a file that is not a lock."""
+    try:
+        locked = msgspec.json.decode(Path(name).read_bytes(), type=Lock)
+    except OSError as error:
+        raise ConfigError(
+            f"--plugin-lock-file {name} cannot be read: {error.strerror}; write it with treadle plugin lock"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--plugin-lock-file {name} is not a lock file: {error}") from error
+    if locked.version != VERSION:
+        raise ConfigError(
+            f"--plugin-lock-file {name} has version {locked.version}, this treadle reads {VERSION}"
+        )
+    before, now = set(locked.plugins), set(lock_of(entries).plugins)
+    if drift := sorted(before ^ now):
+        lines = [f"{'-' if p in before else '+'} {p}" for p in drift]
+        raise PluginConflictError(
+            f"plugins are not as {name} says (- is locked, + is installed):\n  "
+            + "\n  ".join(lines)
+            + f"\ninstall what it says, or write it anew with treadle plugin lock {name}"
+        )

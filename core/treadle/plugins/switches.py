@@ -12,28 +12,11 @@ from typing import Any
 
 from treadle.config import PluginConfig, environment
 from treadle.errors import ConfigError
-from treadle.known_plugins import DISTRIBUTIONS
+from treadle.known_plugins import ALWAYS_ALLOWED, DISTRIBUTIONS
 from treadle.plugins.entries import Entry, normal
 from treadle.plugins.kinds import installed_kinds
 
 __all__ = ("Switches",)
-
-# An allow-list chooses among plugins; without these there is nothing to plug them into, and no model
-# can be read.
-ALWAYS_ALLOWED = frozenset(
-    {
-        "treadle-core",
-        "treadle-server",
-        "treadle-cli",
-        "treadle-dummy",
-        "treadle-hf",
-        "treadle-hf-tokenizer",
-        "treadle-jinja",
-        "treadle-pt",
-        "treadle-safetensors",
-        "treadle-sdpa",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,51 @@ from torch import Tensor
 
 from treadle.api.attention import (
     AttentionBackend,
+    AttentionOffer,
     AttentionRequest,
     CommonAttentionMetadata,
     ForwardContext,
 )
 from treadle.api.cache import DeviceInfo, KVCacheSpec
+from treadle.api.kinds import ATTENTION_BACKENDS
 from treadle.api.step_types import KVCacheGroup
 from treadle.config import EngineConfig
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, PluginNotFoundError
+from treadle.known_plugins import install_hint, known_distributions
 from treadle.layers.device import torch_dtype
 from treadle.plugins import PluginManager
 
-__all__ = ("AttentionLayers",)
+__all__ = ("AttentionLayers", "attention_offer")
+
+
+def attention_offer(
+    plugins: PluginManager, request: AttentionRequest, pin: str | None = None
+) -> AttentionOffer:
+    """Return the best offer, or that of the backend ``pin``, behind the boundary.
+
+    Raises ``PluginNotFoundError`` with every refusal, and what could be installed, if there is
+    none, ``ConfigError`` if the pinned backend refuses.
+    """
+    offer = plugins.best_offer(ATTENTION_BACKENDS, pin, request=request)
+    if offer is not None:
+        return offer
+    _, refusals = plugins.offers(ATTENTION_BACKENDS, pin, request=request)
+    if pin is not None:
+        reasons = "; ".join(r for refusal in refusals for r in refusal.reasons)
+        offers, _ = plugins.offers(ATTENTION_BACKENDS, request=request)
+        raise ConfigError(
+            f"attention_backend is {pin!r}, which cannot serve this model: "
+            f"{reasons or 'it made no offer'}; backends that can: "
+            f"{', '.join(offer.name for offer in offers) or 'none'}"
+        )
+    reasons = "".join(f"\n  {r.name}: {'; '.join(r.reasons)}" for r in refusals)
+    installed = {entry.dist for entry in plugins.entries}
+    known = known_distributions(ATTENTION_BACKENDS.name)
+    missing = [dist for dist in known if dist not in installed]
+    hint = f"\n  not installed: {', '.join(missing)}; {install_hint(*missing)}" if missing else ""
+    raise PluginNotFoundError(
+        f"no attention backend can serve this model:{reasons or ' none is installed'}{hint}"
+    )
 
 
 @dataclass(slots=True)
@@ -66,7 +99,7 @@ class AttentionLayers:
         return group.backend
 
     def _create_group(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionGroup:
-        offer = self._plugins.attention_offer(request, pin=self._config.device.attention_backend)
+        offer = attention_offer(self._plugins, request, self._config.device.attention_backend)
         if self.page_size is None:
             self.page_size = offer.page_sizes[0]
             request = replace(request, page_size=self.page_size)

@@ -19,8 +19,8 @@ from treadle.api.structured_output import GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
+from treadle.loading.matching import candidates
 from treadle.plugins import PluginManager
-from treadle.plugins.matching import candidates
 from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.reasoning import reasoning_gate
 from treadle.structured_output.spec import grammar_spec

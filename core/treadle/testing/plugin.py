@@ -68,11 +68,10 @@ class PluginSuite(PluginTest):
 
     def findings(self) -> list[Finding]:
         """What ``treadle doctor`` says of it; its import runs in a process of its own."""
-        from treadle.plugins.selection import SelectedPlugin
         from treadle.testing.examination.checks import check
 
         entry = self.entry
-        name = (str(SelectedPlugin.of(entry, self.kind, self.key)), type(self))
+        name = (repr(entry.unloaded(self.key)), type(self))
         if name not in _EXAMINED:
             plugins = self.host()
             same = [e for e in plugins.entries if (e.id, e.dist) == (entry.id, entry.dist)]

@@ -20,8 +20,8 @@ from treadle.config import EngineConfig, PluginConfig
 from treadle.errors import CheckpointError, PluginNotFoundError
 from treadle.known_plugins import install_hint, known_distributions
 from treadle.loading.formats import fetch
+from treadle.loading.matching import AUTO, Decision, decide
 from treadle.loading.sources import parse_ref
-from treadle.plugins.matching import AUTO, Decision, decide
 from treadle.text.chat import ChatProcessor
 from treadle.text.defaults import default_params
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor

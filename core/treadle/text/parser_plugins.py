@@ -13,9 +13,9 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import DISTRIBUTIONS
+from treadle.loading.matching import NONE, Decision, decide
 from treadle.plugins.entries import normal
 from treadle.plugins.guard import strict_error
-from treadle.plugins.matching import NONE, Decision, decide
 from treadle.processes.watchdog import WatchdogExecutor
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter

@@ -7,10 +7,11 @@ import logging
 import pytest
 
 from treadle.api.kinds import QUANTIZATION
+from treadle.api.plugin_kind import HOOK_SECONDS, LOADING_SECONDS
 from treadle.config import PluginConfig, from_options
 from treadle.errors import ConfigError
 from treadle.plugins import PluginManager
-from treadle.plugins.call_stats import HOOK_SECONDS, LOADING_SECONDS, PluginCallStats
+from treadle.plugins.call_stats import PluginCallStats
 from treadle.plugins.kinds import installed_kinds
 
 

@@ -8,7 +8,7 @@ import pytest
 from treadle.api.kinds import QUANTIZATION
 from treadle.errors import ConfigError, PluginConflictError
 from treadle.plugins import PluginManager
-from treadle.plugins.lock import lock_of
+from treadle.plugins.selection import lock_of
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.errors import CheckpointError
-from treadle.known_plugins import KNOWN
+from treadle.known_plugins import ALWAYS_ALLOWED, KNOWN
 from treadle.plugins import PluginManager, installed_kinds
-from treadle.plugins.switches import ALWAYS_ALLOWED
 from treadle.testing.checkpoints import make_checkpoint, make_tokenizer
 from treadle.text.assets import open_checkpoint, plugin_config
 

@@ -9,7 +9,6 @@ import msgspec
 
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
-from treadle.plugins.selection import SelectedPlugin
 from treadle.testing.examination.child_process import ChildError, ask
 from treadle.testing.examination.findings import Finding, about_distribution, standing
 from treadle.testing.examination.probe import Loaded, Request
@@ -37,10 +36,10 @@ def check(
 ) -> tuple[list[Checked], list[str]]:
     """What is wrong with each of ``entries``, and what their plugins report."""
     chosen = list(entries)
-    targets: dict[tuple[str, str], list[Entry]] = {}
+    targets: dict[str, list[Entry]] = {}
     for entry in chosen:
         if entry.usable:
-            targets.setdefault((entry.dist, str(entry.file or entry.target)), []).append(entry)
+            targets.setdefault(entry.plugin, []).append(entry)
     with ThreadPoolExecutor(MAX_PROCESSES) as pool:
         answers = pool.map(lambda same: _load(same, seconds), targets.values())
         loaded = dict(zip(targets, answers, strict=True))
@@ -51,19 +50,16 @@ def check(
 
 
 def _load(entries: Sequence[Entry], seconds: float) -> Loaded:
-    choices = [SelectedPlugin.of(e, e.kind, e.key) for e in entries]
     try:
-        return ask(PROBE, Request(choices), Loaded, seconds)
+        return ask(PROBE, Request([e.unloaded() for e in entries]), Loaded, seconds)
     except ChildError as error:
         code = Finding("hang" if error.hung else "crash", f"importing it: {error}")
         return Loaded(-1.0, [code])
 
 
-def _checked(
-    plugins: PluginManager, entry: Entry, loaded: dict[tuple[str, str], Loaded]
-) -> Checked:
+def _checked(plugins: PluginManager, entry: Entry, loaded: dict[str, Loaded]) -> Checked:
     findings = [*standing(plugins, entry), *about_distribution(entry)]
-    answer = loaded.get((entry.dist, str(entry.file or entry.target)))
+    answer = loaded.get(entry.plugin)
     time = None
     if answer is not None:
         findings += [*answer.findings, *answer.own.get(entry.id, ())]
@@ -77,7 +73,7 @@ def _checked(
         entry.id,
         entry.dist,
         entry.version,
-        str(entry.file or entry.target),
+        entry.source,
         state,
         time,
         _once(findings),

@@ -21,7 +21,6 @@ from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.loader import PluginLoader
 from treadle.plugins.options import declared_options
-from treadle.plugins.selection import SelectedPlugin
 from treadle.testing.examination.findings import Finding
 
 __all__ = ("HEAVY", "Loaded", "Request", "main")
@@ -52,7 +51,7 @@ MAY_BE_HEAVY = frozenset({"commands"})
 class Request(msgspec.Struct, frozen=True):
     """The entries of one target."""
 
-    choices: list[SelectedPlugin]
+    entries: list[Entry]
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -68,8 +67,7 @@ class Loaded(msgspec.Struct, frozen=True):
 def probe(request: Request) -> Loaded:
     """Import and register the plugin of ``request``."""
     loader = PluginLoader(installed_kinds().values())
-    entries = [choice.entry() for choice in request.choices]
-    first = entries[0]
+    first = request.entries[0]
     before = set(sys.modules)
     began = time.perf_counter()
     try:
@@ -79,9 +77,9 @@ def probe(request: Request) -> Loaded:
         error = first.error or RuntimeError(first.why)
         return Loaded(seconds, [explain(error, first)])
     seconds = time.perf_counter() - began
-    kinds = {entry.kind for entry in entries}
+    kinds = {entry.kind for entry in request.entries}
     found = list(_weight(before, seconds, kinds))
-    own = {e.id: list(_hooks(loader, plugin, e)) for e in entries}
+    own = {e.id: list(_hooks(loader, plugin, e)) for e in request.entries}
     return Loaded(seconds, found, own, _report(loader, plugin, first, found))
 
 

@@ -1,7 +1,6 @@
-"""Selection among several plugins: all of a kind are asked, and the highest score wins.
+"""Which plugin is made for a model: all of a kind are asked, and the highest score wins.
 
-Backends offer for a request; equal offers go by name. Other plugins say whether they are made for a
-model, when the option is ``auto``; equal answers are an error.
+They are asked when the option is ``auto``; equal answers are an error.
 """
 
 from __future__ import annotations
@@ -9,18 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.api.matching import Match, ModelTraits
 from treadle.api.plugin_kind import PluginKind
-from treadle.api.types import AttentionOffer, CommunicatorOffer, KernelOffer, Refusal
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, TreadleError
-from treadle.plugins.entries import Entry
+from treadle.plugins import PluginManager
 
-if TYPE_CHECKING:
-    from treadle.plugins.manager import PluginManager
-
-__all__ = ("AUTO", "NONE", "Candidate", "Decision", "ask", "candidates", "decide", "ranked")
+__all__ = ("AUTO", "NONE", "Candidate", "Decision", "candidates", "decide")
 
 log = logging.getLogger("treadle.plugins")
 
@@ -107,58 +102,3 @@ def _candidate(
                 f"{kind.name}:{key} answered treadle_match with {other!r}; a Match with a score above 0 "
                 "and a reason was expected, or None"
             )
-
-
-def ranked(
-    plugins: PluginManager, kind: PluginKind[Any], arguments: dict[str, Any]
-) -> tuple[list[tuple[Any, Entry]], list[Refusal]]:
-    """Return the offers of all backends with their plugins, the best first, and all refusals.
-
-    A backend that is broken or contested refuses with the reason; strict mode raises its error.
-    """
-    # A module behind two keys is asked twice and answers the same.
-    offers: dict[tuple[str, str, str], tuple[Any, Entry]] = {}
-    refusals: dict[str, Refusal] = {}
-    for key in plugins.keys(kind.name):
-        try:
-            for answer, entry in ask(plugins, kind, key, arguments):
-                if isinstance(answer, Refusal):
-                    refusals[answer.name] = answer
-                else:
-                    offers.setdefault((entry.dist, entry.target, answer.name), (answer, entry))
-        except (PluginLoadError, PluginConflictError) as error:
-            if plugins.switches.strict:
-                raise
-            refusals[key] = Refusal(key, (str(error),))
-    best = sorted(offers.values(), key=lambda offer: (-offer[0].score, offer[0].name))
-    return best, [refusals[name] for name in sorted(refusals)]
-
-
-def ask(
-    plugins: PluginManager, kind: PluginKind[Any], key: str, arguments: dict[str, Any]
-) -> list[tuple[Any, Entry]]:
-    """Return the offers and refusals of one backend. Raises ``PluginLoadError`` for anything else."""
-    entry = plugins.choose(kind.name, key)
-    options = plugins.options(kind.name, key)
-    answers = plugins.hooks_for(kind.name, key).call(kind.hook, {**arguments, "options": options})
-    for answer in answers:
-        if not _is_sound(answer):
-            raise PluginLoadError(
-                f"{entry.id} answered {kind.hook} with {answer!r:.200}; an offer with a name, a number "
-                "as score and, for attention, page sizes was expected, or a Refusal with reasons"
-            )
-    return [(answer, entry) for answer in answers]
-
-
-def _is_sound(answer: object) -> bool:
-    """Whether an answer can be compared with others; one that cannot must not spoil theirs."""
-    match answer:
-        case AttentionOffer(name=str(), score=int() | float(), page_sizes=[_, *_] as sizes):
-            return all(isinstance(size, int) for size in sizes)
-        case KernelOffer(name=str(), score=int() | float()):
-            return True
-        case CommunicatorOffer(name=str(), score=int() | float()):
-            return True
-        case Refusal(name=str(), reasons=tuple() | list() as reasons):
-            return all(isinstance(reason, str) for reason in reasons)
-    return False

@@ -7,6 +7,7 @@ import pytest
 from treadle.api.kinds import ATTENTION_BACKENDS
 from treadle.api.types import AttentionRequest, DeviceInfo, KernelRequest
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError, PluginNotFoundError
+from treadle.runner.attention import attention_offer
 
 CPU = DeviceInfo("cpu")
 REQUEST = AttentionRequest(
@@ -49,7 +50,7 @@ def test_the_highest_score_wins_and_ties_go_by_name(site):
     backend(site, "alpha", score=50)
     backend(site, "flash", REFUSE)
     host = site.host()
-    assert host.attention_offer(REQUEST).name == "alpha"
+    assert attention_offer(host, REQUEST).name == "alpha"
     offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
 
@@ -58,7 +59,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
     backend(site, "flash", REFUSE)
     backend(site, "broken", "import missing_kernel")
     with pytest.raises(PluginNotFoundError) as error:
-        site.host().attention_offer(REQUEST)
+        attention_offer(site.host(), REQUEST)
     text = str(error.value)
     assert "no attention backend can serve this model:" in text
     assert "flash: head size 80 is not supported; needs CUDA" in text
@@ -67,7 +68,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
 
 def test_without_a_backend_the_error_says_what_to_install(site):
     with pytest.raises(PluginNotFoundError) as error:
-        site.host().attention_offer(REQUEST)
+        attention_offer(site.host(), REQUEST)
     first, second = str(error.value).splitlines()
     assert first == "no attention backend can serve this model: none is installed"
     assert "treadle-sdpa" in second and "'./plugins/backends/attention/sdpa'" in second
@@ -76,14 +77,14 @@ def test_without_a_backend_the_error_says_what_to_install(site):
 def test_a_pin_beats_the_score(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    assert site.host().attention_offer(REQUEST, pin="slow").name == "slow"
+    assert attention_offer(site.host(), REQUEST, "slow").name == "slow"
 
 
 def test_a_pinned_backend_that_refuses(site):
     backend(site, "slow", score=1)
     backend(site, "flash", REFUSE)
     with pytest.raises(ConfigError) as error:
-        site.host().attention_offer(REQUEST, pin="flash")
+        attention_offer(site.host(), REQUEST, "flash")
     assert str(error.value) == (
         "attention_backend is 'flash', which cannot serve this model: head size 80 is not supported; "
         "needs CUDA; backends that can: slow"
@@ -93,7 +94,7 @@ def test_a_pinned_backend_that_refuses(site):
 def test_a_pin_to_an_unknown_backend(site):
     backend(site, "slow")
     with pytest.raises(PluginNotFoundError, match=r"attention_backends:flosh \(known: slow\)"):
-        site.host().attention_offer(REQUEST, pin="flosh")
+        attention_offer(site.host(), REQUEST, "flosh")
 
 
 def test_broken_and_contested_backends_do_not_stop_the_others(site):
@@ -113,16 +114,16 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
     offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
     with pytest.raises(PluginConflictError):
-        host.attention_offer(REQUEST, pin="twin")
+        attention_offer(host, REQUEST, "twin")
     with pytest.raises(PluginLoadError, match="missing_kernel"):
-        host.attention_offer(REQUEST, pin="broken")
+        attention_offer(host, REQUEST, "broken")
 
 
 def test_each_backend_gets_its_own_options(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
     host = site.host(plugin_options={"attention_backends:slow": {"score": 70}})
-    assert host.attention_offer(REQUEST).name == "slow"
+    assert attention_offer(host, REQUEST).name == "slow"
 
 
 def test_an_answer_that_is_no_bid(site):

@@ -11,9 +11,9 @@ from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.matching import ModelTraits
 from treadle.config import PluginConfig
 from treadle.errors import ConfigError, PluginConflictError, PluginLoadError
+from treadle.loading.matching import AUTO, NONE, Candidate, decide
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
-from treadle.plugins.matching import AUTO, NONE, Candidate, decide
 
 PLUGIN = """
 from treadle.api import impl
