@@ -179,6 +179,31 @@ def test_public_classes_are_named_for_what_they_are() -> None:
     assert offences(check) == []
 
 
+def test_no_retired_name_returns() -> None:
+    """``tests/retired_names.txt`` lists names that better ones have replaced."""
+    retired = frozenset((ROOT / "tests/retired_names.txt").read_text().split())
+
+    def check(path: Path) -> Iterator[str]:
+        for node in ast.walk(tree(path)):
+            for name in identifiers(node):
+                if name in retired:
+                    yield f"{relative(path)}:{getattr(node, 'lineno', 0)}: {name}"
+
+    assert offences(check) == []
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """The names that a node defines or uses."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+
+
 def test_every_module_says_why_it_exists() -> None:
     silent = [relative(p) for p in SHIPPED if tree(p).body and not ast.get_docstring(tree(p))]
     assert silent == []

@@ -20,6 +20,8 @@ from treadle.errors import ConfigError
 log = logging.getLogger(__name__)
 
 __all__ = (
+    "IGNORED_OPTIONS",
+    "OPTION_ALIASES",
     "CacheConfig",
     "DeviceConfig",
     "EngineConfig",
@@ -31,6 +33,7 @@ __all__ = (
     "environment",
     "forbid_multicast",
     "from_options",
+    "resolve_aliases",
     "server_environment",
     "set_passive_omp_wait",
 )

@@ -212,6 +212,13 @@ def test_a_wrong_file(treadle, tmp_path, text, message):
     assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
 
 
+def test_a_file_may_use_the_name_of_another_engine(parse, tmp_path):
+    (tmp_path / "f.toml").write_text("enable-auto-tool-choice = true\n[cache]\nblock-size = 16\n")
+    from treadle_cli.flags.file import read_file
+
+    assert read_file(tmp_path / "f.toml", {"page_size"}) == {"page_size": 16}
+
+
 def test_a_missing_file(treadle):
     done = treadle("generate", "--prompt", "x", "--config", "nope.toml")
     assert done.code == 2 and done.err.startswith("treadle: --config nope.toml cannot be read: ")

@@ -163,7 +163,9 @@ def test_the_engine_needs_no_server_no_command_line_and_no_other_kit(
 
 def test_without_attention_for_the_device_the_error_says_what_to_install(tmp_path: Path) -> None:
     (member,) = (m for m in members() if m.name == CPU_ATTENTION)
-    done = run(without(member, tmp_path), GENERATE, member.name, str(checkpoint(tmp_path, member)))
+    done = run(
+        without(member, tmp_path), GENERATE, member.name, str(checkpoint(tmp_path, member)), "{}"
+    )
     assert done.returncode != 0
     assert "triton: device 'cpu'" in done.stderr, "what is there says why it cannot"
     assert done.stderr.splitlines()[-1] == (

@@ -6,15 +6,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from statistics import mean, median
+from typing import Any, TypeVar
 
 import msgspec
 
+from treadle.api.kinds import EXECUTORS
+from treadle.api.plugin_kind import PluginKind
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import KVCacheGroup
 from treadle.api.types import (
     EngineInfo,
-    Executor,
     GrammarOutput,
     ModelRunnerOutput,
     SchedulerOutput,
@@ -25,6 +27,7 @@ from treadle.plugins import PluginManager
 
 __all__ = ("SIZES", "SchedulerCost", "host_cost")
 
+T = TypeVar("T")
 SIZES = (1, 32, 256, 1024)
 PROMPT = 64  # tokens of each sequence before the measured decode steps
 WARM = 20
@@ -74,11 +77,14 @@ class NullExecutor:
         pass
 
 
-class _Host(PluginManager):
-    """The installed plugins, but for the executor."""
+class _Plugins(PluginManager):
+    """The installed plugins, except that the executor runs no model."""
 
-    def executor(self, name: str, config: EngineConfig) -> Executor:
-        return NullExecutor(config)
+    def create_guarded(self, kind: PluginKind[T], key: str, **arguments: Any) -> T:
+        if kind is EXECUTORS:
+            executor: Any = NullExecutor(arguments["config"])
+            return self.guarded(kind, key, executor)  # type: ignore[no-any-return]
+        return super().create_guarded(kind, key, **arguments)
 
 
 def host_cost(steps: int = 400) -> Iterator[SchedulerCost]:
@@ -90,7 +96,7 @@ def host_cost(steps: int = 400) -> Iterator[SchedulerCost]:
             enable_prefix_caching=False,
             max_num_queued_reqs=running,
         )
-        core = EngineCore(config, _Host(config.plugins))
+        core = EngineCore(config, _Plugins(config.plugins))
         params = SamplingParams(max_tokens=WARM + steps + 8, ignore_eos=True)
         for i in range(running):
             core.add_request(EngineRequest(str(i), [5] * PROMPT, params, time.monotonic()))

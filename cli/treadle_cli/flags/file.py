@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from treadle.config import resolve_aliases
 from treadle.errors import ConfigError
 from treadle_cli.flags.groups import SECTIONS
 
@@ -31,21 +32,22 @@ def read_file(path: Path | None, known: Collection[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in content.items():
         if name in SECTIONS and isinstance(value, dict):
-            for inner, option in _underscored(value).items():
+            for inner, option in _named(value).items():
                 if inner in known:
                     options[inner] = option
                 elif not _foreign(name, inner):
                     raise ConfigError(_unknown(path, f"{name}.{inner}", inner, known))
         else:
-            [(option_name, option)] = _underscored({name: value}).items()
-            if option_name not in known:
-                raise ConfigError(_unknown(path, name, option_name, known))
-            options[option_name] = option
+            for option_name, option in _named({name: value}).items():
+                if option_name not in known:
+                    raise ConfigError(_unknown(path, name, option_name, known))
+                options[option_name] = option
     return options
 
 
-def _underscored(table: dict[str, Any]) -> dict[str, Any]:
-    return {name.replace("-", "_"): value for name, value in table.items()}
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table under treadle's names, which have underscores."""
+    return resolve_aliases({name.replace("-", "_"): value for name, value in table.items()})
 
 
 def _foreign(section: str, name: str) -> bool:

@@ -111,7 +111,7 @@ def _too_little(config: EngineConfig, available: int, needed: int, usage: Memory
         f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, but the smallest one needs "
         f"{needed / GIB:.2f} GiB"
     )
-    if not usage.total:
+    if not usage.total or config.cache.kv_cache_memory_bytes is not None:
         return f"{text}; raise kv_cache_memory_bytes or lower page_size"
     fraction = config.cache.gpu_memory_utilization
     allowed = fraction * usage.total

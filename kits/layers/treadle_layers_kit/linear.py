@@ -103,7 +103,7 @@ class Linear(nn.Module):
         return self.tp_group.all_reduce(y) if self.reduce_results else y
 
     def gated(self, x: Tensor) -> Tensor:
-        """The layer of ``ops.silu_and_mul(x)``, for a ``GatedMethod``: ``[..., 2 · in] -> [..., out]``."""
+        """The layer of ``ops.silu_and_mul(x)``, for a ``SupportsGatedInput`` method: ``[..., 2 · in] -> [..., out]``."""
         y = self.method.apply_gated(self, x, self.bias if self.applies_bias else None)  # type: ignore[attr-defined]
         return self.tp_group.all_reduce(y) if self.reduce_results else y
 

@@ -20,7 +20,7 @@ class BatchPlan(Protocol):
 class PagedAttentionBackend:
     """A base class. The cache is ``[2, pages, page_size, kv_heads, head_size]``: keys, then values.
 
-    With ``slot_mapping``, a subclass is a ``PagedWriter``: fused kernels may write keys and values.
+    With ``slot_mapping``, a subclass is a ``SupportsExternalKVWrite``: fused kernels may write keys and values.
     """
 
     def __init__(self, request: AttentionRequest) -> None:

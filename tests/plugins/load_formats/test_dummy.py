@@ -17,7 +17,7 @@ from treadle.testing.models import TinyModel
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 

@@ -19,7 +19,7 @@ ONE = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginManager:
+def plugins() -> PluginManager:
     return PluginManager()
 
 

@@ -45,7 +45,7 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
     plain = SamplingParams(
         temperature=0, max_tokens=40, ignore_eos=True, logit_bias={7: 50.0, 9: 50.0}
     )
-    guarded = plain.replace(extra={"repetition_window": {"ngram": 2}})
+    guarded = plain.replace(extra_args={"repetition_window": {"ngram": 2}})
     prompts = [[1, 2, 3], [1, 2, 3]]
     free, kept = llm.generate(prompts, [plain, guarded], use_tqdm=False)
     alone = llm.generate([prompts[0]], plain, use_tqdm=False)[0]
@@ -56,7 +56,7 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("extra_args", "message"),
     [
         ({"repetition_window": {"ngram": 0}}, "ngram is 0; 1 to 64"),
         ({"repetition_window": {"window": -1}}, "window is -1"),
@@ -65,7 +65,7 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
         ({"other": {}}, "'other', which is not a logits processor of this engine"),
     ],
 )
-def test_bad_arguments_are_refused(llm: LLM, extra: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(llm: LLM, extra_args: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        llm.generate([[1]], SamplingParams(extra_args=extra), use_tqdm=False)
+        llm.generate([[1]], SamplingParams(extra_args=extra_args), use_tqdm=False)
     assert caught.value.param == "extra_args"

@@ -28,10 +28,10 @@ def lines(folder: Path, path: Path, **options: float) -> list[dict[str, float]]:
 def test_a_line_for_every_step(folder: Path, tmp_path: Path) -> None:
     found = lines(folder, tmp_path / "s.jsonl", seconds=0)
     assert len(found) >= 6
-    assert [line["generated_tokens"] for line in found] == sorted(
-        line["generated_tokens"] for line in found
+    assert [line["generation_tokens"] for line in found] == sorted(
+        line["generation_tokens"] for line in found
     )
-    assert found[-1]["generated_tokens"] == 6 and found[-1]["prompt_tokens"] == 3
+    assert found[-1]["generation_tokens"] == 6 and found[-1]["prompt_tokens"] == 3
     assert found[0]["time"] <= found[-1]["time"]
 
 

@@ -23,7 +23,7 @@ UNUSED = ("q_scale", "prob_output_scale", "input_scale_ub")
 
 
 class Fp8Scheme:
-    """Also a ``TensorNames``, because writers disagree about names."""
+    """Also ``SupportsWeightRenaming``, because writers disagree about names."""
 
     name = "fp8"
 

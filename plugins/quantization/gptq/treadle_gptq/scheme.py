@@ -18,7 +18,7 @@ HEADS = ("lm_head",)
 
 
 class GptqScheme:
-    """Also a ``TensorNames``: some writers give every layer a bias of zeros."""
+    """Also ``SupportsWeightRenaming``: some writers give every layer a bias of zeros."""
 
     name = "gptq"
 

@@ -63,7 +63,7 @@ EQUAL = """
         close(product(wide), wide.float() @ weight, dtype)
         assert product(wide[:0]).shape == (0, 2, 72)
         x = wide[:70, 1]  # rows that are not side by side
-        tickets = product.op.tickets.on(x.device)
+        tickets = product.op.tile_counters.on(x.device)
         for tile in *FEW, MANY, MOST, replace(MANY, rows=32, fold=True):
             for processors in 1, 12:
                 for _ in range(2):
@@ -100,7 +100,7 @@ FALLBACKS = """
         for few in True, False:
             for unpacks in True, False:
                 op = Int4Linear(torch.bfloat16, use_hopper=wide, use_small_m=few, unpacks=unpacks)
-                assert op.tickets is not packed.op.tickets
+                assert op.tile_counters is not packed.op.tile_counters
                 packed.op = op
                 for rows in 0, 3, 40, 300:
                     x = torch.randn(rows, 2, 256).bfloat16()
@@ -110,7 +110,7 @@ FALLBACKS = """
     assert calls == [(80, 128), (600, 128)] * 4
     half = packed(torch.randn(3, 256).half())
     assert half.dtype == torch.float16, "of another type: torch's"
-    packed.op.tickets.on = lambda device: None  # in a capture
+    packed.op.tile_counters.on = lambda device: None  # in a capture
     x = torch.randn(3, 256).bfloat16()
     assert torch.equal(packed(x), torch.nn.functional.linear(x, weight.t().bfloat16()))
 """

@@ -117,15 +117,15 @@ CHECKS = {
     """,
     "sample": """
         from treadle_kernels_triton.sample import argmax, sample
-        from treadle.api.step_types import SlotStart
+        from treadle.api.step_types import NewSequenceData
         from treadle.api.sampling_params import SamplingParams
         from treadle.sampling.sampler import Sampler
         inf, nan = float("inf"), float("nan")
         for vocab in 300, 320, 1000:
             kinds = [{"temperature": 0.0 if i % 4 == 0 else 0.3 + i / 20} for i in range(40)]
             sampler = Sampler(40, vocab)
-            sampler.open([
-                SlotStart(i, SamplingParams(**kind), 2, [1, 2], 7919 * i, [0], [])
+            sampler.add_sequences([
+                NewSequenceData(i, SamplingParams(**kind), 2, [1, 2], 7919 * i, [0], [])
                 for i, kind in enumerate(kinds)
             ])
             logits = torch.randn(40, vocab + 8)[:, :vocab] * 3
@@ -182,8 +182,8 @@ BUILDS = """
     for random, greedy in (True, False), (True, True), (False, True):
         chosen = dict(VOCAB=151936, COUNT=1187, WIDTH=128, WIDE=128, BLOCKS=32, EARLY=True)
         chosen |= dict(RANDOM=random, GREEDY=greedy)
-        assert build(sample.survey_kernel, 4, chosen, **numbers, **tables) == 0
-        assert build(sample.choose_kernel, 8, {**chosen, "ROOM": 2048}, **numbers, **tables) == 0
+        assert build(sample.block_stats_kernel, 4, chosen, **numbers, **tables) == 0
+        assert build(sample.sample_kernel, 8, {**chosen, "ROOM": 2048}, **numbers, **tables) == 0
     scales = dict(eps="fp32", offset="fp32", half_cache="i64", slots="*i64")
     scales |= dict(k_scale="fp32", v_scale="fp32")
     chosen = dict(HEADS=16, KV_HEADS=8, SIZE=128, BLOCK=8, EARLY=True)
@@ -197,7 +197,7 @@ BUILDS = """
         assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x})
     sizes = dict.fromkeys(("size", "features", "biased"), "i32")
     chosen = dict(PARTS=4, BLOCK=1024, EARLY=True)
-    assert build(join.join_kernel, 4, chosen, parts="*fp32", **sizes) > 0
+    assert build(join.reduce_split_k_kernel, 4, chosen, parts="*fp32", **sizes) > 0
     assert build(activation.silu_and_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
 """
 PROLOGUE = """

@@ -20,12 +20,12 @@ PROLOGUE = """
         assert (found.float() - want.float()).norm() < limit * want.float().norm()
 """
 PARTS = """
-    from treadle_kernels_triton.join import join
+    from treadle_kernels_triton.join import reduce_split_k
     from treadle_kernels_triton.norm import fused_add_partials_rms_norm
     for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
         parts, bias = torch.randn(count, rows, size), torch.randn(size)
-        near(join(parts, None, torch.float32), parts.sum(0))
-        near(join(parts, bias, torch.float32), parts.sum(0) + bias)
+        near(reduce_split_k(parts, None, torch.float32), parts.sum(0))
+        near(reduce_split_k(parts, bias, torch.float32), parts.sum(0) + bias)
         residual, weight = torch.randn(rows, size), torch.randn(size)
         want = ops.fused_add_rms_norm(parts.sum(0), residual, weight, 1e-5, 1.0)
         y, after = fused_add_partials_rms_norm(parts, residual, weight, 1e-5, 1.0)
@@ -35,20 +35,20 @@ PARTS = """
     # Of numbers whose sums are exact: rounded to the dtype before the residual is added.
     parts = torch.randint(-99, 99, (3, 4, 64)) / 64 + 256.0
     residual = torch.randint(-99, 99, (4, 64)).half()
-    assert torch.equal(join(parts, None, torch.float16), parts.sum(0).half())
+    assert torch.equal(reduce_split_k(parts, None, torch.float16), parts.sum(0).half())
     whole = ops.fused_add_rms_norm(parts.sum(0).half(), residual, torch.ones(64).half(), 1e-5)
     found = fused_add_partials_rms_norm(parts, residual, torch.ones(64).half(), 1e-5)
     assert torch.equal(found[1], whole[1])
 """
 BATCHES = """
     from torch.nn.functional import linear as product
-    from treadle_kernels_triton.hopper.batches import Batches, choose_batch, choose_gated_batch
+    from treadle_kernels_triton.hopper.batches import SmallBatchLinear, choose_batch, choose_gated_batch
     from treadle_kernels_triton import linear as module
     from treadle_kernels_triton.linear import linear, linear_split_k, linear_silu_and_mul
     module.silu_and_mul = lambda y, early: ops.silu_and_mul(y)  # the interpreter cuts bfloat16 off
     captures = [True]
     torch.cuda.is_current_stream_capturing = lambda: captures[0]
-    class Multiplied(Batches):
+    class Multiplied(SmallBatchLinear):
         def __init__(self, choice):
             found = {choice(rows, *shape, 132) for rows in range(257) for shape in SHAPES}
             super().__init__(torch.bfloat16, 132, choice, found - {None})
