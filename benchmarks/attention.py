@@ -38,7 +38,7 @@ from treadle.api.attention import (
 from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.testing.attention import AttentionCase
 
-BIDS = {
+HOOKS = {
     name: import_module(module).treadle_attention_backend
     for name, module in {
         "triton": "treadle_attention_triton",
@@ -51,14 +51,14 @@ BIDS = {
 
 SHAPES = {"0.6B": (16, 8), "8B": (32, 8)}
 SIZE = 128
-COLD = 400 << 20  # bytes of caches in rotation: several times an L2
+CACHE_BYTES = 400 << 20  # bytes of caches in rotation: several times an L2
 
 
 def request(shape: str, dtype: str = "bfloat16", **changes: object) -> AttentionRequest:
     heads, kv_heads = SHAPES[shape]
     device = DeviceInfo("cuda", torch.cuda.get_device_capability())
-    made = AttentionRequest(device, dtype, dtype, SIZE, heads, kv_heads, SIZE**-0.5)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    base = AttentionRequest(device, dtype, dtype, SIZE, heads, kv_heads, SIZE**-0.5)
+    return replace(base, **changes)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------- parity
@@ -82,37 +82,42 @@ def parity() -> None:
     print("relative error against float32 (worst of decode, prompts, chunks, mixed)")
     for name, changes in variants.items():
         for dtype in ("bfloat16", "float16", "float32"):
-            asked = request("8B", dtype, **({"kv_dtype": dtype} | changes))
+            attn_request = request("8B", dtype, **({"kv_dtype": dtype} | changes))
             limit = 8e-2 if "fp8" in name else {"float32": 1e-5}.get(dtype, 1e-2)
-            text, verdict = f"  {dtype:9} {name:12}", "ok"
-            for key, bid in BIDS.items():
-                offer = bid(asked, {})
+            text, status = f"  {dtype:9} {name:12}", "ok"
+            for key, offer_for in HOOKS.items():
+                offer = offer_for(attn_request, {})
                 if not isinstance(offer, AttentionOffer):
                     text += f" {key} refuses "
                     continue
-                worst = max(error(offer.create(), asked, *step) for step in steps.values())
-                text += f" {key} {worst:.1e} "
-                if worst > limit:
-                    verdict = "WRONG"
-            print(f"{text} {verdict}")
+                max_error = max(
+                    error(offer.create(), attn_request, *step) for step in steps.values()
+                )
+                text += f" {key} {max_error:.1e} "
+                if max_error > limit:
+                    status = "WRONG"
+            print(f"{text} {status}")
 
 
 def error(
-    backend: AttentionBackend, asked: AttentionRequest, query_lens: list[int], kv_lens: list[int]
+    backend: AttentionBackend,
+    attn_request: AttentionRequest,
+    query_lens: list[int],
+    kv_lens: list[int],
 ) -> float:
     seed = int(torch.randint(1 << 30, ()))
-    case = AttentionCase(asked, query_lens, kv_lens, 64, device="cuda", seed=seed)
+    case = AttentionCase(attn_request, query_lens, kv_lens, 64, device="cuda", seed=seed)
     cache = case.cache(backend)
-    if asked.kv_dtype == asked.dtype:
+    if attn_request.kv_dtype == attn_request.dtype:
         cache[cache == 7.0] = float("nan")  # whatever nobody wrote
-    poison = torch.full((1 << 26,), float("nan"), device="cuda")  # freed: outputs land on it
-    del poison
-    got = backend.forward(
+    nan_buffer = torch.full((1 << 26,), float("nan"), device="cuda")  # freed: outputs land on it
+    del nan_buffer
+    actual = backend.forward(
         case.q, case.k, case.v, cache, backend.build_metadata(case.batch)
     ).double()
-    want = case.expected().double()
-    off = float((got - want).norm() / want.norm())
-    return off if off == off else float("inf")
+    expected = case.expected().double()
+    relative_error = float((actual - expected).norm() / expected.norm())
+    return relative_error if relative_error == relative_error else float("inf")
 
 
 # ----------------------------------------------------------------------------------- time
@@ -122,17 +127,17 @@ def batch(
     query_lens: Sequence[int], kv_lens: Sequence[int], page_size: int
 ) -> tuple[CommonAttentionMetadata, int]:
     """Rows over shuffled pages."""
-    needed = [-(-n // page_size) for n in kv_lens]
-    order = torch.randperm(sum(needed)) + 1
-    table = torch.zeros(len(kv_lens), max(needed), dtype=torch.int64)
+    num_pages = [-(-n // page_size) for n in kv_lens]
+    order = torch.randperm(sum(num_pages)) + 1
+    table = torch.zeros(len(kv_lens), max(num_pages), dtype=torch.int64)
     slots = []
-    for row, own in enumerate(order.split(needed)):
-        table[row, : len(own)] = own
-        at = torch.arange(kv_lens[row] - query_lens[row], kv_lens[row])
-        slots.append(own[at // page_size] * page_size + at % page_size)
+    for row, pages in enumerate(order.split(num_pages)):
+        table[row, : len(pages)] = pages
+        positions = torch.arange(kv_lens[row] - query_lens[row], kv_lens[row])
+        slots.append(pages[positions // page_size] * page_size + positions % page_size)
     starts = torch.tensor([0, *query_lens]).cumsum(0)
     decodes = sum(1 for n in query_lens if n == 1)
-    made = CommonAttentionMetadata(
+    metadata = CommonAttentionMetadata(
         page_size=page_size,
         num_decodes=decodes,
         max_query_len=max(query_lens),
@@ -144,7 +149,7 @@ def batch(
         query_lens_cpu=list(query_lens),
         seq_lens_cpu=list(kv_lens),
     )
-    return made, sum(needed) + 1
+    return metadata, sum(num_pages) + 1
 
 
 class Load:
@@ -152,69 +157,76 @@ class Load:
 
     def __init__(
         self,
-        asked: AttentionRequest,
+        attn_request: AttentionRequest,
         query_lens: Sequence[int],
         kv_lens: Sequence[int],
         page_size: int = 64,
     ) -> None:
-        self.asked = asked
+        self.asked = attn_request
         self.batch, pages = batch(query_lens, kv_lens, page_size)
-        spec = KVCacheSpec("layer", asked.num_kv_heads, asked.head_size, asked.kv_dtype)
-        shape = SdpaAttention(asked).kv_cache_shape(pages, page_size, spec)
-        dtype = {"fp8_e4m3": torch.float8_e4m3fn}.get(asked.kv_dtype) or getattr(
-            torch, asked.kv_dtype
+        spec = KVCacheSpec(
+            "layer", attn_request.num_kv_heads, attn_request.head_size, attn_request.kv_dtype
         )
-        one = torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype)
+        shape = SdpaAttention(attn_request).kv_cache_shape(pages, page_size, spec)
+        dtype = {"fp8_e4m3": torch.float8_e4m3fn}.get(attn_request.kv_dtype) or getattr(
+            torch, attn_request.kv_dtype
+        )
+        cache = torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype)
         self.caches = [
-            one.clone() for _ in range(max(1, min(64, COLD // (one.numel() * one.itemsize))))
+            cache.clone()
+            for _ in range(max(1, min(64, CACHE_BYTES // (cache.numel() * cache.itemsize))))
         ]
         tokens = sum(query_lens)
-        width = (asked.num_heads + 2 * asked.num_kv_heads) * asked.head_size
-        qkv = torch.randn(tokens, width, device="cuda").to(getattr(torch, asked.dtype))
-        kv = asked.num_kv_heads * asked.head_size
-        parts = qkv.split([asked.num_heads * asked.head_size, kv, kv], 1)
-        self.q, self.k, self.v = (x.unflatten(1, (-1, asked.head_size)) for x in parts)
-        self.bytes = sum(kv_lens) * asked.num_kv_heads * asked.head_size * 2 * one.itemsize
-        seen = sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(query_lens, kv_lens, strict=True))
-        self.flops = 4 * seen * asked.num_heads * asked.head_size
+        width = (attn_request.num_heads + 2 * attn_request.num_kv_heads) * attn_request.head_size
+        qkv = torch.randn(tokens, width, device="cuda").to(getattr(torch, attn_request.dtype))
+        kv = attn_request.num_kv_heads * attn_request.head_size
+        parts = qkv.split([attn_request.num_heads * attn_request.head_size, kv, kv], 1)
+        self.q, self.k, self.v = (x.unflatten(1, (-1, attn_request.head_size)) for x in parts)
+        self.bytes = (
+            sum(kv_lens) * attn_request.num_kv_heads * attn_request.head_size * 2 * cache.itemsize
+        )
+        num_scores = sum(
+            n * (m - n) + n * (n + 1) / 2 for n, m in zip(query_lens, kv_lens, strict=True)
+        )
+        self.flops = 4 * num_scores * attn_request.num_heads * attn_request.head_size
 
     def layer(
         self,
         backend: AttentionBackend,
-        plan: object = None,
+        metadata: object = None,
         *,
         write: bool = True,
         graph: bool = True,
     ) -> float:
         """Seconds per layer."""
-        plan = plan or backend.build_metadata(self.batch)
-        new = (self.k, self.v) if write else (None, None)
+        metadata = metadata or backend.build_metadata(self.batch)
+        new_kv = (self.k, self.v) if write else (None, None)
 
         def layers() -> None:
             for cache in self.caches:
-                backend.forward(self.q, *new, cache, plan)
+                backend.forward(self.q, *new_kv, cache, metadata)
 
         return seconds(layers, graph) / len(self.caches)
 
 
-def seconds(run: Callable[[], object], graph: bool = True, budget: float = 0.12) -> float:
-    """The median time of ``run`` on the device."""
-    run()
+def seconds(call: Callable[[], object], graph: bool = True, budget: float = 0.12) -> float:
+    """The median time of ``call`` on the device."""
+    call()
     if graph:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
-            run()
-        run = captured.replay
+            call()
+        call = captured.replay
     times: list[float] = []
     while sum(times) < budget or len(times) < 5:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        run()
+        call()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)
@@ -230,11 +242,13 @@ def ceilings() -> tuple[float, float]:
     return copy, 2 * 8192**3 / seconds(lambda: a @ a, graph=False)
 
 
-def line(name: str, taken: float, load: Load, ceiling: float, flops: bool, note: str = "") -> None:
-    rate, unit = (load.flops / taken, 1e12) if flops else (load.bytes / taken, 1e12)
-    kind = "TFLOP/s" if flops else "TB/s"
+def line(
+    name: str, elapsed: float, load: Load, ceiling: float, flops: bool, note: str = ""
+) -> None:
+    rate, unit = (load.flops / elapsed, 1e12) if flops else (load.bytes / elapsed, 1e12)
+    unit_name = "TFLOP/s" if flops else "TB/s"
     print(
-        f"{name:44} {taken * 1e6:9.1f} us {rate / unit:8.2f} {kind:7} {100 * rate / ceiling:5.1f} %  {note}",
+        f"{name:44} {elapsed * 1e6:9.1f} us {rate / unit:8.2f} {unit_name:7} {100 * rate / ceiling:5.1f} %  {note}",
         flush=True,
     )
 
@@ -247,8 +261,8 @@ def report() -> None:
         for rows in (1, 32, 256):
             for kv in (192, 1024, 4096):
                 load = Load(request(shape), [1] * rows, [kv] * rows)
-                written = load.layer(backend)
-                note = f"with the cache write {written * 1e6:.1f} us"
+                with_write = load.layer(backend)
+                note = f"with the cache write {with_write * 1e6:.1f} us"
                 line(
                     f"{shape} decode B={rows} kv={kv}",
                     load.layer(backend, write=False),
@@ -258,8 +272,8 @@ def report() -> None:
                     note,
                 )
                 del load
-        ragged = [int(n) for n in torch.randint(64, 2000, (256,))]
-        load = Load(request(shape), [1] * 256, ragged)
+        lengths = [int(n) for n in torch.randint(64, 2000, (256,))]
+        load = Load(request(shape), [1] * 256, lengths)
         line(
             f"{shape} decode B=256 kv=64..2000", load.layer(backend, write=False), load, copy, False
         )
@@ -284,9 +298,9 @@ def report() -> None:
             ),
         }.items():
             load = Load(request(shape), *step)
-            short = name.startswith("drafts")
-            taken = load.layer(backend, write=not short)
-            line(f"{shape} {name}", taken, load, copy if short else product, not short)
+            is_draft = name.startswith("drafts")
+            elapsed = load.layer(backend, write=not is_draft)
+            line(f"{shape} {name}", elapsed, load, copy if is_draft else product, not is_draft)
     load = Load(request("0.6B"), [1] * 32, [1024] * 32)
     print(f"Python of one decode call: {host(load, create(request('0.6B'))) * 1e6:.0f} us")
     sdpa = SdpaAttention(request("0.6B"))
@@ -299,12 +313,19 @@ def report() -> None:
     )
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    for kind in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        with sdpa_kernel(kind):
-            taken = seconds(
+    for sdpa_backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(sdpa_backend):
+            elapsed = seconds(
                 lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             )
-        line(f"0.6B prefill 16 x 2048, torch {kind.name}", taken, load, product, True, "no pages")
+        line(
+            f"0.6B prefill 16 x 2048, torch {sdpa_backend.name}",
+            elapsed,
+            load,
+            product,
+            True,
+            "no pages",
+        )
 
 
 COMPARED = {
@@ -324,12 +345,16 @@ def compare(names: Sequence[str]) -> None:
     print(f"us per layer{'':38}" + "".join(f"{name:>12}" for name in names))
     for shape in SHAPES:
         for kv_dtype in ("bfloat16", "fp8_e4m3"):
-            asked = request(shape, kv_dtype=kv_dtype)
-            bids = {name: BIDS[name](asked, {}) for name in names}
-            offers = {name: bid for name, bid in bids.items() if isinstance(bid, AttentionOffer)}
+            attn_request = request(shape, kv_dtype=kv_dtype)
+            answers = {name: HOOKS[name](attn_request, {}) for name in names}
+            offers = {
+                name: answer
+                for name, answer in answers.items()
+                if isinstance(answer, AttentionOffer)
+            }
             backends = {name: offer.create() for name, offer in offers.items()}
             for step, (query_lens, kv_lens) in COMPARED.items():
-                load = Load(asked, query_lens, kv_lens)
+                load = Load(attn_request, query_lens, kv_lens)
                 load.q = load.q.contiguous()
                 text = f"{shape} {kv_dtype:10} {step:32}"
                 for name in names:
@@ -338,31 +363,33 @@ def compare(names: Sequence[str]) -> None:
                         continue
                     # As the runner does: it captures decode steps where a backend's can be.
                     graph = max(query_lens) == 1 and offers[name].graph_safe
-                    taken = load.layer(backends[name], write=False, graph=graph)
-                    text += f"{taken * 1e6:12.1f}"
+                    elapsed = load.layer(backends[name], write=False, graph=graph)
+                    text += f"{elapsed * 1e6:12.1f}"
                 print(text, flush=True)
                 del load
 
 
 def host(load: Load, backend: AttentionBackend) -> float:
     """Seconds of Python per layer and step, measured while the device keeps up."""
-    plan = backend.build_metadata(load.batch)
-    new = (load.k, load.v, load.caches[0], plan)
+    metadata = backend.build_metadata(load.batch)
+    args = (load.k, load.v, load.caches[0], metadata)
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for _ in range(20):
-        backend.forward(load.q, *new)
-    taken = time.perf_counter() - begin
+        backend.forward(load.q, *args)
+    elapsed = time.perf_counter() - begin
     torch.cuda.synchronize()
-    return taken / 20
+    return elapsed / 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention on one CUDA device.")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--parity", action="store_true", help="only check the results")
-    only.add_argument("--time", action="store_true", help="only measure")
-    only.add_argument("--compare", nargs="+", choices=BIDS, help="only measure these, side by side")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--parity", action="store_true", help="only check the results")
+    group.add_argument("--time", action="store_true", help="only measure")
+    group.add_argument(
+        "--compare", nargs="+", choices=HOOKS, help="only measure these, side by side"
+    )
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     if options.compare:

@@ -41,36 +41,36 @@ SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)
 GATHERED = (1, 8, 32, 96, 226)
 WIDTH, VOCABULARY = 4096, 151936
-MOST, LEAST = 32, 4  # calls of a graph
+MAX_CALLS, MIN_CALLS = 32, 4  # calls of a graph
 TOTAL = 1 << 26  # bytes that those of a graph move, if they are more than the least
 REPLAYS = 20
 
 
-def captured(run: Callable[[Tensor], Any], x: Tensor, calls: int) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[Tensor], Any], x: Tensor, calls: int) -> torch.cuda.CUDAGraph:
     for _ in range(3):
-        run(x)
+        call(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
-            run(x)
+            call(x)
     return graph
 
 
-def microseconds(run: Callable[[Tensor], Any], x: Tensor) -> float:
-    calls = max(LEAST, min(MOST, TOTAL // x.nbytes))
-    graph = captured(run, x, calls)
-    taken = []
+def microseconds(call: Callable[[Tensor], Any], x: Tensor) -> float:
+    calls = max(MIN_CALLS, min(MAX_CALLS, TOTAL // x.nbytes))
+    graph = captured(call, x, calls)
+    times = []
     for _ in range(REPLAYS):
         dist.barrier()
         torch.cuda.synchronize()
-        began = time.perf_counter()
+        start = time.perf_counter()
         graph.replay()
         torch.cuda.synchronize()
-        taken.append(1e6 * (time.perf_counter() - began) / calls)
-    slowest = torch.tensor([median(taken)], device="cuda")
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return round(float(slowest), 2)
+        times.append(1e6 * (time.perf_counter() - start) / calls)
+    max_time = torch.tensor([median(times)], device="cuda")
+    dist.all_reduce(max_time, op=dist.ReduceOp.MAX)
+    return round(float(max_time), 2)
 
 
 def say(tp_group: Communicator, **line: Any) -> None:
@@ -79,33 +79,35 @@ def say(tp_group: Communicator, **line: Any) -> None:
 
 
 def sums(base: Communicator, device: torch.device) -> None:
-    made = {
+    all_reduces = {
         name: create(base, device, triton=name == "kernel").custom for name in ("torch", "kernel")
     }
-    crossing, ahead = 0, True
+    crossover, is_faster = 0, True
     for size in SIZES:
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
-        taken = {"nccl": microseconds(dist.all_reduce, x)}
-        for name, add in made.items():
+        times = {"nccl": microseconds(dist.all_reduce, x)}
+        for name, add in all_reduces.items():
             if add is not None and add.supports(x):
-                taken[name] = microseconds(add, x)
-        ours = taken.get("kernel", taken.get("torch"))
-        ahead = ahead and ours is not None and ours < taken["nccl"]
-        crossing = size if ahead else crossing
-        say(base, op="all_reduce", bytes=size, **taken)
-    say(base, device=torch.cuda.get_device_name(), limit_bytes=crossing)
+                times[name] = microseconds(add, x)
+        kernel_time = times.get("kernel", times.get("torch"))
+        is_faster = is_faster and kernel_time is not None and kernel_time < times["nccl"]
+        crossover = size if is_faster else crossover
+        say(base, op="all_reduce", bytes=size, **times)
+    say(base, device=torch.cuda.get_device_name(), limit_bytes=crossover)
 
 
 def layers(base: Communicator, tp_group: Communicator, device: torch.device) -> None:
     """Sums with norms, and logits side by side."""
-    kind = torch.bfloat16
-    context = ModelContext(None, kind, device, tp_group, None, lambda request, spec: NotImplemented)
+    dtype = torch.bfloat16
+    context = ModelContext(
+        None, dtype, device, tp_group, None, lambda request, spec: NotImplemented
+    )
     with device:
         norm, head = RMSNorm(context, WIDTH, 1e-6), LMHead(context, "head", 64, VOCABULARY)
     norm.tp_group = tp_group
     model = nn.ModuleList([norm, head])
-    served = apply_fusions(model, PluginManager(), device_info(device), "bfloat16")
-    say(tp_group, served=served.backends)
+    report = apply_fusions(model, PluginManager().kernel, device_info(device), "bfloat16")
+    say(tp_group, served=report.backends)
     gather_op = head.gather_op
 
     def by_nccl(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,23 +118,23 @@ def layers(base: Communicator, tp_group: Communicator, device: torch.device) -> 
         return norm(x, x)
 
     for rows in ROWS:
-        x = torch.zeros(rows, WIDTH, dtype=kind, device=device)
-        taken = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
-        say(tp_group, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **taken)
+        x = torch.zeros(rows, WIDTH, dtype=dtype, device=device)
+        times = {"nccl": microseconds(by_nccl, x), "norm": microseconds(by_norm, x)}
+        say(tp_group, op="all_reduce_add_rms_norm", rows=rows, width=WIDTH, **times)
     for rows in GATHERED:
-        x = torch.zeros(rows, head.out_features, dtype=kind, device=device)
-        taken = {"nccl": microseconds(base.all_gather, x)}
+        x = torch.zeros(rows, head.out_features, dtype=dtype, device=device)
+        times = {"nccl": microseconds(base.all_gather, x)}
         if gather_op is not None:
-            taken["kernel"] = microseconds(gather_op, x)
-        say(tp_group, op="all_gather", rows=rows, width=head.out_features, **taken)
+            times["kernel"] = microseconds(gather_op, x)
+        say(tp_group, op="all_gather", rows=rows, width=head.out_features, **times)
 
 
-def work(rank: int, ranks: int, meeting: str) -> None:
+def work(rank: int, ranks: int, store_path: str) -> None:
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    base = TorchCommunicator(rank, ranks, device, FileStore(meeting, ranks))
+    base = TorchCommunicator(rank, ranks, device, FileStore(store_path, ranks))
     with torch.inference_mode():
         sums(base, device)
         layers(base, choose_communicator(PluginManager(), base, device), device)
@@ -147,8 +149,8 @@ def main() -> None:
         parser.error(f"--ranks is {ranks}; there are {torch.cuda.device_count()} CUDA devices")
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        workers = [spawn.Process(target=work, args=(r, ranks, meeting)) for r in range(ranks)]
+        store_path = str(Path(folder) / "meeting")
+        workers = [spawn.Process(target=work, args=(r, ranks, store_path)) for r in range(ranks)]
         for worker in workers:
             worker.start()
         for worker in workers:

@@ -50,14 +50,17 @@ def prompts() -> list[list[int]]:
     rng = random.Random(0)
     common = [rng.randrange(320) for _ in range(64)]
     lengths = [(0, 1), (0, 5), (16, 1), (33, 7), (64, 21), (0, 16), (64, 30), (5, 100)]
-    return [common[:a] + [rng.randrange(320) for _ in range(b)] for a, b in lengths]
+    return [
+        common[:num_common] + [rng.randrange(320) for _ in range(num_random)]
+        for num_common, num_random in lengths
+    ]
 
 
 def expected(folder: Path) -> list[list[int]]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
+    outputs = []
     for prompt in prompts():
         with torch.inference_mode():
             # Without a mask of ones, generate hides tokens that equal the padding id.
@@ -68,8 +71,8 @@ def expected(folder: Path) -> list[list[int]]:
                 do_sample=False,
                 eos_token_id=None,
             )
-        found.append(ids[0, len(prompt) :].tolist())
-    return found
+        outputs.append(ids[0, len(prompt) :].tolist())
+    return outputs
 
 
 def run(
@@ -89,7 +92,9 @@ def run(
     return tokens
 
 
-def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tuple[int, int]:
+def greedy(
+    folder: Path, expected_tokens: list[list[int]], options: dict[str, Any]
+) -> tuple[int, int]:
     """Sequences that equal, and preemptions."""
     config = from_options(
         model=str(folder), device="cuda", dtype="float32", gpu_memory_utilization=0.1, **options
@@ -99,7 +104,9 @@ def greedy(folder: Path, want: list[list[int]], options: dict[str, Any]) -> tupl
     tokens = run(core, {f"r{i}": (p, params) for i, p in enumerate(prompts())})
     preemptions = core.stats.num_preemptions
     core.close()
-    return sum(tokens[f"r{i}"] == want[i] for i in range(len(want))), preemptions
+    return sum(
+        tokens[f"r{i}"] == expected_tokens[i] for i in range(len(expected_tokens))
+    ), preemptions
 
 
 def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float, int]:
@@ -113,8 +120,8 @@ def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float
     exact = torch.zeros(320, dtype=torch.float64)
     params = SamplingParams(max_tokens=2, ignore_eos=True, **sampling)
     for start in range(0, draws, 1024):
-        found = run(core, {f"d{start + i}": (prompt, params) for i in range(1024)})
-        for tokens in found.values():
+        outputs = run(core, {f"d{start + i}": (prompt, params) for i in range(1024)})
+        for tokens in outputs.values():
             counts[tokens[0]] += 1
     core.close()
     from transformers import AutoModelForCausalLM
@@ -122,46 +129,48 @@ def chi_squared(folder: Path, draws: int = 8192, **sampling: Any) -> tuple[float
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = model(torch.tensor([prompt])).logits[0, -1].double() / sampling["temperature"]
-    kept = logits
+    filtered = logits
     if "top_k" in sampling:
-        kept = logits.masked_fill(logits < logits.topk(sampling["top_k"]).values[-1], -torch.inf)
+        filtered = logits.masked_fill(
+            logits < logits.topk(sampling["top_k"]).values[-1], -torch.inf
+        )
     if "top_p" in sampling:
-        probs, order = kept.softmax(-1).sort(descending=True)
-        beyond = probs.cumsum(-1) - probs >= sampling["top_p"]
-        kept = kept.index_fill(0, order[beyond], -torch.inf)
-    exact = kept.softmax(-1) * draws
+        probs, order = filtered.softmax(-1).sort(descending=True)
+        is_filtered = probs.cumsum(-1) - probs >= sampling["top_p"]
+        filtered = filtered.index_fill(0, order[is_filtered], -torch.inf)
+    exact = filtered.softmax(-1) * draws
     if counts[exact == 0].sum():
         return float("inf"), 0
     # Cells with few expected draws are put together: the statistic needs at least about five.
     large = exact >= 5
-    rest = torch.stack((exact[~large].sum(), counts[~large].sum()))
+    pooled = torch.stack((exact[~large].sum(), counts[~large].sum()))
     statistic = ((counts[large] - exact[large]) ** 2 / exact[large]).sum()
-    cells = int(large.sum())
-    if rest[0] >= 5:
-        statistic += (rest[1] - rest[0]) ** 2 / rest[0]
-        cells += 1
-    return float(statistic), cells - 1
+    num_cells = int(large.sum())
+    if pooled[0] >= 5:
+        statistic += (pooled[1] - pooled[0]) ** 2 / pooled[0]
+        num_cells += 1
+    return float(statistic), num_cells - 1
 
 
 def main() -> int:
     failures = 0
     variants = VARIANTS | ({"shared": SHARED} if torch.cuda.device_count() > 1 else {})
     with tempfile.TemporaryDirectory() as scratch:
-        for name, (architecture, changes) in MODELS.items():
-            folder = make_checkpoint(Path(scratch) / name, architecture, **SHAPE, **changes)
-            want = expected(folder)
+        for name, (architecture, overrides) in MODELS.items():
+            folder = make_checkpoint(Path(scratch) / name, architecture, **SHAPE, **overrides)
+            expected_tokens = expected(folder)
             for backend in ("sdpa", "triton"):
                 for eager in (False, True):
                     for variant, options in variants.items():
-                        right, preempted = greedy(
+                        num_equal, preempted = greedy(
                             folder,
-                            want,
+                            expected_tokens,
                             {**options, "attention_backend": backend, "enforce_eager": eager},
                         )
-                        failures += right != len(want)
+                        failures += num_equal != len(expected_tokens)
                         mode = "eager" if eager else "graphs"
                         print(
-                            f"{name:8} {backend:7} {mode:7} {variant:10} {right}/{len(want)} equal, "
+                            f"{name:8} {backend:7} {mode:7} {variant:10} {num_equal}/{len(expected_tokens)} equal, "
                             f"{preempted} preemptions",
                             flush=True,
                         )
@@ -172,12 +181,12 @@ def main() -> int:
             {"temperature": 1.2, "top_p": 0.8},
             {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
         ):
-            statistic, freedom = chi_squared(folder, **sampling)
+            statistic, degrees = chi_squared(folder, **sampling)
             # Mean f, variance 2 f: five deviations above the mean happen once in millions.
-            limit = freedom + 5 * (2 * max(freedom, 1)) ** 0.5
+            limit = degrees + 5 * (2 * max(degrees, 1)) ** 0.5
             failures += not statistic < limit
             print(
-                f"sampled {sampling}: chi squared {statistic:.1f}, {freedom} degrees, limit {limit:.1f}"
+                f"sampled {sampling}: chi squared {statistic:.1f}, {degrees} degrees, limit {limit:.1f}"
             )
     print(f"{failures} failures on {torch.cuda.get_device_name()}, torch {torch.__version__}")
     return failures

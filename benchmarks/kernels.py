@@ -25,7 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from treadle_kernels_triton import linear as kernels
 from treadle_kernels_triton.activation import silu_and_mul
-from treadle_kernels_triton.hopper.gated import DEFERRED, TURNS, GatedLinear, create_gated_linear
+from treadle_kernels_triton.hopper.gated_linear import (
+    COOPERATIVE,
+    PINGPONG,
+    GatedLinear,
+    create_gated_linear,
+)
 from treadle_kernels_triton.norm import fused_add_partials_rms_norm, fused_add_rms_norm, rms_norm
 from treadle_kernels_triton.rotary import rope_and_cache
 from treadle_kernels_triton.sample import argmax, sample
@@ -49,10 +54,12 @@ LINEARS = (
     ("8B gate_up", 24576, 4096, True),
     ("8B down", 4096, 12288, False),
 )
-FEW = [Tile(f, d, 4) for f, d in ((2, 2048), (4, 1024), (8, 512), (2, 4096), (4, 2048), (8, 1024))]
-FEW += [Tile(f, d, 8) for f, d in ((2, 4096), (4, 2048), (8, 1024), (4, 4096), (16, 1024))]
+TILES = [
+    Tile(f, d, 4) for f, d in ((2, 2048), (4, 1024), (8, 512), (2, 4096), (4, 2048), (8, 1024))
+]
+TILES += [Tile(f, d, 8) for f, d in ((2, 4096), (4, 2048), (8, 1024), (4, 4096), (16, 1024))]
 VOCAB = 151936
-COLD = 400 << 20
+CACHE_BYTES = 400 << 20
 
 
 def seconds(calls: Sequence[Callable[[], object]], budget: float = 0.03) -> float:
@@ -62,11 +69,11 @@ def seconds(calls: Sequence[Callable[[], object]], budget: float = 0.03) -> floa
         for call in calls:
             call()
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         run()
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -97,11 +104,11 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.float32).to(dtype)
 
 
-def copies(*shape: int, most: int = 64) -> list[Tensor]:
+def copies(*shape: int, max_copies: int = 64) -> list[Tensor]:
     """As many tensors as it takes to be out of every cache."""
     size = 2 * torch.Size(shape).numel()
-    one = normal(*shape) * 0.05
-    return [one.clone() for _ in range(max(2, min(most, COLD // size)))]
+    tensor = normal(*shape) * 0.05
+    return [tensor.clone() for _ in range(max(2, min(max_copies, CACHE_BYTES // size)))]
 
 
 def loaded(op: str, features: int, depth: int, dtype: str = "bfloat16") -> Callable[..., Tensor]:
@@ -114,7 +121,7 @@ def loaded(op: str, features: int, depth: int, dtype: str = "bfloat16") -> Calla
 def add_and_norm(y: Tensor, residual: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
     """What follows a linear layer, whose result may be in parts."""
     op = fused_add_rms_norm if y.dim() == residual.dim() else fused_add_partials_rms_norm
-    return op(y, residual, gain, 1e-6, early=True)
+    return op(y, residual, gain, 1e-6, use_pdl=True)
 
 
 def product_and_norm(
@@ -131,21 +138,24 @@ def gated_product(dtype: str) -> GatedLinear | None:
 # --------------------------------------------------------------------------------- parity
 
 
-def error(got: Tensor, want: Tensor) -> float:
-    off = float((got.double() - want.double()).norm() / want.double().norm())
-    return off if off == off else float("inf")
+def error(actual: Tensor, expected: Tensor) -> float:
+    relative_error = float((actual.double() - expected.double()).norm() / expected.double().norm())
+    return relative_error if relative_error == relative_error else float("inf")
 
 
-def chain(rows: int, depth: int, inner: int) -> float:
+def chain(rows: int, depth: int, intermediate: int) -> float:
     """Norm, linear, norm, gated linear, linear; replayed with other inputs."""
-    early = True
+    use_pdl = True
     x, residual, gain = normal(rows, depth), normal(rows, depth), normal(depth)
-    w = [normal(n, k) * k**-0.5 for n, k in ((depth, depth), (2 * inner, depth), (depth, inner))]
+    w = [
+        normal(n, k) * k**-0.5
+        for n, k in ((depth, depth), (2 * intermediate, depth), (depth, intermediate))
+    ]
     first, last = (loaded("linear_split_k", *weight.shape) for weight in (w[0], w[2]))
     gated = loaded("linear_silu_and_mul", *w[1].shape)
 
     def layers(a: Tensor, b: Tensor) -> Tensor:
-        y = rms_norm(a, gain, 1e-6, early=early)
+        y = rms_norm(a, gain, 1e-6, use_pdl=use_pdl)
         y, b = add_and_norm(first(y, w[0], None), b.clone(), gain)
         y = last(gated(y, w[1], None), w[2], None)
         return add_and_norm(y, b, gain)[0]
@@ -155,7 +165,7 @@ def chain(rows: int, depth: int, inner: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = layers(x, residual)
-    worst = 0.0
+    max_error = 0.0
     for _ in range(20):
         x.normal_()
         residual.normal_()
@@ -164,50 +174,64 @@ def chain(rows: int, depth: int, inner: int) -> float:
         a, b, g, v = x.double(), residual.double(), gain.double(), [t.double() for t in w]
         b = F.linear(ops.rms_norm(a, g, 1e-6), v[0]) + b
         y = F.linear(ops.silu_and_mul(F.linear(ops.rms_norm(b, g, 1e-6), v[1])), v[2])
-        worst = max(worst, error(out, ops.rms_norm(y + b, g, 1e-6)))
-    return worst
+        max_error = max(max_error, error(out, ops.rms_norm(y + b, g, 1e-6)))
+    return max_error
 
 
 def parity() -> int:
     faults = 0
 
-    def verdict(name: str, found: float, limit: float) -> None:
+    def verdict(name: str, value: float, limit: float) -> None:
         nonlocal faults
-        faults += not found <= limit
-        print(f"  {name:44} {found:.1e} {'ok' if found <= limit else 'WRONG'}", flush=True)
+        faults += not value <= limit
+        print(f"  {name:44} {value:.1e} {'ok' if value <= limit else 'WRONG'}", flush=True)
 
     for dtype in (torch.bfloat16, torch.float16):
-        for gated, tile in itertools.product((False, True), FEW[:3]):
-            worst = 0.0
+        for gated, tile in itertools.product((False, True), TILES[:3]):
+            max_error = 0.0
             for rows in (1,) if gated else (1, 2, 3, 4):
                 x, w = normal(rows, 1536, dtype=dtype), normal(1000, 1536, dtype=dtype)
                 bias = normal(1000, dtype=dtype)
-                got = kernels.small_linear(x, w, bias, gated, tile, True)
-                want = F.linear(x.double(), w.double(), bias.double())
-                worst = max(worst, error(got, ops.silu_and_mul(want) if gated else want))
-            verdict(f"{dtype} {'silu_' * gated}linear {tile.features}x{tile.depth}", worst, 1e-2)
+                actual = kernels.small_linear(x, w, bias, gated, tile, True)
+                expected = F.linear(x.double(), w.double(), bias.double())
+                max_error = max(
+                    max_error, error(actual, ops.silu_and_mul(expected) if gated else expected)
+                )
+            verdict(
+                f"{dtype} {'silu_' * gated}linear {tile.block_n}x{tile.block_k}", max_error, 1e-2
+            )
         product = gated_product(str(dtype).removeprefix("torch."))
-        for variant, rows in itertools.product((TURNS, DEFERRED) if product else (), (300, 2500)):
+        for variant, rows in itertools.product(
+            (PINGPONG, COOPERATIVE) if product else (), (300, 2500)
+        ):
             x, w = normal(rows, 1032, dtype=dtype), normal(6160, 1032, dtype=dtype)
-            want = ops.silu_and_mul(F.linear(x.double(), w.double()))
-            worst = error(product.forward(x, w, variant), want)
-            verdict(f"{dtype} linear_silu_and_mul, {rows} rows, turns {variant.turns}", worst, 1e-2)
+            expected = ops.silu_and_mul(F.linear(x.double(), w.double()))
+            max_error = error(product.forward(x, w, variant), expected)
+            verdict(
+                f"{dtype} linear_silu_and_mul, {rows} rows, pingpong {variant.pingpong}",
+                max_error,
+                1e-2,
+            )
     for rows in (1, 3, 4, 5, 17, 40, 100, 200, 256, 300):
         verdict(f"a chain of kernels, {rows} rows", chain(rows, 2048, 2048), 1e-2)
-    sampler, slots = opened(512)
+    sampler, slots = create_sampler(512)
     logits = normal(512, VOCAB) * 3
     features = sampler.features(list(range(512)))
     assert features is not None
-    want = sampler.sample_graphable(logits, slots, slots + 9, features)[0]
-    sampler.sample_op = partial(sample, early=True)
-    got = sampler.sample_graphable(logits, slots, slots + 9, features)[0]
-    verdict("sample: share of other tokens than torch's", float((got != want).float().mean()), 4e-3)
-    best = argmax(logits, early=True)[0]
-    verdict("argmax: other tokens", float((best != logits.max(-1).indices).sum()), 0.0)
+    expected = sampler.sample_graphable(logits, slots, slots + 9, features)[0]
+    sampler.sample_op = partial(sample, use_pdl=True)
+    actual = sampler.sample_graphable(logits, slots, slots + 9, features)[0]
+    verdict(
+        "sample: share of other tokens than torch's",
+        float((actual != expected).float().mean()),
+        4e-3,
+    )
+    token_ids = argmax(logits, use_pdl=True)[0]
+    verdict("argmax: other tokens", float((token_ids != logits.max(-1).indices).sum()), 0.0)
     return faults
 
 
-def opened(rows: int) -> tuple[Sampler, Tensor]:
+def create_sampler(rows: int) -> tuple[Sampler, Tensor]:
     sampler = Sampler(rows, VOCAB, "cuda")
     params = SamplingParams(temperature=0.6)
     sampler.add_sequences(
@@ -219,10 +243,10 @@ def opened(rows: int) -> tuple[Sampler, Tensor]:
 # ----------------------------------------------------------------------------------- time
 
 
-def line(name: str, ours: float, theirs: float, moved: float, ceiling: float) -> None:
-    share = 100 * moved / ours / ceiling
+def line(name: str, kernel_s: float, torch_s: float, num_bytes: float, ceiling: float) -> None:
+    bandwidth_share = 100 * num_bytes / kernel_s / ceiling
     print(
-        f"{name:34} {ours * 1e6:8.2f} us  torch {theirs * 1e6:8.2f} us  share {share:5.1f} %",
+        f"{name:34} {kernel_s * 1e6:8.2f} us  torch {torch_s * 1e6:8.2f} us  share {bandwidth_share:5.1f} %",
         flush=True,
     )
 
@@ -235,82 +259,88 @@ def torch_linear(gated: bool, x: Tensor, w: Tensor) -> Tensor:
 def report(ceiling: float) -> None:
     for name, features, depth, gated in LINEARS:
         weights = copies(features, depth)
-        ours = loaded("linear_silu_and_mul" if gated else "linear", features, depth)
+        kernel = loaded("linear_silu_and_mul" if gated else "linear", features, depth)
         for rows in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, *((1024, 8192) if gated else ())):
             x = normal(rows, depth)
-            mine = seconds([partial(ours, x, w, None) for w in weights])
-            theirs = seconds([partial(torch_linear, gated, x, w) for w in weights])
-            line(f"{name} {rows} rows", mine, theirs, 2 * features * depth, ceiling)
+            kernel_s = seconds([partial(kernel, x, w, None) for w in weights])
+            torch_s = seconds([partial(torch_linear, gated, x, w) for w in weights])
+            line(f"{name} {rows} rows", kernel_s, torch_s, 2 * features * depth, ceiling)
         if name.endswith(("o", "down")):
             with_norm(name, weights, ceiling)
     for rows in (1, 32, 256, 8192):
         xs, gain = copies(rows, 1024), normal(1024)
-        mine = seconds([partial(fused_add_rms_norm, x, x, gain, 1e-6, early=True) for x in xs])
-        theirs = seconds([partial(ops.fused_add_rms_norm, x, x, gain, 1e-6) for x in xs])
-        line(f"fused_add_rms_norm 1024, {rows} rows", mine, theirs, 6 * rows * 1024, ceiling)
+        kernel_s = seconds(
+            [partial(fused_add_rms_norm, x, x, gain, 1e-6, use_pdl=True) for x in xs]
+        )
+        torch_s = seconds([partial(ops.fused_add_rms_norm, x, x, gain, 1e-6) for x in xs])
+        line(f"fused_add_rms_norm 1024, {rows} rows", kernel_s, torch_s, 6 * rows * 1024, ceiling)
         xs = copies(rows, 6144)
-        mine = seconds([partial(silu_and_mul, x, early=True) for x in xs])
-        theirs = seconds([partial(ops.silu_and_mul, x) for x in xs])
-        line(f"silu_and_mul 3072, {rows} rows", mine, theirs, 6 * rows * 3072, ceiling)
+        kernel_s = seconds([partial(silu_and_mul, x, use_pdl=True) for x in xs])
+        torch_s = seconds([partial(ops.silu_and_mul, x) for x in xs])
+        line(f"silu_and_mul 3072, {rows} rows", kernel_s, torch_s, 6 * rows * 3072, ceiling)
     rotary(ceiling)
     for rows in (1, 32, 128, 256):
-        sampler, slots = opened(rows)
-        logits = copies(rows, VOCAB, most=16)
+        sampler, slots = create_sampler(rows)
+        logits = copies(rows, VOCAB, max_copies=16)
         features = sampler.features(list(range(rows)))
         assert features is not None
         times = []
-        for op in (partial(sample, early=True), None):
+        for op in (partial(sample, use_pdl=True), None):
             sampler.sample_op = op
-            run = partial(sampler.sample_graphable, slots=slots, positions=slots, features=features)
-            times.append(seconds([partial(run, x) for x in logits]))
+            call = partial(
+                sampler.sample_graphable, slots=slots, positions=slots, features=features
+            )
+            times.append(seconds([partial(call, x) for x in logits]))
         line(f"sample, {rows} rows", times[0], times[1], 2 * rows * VOCAB, ceiling)
-        mine = seconds([partial(argmax, x, early=True) for x in logits])
-        theirs = seconds([partial(x.max, -1) for x in logits])
-        line(f"argmax, {rows} rows", mine, theirs, 2 * rows * VOCAB, ceiling)
+        kernel_s = seconds([partial(argmax, x, use_pdl=True) for x in logits])
+        torch_s = seconds([partial(x.max, -1) for x in logits])
+        line(f"argmax, {rows} rows", kernel_s, torch_s, 2 * rows * VOCAB, ceiling)
 
 
 def with_norm(name: str, weights: list[Tensor], ceiling: float) -> None:
     """A linear layer and the norm that follows it; beside torch's linear and the same norm."""
     features, depth = weights[0].shape
-    ours, gain = loaded("linear_split_k", features, depth), normal(features)
+    kernel, gain = loaded("linear_split_k", features, depth), normal(features)
     for rows in (1, 8, 32, 64, 128, 192, 256):
         x, residual = normal(rows, depth), normal(rows, features)
         times = [
             seconds([partial(product_and_norm, product, x, w, residual, gain) for w in weights])
-            for product in (ours, F.linear)
+            for product in (kernel, F.linear)
         ]
         line(f"{name} and norm {rows} rows", *times, 2 * features * depth, ceiling)
 
 
 def rotary(ceiling: float) -> None:
     for rows in (1, 32, 256, 8192):
-        qkvs = copies(rows, 4096, most=32)
+        qkvs = copies(rows, 4096, max_copies=32)
         cos, norms = normal(rows, 1, 128), (normal(128), normal(128), 1e-6, 0.0)
         cache = torch.zeros(2, 16384, 8, 128, dtype=torch.bfloat16, device="cuda")
         slots = torch.randperm(16384, device="cuda")[:rows]
-        found = []
+        results = []
         for tile in (None, (1, 1), (2, 1), (4, 2), (8, 2), (8, 4)):
-            run = partial(rope_and_cache, cos=cos, sin=cos, norms=norms, cache=cache, slots=slots)
-            took = seconds([partial(run, x, tile=tile, early=True) for x in qkvs])
-            found.append(f"{tile}: {took * 1e6:.2f}")
+            call = partial(rope_and_cache, cos=cos, sin=cos, norms=norms, cache=cache, slots=slots)
+            elapsed = seconds([partial(call, x, tile=tile, use_pdl=True) for x in qkvs])
+            results.append(f"{tile}: {elapsed * 1e6:.2f}")
         print(
-            f"rope_and_cache, {rows} rows, by (heads, warps) in us: " + "  ".join(found),
+            f"rope_and_cache, {rows} rows, by (heads, warps) in us: " + "  ".join(results),
             flush=True,
         )
-        took = 2 * 2 * rows * 4096 / ceiling
-        print(f"    the bytes alone: {took * 1e6:.2f} us")
+        elapsed = 2 * 2 * rows * 4096 / ceiling
+        print(f"    the bytes alone: {elapsed * 1e6:.2f} us")
 
 
 # ---------------------------------------------------------------------------------- sweep
 
 
 def variants() -> list[tuple[int, bool, Tile]]:
-    return [(1, True, tile) for tile in FEW] + [(n, False, tile) for n in (1, 2, 4) for tile in FEW]
+    return [(1, True, tile) for tile in TILES] + [
+        (n, False, tile) for n in (1, 2, 4) for tile in TILES
+    ]
 
 
-def build(part: list[tuple[int, bool, Tile]]) -> None:
+def build(jobs: list[tuple[int, bool, Tile]]) -> None:
     """Compile variants into Triton's cache."""
-    for rows, gated, tile in part:
+    for rows, gated, tile in jobs:
         for depth in (1024, 2048, 3072, 4096, 12288):
             x, w = normal(rows, depth), normal(4096, depth)
             kernels.small_linear(x, w, None, gated, tile, True)
@@ -321,19 +351,22 @@ def sweep(ceiling: float) -> None:
         weights = copies(features, depth)
         for rows in (1,) if gated else (1, 2, 4):
             x = normal(rows, depth)
-            theirs = seconds([partial(torch_linear, gated, x, w) for w in weights])
-            found = []
-            for tile in FEW:
-                run = partial(kernels.small_linear, bias=None, gated=gated, tile=tile, early=True)
-                took = seconds([partial(run, x, w) for w in weights], 0.01)
-                found.append((took, tile))
-            found.sort(key=lambda pair: pair[0])
+            torch_s = seconds([partial(torch_linear, gated, x, w) for w in weights])
+            results = []
+            for tile in TILES:
+                call = partial(
+                    kernels.small_linear, bias=None, gated=gated, tile=tile, use_pdl=True
+                )
+                elapsed = seconds([partial(call, x, w) for w in weights], 0.01)
+                results.append((elapsed, tile))
+            results.sort(key=lambda pair: pair[0])
             text = "  ".join(
-                f"{t.features}x{t.depth}/{t.warps}w: {took * 1e6:.1f}" for took, t in found
+                f"{t.block_n}x{t.block_k}/{t.num_warps}w: {elapsed * 1e6:.1f}"
+                for elapsed, t in results
             )
-            share = 200 * features * depth / found[0][0] / ceiling
+            bandwidth_share = 200 * features * depth / results[0][0] / ceiling
             print(
-                f"{name:13} {rows:2} rows torch {theirs * 1e6:6.1f} us, best {share:4.1f} %, {text}",
+                f"{name:13} {rows:2} rows torch {torch_s * 1e6:6.1f} us, best {bandwidth_share:4.1f} %, {text}",
                 flush=True,
             )
 
@@ -342,19 +375,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("parity", "time", "sweep"):
         parser.add_argument(f"--{name}", action="store_true")
-    chosen = parser.parse_args()
-    everything = not (chosen.parity or chosen.time or chosen.sweep)
-    if chosen.sweep:  # before this process touches the device
-        made, workers = variants(), 12
+    arguments = parser.parse_args()
+    run_all = not (arguments.parity or arguments.time or arguments.sweep)
+    if arguments.sweep:  # before this process touches the device
+        jobs, workers = variants(), 12
         with multiprocessing.get_context("fork").Pool(workers) as pool:
-            pool.map(build, [made[i::workers] for i in range(workers)])
+            pool.map(build, [jobs[i::workers] for i in range(workers)])
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    faults = parity() if chosen.parity or everything else 0
+    faults = parity() if arguments.parity or run_all else 0
     ceiling = copy_bandwidth()
     print(f"copy {ceiling / 1e12:.2f} TB/s")
-    if chosen.time or everything:
+    if arguments.time or run_all:
         report(ceiling)
-    if chosen.sweep:
+    if arguments.sweep:
         sweep(ceiling)
     return faults
 

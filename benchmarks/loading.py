@@ -55,29 +55,29 @@ def write(folder: Path, config: dict[str, Any], model: nn.Module) -> int:
     index: dict[str, str] = {}
     size = total = 0
     for name, parameter in model.named_parameters():
-        for part, tensor in unfused(name, parameter.data, config):
+        for name_in_shard, tensor in unfused(name, parameter.data, config):
             if size > SHARD:
                 shards.append({})
                 size = 0
-            shards[-1][part] = tensor.cpu().contiguous()
-            index[part] = f"model-{len(shards)}.safetensors"
+            shards[-1][name_in_shard] = tensor.cpu().contiguous()
+            index[name_in_shard] = f"model-{len(shards)}.safetensors"
             size += tensor.nbytes
             total += tensor.nbytes
-    for number, shard in enumerate(shards, 1):
-        save_file(shard, folder / f"model-{number}.safetensors")
+    for shard_number, shard in enumerate(shards, 1):
+        save_file(shard, folder / f"model-{shard_number}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     return total
 
 
 def unfused(name: str, data: torch.Tensor, c: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
     q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
-    for ours, theirs, sizes in (
+    for fused_name, names, sizes in (
         ("qkv_proj", ("q_proj", "k_proj", "v_proj"), [q, kv, kv]),
         ("gate_up_proj", ("gate_proj", "up_proj"), [c["intermediate_size"]] * 2),
     ):
-        if ours in name:
-            parts = data.split(sizes)
-            return [(name.replace(ours, t), p) for t, p in zip(theirs, parts, strict=True)]
+        if fused_name in name:
+            tensors = data.split(sizes)
+            return [(name.replace(fused_name, t), p) for t, p in zip(names, tensors, strict=True)]
     return [(name, data)]
 
 
@@ -109,19 +109,19 @@ def main() -> None:
         size = write(folder, config, model)
         for _ in range(arguments.repeat):
             loaded, seconds = build(files_in(folder, ["*"], name), arguments.device)
-            mine, theirs = dict(loaded.named_parameters()), dict(model.named_parameters())
-            check = all(torch.equal(mine[n], theirs[n]) for n in theirs)
+            actual, expected = dict(loaded.named_parameters()), dict(model.named_parameters())
+            check = all(torch.equal(actual[n], expected[n]) for n in expected)
             report("safetensors", arguments, size, seconds, check=check)
-            del loaded, mine
+            del loaded, actual
 
 
-def report(what: str, arguments: Any, size: int, seconds: float, **more: Any) -> None:
+def report(load_format: str, arguments: Any, size: int, seconds: float, **extra: Any) -> None:
     device = arguments.device
     name = torch.cuda.get_device_name() if device != "cpu" else "cpu"
     gigabytes = size / 1e9
-    line = {"what": what, "device": name, "gigabytes": round(gigabytes, 2)}
+    line = {"what": load_format, "device": name, "gigabytes": round(gigabytes, 2)}
     line |= {"seconds": round(seconds, 2), "gigabytes_per_second": round(gigabytes / seconds, 2)}
-    print(json.dumps(line | more), flush=True)
+    print(json.dumps(line | extra), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,15 @@ from torch import Tensor
 from treadle_gptq.kernel import gptq_gemm, gptq_unpack
 from treadle_kernels_triton import treadle_kernel_op
 from treadle_kernels_triton.int4 import hopper, kernel
-from treadle_kernels_triton.int4.product import num_sms
-from treadle_kernels_triton.int4.tiles import MOST, WIDES, HopperTile, Tile, choose, choose_wide
+from treadle_kernels_triton.int4.linear import num_sms
+from treadle_kernels_triton.int4.tiles import (
+    HOPPER_TILES,
+    LARGE_M_TILE,
+    HopperTile,
+    Tile,
+    choose_hopper_tile,
+    choose_tile,
+)
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -35,10 +42,10 @@ from treadle_layers_kit.int4_layout import pack_steps
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 24576), (12288, 4096))  # in, out: of Qwen3-8B
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-MOST_OWN = 256
+MAX_KERNEL_ROWS = 256
 """Rows that GPTQ's kernel is timed for."""
 GROUP = 128
-COLD = 256 << 20  # bytes of weights in rotation
+CACHE_BYTES = 256 << 20  # bytes of weights in rotation
 TILES = tuple(
     Tile(outputs, rows, warps, stages, resident, fold)
     for outputs, warps in ((64, 4), (128, 4), (128, 8))
@@ -56,21 +63,21 @@ def words(*shape: int) -> Tensor:
     return torch.randint(-(2**31), 2**31, shape, device="cuda").to(torch.int32)
 
 
-def captured(runs: list[Run]) -> torch.cuda.CUDAGraph:
-    for run in runs:
-        run()
+def captured(calls: list[Run]) -> torch.cuda.CUDAGraph:
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for run in runs:
-            run()
+        for call in calls:
+            call()
     return graph
 
 
-def microseconds(made: dict[str, list[Run]]) -> dict[str, float]:
+def microseconds(calls: dict[str, list[Run]]) -> dict[str, float]:
     """The median time of one of the runs of each."""
-    graphs = {name: captured(runs) for name, runs in made.items()}
-    times: dict[str, list[float]] = {name: [] for name in made}
+    graphs = {name: captured(call_list) for name, call_list in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(12):
         for name, graph in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -78,8 +85,8 @@ def microseconds(made: dict[str, list[Run]]) -> dict[str, float]:
             graph.replay()
             end.record()
             end.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1e3 / len(made[name]))
-    return {name: statistics.median(found[2:]) for name, found in times.items()}
+            times[name].append(begin.elapsed_time(end) * 1e3 / len(calls[name]))
+    return {name: statistics.median(samples[2:]) for name, samples in times.items()}
 
 
 def packed(depth: int, columns: int) -> PackedInt4:
@@ -100,63 +107,78 @@ def operation(depth: int, columns: int) -> Callable[..., Tensor]:
     return offer.load()
 
 
-def with_tile(x: Tensor, own: PackedInt4, tile: Tile | HopperTile, tickets: Tensor) -> Run:
-    given = (x, own.codes, own.scales, GROUP)
+def with_tile(x: Tensor, weight: PackedInt4, tile: Tile | HopperTile, tile_counters: Tensor) -> Run:
+    arguments = (x, weight.codes, weight.scales, GROUP)
     if isinstance(tile, HopperTile):
-        return partial(hopper.multiply, *given, tile, tickets, num_sms(x.device))
-    return partial(kernel.multiply, *given, tile, tickets, num_sms(x.device))
+        return partial(hopper.multiply, *arguments, tile, tile_counters, num_sms(x.device))
+    return partial(kernel.multiply, *arguments, tile, tile_counters, num_sms(x.device))
 
 
 def row(rows: int, depth: int, columns: int) -> dict[str, float]:
     """Microseconds."""
     x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-    tickets = torch.zeros(4096, dtype=torch.int32, device="cuda")
+    tile_counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
     op = operation(depth, columns)
     shape = (depth // GROUP, columns)
-    made: dict[str, list[Run]] = {}
+    calls: dict[str, list[Run]] = {}
 
-    def add(name: str, run: Run) -> None:
-        made.setdefault(name, []).append(run)
+    def add(name: str, call: Run) -> None:
+        calls.setdefault(name, []).append(call)
 
-    for _ in range(max(2, COLD // (depth * columns // 2))):
-        own = packed(depth, columns)
-        given = (own.codes, own.scales, depth, GROUP)
-        add("int4_linear", partial(op, x, *given))
-        add("Triton", with_tile(x, own, choose(rows, columns) or MOST, tickets))
-        if hopper.serves(torch.cuda.get_device_capability(), columns, GROUP):
-            add("Gluon", with_tile(x, own, choose_wide(rows, depth, columns) or WIDES[0], tickets))
-        add("unpacked", lambda g=given: F.linear(x, kernel.unpack(*g, x.dtype)))
-        if rows <= MOST_OWN:
+    for _ in range(max(2, CACHE_BYTES // (depth * columns // 2))):
+        weight = packed(depth, columns)
+        arguments = (weight.codes, weight.scales, depth, GROUP)
+        add("int4_linear", partial(op, x, *arguments))
+        add(
+            "Triton",
+            with_tile(x, weight, choose_tile(rows, columns) or LARGE_M_TILE, tile_counters),
+        )
+        if hopper.supports(torch.cuda.get_device_capability(), columns, GROUP):
+            add(
+                "Gluon",
+                with_tile(
+                    x,
+                    weight,
+                    choose_hopper_tile(rows, depth, columns) or HOPPER_TILES[0],
+                    tile_counters,
+                ),
+            )
+        add("unpacked", lambda g=arguments: F.linear(x, kernel.unpack(*g, x.dtype)))
+        if rows <= MAX_KERNEL_ROWS:
             scales = torch.rand(shape, device="cuda", dtype=torch.bfloat16)
             zeros = torch.randint(0, 16, shape, device="cuda").to(torch.bfloat16)
             g = (words(depth // 8, columns), scales, zeros, 4, GROUP, None)
             add("GPTQ's own", partial(gptq_gemm, x, *g))
             add("GPTQ unpacked", lambda g=g: x @ gptq_unpack(*g, x.dtype))
-    for _ in range(max(2, COLD // (2 * depth * columns))):
+    for _ in range(max(2, CACHE_BYTES // (2 * depth * columns))):
         dense = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
         add("bfloat16", partial(F.linear, x, dense))
-    return microseconds(made)
+    return microseconds(calls)
 
 
 def sweep() -> None:
     """The best tiles of a list."""
-    tickets = torch.zeros(4096, dtype=torch.int32, device="cuda")
+    tile_counters = torch.zeros(4096, dtype=torch.int32, device="cuda")
     own_tiles: tuple[Tile | HopperTile, ...] = TILES
-    if hopper.serves(torch.cuda.get_device_capability(), 128, GROUP):
-        own_tiles += WIDES
+    if hopper.supports(torch.cuda.get_device_capability(), 128, GROUP):
+        own_tiles += HOPPER_TILES
     for depth, columns in SHAPES:
-        weights = [packed(depth, columns) for _ in range(max(2, COLD // (depth * columns // 2)))]
+        weights = [
+            packed(depth, columns) for _ in range(max(2, CACHE_BYTES // (depth * columns // 2)))
+        ]
         for rows in ROWS:
             x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
-            found: list[tuple[float, Tile | HopperTile]] = []
+            results: list[tuple[float, Tile | HopperTile]] = []
             for tile in own_tiles:
-                fits = rows <= tile.rows < 2 * max(rows, 8) or tile.rows == 64 <= rows <= 256
-                if fits or (isinstance(tile, HopperTile) and rows >= tile.rows):
-                    runs = [with_tile(x, weight, tile, tickets) for weight in weights]
-                    found.append((microseconds({"": runs})[""], tile))
-            found.sort(key=lambda each: each[0])
+                is_candidate = (
+                    rows <= tile.block_m < 2 * max(rows, 8) or tile.block_m == 64 <= rows <= 256
+                )
+                if is_candidate or (isinstance(tile, HopperTile) and rows >= tile.block_m):
+                    calls = [with_tile(x, weight, tile, tile_counters) for weight in weights]
+                    results.append((microseconds({"": calls})[""], tile))
+            results.sort(key=lambda pair: pair[0])
             print(f"{depth} x {columns}, {rows} rows")
-            for time, tile in found[:6]:
+            for time, tile in results[:6]:
                 print(f"{time:9.1f}  {tile}", flush=True)
 
 

@@ -79,41 +79,41 @@ class Count(TorchDispatchMode):
 
 
 def best_of(
-    call: Callable[[], Any], wait: Callable[[], None], seconds: float = 0.3
+    call: Callable[[], Any], synchronize: Callable[[], None], seconds: float = 0.3
 ) -> tuple[float, float]:
     """Microseconds until ``call`` is done, and until it returns."""
     for _ in range(3):
         call()
-    wait()
-    done: list[float] = []
-    returned: list[float] = []
+    synchronize()
+    times: list[float] = []
+    host_times: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(done) < 5:
+    while time.perf_counter() < end or len(times) < 5:
         start = time.perf_counter()
         call()
-        returned.append(time.perf_counter() - start)
-        wait()
-        done.append(time.perf_counter() - start)
-    return min(done) * 1e6, min(returned) * 1e6
+        host_times.append(time.perf_counter() - start)
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e6, min(host_times) * 1e6
 
 
 def make_logits(
-    rows: int, vocab: int, dtype: torch.dtype, device: torch.device, flat: bool
+    rows: int, vocab: int, dtype: torch.dtype, device: torch.device, is_flat: bool
 ) -> Tensor:
-    if flat:
+    if is_flat:
         return (torch.randn(rows, vocab, device=device) * 2).to(dtype)
     zipf = -2.0 * torch.arange(1, vocab + 1, device=device).float().log()
     return torch.stack([zipf[torch.randperm(vocab, device=device)] for _ in range(rows)]).to(dtype)
 
 
-def opened(rows: int, vocab: int, device: torch.device, params: dict[str, Any]) -> Sampler:
+def create_sampler(rows: int, vocab: int, device: torch.device, params: dict[str, Any]) -> Sampler:
     params = dict(params)
-    words = params.pop("bad", [])
+    bad_words = params.pop("bad", [])
     sampler = Sampler(rows + 1, vocab, device)
     tokens = torch.randint(0, vocab, (rows, PROMPT)).tolist()
     settings = SamplingParams(**params)
     sampler.add_sequences(
-        [NewSequenceData(s, settings, PROMPT, tokens[s], s, [0, 1], words) for s in range(rows)]
+        [NewSequenceData(s, settings, PROMPT, tokens[s], s, [0, 1], bad_words) for s in range(rows)]
     )
     return sampler
 
@@ -124,11 +124,11 @@ def captured(
     features = sampler.features(rows)
     if features is None or logits.device.type != "cuda":
         return None
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         sampler.sample_graphable(logits, slots, slots, features)
-    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         sampler.sample_graphable(logits, slots, slots, features)
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--flat", action="store_true")
     options = parser.parse_args()
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     torch.manual_seed(0)
     name = (
         torch.cuda.get_device_name(device)
@@ -158,7 +158,7 @@ def main() -> None:
         logits = make_logits(count, options.vocab, dtype, device, options.flat)
         slots, rows = torch.arange(count, device=device), list(range(count))
         positions = slots + PROMPT
-        table(options.vocab, logits, slots, positions, rows, wait)
+        table(options.vocab, logits, slots, positions, rows, synchronize)
 
 
 def table(
@@ -167,7 +167,7 @@ def table(
     slots: Tensor,
     positions: Tensor,
     rows: list[int],
-    wait: Callable[[], None],
+    synchronize: Callable[[], None],
 ) -> None:
     base = 0.0
     print(
@@ -176,23 +176,23 @@ def table(
 
     def line(stage: str, call: Callable[[], Any], replay: Callable[[], None] | None = None) -> None:
         nonlocal base
-        done, returned = best_of(call, wait)
-        graph = best_of(replay, wait)[0] if replay else float("nan")
+        total_us, host_us = best_of(call, synchronize)
+        graph = best_of(replay, synchronize)[0] if replay else float("nan")
         with Count() as counter:
             call()
-        best = graph if replay else done
-        base = base or best
-        times = f"{done:10.1f}{returned:10.1f}{graph:10.1f}"
+        best_us = graph if replay else total_us
+        base = base or best_us
+        times = f"{total_us:10.1f}{host_us:10.1f}{graph:10.1f}"
         print(
-            f"{stage:24}{times}{counter.ops:6d}{best / base:8.2f}{logits.nbytes / best / 1e3:8.0f}"
+            f"{stage:24}{times}{counter.ops:6d}{best_us / base:8.2f}{logits.nbytes / best_us / 1e3:8.0f}"
         )
 
     device = logits.device
     for stage, params in STAGES.items():
-        sampler = opened(len(rows), vocab, device, params)
+        sampler = create_sampler(len(rows), vocab, device, params)
         replay = captured(sampler, logits, slots, rows)
         line(stage, bind(sampler, logits, slots, positions, rows, {}), replay)
-    sampler = opened(len(rows), vocab, device, {})
+    sampler = create_sampler(len(rows), vocab, device, {})
     mask = torch.full((len(rows), bitmask_words(vocab)), -1, dtype=torch.int32, device=device)
     line("bitmask", bind(sampler, logits, slots, positions, rows, {"bitmask": mask}))
     line("prompt_logprobs 5", lambda: prompt_logprobs(logits, slots, 5))

@@ -30,6 +30,7 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.text_pool import TextPool
 
 CHUNKS = 200
 
@@ -74,6 +75,7 @@ class Instant:
     def __init__(self, pause: float) -> None:
         self.config: EngineConfig = from_options(model="instant", tool_call_parser="hermes")
         self.plugins = PluginManager()
+        self.texts = TextPool(10.0, 1000)
         self.info = EngineInfo(
             model="instant",
             architecture="Instant",
@@ -120,12 +122,12 @@ class Instant:
 
     @staticmethod
     def _output(text: str, ids: list[int], reason: str | None) -> RequestOutput:
-        one = CompletionOutput(index=0, text=text, token_ids=ids, finish_reason=reason)
+        completion = CompletionOutput(index=0, text=text, token_ids=ids, finish_reason=reason)
         return RequestOutput(
             request_id="",
             prompt=None,
             prompt_token_ids=[1, 2],
-            outputs=[one],
+            outputs=[completion],
             finished=bool(reason),
         )
 
@@ -248,8 +250,8 @@ async def load(port: int, scenario: Scenario) -> None:
 
 
 def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
     process = multiprocessing.get_context("spawn").Process(
         target=serve_bare if scenario.raw else serve, args=(port, scenario.pause), daemon=True
     )
@@ -257,14 +259,14 @@ def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
     try:
         wait_for(port)
         asyncio.run(load(port, scenario))  # warm
-        best, wall = float("inf"), 0.0
+        best_s, wall = float("inf"), 0.0
         count = scenario.streams * scenario.requests * max(1, scenario.units)
         for _ in range(rounds):
-            cpu, began = cpu_seconds(process.pid or 0), time.perf_counter()
+            cpu, start = cpu_seconds(process.pid or 0), time.perf_counter()
             asyncio.run(load(port, scenario))
-            spent = (cpu_seconds(process.pid or 0) - cpu) / count
-            if spent < best:
-                best, wall = spent, time.perf_counter() - began
+            cpu_per_unit = (cpu_seconds(process.pid or 0) - cpu) / count
+            if cpu_per_unit < best_s:
+                best_s, wall = cpu_per_unit, time.perf_counter() - start
     finally:
         process.terminate()
         process.join(10)
@@ -272,8 +274,8 @@ def measure(name: str, scenario: Scenario, rounds: int) -> dict[str, Any]:
     return {
         "scenario": name,
         "unit": "chunk" if scenario.units else "request",
-        "cpu_us": round(best * 1e6, 2),
-        "per_core_per_s": round(1 / best) if best else None,
+        "cpu_us": round(best_s * 1e6, 2),
+        "per_core_per_s": round(1 / best_s) if best_s else None,
         "wall_per_s": round(count / wall) if wall else None,
     }
 
@@ -293,9 +295,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scenario", nargs="*", choices=[*SCENARIOS, []], help=", ".join(SCENARIOS))
     parser.add_argument("--rounds", type=int, default=3, help="the least of so many is reported")
-    wanted = parser.parse_args()
-    for name in wanted.scenario or SCENARIOS:
-        print(json.dumps(measure(name, SCENARIOS[name], wanted.rounds)), flush=True)
+    arguments = parser.parse_args()
+    for name in arguments.scenario or SCENARIOS:
+        print(json.dumps(measure(name, SCENARIOS[name], arguments.rounds)), flush=True)
 
 
 if __name__ == "__main__":

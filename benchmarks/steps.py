@@ -45,21 +45,21 @@ def start(options: argparse.Namespace) -> EngineCore:
     return EngineCore(config, PluginManager(config.plugins))
 
 
-def add(core: EngineCore, found: Workload, label: str) -> None:
-    for i, (prompt, count) in enumerate(zip(found.prompts, found.outputs, strict=True)):
+def add(core: EngineCore, batch: Workload, label: str) -> None:
+    for i, (prompt, count) in enumerate(zip(batch.prompts, batch.outputs, strict=True)):
         params = SamplingParams(temperature=0.6, max_tokens=count, ignore_eos=True)
-        core.add_request(EngineRequest(f"{found.name}-{label}-{i}", prompt, params, float(i)))
+        core.add_request(EngineRequest(f"{batch.name}-{label}-{i}", prompt, params, float(i)))
 
 
-def steps(core: EngineCore, most: int | None = None) -> int:
-    """Run until the work is done, or ``most`` steps; returns how many."""
-    taken = 0
-    while core.has_work and taken != most:
+def steps(core: EngineCore, limit: int | None = None) -> int:
+    """Run until the work is done, or ``limit`` steps; returns how many."""
+    num_steps = 0
+    while core.has_work and num_steps != limit:
         for output in core.step():
             if output.error is not None:
                 raise RuntimeError(output.error)
-        taken += 1
-    return taken
+        num_steps += 1
+    return num_steps
 
 
 def wait() -> None:
@@ -67,63 +67,75 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def throughput(core: EngineCore, found: Workload, passes: int) -> dict[str, Any]:
-    walls, taken = [], 0
-    for turn in range(passes + 1):
-        add(core, found, str(turn))
+def throughput(core: EngineCore, batch: Workload, passes: int) -> dict[str, Any]:
+    walls, num_steps = [], 0
+    for pass_idx in range(passes + 1):
+        add(core, batch, str(pass_idx))
         wait()
-        began = time.perf_counter()
-        taken = steps(core)
+        start_time = time.perf_counter()
+        num_steps = steps(core)
         wait()
-        walls.append(time.perf_counter() - began)
-    best = min(walls[1:])
-    tokens = found.prompt_tokens if found.counts == "prompt" else found.output_tokens
+        walls.append(time.perf_counter() - start_time)
+    best_s = min(walls[1:])
+    tokens = batch.prompt_tokens if batch.counts == "prompt" else batch.output_tokens
     return {
-        "workload": found.name,
-        "tokens_per_second": round(tokens / best, 1),
+        "workload": batch.name,
+        "tokens_per_second": round(tokens / best_s, 1),
         "seconds": [round(wall, 4) for wall in walls],
-        "steps": taken,
-        "ms_per_step": round(1e3 * best / taken, 3),
+        "steps": num_steps,
+        "ms_per_step": round(1e3 * best_s / num_steps, 3),
     }
 
 
-def anatomy(core: EngineCore, found: Workload) -> None:
+def anatomy(core: EngineCore, batch: Workload) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    skip, window = {"prefill": (0, 5), "mixed": (150, 20)}.get(found.name, (40, 20))
-    add(core, found, "anatomy")
+    skip, window = {"prefill": (0, 5), "mixed": (150, 20)}.get(batch.name, (40, 20))
+    add(core, batch, "anatomy")
     steps(core, skip)
     wait()
-    with profile(activities=[ProfilerActivity.CUDA]) as run:
-        taken = steps(core, window)
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        num_steps = steps(core, window)
         wait()
     steps(core)
     cuda = torch._C._autograd.DeviceType.CUDA
-    events = [e for e in run.profiler.kineto_results.events() if e.device_type() == cuda]
-    show(found.name, sorted((e.start_ns(), e.duration_ns(), e.name()) for e in events), taken)
+    events = [
+        event for event in prof.profiler.kineto_results.events() if event.device_type() == cuda
+    ]
+    show(
+        batch.name,
+        sorted((event.start_ns(), event.duration_ns(), event.name()) for event in events),
+        num_steps,
+    )
 
 
-def show(name: str, events: list[tuple[int, int, str]], taken: int) -> None:
-    """Print the anatomy of ``taken`` steps; events are (start, duration, name) in nanoseconds."""
+def show(name: str, events: list[tuple[int, int, str]], num_steps: int) -> None:
+    """Print the anatomy of ``num_steps`` steps; events are (start, duration, name) in nanoseconds."""
     end = events[0][0]
     gaps: dict[str, list[float]] = collections.defaultdict(list)
-    alone: collections.Counter[str] = collections.Counter()
+    exclusive: collections.Counter[str] = collections.Counter()
     count: collections.Counter[str] = collections.Counter()
     for begin, duration, kernel in events:
         gap = (begin - end) / 1e3
         if gap > 0:
             length = next((f"< {n}" for n in LENGTHS if gap < n), f"> {LENGTHS[-1]}")
             gaps[length].append(gap)
-        alone[kernel] += max(0, begin + duration - max(begin, end))
+        exclusive[kernel] += max(0, begin + duration - max(begin, end))
         count[kernel] += 1
         end = max(end, begin + duration)
     span = (end - events[0][0]) / 1e6
     idle = sum(map(sum, gaps.values())) / 1e3
-    print(f"{name}: {span / taken:.3f} ms a step, {(span - idle) / taken:.3f} ms with a kernel")
-    for length, found in sorted(gaps.items()):
-        print(f"  gaps {length:>5} us: {len(found) / taken:7.1f}, {sum(found) / taken:7.1f} us")
-    for kernel, spent in alone.most_common(16):
-        print(f"  {spent / taken / 1e3:9.1f} us in {count[kernel] / taken:6.1f} of {kernel[:76]}")
+    print(
+        f"{name}: {span / num_steps:.3f} ms a step, {(span - idle) / num_steps:.3f} ms with a kernel"
+    )
+    for length, lengths in sorted(gaps.items()):
+        print(
+            f"  gaps {length:>5} us: {len(lengths) / num_steps:7.1f}, {sum(lengths) / num_steps:7.1f} us"
+        )
+    for kernel, spent in exclusive.most_common(16):
+        print(
+            f"  {spent / num_steps / 1e3:9.1f} us in {count[kernel] / num_steps:6.1f} of {kernel[:76]}"
+        )
 
 
 def main() -> None:
@@ -138,11 +150,11 @@ def main() -> None:
     core = start(options)
     print("\n".join(core.info.report))
     for name in options.workload:
-        found = clip_to_vocab(workload(name, BenchConfig()), core.info.vocab_size)
+        batch = clip_to_vocab(workload(name, BenchConfig()), core.info.vocab_size)
         if options.anatomy:
-            anatomy(core, found)
+            anatomy(core, batch)
         else:
-            print(json.dumps(throughput(core, found, options.num_iters)), flush=True)
+            print(json.dumps(throughput(core, batch, options.num_iters)), flush=True)
     core.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -72,8 +74,8 @@ class Site:
     def scan(self) -> Iterator[Entry]:
         return (entry for entry in scan() if entry.dist in self.names)
 
-    def host(self, **options: Any) -> PluginManager:
-        """A host that sees only what the test installed."""
+    def plugin_manager(self, **options: Any) -> PluginManager:
+        """A plugin manager that sees only what the test installed."""
         return PluginManager(PluginConfig(**options), source=self.scan)
 
 
@@ -89,7 +91,27 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    made = Site(folder)
-    yield made
-    for name in [m for m in sys.modules if m in made.modules or m.startswith("treadle_local_")]:
+    installed_site = Site(folder)
+    yield installed_site
+    for name in [
+        m for m in sys.modules if m in installed_site.modules or m.startswith("treadle_local_")
+    ]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """A command that is ``python`` with ``-c CODE`` or ``-m MODULE``, torch being imported already."""
+    program = str(Path(__file__).with_name("preloaded.py"))
+    address = str(tmp_path_factory.mktemp("preloaded") / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, "-I", program, "serve", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+    yield [sys.executable, "-I", "-S", program, "run", address]
+    server.communicate(timeout=60)

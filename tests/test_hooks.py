@@ -16,14 +16,10 @@ from treadle.api import types as t
 from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
 from treadle.api.kinds import (
     EXECUTORS,
-    KV_CONNECTORS,
     LOAD_FORMATS,
     LOGITS_PROCESSORS,
-    LORA_RESOLVERS,
     MODEL_SOURCES,
     MODELS,
-    MULTIMODAL_PROCESSORS,
-    PROPOSERS,
     QUANTIZATION,
     REASONING_PARSERS,
     RENDERERS,
@@ -34,6 +30,7 @@ from treadle.api.kinds import (
     TOOL_PARSERS,
 )
 from treadle.config import EngineConfig, PluginConfig
+from treadle.engine.extensions import ConfiguredExtensions
 from treadle.errors import PluginLoadError
 from treadle.loading import matching
 from treadle.plugins import PluginManager, installed_kinds
@@ -48,7 +45,6 @@ from treadle_server.testing.engine import FakeEngine
 CONFIG = EngineConfig()
 FILES = t.ModelFiles(Path("nowhere"), (), {})
 TOKENIZER: Any = object()
-LAYOUT = t.KVCacheLayout(16, 8, ())
 DEVICE = t.DeviceInfo("cpu")
 TRAITS = t.ModelTraits()
 
@@ -63,8 +59,7 @@ SPECIFICATIONS = (FirstResultHooks, AllResultsHooks, ServerHooks, CommandHooks)
 
 
 def configured(plugins: PluginManager) -> None:
-    plugins.configure(CONFIG)
-    plugins.unconfigure()
+    ConfiguredExtensions(plugins, CONFIG).unconfigure()
 
 
 def served(plugins: PluginManager) -> None:
@@ -100,28 +95,15 @@ CALLS: dict[str, tuple[Call, dict[str, object]]] = {
         lambda h: h.create(QUANTIZATION, "key", checkpoint={"bits": 4}, device=DEVICE),
         {"method": "key", "checkpoint": {"bits": 4}, "device": DEVICE},
     ),
-    "treadle_multimodal_processor": (
-        lambda h: h.create(MULTIMODAL_PROCESSORS, "key", files=FILES),
-        {"architecture": "key", "files": FILES},
-    ),
     "treadle_executor": (
         lambda h: h.create(EXECUTORS, "key", config=CONFIG, plugins=h),
         {"name": "key", "config": CONFIG},
     ),
     "treadle_scheduling_policy": (lambda h: h.create(SCHEDULING_POLICIES, "key"), {"name": "key"}),
-    "treadle_proposer": (
-        lambda h: h.create(PROPOSERS, "key", config=CONFIG),
-        {"name": "key", "config": CONFIG},
-    ),
-    "treadle_kv_connector": (
-        lambda h: h.create(KV_CONNECTORS, "key", role=t.ConnectorRole.WORKER, layout=LAYOUT),
-        {"name": "key", "role": t.ConnectorRole.WORKER, "layout": LAYOUT},
-    ),
     "treadle_logits_processor": (
         lambda h: [h.create(LOGITS_PROCESSORS, "key", vocab_size=99)][0],
         {"name": "key", "vocab_size": 99},
     ),
-    "treadle_lora_resolver": (lambda h: [h.create(LORA_RESOLVERS, "key")][0], {"name": "key"}),
     "treadle_stat_logger": (lambda h: [h.create(STAT_LOGGERS, "key")][0], {"name": "key"}),
     "treadle_match": (
         lambda h: matching.candidates(h, kinds.TOOL_PARSERS, TRAITS),

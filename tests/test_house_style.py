@@ -21,7 +21,7 @@ CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing"
 
 # Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
-    # A worker runs the core's own runner; commands carry the configuration and chosen plugins.
+    # Executors run the core's own runner; commands carry the configuration and chosen plugins.
     "treadle_worker_kit": frozenset(
         {
             "treadle.config",
@@ -29,7 +29,12 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "treadle.runner.model_runner",
         }
     ),
-    "treadle_executor_mp": frozenset({"treadle.config", "treadle.processes.spawn"}),
+    "treadle_executor_uni": frozenset(
+        {"treadle.config", "treadle.runner.memory", "treadle.runner.model_runner"}
+    ),
+    "treadle_executor_mp": frozenset(
+        {"treadle.config", "treadle.processes.lifeline", "treadle.processes.spawn"}
+    ),
     "treadle_executor_ray": frozenset({"treadle.config"}),
     # What is installed is asked of metadata, and a context length is computed as the engine does.
     "treadle_command_models": frozenset({"treadle.loading.config", "treadle.plugins"}),
@@ -99,8 +104,8 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
 
 def home(name: str) -> str:
     """Where ``from treadle import name`` takes it from: a module of the core, or its public names."""
-    inside = ROOT / "core/treadle" / name
-    return f"treadle.{name}" if inside.is_dir() or inside.with_suffix(".py").exists() else "treadle"
+    module = ROOT / "core/treadle" / name
+    return f"treadle.{name}" if module.is_dir() or module.with_suffix(".py").exists() else "treadle"
 
 
 # ------------------------------------------------------------------------------ the source
@@ -215,17 +220,17 @@ def test_every_module_says_why_it_exists() -> None:
 @pytest.mark.parametrize("member", [*kits(), *plugins()], ids=lambda m: m.name)
 def test_a_plugin_imports_only_the_contract_and_its_kits(member: Member) -> None:
     allowed = ALLOWANCES.get(member.package.name, frozenset())
-    own = {member.package.name}
-    own |= {kit.package.name for kit in kits() if kit.name in member.dependencies}
+    packages = {member.package.name}
+    packages |= {kit.package.name for kit in kits() if kit.name in member.dependencies}
 
     def check(path: Path) -> Iterator[str]:
         for line, module in imported(path):
-            inside = module.startswith("treadle.")
+            is_core = module.startswith("treadle.")
             contract = module.startswith(tuple(f"{m}." for m in CONTRACT)) or module in CONTRACT
-            if inside and not contract and module not in allowed:
+            if is_core and not contract and module not in allowed:
                 yield f"{line} imports {module}"
-            other = module.partition(".")[0]
-            if other.startswith("treadle_") and other not in own:
+            package = module.partition(".")[0]
+            if package.startswith("treadle_") and package not in packages:
                 yield f"{line} imports {module}, which is neither its own nor a kit it depends on"
 
     assert offences(check, list(shipped(member))) == []

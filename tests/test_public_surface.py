@@ -22,8 +22,8 @@ def test_the_surface_is_frozen(table: str) -> None:
     frozen = tomllib.loads(FILE.read_text())[table]
     assert frozen.keys() == CURRENT[table].keys()
     for key, names in CURRENT[table].items():
-        gone, new = set(frozen[key]) - set(names), set(names) - set(frozen[key])
-        assert (gone, new) == (set(), set()), f"{table}.{key}: gone {gone}, new {new}"
+        removed, added = set(frozen[key]) - set(names), set(names) - set(frozen[key])
+        assert (removed, added) == (set(), set()), f"{table}.{key}: gone {removed}, new {added}"
         assert frozen[key] == names, f"{table}.{key} is in another order"
 
 

@@ -36,7 +36,7 @@ def installed() -> str:
         (
             f"`{m.name}`",
             f"`{m.path}`",
-            ", ".join(f"`{e.id}`" for e in m.entry_points),
+            ", ".join(f"`{entry.id}`" for entry in m.entry_points),
             str(m.pyproject["project"]["description"]),
         )
         for m in members()
@@ -48,17 +48,17 @@ def plugin_options() -> str:
     """Every option of a shipped plugin, below the plugin's id."""
     from documents import option_table
 
-    parts = []
+    sections = []
     for member in members():
         for name, struct in sorted(options_of(member).items()):
-            parts.append(f"### {name}\n\n{option_table(struct)}")
-    return "\n".join(parts)
+            sections.append(f"### {name}\n\n{option_table(struct)}")
+    return "\n".join(sections)
 
 
 def options_of(member: Member) -> dict[str, Any]:
     """``TREADLE_OPTIONS`` of the modules that its entry points name."""
     tables: dict[str, Any] = {}
-    for name in sorted({e.module for e in member.entry_points}):
+    for name in sorted({entry.module for entry in member.entry_points}):
         file = ROOT / member.path / (name.replace(".", "/") + ".py")
         package = ROOT / member.path / name.replace(".", "/") / "__init__.py"
         source = next((f for f in (file, package) if f.is_file()), None)
@@ -70,9 +70,11 @@ def options_of(member: Member) -> dict[str, Any]:
 def extras() -> str:
     """The optional dependencies of the members."""
     rows = [
-        (f"`./{m.path}[{name}]`", ", ".join(f"`{r}`" for r in needs))
+        (f"`./{m.path}[{name}]`", ", ".join(f"`{r}`" for r in requirements))
         for m in members()
-        for name, needs in sorted(m.pyproject["project"].get("optional-dependencies", {}).items())
+        for name, requirements in sorted(
+            m.pyproject["project"].get("optional-dependencies", {}).items()
+        )
     ]
     return _table(("Install", "Brings"), rows)
 
@@ -92,19 +94,19 @@ def quantization() -> str:
 
 def _declared(kind: str, title: str, folder: str) -> str:
     tests = "\n".join(p.read_text() for p in sorted((ROOT / folder).glob("test_*.py")))
-    ran = _runs(kind)
+    runs = _runs(kind)
     rows = []
     for member in members():
         for entry in member.entry_points:
             if entry.kind != kind:
                 continue
-            tested = entry.key == "*" or f'"{entry.key}"' in tests
+            is_tested = entry.key == "*" or f'"{entry.key}"' in tests
             rows.append(
                 (
                     "any other" if entry.key == "*" else f"`{entry.key}`",
                     f"`{member.name}`",
-                    "yes" if tested else "",
-                    "<br>".join(ran.get(entry.key, [])),
+                    "yes" if is_tested else "",
+                    "<br>".join(runs.get(entry.key, [])),
                 )
             )
     return _table((title, "Provided by", "Compared in tests", "Ran on"), rows)
@@ -117,8 +119,8 @@ def _runs(kind: str) -> dict[str, list[str]]:
         data = json.loads(file.read_text())
         for run in data["runs"]:
             if key := run.get(kind):
-                where = f"{run['model']} on {run.get('devices', 1)} × {data['device']}"
-                line = f"{where}, torch {data['torch']}, {data['date']}"
+                setup = f"{run['model']} on {run.get('devices', 1)} × {data['device']}"
+                line = f"{setup}, torch {data['torch']}, {data['date']}"
                 if line not in runs.setdefault(key, []):
                     runs[key].append(line)
     return runs
@@ -175,20 +177,26 @@ def vllm_names() -> Iterator[tuple[str, dict[str, str]]]:
 
 def vllm_flags() -> str:
     """What each option of vLLM is here. Raises ``ValueError`` for one that we do not have."""
-    ours = {f for _, part in config_sections(EngineConfig) for f in part.__struct_fields__}
-    ours |= set(ServerConfig.__struct_fields__)
-    parts: dict[str, list[tuple[str, str, str]]] = {}
+    option_names = {
+        f
+        for _, section_type in config_sections(EngineConfig)
+        for f in section_type.__struct_fields__
+    }
+    option_names |= set(ServerConfig.__struct_fields__)
+    sections: dict[str, list[tuple[str, str, str]]] = {}
     for section, entry in vllm_names():
         name = entry.get("ours")
-        if name is not None and name not in ours:
+        if name is not None and name not in option_names:
             raise ValueError(f"docs/data/vllm_flags.toml: there is no option {name}")
-        here = "the same" if name == entry["vllm"] else f"`{name}`"
+        equivalent = "the same" if name == entry["vllm"] else f"`{name}`"
         if name is None:
-            here = STATES[entry["state"]]
-        parts.setdefault(section, []).append((f"`{entry['vllm']}`", here, entry.get("note", "")))
+            equivalent = STATES[entry["state"]]
+        sections.setdefault(section, []).append(
+            (f"`{entry['vllm']}`", equivalent, entry.get("note", ""))
+        )
     return "\n".join(
         f"### {section.capitalize()}\n\n" + _table(("vLLM", "Here", ""), rows)
-        for section, rows in parts.items()
+        for section, rows in sections.items()
     )
 
 

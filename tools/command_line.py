@@ -17,7 +17,7 @@ from treadle_server.config import ServerConfig
 
 __all__ = ("reference",)
 
-ELSEWHERE: dict[str, set[str]] = {
+SHARED_FLAGS: dict[str, set[str]] = {
     "[options of the engine](options.md)": {
         field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__
     },
@@ -31,20 +31,24 @@ def reference() -> str:
     """One section for each command that treadle ships, with the flags that only it has."""
     root: Any = typer.main.get_command(app)
     context = root.context_class(root, info_name="treadle")
-    shipped = {e.key for m in members() for e in m.entry_points if e.kind == "commands"}
-    names = [*(n for n in HELP if n in shipped), *sorted(shipped - set(HELP))]
-    parts: list[str] = []
+    command_names = {
+        entry.key for m in members() for entry in m.entry_points if entry.kind == "commands"
+    }
+    names = [*(n for n in HELP if n in command_names), *sorted(command_names - set(HELP))]
+    sections: list[str] = []
     for name in names:
         _, command, _ = root.resolve_command(context, [name])
-        parts += _sections(f"treadle {name}", command, context)
-    return "\n".join(parts)
+        sections += _sections(f"treadle {name}", command, context)
+    return "\n".join(sections)
 
 
 def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
     context = command.context_class(command, info_name=name, parent=None)
     if hasattr(command, "list_commands"):
-        for sub in command.list_commands(context):
-            yield from _sections(f"{name} {sub}", command.get_command(context, sub), context)
+        for subcommand in command.list_commands(context):
+            yield from _sections(
+                f"{name} {subcommand}", command.get_command(context, subcommand), context
+            )
         return
     usage = " ".join(command.collect_usage_pieces(context))
     text = inspect.cleandoc(command.help or "").replace("``", "`")
@@ -52,20 +56,20 @@ def _sections(name: str, command: Any, parent: Any) -> Iterator[str]:
     rows, shared = [], []
     for param in command.get_params(context):
         record = param.get_help_record(context)
-        home = next((h for h, known in ELSEWHERE.items() if param.name in known), None)
+        category = next((h for h, options in SHARED_FLAGS.items() if param.name in options), None)
         if record is None or param.name == "help":
             continue
-        if home is not None and param.param_type_name == "option":
-            shared.append(home)
+        if category is not None and param.param_type_name == "option":
+            shared.append(category)
         else:
             rows.append((f"`{record[0].strip()}`", record[1]))
     if rows:
-        lines = (f"| {flag} | {about} |" for flag, about in map(_cells, rows))
+        lines = (f"| {flag} | {help_text} |" for flag, help_text in map(_cells, rows))
         yield "| | |\n| --- | --- |\n" + "\n".join(lines) + "\n"
     if shared:
         yield f"Also the {', the '.join(dict.fromkeys(shared))}.\n"
 
 
 def _cells(row: tuple[str, str]) -> tuple[str, str]:
-    flag, about = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
-    return flag, about
+    flag, help_text = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
+    return flag, help_text

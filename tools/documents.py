@@ -111,7 +111,6 @@ def kinds() -> str:
             f"{k.budget:g} s",
         )
         for k in installed_kinds().values()
-        if not k.provisional
     )
     return table(("Entry-point group", "Key", "Mode", "Hook", "Called by", "Budget"), rows)
 
@@ -128,15 +127,8 @@ def _hooks() -> Iterator[str]:
         yield f"`{hook.name}({', '.join(hook.arguments)})`\n"
         yield f"{one_line(hook.doc)}\n"
         if kind := groups.get(hook.name):
-            note = " Provisional: nothing calls it yet." if kind.provisional else ""
-            yield f"Group `{kind.group}`, key: {kind.key}, mode *{kind.mode}*.{note}\n"
+            yield f"Group `{kind.group}`, key: {kind.key}, mode *{kind.mode}*.\n"
         yield f"```text\n{hook.signature}\n```\n"
-
-
-def uncalled() -> str:
-    """The hooks that this version declares and never calls."""
-    idle = [f"`{kind.hook}`" for kind in installed_kinds().values() if kind.provisional]
-    return f"{', '.join(idle) or 'none'}.\n"
 
 
 def one_line(doc: str) -> str:
@@ -148,16 +140,18 @@ def one_line(doc: str) -> str:
 
 def options() -> str:
     """Every option of the engine, by section."""
-    parts = []
+    sections = []
     for name, struct in config_sections(EngineConfig):
-        parts.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{option_table(struct)}")
-    return "\n".join(parts)
+        sections.append(f"## {name}\n\n{one_line(struct.__doc__ or '')}\n\n{option_table(struct)}")
+    return "\n".join(sections)
 
 
 def option_aliases() -> str:
     """Options of other engines that are accepted, and what they mean here."""
     rows = [(f"`{alias}`", f"`{name}`") for alias, name in OPTION_ALIASES.items()]
-    ignored = ((f"`{name}`", f"without effect: {why}") for name, why in IGNORED_OPTIONS.items())
+    ignored = (
+        (f"`{name}`", f"without effect: {reason}") for name, reason in IGNORED_OPTIONS.items()
+    )
     return table(("Accepted", "In treadle"), [*rows, *ignored])
 
 
@@ -181,7 +175,9 @@ def kind(t: Type) -> str:
         case Metadata():
             return kind(t.type)
         case UnionType():
-            return " or ".join(kind(arm) for arm in t.types if not isinstance(arm, NoneType))
+            return " or ".join(
+                kind(option) for option in t.types if not isinstance(option, NoneType)
+            )
         case LiteralType():
             return ", ".join(f"`{value}`" for value in t.values)
         case BoolType():
@@ -247,8 +243,8 @@ def parameters(struct: type[msgspec.Struct], meaning: dict[str, str]) -> str:
         value = None if field.default is msgspec.NODEFAULT else field.default
         row = (f"`{field.name}`", f"`{shown(hints[field.name])}`", f"`{value!r}`")
         rows.append((*row, *([bounds(field.name)] if described else []), meaning[field.name]))
-    bounded = ("Bounds",) if described else ()
-    return table(("Parameter", "Type", "Default", *bounded, ""), rows)
+    bounds_column = ("Bounds",) if described else ()
+    return table(("Parameter", "Type", "Default", *bounds_column, ""), rows)
 
 
 def shown(hint: Any) -> str:
@@ -292,7 +288,6 @@ BLOCKS: dict[str, Callable[[], str]] = (
         for block in (
             kinds,
             hook_reference,
-            uncalled,
             options,
             option_aliases,
             server,

@@ -46,10 +46,10 @@ def _argument(arg: Arg) -> str:
     """Return an argument as the documentation writes it."""
     text = arg.name if arg.shape is None else f"{arg.name} [{arg.shape}]"
     text += "" if arg.dtype == "dtype" else f" {arg.dtype}"
-    marks = ["may be None"] * arg.optional + ["rows may be apart"] * arg.strided
-    marks += {"read": [], "scratch": ["may be overwritten"], "write": ["written"]}[arg.access]
-    marks += ["or float32 partial sums"] * arg.partial
-    return f"{text} ({', '.join(marks)})" if marks else text
+    notes = ["may be None"] * arg.optional + ["rows may be apart"] * arg.strided
+    notes += {"read": [], "scratch": ["may be overwritten"], "write": ["written"]}[arg.access]
+    notes += ["or float32 partial sums"] * arg.partial
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

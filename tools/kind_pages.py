@@ -32,9 +32,6 @@ COST = {
     "itself": "A failure costs the plugin alone: it is logged, and after three in a row the plugin is "
     "not called any more.",
 }
-PROVISIONAL = (
-    "**Provisional:** this version does not call the hook, and it may change until one does."
-)
 
 TEMPLATES = ROOT / "cli/treadle_cli/templates"
 TYPE = r"\bt\.(\w+)"
@@ -42,15 +39,19 @@ TYPE = r"\bt\.(\w+)"
 
 def page(kind: str) -> str:
     """Signature, documentation and example of one kind."""
-    about = installed_kinds()[kind]
-    names = (about.hook, *MORE.get(kind, ()))
+    plugin_kind = installed_kinds()[kind]
+    names = (plugin_kind.hook, *MORE.get(kind, ()))
     signatures = [h.signature for name in names for h in hooks() if h.name == name]
     example = "MyForCausalLM" if kind == "models" else "mine"
-    marks = {"key": example, "package": f"treadle_{example.lower()}", "kind": kind, "title": "Mine"}
-    parts = [
-        f"Group `{about.group}`, key: {about.key}, mode *{about.mode}*, generation {about.generation}."
-        f" {COST[about.failure]}",
-        *([PROVISIONAL] if about.provisional else []),
+    variables = {
+        "key": example,
+        "package": f"treadle_{example.lower()}",
+        "kind": kind,
+        "title": "Mine",
+    }
+    sections = [
+        f"Group `{plugin_kind.group}`, key: {plugin_kind.key}, mode *{plugin_kind.mode}*, generation {plugin_kind.generation}."
+        f" {COST[plugin_kind.failure]}",
         "```text\n" + "\n".join(signatures) + "\n```",
         f"`treadle plugin new {kind} {example}` writes this plugin, with a README that says what it "
         "changes\nwhere it is installed, how to try it, and what to change first:",
@@ -58,37 +59,41 @@ def page(kind: str) -> str:
     files = sorted((TEMPLATES / kind).glob("*.py.in"), key=lambda p: (p.stem == "test.py", p.name))
     for file in files:
         name = file.name.removesuffix(".in")
-        where = "tests/test_conformance.py" if name == "test.py" else f"{marks['package']}/{name}"
-        text = Template(file.read_text()).substitute(marks)
-        parts.append(f"`{where}`:\n\n```python\n{text}```")
+        file_path = (
+            "tests/test_conformance.py" if name == "test.py" else f"{variables['package']}/{name}"
+        )
+        text = Template(file.read_text()).substitute(variables)
+        sections.append(f"`{file_path}`:\n\n```python\n{text}```")
     suite = SUITES.get(kind, "treadle.testing.plugin:PluginSuite").replace(":", ".")
-    parts.append(f"Its suite is `{suite}`.")
+    sections.append(f"Its suite is `{suite}`.")
     if sources := _types(signatures):
         code = "\n\n".join(sources)
-        parts.append(
+        sections.append(
             f"### Types\n\nOf `treadle.api.types`, as they are written there:\n\n```py\n{code}```"
         )
-    return "\n" + "\n\n".join(parts) + "\n\n"
+    return "\n" + "\n\n".join(sections) + "\n\n"
 
 
 def _types(signatures: list[str]) -> list[str]:
     """The source of what hooks get and return, and of what that is made of; without what the hook
     of another kind returns, which is on that kind's page."""
-    todo = re.findall(TYPE, "\n".join(signatures))
-    returned = {h.signature: re.findall(TYPE, h.signature.rpartition("->")[2]) for h in hooks()}
-    mine = {name for signature in signatures for name in returned[signature]}
-    others = {name for names in returned.values() for name in names} - mine
+    queue = re.findall(TYPE, "\n".join(signatures))
+    returned_types = {
+        h.signature: re.findall(TYPE, h.signature.rpartition("->")[2]) for h in hooks()
+    }
+    own_types = {name for signature in signatures for name in returned_types[signature]}
+    other_types = {name for names in returned_types.values() for name in names} - own_types
     sources: dict[str, str] = {}
-    while todo:
-        name = todo.pop(0)
-        kind = getattr(types, name, None)
-        if name in sources or name in others or kind is None:
+    while queue:
+        name = queue.pop(0)
+        type_ = getattr(types, name, None)
+        if name in sources or name in other_types or type_ is None:
             continue
-        if inspect.isclass(kind):
-            sources[name] = inspect.getsource(kind)
-            todo += re.findall(r"\b[A-Z]\w+", sources[name])
+        if inspect.isclass(type_):
+            sources[name] = inspect.getsource(type_)
+            queue += re.findall(r"\b[A-Z]\w+", sources[name])
         else:  # a union
-            todo += [part.__name__ for part in get_args(kind) if inspect.isclass(part)]
+            queue += [member.__name__ for member in get_args(type_) if inspect.isclass(member)]
     return list(sources.values())
 
 

@@ -31,7 +31,7 @@ def render() -> str:
     table = {
         "keys": dict(sorted(keys.items())),
         "distributions": {m.name: m.path for m in ordered},
-        "kits": {m.name: needed for m in ordered if (needed := kits_of(m))},
+        "kits": {m.name: kit_names for m in ordered if (kit_names := kits_of(m))},
     }
     return json.dumps(table, indent=2) + "\n"
 

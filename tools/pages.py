@@ -53,8 +53,8 @@ def pages() -> list[Path]:
     """The README and the documentation, without records (decisions, notebook), files of the root
     and the pages of the plugin kinds, whose examples are templates that have tests of their own."""
     records = {"adr", "notebook", "project", "plugins"}
-    written = sorted((ROOT / "docs").rglob("*.md"))
-    return [ROOT / "README.md", *(p for p in written if p.parent.name not in records)]
+    markdown_files = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(p for p in markdown_files if p.parent.name not in records)]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -45,10 +45,10 @@ def _class(name: str, kind: type) -> Iterator[str]:
         yield f"{ELSEWHERE[name]}\n"
     elif rows := list(_fields(kind)):
         yield "| Field | Type | |\n| --- | --- | --- |\n" + "".join(rows)
-    own = [(n, m) for n, m in vars(kind).items() if n == "__init__" or not n.startswith("_")]
-    for member, value in own:
-        given: Any = value.fget if isinstance(value, property) else value
-        call = inspect.unwrap(given)
+    members = [(n, m) for n, m in vars(kind).items() if n == "__init__" or not n.startswith("_")]
+    for member, value in members:
+        function: Any = value.fget if isinstance(value, property) else value
+        call = inspect.unwrap(function)
         if not inspect.isfunction(call) or not (call.__doc__ or "").strip():
             continue
         title = name if member == "__init__" else f"{name}.{member}"
@@ -57,18 +57,18 @@ def _class(name: str, kind: type) -> Iterator[str]:
         yield f"### {heading}\n\n```text\n{shown}\n```\n\n{markdown(call.__doc__ or '')}\n"
 
 
-def _fields(kind: type) -> Iterator[str]:
-    if not (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
+def _fields(cls: type) -> Iterator[str]:
+    if not (issubclass(cls, msgspec.Struct) or dataclasses.is_dataclass(cls)):
         return
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     body = tree.body if isinstance(tree, ast.ClassDef) else []
-    for here, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(here, ast.AnnAssign) and isinstance(here.target, ast.Name):
+    for node, next_node in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = ""
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                text = " ".join(markdown(str(after.value.value)).split())
-            type_ = ast.unparse(here.annotation).replace("|", "\\|")
-            yield f"| `{here.target.id}` | `{type_}` | {text} |\n"
+            if isinstance(next_node, ast.Expr) and isinstance(next_node.value, ast.Constant):
+                text = " ".join(markdown(str(next_node.value.value)).split())
+            type_ = ast.unparse(node.annotation).replace("|", "\\|")
+            yield f"| `{node.target.id}` | `{type_}` | {text} |\n"
 
 
 def _signature(title: str, call: Any) -> str:

@@ -72,8 +72,8 @@ class Member:
     @property
     def dependencies(self) -> frozenset[str]:
         """The names of the distributions that it needs, without versions and extras."""
-        needs = self.pyproject["project"].get("dependencies", [])
-        return frozenset(re.split(r"[<>=!~;\[ ]", need)[0] for need in needs)
+        requirements = self.pyproject["project"].get("dependencies", [])
+        return frozenset(re.split(r"[<>=!~;\[ ]", need)[0] for need in requirements)
 
     @property
     def path(self) -> str:
@@ -150,12 +150,12 @@ def _hooks_of(group: ast.ClassDef, owner: str) -> Iterator[Hook]:
     for node in group.body:
         if isinstance(node, ast.FunctionDef) and any(map(_is_spec, node.decorator_list)):
             arguments = node.args.args[1:]
-            shown = ", ".join(ast.unparse(a) for a in arguments)
+            signature = ", ".join(ast.unparse(a) for a in arguments)
             returns = ast.unparse(node.returns) if node.returns else "None"
             yield Hook(
                 node.name,
                 tuple(a.arg for a in arguments),
-                f"{node.name}({shown}) -> {returns}",
+                f"{node.name}({signature}) -> {returns}",
                 ast.get_docstring(node) or "",
                 group.name,
                 owner,

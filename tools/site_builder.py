@@ -55,7 +55,7 @@ def build(target: Path) -> list[str]:
                 shutil.copytree(ROOT / name, copy / name)
             else:
                 shutil.copy(ROOT / name, copy / name)
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"],
             cwd=copy,
             env={**os.environ, "NO_COLOR": "1"},
@@ -63,8 +63,8 @@ def build(target: Path) -> list[str]:
             text=True,
             check=False,
         )
-        if done.returncode:
-            raise RuntimeError(COLOUR.sub("", done.stdout + done.stderr))
+        if result.returncode:
+            raise RuntimeError(COLOUR.sub("", result.stdout + result.stderr))
         shutil.rmtree(target, ignore_errors=True)
         shutil.move(copy / "site", target)
     pages = sorted((ROOT / "docs").rglob("*.md"))
@@ -75,13 +75,15 @@ def build(target: Path) -> list[str]:
 
 def redirect(site: Path) -> None:
     """Write a stub at each address of ``docs/data/moved.toml`` that leads to the new one."""
-    moved = tomllib.loads((ROOT / "docs/data/moved.toml").read_text())["moved"]
-    for old, new in moved.items():
-        page = site / old / "index.html"
+    addresses = tomllib.loads((ROOT / "docs/data/moved.toml").read_text())["moved"]
+    for old_address, new_address in addresses.items():
+        page = site / old_address / "index.html"
         if page.exists():
-            raise RuntimeError(f"docs/data/moved.toml: {old} is a page again; remove the entry")
+            raise RuntimeError(
+                f"docs/data/moved.toml: {old_address} is a page again; remove the entry"
+            )
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(STUB.format("../" * len(Path(old).parts) + new + "/"))
+        page.write_text(STUB.format("../" * len(Path(old_address).parts) + new_address + "/"))
 
 
 def publish_sources(site: Path, pages: list[Path]) -> None:
@@ -117,14 +119,14 @@ def exists(site: Path, page: Path, address: str) -> bool:
 def main(arguments: list[str]) -> int:
     target = Path(arguments[0]) if arguments else ROOT / "site"
     try:
-        broken = build(target)
+        errors = build(target)
     except RuntimeError as error:
         print(error)
         return 1
-    for problem in broken:
+    for problem in errors:
         print(problem)
     print(f"{target}: {len(list(target.rglob('index.html')))} pages")
-    return int(bool(broken))
+    return int(bool(errors))
 
 
 if __name__ == "__main__":

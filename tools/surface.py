@@ -13,14 +13,11 @@ from repository import ROOT, hooks
 
 from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.config import EngineConfig, config_sections
-from treadle.plugins import installed_kinds
 from treadle.testing.catalog import SUITES
 
 __all__ = ("surface",)
 
-PROVISIONAL = [kind for kind in installed_kinds().values() if kind.provisional]
-UNFROZEN = {"__init__", *(kind.suite.partition(":")[0].rpartition(".")[2] for kind in PROVISIONAL)}
-KIT = sorted(p.stem for p in (ROOT / "core/treadle/testing").glob("*.py") if p.stem not in UNFROZEN)
+KIT = sorted(p.stem for p in (ROOT / "core/treadle/testing").glob("*.py") if p.stem != "__init__")
 MODULES = (
     "treadle",
     "treadle.api",
@@ -46,22 +43,13 @@ CONTRACT = (
 
 
 def surface() -> dict[str, dict[str, list[str]]]:
-    """Everything that is frozen, by table and name; kinds that nothing calls are not."""
-    parts = [importlib.import_module(f"treadle.api.{part}") for part in CONTRACT]
+    """Everything that is frozen, by table and name."""
+    modules = [importlib.import_module(f"treadle.api.{module}") for module in CONTRACT]
     return {
         "modules": {name: exported(name) for name in MODULES},
         "contract": {
-            "types": sorted(
-                name
-                for part in parts
-                for name in part.__all__
-                if name not in {kind.builds.__name__ for kind in PROVISIONAL if kind.builds}
-            ),
-            "hooks": [
-                f"{hook.name}({', '.join(hook.arguments)})"
-                for hook in hooks()
-                if hook.name not in {kind.hook for kind in PROVISIONAL}
-            ],
+            "types": sorted(name for module in modules for name in module.__all__),
+            "hooks": [f"{hook.name}({', '.join(hook.arguments)})" for hook in hooks()],
         },
         "options": {
             name: list(kind.__struct_fields__) for name, kind in config_sections(EngineConfig)

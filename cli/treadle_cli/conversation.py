@@ -8,36 +8,36 @@ HELP = "/reset, /system TEXT, /exit; Ctrl-C stops an answer"
 
 
 class Conversation:
-    """A system message, if any, then questions and answers in turn."""
+    """A system message, if any, followed by questions and answers."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.turns: list[dict[str, str]] = []
-        self.ended = False
+        self.is_finished = False
 
     def messages(self) -> list[dict[str, str]]:
         head = [{"role": "system", "content": self.system}] if self.system else []
         return [*head, *self.turns]
 
-    def ask(self, text: str) -> list[dict[str, str]]:
+    def add_question(self, text: str) -> list[dict[str, str]]:
         """Add a question and return all messages."""
         self.turns.append({"role": "user", "content": text})
         return self.messages()
 
-    def answered(self, text: str) -> None:
+    def add_answer(self, text: str) -> None:
         self.turns.append({"role": "assistant", "content": text})
 
-    def forget_question(self) -> None:
-        """Take back a question that could not be answered."""
+    def drop_question(self) -> None:
+        """Remove the last question, which could not be answered."""
         if self.turns and self.turns[-1]["role"] == "user":
             self.turns.pop()
 
     def command(self, line: str) -> str | None:
-        """Carry out ``/command``; the remark to print, or ``None`` for a question or the end."""
+        """Run ``/command``. Return the text to print, or ``None`` for a question or ``/exit``."""
         word, _, rest = line.partition(" ")
         match word:
             case "/exit" | "/quit":
-                self.ended = True
+                self.is_finished = True
                 return None
             case "/reset":
                 self.turns.clear()

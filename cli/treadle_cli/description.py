@@ -1,4 +1,4 @@
-"""What plugins are made of and which options they have: this imports them."""
+"""The hooks and options of plugins, read from their modules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.plugin_options import options_struct
 from treadle.errors import PluginError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
-from treadle.plugins.options import options_struct
 from treadle.testing.introspection import hooks_of
 
 __all__ = ("Description", "OptionRow", "all_options", "describe")
@@ -43,13 +43,13 @@ def describe(plugins: PluginManager, kind: str, key: str) -> Description:
     """Load the plugin that serves ``kind:key``. Raises as ``PluginManager.load`` does."""
     entry = plugins.choose(kind, key)
     plugin = plugins.load(kind, key)
-    plain, wrappers = hooks_of(plugins, plugin)
+    hook_names, wrappers = hooks_of(plugins, plugin)
     return Description(
         id=entry.id,
         distribution=entry.dist,
         version=entry.version,
         target=entry.source,
-        hooks=plain,
+        hooks=hook_names,
         wrappers=wrappers,
         options=_options(plugin, entry),
     )
@@ -58,38 +58,42 @@ def describe(plugins: PluginManager, kind: str, key: str) -> Description:
 def all_options(plugins: PluginManager) -> list[OptionRow]:
     """The options of every usable plugin, in the order of their names.
 
-    Only modules whose source speaks of ``TREADLE_OPTIONS`` are imported. Plugins that are broken or
-    contested are left out: ``treadle doctor`` tells of them.
+    Only modules that mention ``TREADLE_OPTIONS`` in their source are imported. Plugins that are broken
+    or in conflict are left out: ``treadle doctor`` reports them.
     """
     rows: list[OptionRow] = []
     for kind, key in sorted({(e.kind, e.key) for e in plugins.entries if e.usable}):
         with contextlib.suppress(PluginError):
             entry = plugins.choose(kind, key)
-            if _speaks_of_options(entry):
+            if _may_declare_options(entry):
                 rows += _options(plugins.load(kind, key), entry)
     return rows
 
 
-def _speaks_of_options(entry: Entry) -> bool:
-    """Whether the module of an entry may declare options; importing it would tell, and cost more."""
+def _may_declare_options(entry: Entry) -> bool:
+    """Whether the source of an entry's module mentions ``TREADLE_OPTIONS``; cheaper than importing it."""
     try:
         source = Path(entry.file) if entry.file else _source(entry.target.partition(":")[0])
         return source is None or b"TREADLE_OPTIONS" in source.read_bytes()
     except (ImportError, OSError, ValueError):
-        return False  # it is not there to be imported
+        return False  # the module does not exist
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module, found without importing the packages that it is in; ``None`` if it is
-    none of Python source."""
+    """Return the file of a module without importing its parent packages.
+
+    ``None`` if the module has no Python source file.
+    """
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin)
     if rest:
-        below = path.parent.joinpath(*rest)
-        path = below / "__init__.py" if below.is_dir() else below.with_suffix(".py")
+        module_path = path.parent.joinpath(*rest)
+        path = (
+            module_path / "__init__.py" if module_path.is_dir() else module_path.with_suffix(".py")
+        )
     return path if path.suffix == ".py" and path.is_file() else None
 
 

@@ -24,7 +24,7 @@ INDENT = 30
 
 
 def print_engine(config: EngineConfig) -> None:
-    """The choices of an engine. Starts nothing; raises what a start would raise."""
+    """Print the choices of an engine. Starts nothing; raises what a start would raise."""
     from treadle.plugins import PluginManager
     from treadle.text.assets import open_checkpoint, plugin_config
     from treadle_cli.choices import explain
@@ -34,24 +34,24 @@ def print_engine(config: EngineConfig) -> None:
 
 
 def print_choices(rows: Iterable[ConfigChoice]) -> None:
-    """As wide as the terminal is."""
-    for line in explained(rows, shutil.get_terminal_size().columns):
+    """Print choices, wrapped to the width of the terminal."""
+    for line in choice_lines(rows, shutil.get_terminal_size().columns):
         sys.stdout.write(f"{line}\n")
 
 
-def explained(rows: Iterable[ConfigChoice], width: int) -> Iterator[str]:
-    """What was chosen and why, then the others; those with one reason share a line."""
+def choice_lines(rows: Iterable[ConfigChoice], width: int) -> Iterator[str]:
+    """Yield the lines of each choice: its reason, then its alternatives, grouped by reason."""
     for row in rows:
         yield from _wrapped(row.name, f"{row.choice}: {row.reason}", width)
         reasons: dict[str, list[str]] = {}
-        for name, why in row.others:
-            reasons.setdefault(why, []).append(name)
-        for why, names in reasons.items():
-            yield from _wrapped("", f"not {', '.join(names)}: {why}", width)
+        for name, reason in row.alternatives:
+            reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            yield from _wrapped("", f"not {', '.join(names)}: {reason}", width)
 
 
 def _wrapped(title: str, text: str, width: int) -> list[str]:
-    """Names of flags and plugins are never cut."""
+    """Wrap text without breaking the names of flags and plugins."""
     return textwrap.wrap(
         text,
         max(width, 2 * INDENT),

@@ -11,7 +11,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from treadle_cli.description import OptionRow
 
-__all__ = ("PluginOptionsCommand", "SectionedCommand", "application", "single")
+__all__ = ("PluginOptionsCommand", "SectionedCommand", "application", "single_command")
 
 FIRST = "Options"
 
@@ -24,8 +24,8 @@ class SectionedCommand(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                place = FIRST if param.param_type_name == "option" else "Arguments"
-                panel = getattr(param, "rich_help_panel", None) or place
+                fallback = FIRST if param.param_type_name == "option" else "Arguments"
+                panel = getattr(param, "rich_help_panel", None) or fallback
                 sections.setdefault(panel, []).append(record)
         for name, records in sections.items():
             if records:
@@ -54,12 +54,12 @@ def _flag(row: OptionRow) -> str:
 def _meaning(row: OptionRow) -> str:
     if row.default in ("null", "[]", "{}", '""'):
         return row.description
-    shown = row.default if row.default == "(required)" else f"(default: {row.default})"
-    return f"{row.description} {shown}"
+    default = row.default if row.default == "(required)" else f"(default: {row.default})"
+    return f"{row.description} {default}"
 
 
 def application(text: str | None = None) -> typer.Typer:
-    """A Typer application in the style of treadle: plain text, no shell completion of its own."""
+    """A Typer application in the style of treadle: plain text, no flags for shell completion."""
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -69,10 +69,10 @@ def application(text: str | None = None) -> typer.Typer:
     )
 
 
-def single(
+def single_command(
     name: str, function: Callable[..., None], cls: type[SectionedCommand] = SectionedCommand
 ) -> typer.Typer:
-    """The application of a subcommand without subcommands."""
+    """Return the application of a command without subcommands."""
     app = application()
     app.command(name, cls=cls)(function)
     return app

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from treadle.api.plugin_kind import unexpected
+from treadle.api.result_checks import unexpected
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle_cli.hookspecs import COMMANDS
 
@@ -36,43 +36,43 @@ class Commands(TyperGroup):
     """Subcommands of ``treadle.commands``. One instance runs one command line."""
 
     @cached_property
-    def host(self) -> PluginManager:
+    def plugins(self) -> PluginManager:
         from treadle.plugins import PluginManager
 
         return PluginManager()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        names = self.host.keys(KIND)
+        names = self.plugins.keys(KIND)
         return [*(n for n in HELP if n in names), *(n for n in names if n not in HELP)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A stub with the help line; the help page asks for every command."""
-        if cmd_name not in self.host.keys(KIND):
+        if cmd_name not in self.plugins.keys(KIND):
             return None
         text = self._help(cmd_name)
         return TyperCommand(name=cmd_name, help=text, short_help=text, callback=lambda: None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is run."""
-        if args and args[0] in self.host.keys(KIND):
-            found = self.host.create(COMMANDS, args[0])
+        if args and args[0] in self.plugins.keys(KIND):
+            app = self.plugins.create(COMMANDS, args[0])
             try:
-                if not isinstance(found, typer.Typer):
-                    raise unexpected(found, "a Typer application")
-                command = typer.main.get_command(found)
+                if not isinstance(app, typer.Typer):
+                    raise unexpected(app, "a Typer application")
+                command = typer.main.get_command(app)
             except Exception as error:  # an application without commands is none
-                self.host.guard(COMMANDS, args[0]).fail("treadle_command", error)
+                self.plugins.guard(COMMANDS, args[0]).fail("treadle_command", error)
             return args[0], command, args[1:]
         return super().resolve_command(ctx, args)
 
     def _help(self, name: str) -> str:
         try:
-            entry = self.host.choose(KIND, name)
+            entry = self.plugins.choose(KIND, name)
         except (PluginConflictError, PluginNotFoundError) as error:
             return str(error)
-        known = HELP.get(name, "")
+        help_text = HELP.get(name, "")
         return (
-            known
-            if known and entry.dist == "treadle-cli"
-            else f"{known} (from {entry.owner})".strip()
+            help_text
+            if help_text and entry.dist == "treadle-cli"
+            else f"{help_text} (from {entry.owner})".strip()
         )

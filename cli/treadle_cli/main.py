@@ -34,8 +34,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         print(f"treadle {treadle.__version__}")
         raise typer.Exit
 
@@ -55,12 +55,12 @@ def main(arguments: Sequence[str] | None = None, plugins: PluginManager | None =
     The exit code is 0, 2 for a wrong option or value, 1 for every other error of treadle, and 130
     after Ctrl-C. ``TREADLE_DEBUG=1`` shows the traceback of an error of treadle.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     commands: Any = typer.main.get_command(app)
     if plugins is not None:
-        commands.host = plugins
+        commands.plugins = plugins
     try:
-        commands(args=rewrite_flags(given), prog_name="treadle")
+        commands(args=rewrite_flags(argv), prog_name="treadle")
     except TreadleError as error:
         if debug_enabled():
             raise

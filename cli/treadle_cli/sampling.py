@@ -16,9 +16,9 @@ __all__ = ("sampling_params",)
 
 
 def sampling_params(llm: LLM, options: Options, **defaults: Any) -> SamplingParams:
-    """Flags, then the checkpoint's recommendation, then ``defaults`` of the command.
+    """Return the flags over ``defaults`` of the command over the checkpoint's recommendation.
 
-    The recommended length is not taken: ``defaults`` say how long an answer in a terminal is.
+    The recommended length is not used: ``defaults`` set the length of an answer in a terminal.
     """
     recommended = msgspec.to_builtins(llm.get_default_sampling_params())
     return cast("SamplingParams", options.struct(SAMPLING, **{**recommended, **defaults}))

@@ -31,7 +31,6 @@ __all__ = (
     "config_sections",
     "debug_enabled",
     "environment",
-    "forbid_multicast",
     "from_options",
     "resolve_aliases",
     "server_environment",
@@ -173,6 +172,14 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cpu_threads: Annotated[
         Positive | None, Meta(description="CPU threads per worker (default: torch's choice).")
     ] = None
+    startup_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds that a worker may take for one stage of a start, or between two tensors "
+            "of a checkpoint; then the start fails.",
+        ),
+    ] = 600.0
 
 
 class PluginConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -229,6 +236,7 @@ OPTION_ALIASES = {
     "mem_fraction_static": "gpu_memory_utilization",
     "max_queued_requests": "max_num_queued_reqs",
     "context_length": "max_model_len",
+    "structured_outputs_config.backend": "structured_output_backends",
 }
 """Names of other engines that are accepted, with a warning that gives treadle's name."""
 
@@ -238,6 +246,7 @@ IGNORED_OPTIONS = {"enable_auto_tool_choice": "tool calls are parsed whenever a 
 RELATED_OPTIONS = {
     "executor": "distributed_executor_backend",
     "guided_decoding_backend": "structured_output_backends",
+    "structured_outputs_config": "structured_output_backends",
     "max_seq_len_to_capture": "enforce_eager",
     "disable_log_stats": "stat_loggers",
 }
@@ -251,22 +260,24 @@ def config_sections(
     yield from get_type_hints(config).items()
 
 
-def from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> EngineConfig:
+def from_options(options: Mapping[str, Any] | None = None, /, **overrides: Any) -> EngineConfig:
     """Build a config from flat options: ``from_options(model="…", max_num_seqs=8)``.
 
     A value of ``None`` selects the default. Raises ``ConfigError`` if an option is unknown or
     its value is outside its limits.
     """
-    given = resolve_aliases({k: v for k, v in {**(options or {}), **more}.items() if v is not None})
-    parts: dict[str, dict[str, Any]] = {}
-    for part, kind in config_sections():
-        parts[part] = {f: given.pop(f) for f in kind.__struct_fields__ if f in given}
-    if given:
-        raise ConfigError(_unknown(next(iter(given))))
+    values = resolve_aliases(
+        {k: v for k, v in {**(options or {}), **overrides}.items() if v is not None}
+    )
+    sections: dict[str, dict[str, Any]] = {}
+    for section, kind in config_sections():
+        sections[section] = {f: values.pop(f) for f in kind.__struct_fields__ if f in values}
+    if values:
+        raise ConfigError(_unknown(next(iter(values))))
     try:
-        return msgspec.convert(parts, EngineConfig)
+        return msgspec.convert(sections, EngineConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_located(error, parts)) from error
+        raise ConfigError(_located(error, sections)) from error
 
 
 def resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,12 +290,14 @@ def resolve_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
         if name in IGNORED_OPTIONS:
             log.warning("option %s has no effect: %s", name, IGNORED_OPTIONS[name])
             continue
-        real = OPTION_ALIASES.get(name, name)
-        if real != name:
-            if real in options:
-                raise ConfigError(f"{name} is another name of {real}; give only {real}")
-            log.warning("option %s is accepted; its name in treadle is %s", name, real)
-        resolved[real] = value
+        canonical_name = OPTION_ALIASES.get(name, name)
+        if canonical_name != name:
+            if canonical_name in options:
+                raise ConfigError(
+                    f"{name} is another name of {canonical_name}; give only {canonical_name}"
+                )
+            log.warning("option %s is accepted; its name in treadle is %s", name, canonical_name)
+        resolved[canonical_name] = value
     return resolved
 
 
@@ -293,20 +306,22 @@ def _unknown(name: str) -> str:
         return f"treadle has no option {name!r}; see {RELATED_OPTIONS[name]!r}"
     import difflib
 
-    known = [f for _, kind in config_sections() for f in kind.__struct_fields__]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
+    names = [f for _, kind in config_sections() for f in kind.__struct_fields__]
+    matches = difflib.get_close_matches(name, names, n=1)
+    hint = (
+        f"did you mean {matches[0]!r}?" if matches else f"known options: {', '.join(sorted(names))}"
+    )
     return f"treadle has no option {name!r}; {hint}"
 
 
-def _located(error: msgspec.ValidationError, parts: Mapping[str, Mapping[str, Any]]) -> str:
+def _located(error: msgspec.ValidationError, sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Return msgspec's message (``Expected `int` - at `$.cache.page_size```) with the value."""
     message, _, path = str(error).partition(" - at `$.")
     names = path.rstrip("`").split(".")
     if len(names) < 2:
         return str(error)
     option = names[1].partition("[")[0]
-    return f"option {option} is {parts[names[0]].get(option)!r}: {message}"
+    return f"option {option} is {sections[names[0]].get(option)!r}: {message}"
 
 
 def environment() -> dict[str, Any]:
@@ -330,26 +345,18 @@ def environment() -> dict[str, Any]:
 
 def server_environment() -> dict[str, Any]:
     """Return the server options of the environment: comma-separated API keys."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     variables = {"api_key": "TREADLE_API_KEY", "admin_api_key": "TREADLE_ADMIN_API_KEY"}
     for option, variable in variables.items():
-        given = os.environ.get(variable, "")
-        if keys := [k.strip() for k in given.split(",") if k.strip()]:
-            found[option] = keys
-    return found
+        text = os.environ.get(variable, "")
+        if keys := [k.strip() for k in text.split(",") if k.strip()]:
+            options[option] = keys
+    return options
 
 
 def debug_enabled() -> bool:
     """Return whether the command line shows tracebacks of expected errors (``TREADLE_DEBUG=1``)."""
     return os.environ.get("TREADLE_DEBUG", "0") == "1"
-
-
-def forbid_multicast() -> None:
-    """Keep torch's symmetric memory from creating NVLink multicast objects.
-
-    They are not used, and some machines crash. Call it before the first rendezvous.
-    """
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
 
 
 def set_passive_omp_wait() -> None:

@@ -9,8 +9,8 @@ import msgspec
 __all__ = (
     "ALWAYS_ALLOWED",
     "DISTRIBUTIONS",
+    "DISTRIBUTION_OF_KEY",
     "KITS",
-    "KNOWN",
     "install_hint",
     "known_distributions",
     "known_keys",
@@ -27,7 +27,7 @@ class _Table(msgspec.Struct, frozen=True):
 
 _TABLE = msgspec.json.decode((files("treadle") / "known_plugins.json").read_bytes(), type=_Table)
 
-KNOWN = _TABLE.keys
+DISTRIBUTION_OF_KEY = _TABLE.keys
 """``kind:key`` and the distribution that provides it."""
 DISTRIBUTIONS = _TABLE.distributions
 """Distributions and their folders in a clone."""
@@ -39,6 +39,7 @@ ALWAYS_ALLOWED = frozenset(
         "treadle-server",
         "treadle-cli",
         "treadle-dummy",
+        "treadle-executor-uni",
         "treadle-hf",
         "treadle-hf-tokenizer",
         "treadle-jinja",
@@ -48,17 +49,17 @@ ALWAYS_ALLOWED = frozenset(
     }
 )
 """Distributions that no allow-list excludes: without them there is nothing to plug others into, no
-model can be read, and a CPU has no attention."""
+model can be read or run, and a CPU has no attention."""
 
 
 def known_keys(kind: str) -> list[str]:
     """Return the keys of a kind that distributions of treadle provide."""
-    return [id.removeprefix(f"{kind}:") for id in KNOWN if id.startswith(f"{kind}:")]
+    return [id.removeprefix(f"{kind}:") for id in DISTRIBUTION_OF_KEY if id.startswith(f"{kind}:")]
 
 
 def known_distributions(kind: str) -> list[str]:
     """Return the distributions of treadle that provide keys of a kind."""
-    return list(dict.fromkeys(KNOWN[f"{kind}:{key}"] for key in known_keys(kind)))
+    return list(dict.fromkeys(DISTRIBUTION_OF_KEY[f"{kind}:{key}"] for key in known_keys(kind)))
 
 
 def install_hint(*distributions: str) -> str:
@@ -72,5 +73,7 @@ def install_hint(*distributions: str) -> str:
     pairs = zip(names, distributions, strict=True)
     kits = dict.fromkeys(kit for name in names for kit in KITS.get(name, ()))
     folders = [f"'./{DISTRIBUTIONS[kit]}'" for kit in kits]
-    folders += [f"'./{DISTRIBUTIONS[name]}{whole[len(name) :]}'" for name, whole in pairs]
+    folders += [
+        f"'./{DISTRIBUTIONS[name]}{distribution[len(name) :]}'" for name, distribution in pairs
+    ]
     return f"from a clone: pip install {' '.join(folders)}"

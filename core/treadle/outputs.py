@@ -94,8 +94,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     @property
     def reasoning(self) -> str | None:
         """What the model wrote before its answer, ``None`` if nothing."""
-        found = [part.text for part in self.parts or () if isinstance(part, ReasoningPart)]
-        return "".join(found) if found else None
+        texts = [part.text for part in self.parts or () if isinstance(part, ReasoningPart)]
+        return "".join(texts) if texts else None
 
     @property
     def tool_calls(self) -> list[ToolCall]:

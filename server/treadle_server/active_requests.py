@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client has closed the connection; nobody reads the answer."""
+    """The client has closed the connection and will not read the response."""
 
 
 class ActiveRequest:
@@ -55,7 +55,7 @@ class ActiveRequests:
     async def run(
         self, receive: Receive, work: Callable[[ActiveRequest], Coroutine[Any, Any, T]]
     ) -> T:
-        """Do ``work``. Raises ``ClientDisconnected``, or ``APIError`` (504 past the deadline, or a stop).
+        """Run ``work`` and return its result. Raises ``ClientDisconnected``, or ``APIError`` (504 past the deadline, or a stop).
 
         The body of the request must have been read. On return the work has ended, whatever
         the reason.
@@ -63,14 +63,14 @@ class ActiveRequests:
         request = ActiveRequest()
         task: asyncio.Task[T] = asyncio.create_task(work(request))
         request.task = task
-        gone = asyncio.create_task(disconnected(receive))
+        disconnect = asyncio.create_task(disconnected(receive))
         self._active.add(request)
         try:
             await asyncio.wait(
-                (task, gone), timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED
+                (task, disconnect), timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if not task.done():
-                if gone.done():
+                if disconnect.done():
                     raise ClientDisconnected
                 request.stop(self._timeout_error())
                 await asyncio.wait((task,))
@@ -79,7 +79,7 @@ class ActiveRequests:
             return task.result()
         finally:
             self._active.discard(request)
-            gone.cancel()
+            disconnect.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))

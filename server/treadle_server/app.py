@@ -1,4 +1,4 @@
-"""The application: routes, error handling, the hook of plugins, and the edge around it all."""
+"""The application: routes, error handling, the hook of plugins, and the gateway around them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from litestar.exceptions import HTTPException
 
 from treadle.plugins import PluginManager
 from treadle_server.active_requests import ClientDisconnected
+from treadle_server.app_instance import AppInstance
 from treadle_server.context import ServerContext
-from treadle_server.edge import GatewayMiddleware
 from treadle_server.errors import APIError
+from treadle_server.gateway import GatewayMiddleware
 from treadle_server.hookspecs import SERVER
 from treadle_server.openapi import openapi_config
-from treadle_server.owners import PluginFaults
+from treadle_server.plugin_faults import PluginFaults
 from treadle_server.routes import chat, completions, health, metrics, models
 from treadle_server.routes.answers import handle_disconnect, handle_error, handle_http_error
-from treadle_server.served import AppInstance
 
 __all__ = ("base_app_config", "build", "create_app")
 
 
 def create_app(context: ServerContext) -> GatewayMiddleware:
     """Build the ASGI application of one server."""
-    context.served = build(context, context.engine.plugins)
+    context.app_instance = build(context, context.engine.plugins)
     return GatewayMiddleware(context)
 
 
 def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
     """The routes, after the plugins of ``treadle.server`` in ``plugins`` have edited them.
 
-    Called again for each host: when a plugin is reloaded, there is another one.
+    Called again with the new plugin manager when a plugin is reloaded.
     """
     config = base_app_config(context)
     try:
-        plugins.call_all(SERVER, app=config, engine=context.engine)
+        for entry in plugins.loaded(SERVER):
+            options = plugins.options_of(entry, entry.key)
+            plugins.hooks(entry).treadle_server(app=config, engine=context.engine, options=options)
         app = Litestar.from_config(config)
     except Exception as error:  # a plugin may put anything into it
         raise PluginFaults(plugins).build_error(error) from error
@@ -44,7 +46,7 @@ def build(context: ServerContext, plugins: PluginManager) -> AppInstance:
 
 
 def base_app_config(context: ServerContext) -> AppConfig:
-    """The application as plugins find it."""
+    """Return the configuration of the application before plugins edit it."""
     return AppConfig(
         route_handlers=[
             handler

@@ -20,8 +20,8 @@ def lines(context: ServerContext, url: str) -> Iterator[tuple[str, str]]:
     backend = f", attention {info.attention}" if info.attention else ""
     yield "model", f"{info.architecture}, {info.dtype} on {info.device}{backend}"
     pages = sum(group.num_pages for group in info.kv_cache_groups)
-    room = f"; cache of {pages} pages, {info.page_size} tokens each" if pages else ""
-    yield "context", f"{info.max_model_len} tokens{room}"
+    cache_text = f"; cache of {pages} pages, {info.page_size} tokens each" if pages else ""
+    yield "context", f"{info.max_model_len} tokens{cache_text}"
     for option, key in context.chat_processor.parser_plugins.keys.items():
         if key is not None:
             yield option.partition("_")[0], key

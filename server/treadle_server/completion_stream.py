@@ -5,7 +5,7 @@ All chunks of one step of the engine leave in one write.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -18,7 +18,10 @@ from treadle_server.request_metrics import RequestTimer, TokenUsageCounter
 from treadle_server.sse import EventBuffer
 from treadle_server.wire.common import Usage
 
-__all__ = ("ChoiceStream", "EventBuffer", "completion_events", "visible_usage")
+__all__ = ("ChoiceStream", "EventBuffer", "Prepare", "completion_events", "visible_usage")
+
+Prepare = Callable[[], Awaitable[Generation]]
+"""Checks a request and turns its texts into ids, which may take long."""
 
 
 class ChoiceStream(Protocol):
@@ -43,11 +46,13 @@ class ChoiceStream(Protocol):
 
 
 async def completion_events(
-    context: ServerContext, generation: Generation, choice_type: type[ChoiceStream]
+    context: ServerContext, prepare: Prepare, choice_type: type[ChoiceStream]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield whole events, without the last ``[DONE]``. Raises what the engine raises."""
-    request, n = generation.request, generation.params.n
+    """Yield whole events, without the last ``[DONE]``. Raises what ``prepare`` and the engine
+    raise."""
     timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
+    generation = await prepare()
+    request, n = generation.request, generation.params.n
     buffer, counter = EventBuffer(), TokenUsageCounter()
     choices: dict[int, ChoiceStream] = {}
     async with aclosing(merged_outputs(context.engine, generation)) as batches:

@@ -19,7 +19,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server listens, whom it serves, and its limits.
+    """The server's address, access rules and limits.
 
     Build it with ``server_from_options``, which checks every value. ``repr`` never shows a key.
     """
@@ -44,6 +44,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "TREADLE_ADMIN_API_KEY=a,b."
         ),
     ] = msgspec.field(default_factory=list)
+    share_prefix_cache: Annotated[
+        bool,
+        Meta(description="Share cached prefixes between API keys (default: each has its own)."),
+    ] = False
     insecure: Annotated[
         bool, Meta(description="Allow an address that is not loopback without a key.")
     ] = False
@@ -74,28 +78,32 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Meta(ge=1024, description="Largest header block; more is refused (431).")
     ] = 64 * 2**10
     header_timeout: Annotated[Seconds, Meta(description="Longest wait for a header block.")] = 10.0
-    body_timeout: Annotated[Seconds, Meta(description="Longest pause inside a request body.")] = (
-        30.0
-    )
+    body_timeout: Annotated[
+        Seconds,
+        Meta(
+            description="Longest pause inside a request body, which may take ten times as long in all."
+        ),
+    ] = 30.0
     request_timeout: Annotated[
         Seconds, Meta(description="Longest time a request may take, queueing included.")
     ] = 600.0
     hang_timeout: Annotated[
-        Seconds, Meta(description="An engine that is silent for so long is reported as ill.")
+        Seconds,
+        Meta(description="Time without an answer after which the engine is reported as hung."),
     ] = 60.0
     write_timeout: Annotated[
-        Seconds, Meta(description="A client that reads nothing for so long is disconnected.")
+        Seconds, Meta(description="Time without reading after which a client is disconnected.")
     ] = 60.0
     timeout_keep_alive: Annotated[
         Seconds, Meta(description="Idle time before a connection closes.")
     ] = 5.0
     sse_keep_alive_interval: Annotated[
         float,
-        Meta(ge=0, description="A stream silent for so long gets a comment line; 0 sends none."),
+        Meta(ge=0, description="Idle time after which a stream gets a comment line; 0 sends none."),
     ] = 15.0
     drain_timeout: Annotated[
         float,
-        Meta(ge=0, description="After SIGTERM, how long running requests may take to finish."),
+        Meta(ge=0, description="Time that running requests may take to finish after SIGTERM."),
     ] = 30.0
     backlog: Annotated[int, Meta(ge=1, description="Connections that may wait for accept.")] = 2048
 
@@ -109,10 +117,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "info"
 
     def __repr__(self) -> str:
-        shown = {f: getattr(self, f) for f in self.__struct_fields__}
+        values = {f: getattr(self, f) for f in self.__struct_fields__}
         for name in KEYS:
-            shown[name] = ["***"] * len(shown[name])
-        return f"ServerConfig({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+            values[name] = ["***"] * len(values[name])
+        return f"ServerConfig({', '.join(f'{k}={v!r}' for k, v in values.items())})"
 
     def __post_init__(self) -> None:
         for name in KEYS:
@@ -141,23 +149,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.uds is not None or self.host in LOOPBACK
 
 
-def server_from_options(options: Mapping[str, Any] | None = None, /, **more: Any) -> ServerConfig:
+def server_from_options(
+    options: Mapping[str, Any] | None = None, /, **overrides: Any
+) -> ServerConfig:
     """Build a config from flat options; ``None`` keeps the default of an option.
 
     Options that are not given come from the environment (``treadle.config.server_environment``).
     Raises ``ConfigError`` for an unknown option or a value outside its limits.
     """
-    named = {k: v for k, v in {**(options or {}), **more}.items() if v is not None}
-    given = {**server_environment(), **named}
-    for name in given:
+    explicit = {k: v for k, v in {**(options or {}), **overrides}.items() if v is not None}
+    values = {**server_environment(), **explicit}
+    for name in values:
         if name not in ServerConfig.__struct_fields__:
-            known = ", ".join(sorted(ServerConfig.__struct_fields__))
-            raise ConfigError(f"the server has no option {name!r}; known options: {known}")
+            option_names = ", ".join(sorted(ServerConfig.__struct_fields__))
+            raise ConfigError(f"the server has no option {name!r}; known options: {option_names}")
     try:
-        return msgspec.convert(given, ServerConfig)
+        return msgspec.convert(values, ServerConfig)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         option = path.rstrip("`").partition("[")[0]
         if option:
-            message = f"option {option} is {given.get(option)!r}: {message}"
+            message = f"option {option} is {values.get(option)!r}: {message}"
         raise ConfigError(message) from error

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from litestar import Request
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import InputProcessor
-from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
+from treadle.text.parser_plugins import ParserPlugins, parser_watchdog
 from treadle_server.active_requests import ActiveRequests
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
 from treadle_server.errors import APIError
 from treadle_server.fingerprint import fingerprint
+from treadle_server.keys import key_digest
 from treadle_server.metrics import Metrics
 from treadle_server.sampling import to_params
 from treadle_server.wire.common import SamplingFields
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
-    from treadle_server.served import AppInstance
+    from treadle_server.app_instance import AppInstance
 
-__all__ = ("LARGE", "ServerContext")
-
-T = TypeVar("T")
-LARGE = 4096
-"""Characters or ids from which text work leaves the event loop for a thread."""
+__all__ = ("ServerContext",)
 
 
 class ServerContext:
@@ -46,8 +42,8 @@ class ServerContext:
     with the parsers that are used.
     """
 
-    served: AppInstance
-    """The application that answers, set by ``create_app``."""
+    app_instance: AppInstance
+    """The application that answers requests, set by ``create_app``."""
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
         self.engine = engine
@@ -62,31 +58,43 @@ class ServerContext:
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None
         self.stats: EngineStats | None = None
-        self.watchdogs = PluginWatchdogs(engine.plugins.call_stats)
+        self.parser_watchdog = parser_watchdog(engine.plugins.call_stats)
         self.chat_processor = self._chat_processor()
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="treadle-text")
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self.watchdogs.close()
+        self.engine.texts.close()
+        self.parser_watchdog.close()
 
-    def exchange(self, plugins: PluginManager, served: AppInstance | None) -> None:
-        """Use other plugins from now on, and another application if there is one."""
+    def use_plugins(self, plugins: PluginManager, app: AppInstance | None) -> None:
+        """Use other plugins from now on, and another application unless it is ``None``."""
         self.engine.plugins = plugins
         self.chat_processor = ChatProcessor(
-            self.chat_processor.processor, self.chat_processor.parser_plugins.with_host(plugins)
+            self.chat_processor.processor,
+            self.parsers_from(plugins),
+            self.engine.texts,
         )
         self.fingerprint = system_fingerprint(self.engine)
-        self.watchdogs.parsers.discard_stuck()
-        if served is not None:
-            self.served, old = served, self.served
-            old.retire()
+        self.parser_watchdog.discard_stuck()
+        if app is not None:
+            self.app_instance, old = app, self.app_instance
+            old.stop_when_idle()
+
+    def parsers_from(self, plugins: PluginManager) -> ParserPlugins:
+        """Return the parsers in use, made by other plugins."""
+        parsers = self.chat_processor.parser_plugins
+        return ParserPlugins(
+            plugins,
+            parsers.tokenizer,
+            parsers.keys,
+            watchdog=parsers.watchdog,
+            on_failure=parsers.on_failure,
+        )
 
     def check_alive(self) -> None:
-        """Raise ``EngineDeadError`` or ``APIError`` unless the engine is well. Asks nobody."""
+        """Raise ``EngineDeadError`` or ``APIError`` unless the engine was alive at the last check."""
         if self.is_dead is not None:
             raise self.is_dead
         if not self.engine.alive:
@@ -104,30 +112,36 @@ class ServerContext:
             return
         if len(name) > 256:
             raise RequestError("model has more than 256 characters", param="model")
-        served = ", ".join(self.names)
+        model_names = ", ".join(self.names)
         raise ModelNotFoundError(
-            f"the model {name!r} does not exist here; this server has: {served}", param="model"
+            f"the model {name!r} does not exist here; this server has: {model_names}", param="model"
         )
 
-    def to_params(self, request: SamplingFields, **changes: Any) -> SamplingParams:
+    def to_params(self, request: SamplingFields, client: str, **changes: Any) -> SamplingParams:
         """Return the sampling parameters of a request, with no more output tokens than the
-        checkpoint's ``max_new_tokens``, unless it sets ``ignore_eos``. Raises ``RequestError``."""
+        checkpoint's ``max_new_tokens``, unless it sets ``ignore_eos``. Raises ``RequestError``.
+
+        The prefix cache is salted by API key: how fast a prompt is would tell one client what
+        another has asked.
+        """
         params = to_params(request, self.defaults, self.engine.info.max_model_len, **changes)
+        if self.config.api_key and not self.config.share_prefix_cache:
+            salt = hashlib.sha256(f"{client} {params.cache_salt or ''}".encode()).hexdigest()
+            params = params.replace(cache_salt=salt)
         limit, requested = self.engine.output_limit, params.max_tokens
         if limit is None or requested is None or requested <= limit or params.ignore_eos:
             return params
         return params.replace(max_tokens=max(limit, params.min_tokens))
 
     def new_id(self, prefix: str) -> str:
-        """An id that nobody can guess or repeat, whatever the client calls its request."""
+        """Return an id that cannot be guessed and does not depend on the client's request id."""
         return f"{prefix}-{secrets.token_hex(16)}"
 
-    async def run_in_thread_if_large(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
-        """Call ``work``, in a thread if its input is large: the event loop must not wait for it."""
-        if size < LARGE:
-            return work(*arguments)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, partial(work, *arguments))
+    def client_of(self, request: Request[Any, Any, Any]) -> str:
+        """Return who gets one share of the threads for texts: whoever has the key, or an address."""
+        if self.config.api_key:
+            return key_digest(dict(cast("Any", request.scope)["headers"])).hex()
+        return request.client.host if request.client is not None else ""
 
     def _chat_processor(self) -> ChatProcessor:
         """Raises ``PluginConflictError`` if several parsers match the model equally well."""
@@ -141,22 +155,23 @@ class ServerContext:
             tokenizer,
             engine.traits,
             engine.config.model,
-            watchdogs=self.watchdogs,
-            on_failure=self.metrics.parser_failed,
+            watchdog=self.parser_watchdog,
+            on_failure=self.metrics.count_parser_failure,
         )
-        return ChatProcessor(InputProcessor(engine.info, tokenizer, engine.renderer), plugins)
+        processor = InputProcessor(engine.info, tokenizer, engine.renderer)
+        return ChatProcessor(processor, plugins, engine.texts)
 
 
 def system_fingerprint(engine: Engine) -> str:
-    """Of the model, how it is run, and the plugins. The names that clients use do not count."""
+    """Return the fingerprint of the model, its configuration and the plugins, without served names."""
     config = engine.config
     model = msgspec.structs.replace(config.model, served_model_name=[])
-    about = (model, config.cache, config.device, config.plugins, engine.traits.config)
-    return fingerprint(engine.plugins, *about)
+    parts = (model, config.cache, config.device, config.plugins, engine.traits.config)
+    return fingerprint(engine.plugins, *parts)
 
 
 def knows_developer(engine: Engine) -> bool:
-    """Whether the chat template tells the role ``developer`` from ``system``."""
+    """Whether the chat template distinguishes the role ``developer`` from ``system``."""
     try:
         return "developer" in (engine.tokenizer.chat_template or "")
     except CheckpointError:

@@ -61,7 +61,7 @@ FORBIDDEN_FIELDS: Mapping[str, str] = {
 
 # Brackets as signed steps of depth: 1 opens, 0xFF (-1) closes.
 STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 LONG_DIGITS = re.compile(rb"\d{19}")
 INTEGER = re.compile(rb"(?<![\d.eE+\-])-?\d{19,}+(?![.eE])")
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
@@ -77,8 +77,8 @@ def check_depth(body: bytes) -> None:
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
     # Cut out the strings: without escapes, every other piece between quotes is one.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    steps = b"".join(plain.split(b'"')[::2]).translate(STEPS, OTHERS)
+    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    steps = b"".join(unescaped.split(b'"')[::2]).translate(STEPS, NON_BRACKETS)
     for _ in range(FLATTENINGS):
         steps = steps.replace(b"\x01\xff", b"")
     depth, signed = FLATTENINGS, memoryview(steps).cast("b")
@@ -119,8 +119,8 @@ def _huge_integer(data: bytes) -> bytes | None:
     """Return the first integer of some JSON that needs more than 64 bits."""
     if LONG_DIGITS.search(data) is None:
         return None
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    for piece in plain.split(b'"')[::2]:
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    for piece in unescaped.split(b'"')[::2]:
         for match in INTEGER.finditer(piece):
             digits = match[0]
             if len(digits) > 20 or not MIN_INTEGER <= int(digits) <= MAX_INTEGER:
@@ -169,10 +169,10 @@ class RequestDecoder(Generic[T]):
             if name in FORBIDDEN_FIELDS and bytes(fields[name]) != b"null":
                 raise APIError(400, f"{name} is not accepted: {FORBIDDEN_FIELDS[name]}", param=name)
         if self._strict:
-            known = ", ".join(sorted(self._known))
+            field_names = ", ".join(sorted(self._known))
             raise APIError(
                 400,
-                f"unknown field {unknown[0][:64]!r}; known fields: {known}",
+                f"unknown field {unknown[0][:64]!r}; known fields: {field_names}",
                 param=unknown[0][:64],
             )
         return ",".join(f for f in unknown[:32] if PRINTABLE.fullmatch(f))

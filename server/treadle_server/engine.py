@@ -1,4 +1,4 @@
-"""What the server asks of an engine: the part of ``AsyncLLM`` that it uses."""
+"""The interface of an engine that the server needs: a part of ``AsyncLLM``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from treadle.config import EngineConfig
     from treadle.outputs import RequestOutput
     from treadle.plugins import PluginManager
+    from treadle.text.text_pool import TextPool
 
 __all__ = ("Engine", "Prompt")
 
@@ -33,20 +34,23 @@ class Engine(Protocol):
 
     @property
     def traits(self) -> ModelTraits:
-        """What the checkpoint says of itself, for plugins that are made for some models."""
+        """The traits of the checkpoint, which plugins match."""
 
     @property
     def renderer(self) -> ChatRenderer | None: ...
     @property
     def output_limit(self) -> int | None:
-        """The most output tokens that the checkpoint wants granted to a request."""
+        """The maximum number of output tokens per request that the checkpoint sets, or ``None``."""
 
     @property
     def alive(self) -> bool:
-        """Whether the engine runs, as far as is known without asking it."""
+        """Whether the engine runs, as far as is known without calling it."""
 
     plugins: PluginManager
     """Another one takes its place when a plugin is reloaded."""
+
+    texts: TextPool
+    """Where chats are rendered and texts encoded."""
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
@@ -56,5 +60,8 @@ class Engine(Protocol):
     def get_default_sampling_params(self) -> SamplingParams: ...
 
     async def stats(self, timeout: float) -> EngineStats:
-        """Ask between two steps. Raises ``EngineDeadError`` if the engine has stopped, or does not
-        come back from a step within ``timeout`` seconds."""
+        """Return the engine's stats, taken between two steps.
+
+        Raises ``EngineDeadError`` if the engine has stopped or does not answer within ``timeout``
+        seconds.
+        """

@@ -21,7 +21,7 @@ from treadle.errors import (
     RequestError,
 )
 
-__all__ = ("APIError", "ErrorBody", "ErrorDetail", "error_of", "known", "plugin_failed")
+__all__ = ("APIError", "ErrorBody", "ErrorDetail", "error_of", "known_error", "plugin_failed")
 
 log = logging.getLogger("treadle.server")
 
@@ -82,9 +82,9 @@ def fallback(status: int) -> str:
 
 
 def error_of(error: BaseException) -> APIError:
-    """The answer for an exception. What is not known is logged and becomes a plain 500."""
-    if (found := known(error)) is not None:
-        return found
+    """Return the answer for an exception. One that treadle did not raise is logged; its answer is a 500."""
+    if (api_error := known_error(error)) is not None:
+        return api_error
     log.error("a request failed unexpectedly", exc_info=error)
     return APIError(
         500, "the server failed on this request; its log has the details", code="internal_error"
@@ -92,14 +92,14 @@ def error_of(error: BaseException) -> APIError:
 
 
 def plugin_failed(id: str) -> APIError:
-    """The answer where the code of a plugin failed on a request."""
+    """Return the answer for a request on which a plugin's code failed."""
     return APIError(
         500, f"{id} failed on this request; the server's log has the details", code="plugin_failed"
     )
 
 
-def known(error: BaseException) -> APIError | None:
-    """The answer for what treadle raises on purpose."""
+def known_error(error: BaseException) -> APIError | None:
+    """Return the answer for an error that treadle raises on purpose, ``None`` for any other."""
     match error:
         case APIError():
             return error

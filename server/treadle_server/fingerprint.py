@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import treadle
-from treadle.plugins.selection import lock_of
 
 if TYPE_CHECKING:
     from treadle.plugins import PluginManager
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ("fingerprint",)
 
 
-def fingerprint(plugins: PluginManager, *about: Any) -> str:
+def fingerprint(plugins: PluginManager, *parts: Any) -> str:
     """``fp_`` and twelve hex digits, of this treadle's version, of every usable plugin's key,
-    distribution, version and generation, and of ``about`` (plain data and structs).
+    distribution, version and generation, and of ``parts`` (plain data and structs).
 
     The same in every process and on every machine.
     """
-    said = msgspec.json.encode(
-        [treadle.__version__, lock_of(plugins.entries), about], enc_hook=repr, order="deterministic"
+    data = msgspec.json.encode(
+        [treadle.__version__, plugins.lock(), parts], enc_hook=repr, order="deterministic"
     )
-    return f"fp_{hashlib.sha256(said).hexdigest()[:12]}"
+    return f"fp_{hashlib.sha256(data).hexdigest()[:12]}"

@@ -50,11 +50,11 @@ class Generation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 async def whole_outputs(engine: Engine, generation: Generation) -> list[RequestOutput]:
-    """Run prompts side by side to their ends. The first failure ends the others."""
+    """Run all prompts concurrently and return their final outputs. The first failure ends the others."""
     if len(generation.prompts) == 1:
-        return [await _whole(engine, generation, 0)]
+        return [await _collect(engine, generation, 0)]
     indices = range(len(generation.prompts))
-    tasks = [asyncio.create_task(_whole(engine, generation, i)) for i in indices]
+    tasks = [asyncio.create_task(_collect(engine, generation, i)) for i in indices]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -64,7 +64,7 @@ async def whole_outputs(engine: Engine, generation: Generation) -> list[RequestO
 async def merged_outputs(
     engine: Engine, generation: Generation
 ) -> AsyncGenerator[list[PromptOutput], None]:
-    """Yield outputs as they come, each time all that have come since the last."""
+    """Yield outputs as they arrive, each time all since the last yield."""
     if len(generation.prompts) == 1:
         async with aclosing(_outputs(engine, generation, 0)) as outputs:
             async for output in outputs:
@@ -116,7 +116,7 @@ async def _outputs(
             yield output if parser is None else await parser.parse(output)
 
 
-async def _whole(engine: Engine, generation: Generation, index: int) -> RequestOutput:
+async def _collect(engine: Engine, generation: Generation, index: int) -> RequestOutput:
     last: RequestOutput | None = None
     async with aclosing(_outputs(engine, generation, index)) as outputs:
         async for output in outputs:

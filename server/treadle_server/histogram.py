@@ -1,4 +1,4 @@
-"""A histogram that costs one bisection: it is fed once for each streamed chunk."""
+"""A histogram with a cost of one bisection per observation: it counts every streamed chunk."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Histogram:
         return self._sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative counts with their upper bounds, as Prometheus wants them."""
-        found, total = [], 0
+        """Cumulative counts with their upper bounds, as Prometheus expects them."""
+        result, total = [], 0
         for bound, count in zip(self._bounds, self._counts, strict=False):
             total += count
-            found.append((f"{bound:g}", float(total)))
-        found.append(("+Inf", float(total + self._counts[-1])))
-        return found
+            result.append((f"{bound:g}", float(total)))
+        result.append(("+Inf", float(total + self._counts[-1])))
+        return result

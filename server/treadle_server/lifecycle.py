@@ -24,7 +24,7 @@ import uvicorn
 from treadle.errors import EngineDeadError
 from treadle_server.app import create_app
 from treadle_server.context import ServerContext
-from treadle_server.edge import STOPPED
+from treadle_server.gateway import STOPPED
 from treadle_server.protocol import bounded, sweep
 
 __all__ = ("Lifecycle", "Signals")
@@ -32,11 +32,11 @@ __all__ = ("Lifecycle", "Signals")
 log = logging.getLogger("treadle.server")
 
 TICK = 0.25
-"""Seconds between two looks at the engine and the connections."""
+"""Seconds between two checks of the engine and the connections."""
 HEARTBEAT = 1.0
-"""Seconds between two questions to an engine that answers."""
+"""Seconds between two requests for the engine's stats."""
 STOP_GRACE_SECONDS = 3.0
-"""Seconds that stopped requests get to tell their clients why."""
+"""Seconds that stopped requests get to send their error."""
 
 
 class Signals:
@@ -50,29 +50,32 @@ class Signals:
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        both = (signal.SIGTERM, signal.SIGINT)
-        for number in both:
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
             loop.add_signal_handler(number, self.take, number)
         try:
             yield
         finally:
-            for number in both:
+            for number in signals:
                 loop.remove_signal_handler(number)
 
     async def run_until_signal(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Do ``work``; ``False``, and it is cancelled, if a signal comes first. Raises its error."""
+        """Run ``work`` and return ``True``; cancel it and return ``False`` if a signal comes first.
+
+        Raises the error of ``work``.
+        """
         task = asyncio.create_task(work)
-        asked = asyncio.create_task(self.requested.wait())
+        signal_task = asyncio.create_task(self.requested.wait())
         try:
-            await asyncio.wait((task, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, signal_task), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
                 return True
             return False
         finally:
-            for each in (task, asked):
-                each.cancel()
-            await asyncio.gather(task, asked, return_exceptions=True)
+            for pending_task in (task, signal_task):
+                pending_task.cancel()
+            await asyncio.gather(task, signal_task, return_exceptions=True)
 
     def take(self, number: int) -> None:
         self.last = number
@@ -103,12 +106,16 @@ class HttpServer(uvicorn.Server):
 
 
 class Lifecycle:
-    """One server around a started engine, which it does not shut down."""
+    """One server around a started engine, which it does not shut down.
+
+    ``num_cut_off`` are the requests that were stopped because they outlasted the drain.
+    """
 
     def __init__(self, context: ServerContext, bound: socket.socket, signals: Signals) -> None:
         self._context = context
         self._bound = bound
         self._signals = signals
+        self.num_cut_off = 0
         config = context.config
         self.app = create_app(context)
         self._listener = HttpServer(
@@ -116,7 +123,7 @@ class Lifecycle:
                 self.app,
                 http=bounded(config),
                 ws="none",
-                lifespan="off",  # the application may change; see ``Served``
+                lifespan="off",  # the application may change; see ``AppInstance``
                 log_config=None,
                 log_level=config.log_level if config.log_level == "debug" else "warning",
                 access_log=config.access_log,
@@ -146,10 +153,10 @@ class Lifecycle:
         ``PluginLoadError`` if what a plugin does at the start fails.
         """
         try:
-            if await self._signals.run_until_signal(self._context.served.start()):
+            if await self._signals.run_until_signal(self._context.app_instance.start()):
                 await self._serve(announce)
         finally:
-            await self._context.served.stop()
+            await self._context.app_instance.stop()
             self._context.close()
         if self._context.is_dead is not None:
             raise self._context.is_dead
@@ -175,11 +182,11 @@ class Lifecycle:
     async def _drain(self) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
-        patience = STOP_GRACE_SECONDS if context.is_dead else context.config.drain_timeout
-        deadline = loop.time() + patience
+        timeout = STOP_GRACE_SECONDS if context.is_dead else context.config.drain_timeout
+        deadline = loop.time() + timeout
         if context.metrics.active:
             log.info(
-                "draining: %d requests have up to %g s to finish", context.metrics.active, patience
+                "draining: %d requests have up to %g s to finish", context.metrics.active, timeout
             )
         while context.metrics.active and loop.time() < deadline:
             if self._signals.forced.is_set():
@@ -191,6 +198,7 @@ class Lifecycle:
     async def _stop(self, serving: asyncio.Task[None]) -> None:
         context, loop = self._context, asyncio.get_running_loop()
         context.draining = True
+        self.num_cut_off = context.metrics.active
         context.active_requests.stop_all(STOPPED)
         deadline = loop.time() + STOP_GRACE_SECONDS
         while context.metrics.active and loop.time() < deadline:
@@ -204,7 +212,7 @@ class Lifecycle:
             raise error
 
     async def _tick(self, wake: asyncio.Event, pause: float = TICK) -> None:
-        """Wait for ``wake`` a while, then look after connections and engine."""
+        """Wait up to ``pause`` seconds for ``wake``, then check the connections and the engine."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await wake.wait()
@@ -214,11 +222,11 @@ class Lifecycle:
             log.error("the engine has died")
 
     async def _monitor(self) -> None:
-        """Ask the engine again and again. A long step is no illness, a very long one is."""
-        context, patience = self._context, self._context.config.hang_timeout
+        """Poll the engine's stats. Mark it hung if it does not answer within ``hang_timeout``."""
+        context, timeout = self._context, self._context.config.hang_timeout
         while context.is_dead is None:
             try:
-                context.stats = await context.engine.stats(patience)
+                context.stats = await context.engine.stats(timeout)
                 context.is_hung = None
             except EngineDeadError as error:
                 if context.engine.alive:

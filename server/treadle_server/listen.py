@@ -1,4 +1,4 @@
-"""Sockets, bound before the model is loaded: a taken port is told at once, not after minutes."""
+"""Sockets, bound before the model is loaded: a port in use is reported at once, not after minutes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def bind(config: ServerConfig) -> socket.socket:
     if config.uds is not None:
         return bind_unix(config.uds)
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
         raise ConfigError(
             f"host {config.host!r} is not an address of this machine: {error.strerror}"
         ) from error
-    family, kind, proto, _, address = found[0]
+    family, kind, proto, _, address = addresses[0]
     bound = socket.socket(family, kind, proto)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,7 +66,7 @@ def listened(path: str) -> bool:
 
 
 def url_of(config: ServerConfig, bound: socket.socket) -> str:
-    """Where clients find the server."""
+    """Return the URL of the server."""
     if config.uds is not None:
         return f"unix:{config.uds}"
     host = f"[{config.host}]" if ":" in config.host else config.host

@@ -39,19 +39,19 @@ def chat_logprobs(
 ) -> ChatLogprobs:
     """``choices[].logprobs`` of a chat completion."""
 
-    def shown(token: int, entry: Logprob | None) -> tuple[str, float, list[int] | None]:
+    def describe(token: int, entry: Logprob | None) -> tuple[str, float, list[int] | None]:
         logprob = finite(entry.logprob) if entry is not None else FLOOR
         return text_of(token, entry, tokenizer), logprob, list(tokenizer.token_bytes(token))
 
     content = []
     for token, position in zip(ids, positions, strict=False):
-        text, logprob, raw = shown(token, position.get(token))
-        others = []
-        for other, entry in likeliest(position, top):
-            t, p, b = shown(other, entry)
-            others.append(TopLogprob(token=t, logprob=p, bytes=b))
+        text, logprob, raw = describe(token, position.get(token))
+        alternatives = []
+        for other_token, entry in likeliest(position, top):
+            t, p, b = describe(other_token, entry)
+            alternatives.append(TopLogprob(token=t, logprob=p, bytes=b))
         content.append(
-            ChatTokenLogprob(token=text, logprob=logprob, bytes=raw, top_logprobs=others)
+            ChatTokenLogprob(token=text, logprob=logprob, bytes=raw, top_logprobs=alternatives)
         )
     return ChatLogprobs(content=content)
 
@@ -101,15 +101,17 @@ class TextLogprobs:
     def _alternatives(
         self, token: int, position: PositionLogprobs | None
     ) -> dict[str, float] | None:
-        """By text, as the API wants it. Of ids with one text the likeliest keeps it, the others
-        are named by their number."""
+        """Return log probabilities by text, as the API defines them.
+
+        If several ids have the same text, the likeliest keeps it; the others become ``token_id:N``.
+        """
         if position is None:
             return None
         entries = dict(likeliest(position, self._num_top_logprobs))
         if token in position:
             entries.setdefault(token, position[token])
-        found: dict[str, float] = {}
-        for other, entry in entries.items():
-            text = text_of(other, entry, self._tokenizer)
-            found[f"token_id:{other}" if text in found else text] = finite(entry.logprob)
-        return found
+        result: dict[str, float] = {}
+        for other_token, entry in entries.items():
+            text = text_of(other_token, entry, self._tokenizer)
+            result[f"token_id:{other_token}" if text in result else text] = finite(entry.logprob)
+        return result

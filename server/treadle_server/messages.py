@@ -1,4 +1,4 @@
-"""From typed messages to what a chat template reads."""
+"""Convert typed messages and tools to the arguments of a chat template."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ RESERVED = frozenset(
 
 
 def to_conversation(
-    request: ChatRequest | TokenizeRequest, *, knows_developer: bool
+    request: ChatRequest | TokenizeRequest, *, knows_developer: bool, client: str
 ) -> Conversation:
-    """Return what the renderer and the parsers need. Raises ``RequestError``.
+    """Return what the renderer and the parsers need for ``client``. Raises ``RequestError``.
 
     Templates that do not know the role ``developer`` get ``system``, which means the same.
     """
@@ -58,6 +58,7 @@ def to_conversation(
         add_generation_prompt=not continues if generates is None else generates,
         continue_final_message=continues,
         chat_template_kwargs=template_arguments(request),
+        client=client,
     )
     if not isinstance(request, ChatRequest):
         return conversation
@@ -80,29 +81,29 @@ def to_messages(messages: Sequence[Message], *, knows_developer: bool) -> list[d
             f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are allowed",
             param="messages",
         )
-    return [one(m, f"messages[{i}]", knows_developer) for i, m in enumerate(messages)]
+    return [to_message(m, f"messages[{i}]", knows_developer) for i, m in enumerate(messages)]
 
 
-def one(message: Message, where: str, knows_developer: bool) -> dict[str, Any]:
+def to_message(message: Message, path: str, knows_developer: bool) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
     if role == "developer" and not knows_developer:
         role = "system"
-    plain: dict[str, Any] = {"role": role, "content": content(message.content, f"{where}.content")}
+    fields: dict[str, Any] = {"role": role, "content": content(message.content, f"{path}.content")}
     if message.name is not None:
-        plain["name"] = message.name
+        fields["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage):
-        plain.update(said(message, where))
-    return plain
+        fields.update(assistant_fields(message, path))
+    return fields
 
 
-def content(given: Content | None, where: str) -> str | list[dict[str, str]]:
-    """Text as it is, parts as parts: how a template takes them is the renderer's knowledge."""
-    if given is None or isinstance(given, str):
-        return given or ""
+def content(value: Content | None, path: str) -> str | list[dict[str, str]]:
+    """Return text as text and parts as parts: the renderer adapts them to the template."""
+    if value is None or isinstance(value, str):
+        return value or ""
     parts = []
-    for i, part in enumerate(given):
+    for i, part in enumerate(value):
         match part:
             case TextPart():
                 parts.append({"type": "text", "text": part.text})
@@ -110,26 +111,26 @@ def content(given: Content | None, where: str) -> str | list[dict[str, str]]:
                 parts.append({"type": "text", "text": part.refusal})
             case MediaPart():
                 raise RequestError(
-                    f"{where}[{i}] is of type {part.__struct_config__.tag}; this model is served "
+                    f"{path}[{i}] is of type {part.__struct_config__.tag}; this model is served "
                     "for text only: send parts of type text",
-                    param=f"{where}[{i}].type",
+                    param=f"{path}[{i}].type",
                 )
     return parts
 
 
-def said(message: AssistantMessage, where: str) -> dict[str, Any]:
-    """What only an assistant's message has."""
-    plain: dict[str, Any] = {}
+def assistant_fields(message: AssistantMessage, path: str) -> dict[str, Any]:
+    """Return the fields that only an assistant's message has."""
+    fields: dict[str, Any] = {}
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
-        plain["reasoning"] = plain["reasoning_content"] = reasoning
+        fields["reasoning"] = fields["reasoning_content"] = reasoning
     if message.tool_calls:
         if len(message.tool_calls) > MAX_TOOLS:
             raise RequestError(
-                f"{where}.tool_calls has {len(message.tool_calls)} entries; at most {MAX_TOOLS}",
-                param=f"{where}.tool_calls",
+                f"{path}.tool_calls has {len(message.tool_calls)} entries; at most {MAX_TOOLS}",
+                param=f"{path}.tool_calls",
             )
-        plain["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": call.type or "function",
@@ -141,24 +142,24 @@ def said(message: AssistantMessage, where: str) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.content is None and message.refusal:
-        plain["content"] = message.refusal
-    return plain
+        fields["content"] = message.refusal
+    return fields
 
 
-def arguments(given: str | dict[str, Any] | None) -> Any:
-    """Templates expect an object. What a model wrote and is not one stays the text that it is."""
-    if isinstance(given, str):
+def arguments(value: str | dict[str, Any] | None) -> Any:
+    """Return the arguments of a call as an object, which templates expect; other text is unchanged."""
+    if isinstance(value, str):
         try:
-            check_depth(given.encode())
-            found = msgspec.json.decode(given)
+            check_depth(value.encode())
+            decoded = msgspec.json.decode(value)
         except (APIError, msgspec.DecodeError, UnicodeError):
-            return given
-        return found if isinstance(found, dict) else given
-    return given or {}
+            return value
+        return decoded if isinstance(decoded, dict) else value
+    return value or {}
 
 
 def to_tools(tools: Sequence[ChatTool] | None) -> list[dict[str, Any]] | None:
-    """The tools as a template reads them, or ``None``. Raises ``RequestError`` beyond the bounds."""
+    """Return the tools in the form of a template, or ``None``. Raises ``RequestError`` beyond the bounds."""
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:

@@ -1,4 +1,4 @@
-"""``/metrics``: what the engine says about itself, and what the server measures.
+"""``/metrics``: the engine's stats and the server's measurements.
 
 Every label comes from a closed set: no client can add a series.
 """
@@ -50,8 +50,8 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
 class Metrics:
     """The counters of one server, and a Prometheus collector of them. Not thread-safe."""
 
-    def __init__(self, model: str, tally: PluginCallStats | None = None) -> None:
-        """``tally`` is of the plugins that are called in this process."""
+    def __init__(self, model: str, call_stats: PluginCallStats | None = None) -> None:
+        """``call_stats`` is of the plugins that are called in this process."""
         self.time_to_first_token = Histogram(LATENCY)
         self.inter_token = Histogram(SHORT)
         self.latency = Histogram(LATENCY)
@@ -64,17 +64,17 @@ class Metrics:
         self._parser_failures: Counter[str] = Counter()
         self._stats: EngineStats | None = None
         self._states: Mapping[str, str] = {}
-        self._tally = tally or PluginCallStats()
+        self._call_stats = call_stats or PluginCallStats()
         self._label = [model]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def parser_failed(self, parser: str) -> None:
+    def count_parser_failure(self, parser: str) -> None:
         """Count an exception of ``kind=name``; both come from the server's options."""
         self._parser_failures[parser] += 1
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one HTTP request. ``route`` is a route's template or ``other``."""
         self._http[method if method in METHODS else "other", route, status] += 1
         histogram = self._http_seconds.get(route)
@@ -98,9 +98,11 @@ class Metrics:
 
     def _engine(self) -> Iterator[Metric]:
         names, label, stats = ["model_name"], self._label, self._stats
-        up = GaugeMetricFamily("treadle_engine_up", "Whether the engine answers.", labels=names)
-        up.add_metric(label, float(stats is not None))
-        yield up
+        engine_up = GaugeMetricFamily(
+            "treadle_engine_up", "Whether the engine answers.", labels=names
+        )
+        engine_up.add_metric(label, float(stats is not None))
+        yield engine_up
         if stats is None:
             return
         for name, field, text in GAUGES:
@@ -116,20 +118,20 @@ class Metrics:
             counter = CounterMetricFamily(f"treadle_{name}", text, labels=names)
             counter.add_metric(label, float(getattr(stats, field)))
             yield counter
-        ended = CounterMetricFamily(
+        finished = CounterMetricFamily(
             "treadle_request_success",
             "Finished sequences by reason, errors and aborts included.",
             labels=[*names, "finished_reason"],
         )
         for reason, count in sorted(stats.finished.items()):
-            ended.add_metric([*label, reason], float(count))
-        yield ended
+            finished.add_metric([*label, reason], float(count))
+        yield finished
 
     def _plugins(self) -> Iterator[Metric]:
         """What the engine's process and this one have called, added up."""
         names, stats = ["model_name", "plugin"], self._stats or EngineStats()
         counts: Counter[tuple[str, str, str]] = Counter()
-        for plugin, hook, outcome, count in [*stats.plugin_calls, *self._tally.rows()]:
+        for plugin, hook, outcome, count in [*stats.plugin_calls, *self._call_stats.rows()]:
             counts[plugin, hook, outcome] += count
         calls = CounterMetricFamily(
             "treadle_plugin_calls", "Calls of plugins.", labels=[*names, "hook", "outcome"]
@@ -138,15 +140,15 @@ class Metrics:
             calls.add_metric([*self._label, plugin, hook, outcome], float(count))
         yield calls
         times: dict[tuple[str, str], tuple[int, float]] = {}
-        for plugin, hook, count, seconds in [*stats.plugin_seconds, *self._tally.seconds()]:
-            before = times.get((plugin, hook), (0, 0.0))
-            times[plugin, hook] = before[0] + count, before[1] + seconds
-        took = SummaryMetricFamily(
+        for plugin, hook, count, seconds in [*stats.plugin_seconds, *self._call_stats.seconds()]:
+            previous = times.get((plugin, hook), (0, 0.0))
+            times[plugin, hook] = previous[0] + count, previous[1] + seconds
+        durations = SummaryMetricFamily(
             "treadle_plugin_seconds", "Time in calls of plugins.", labels=[*names, "hook"]
         )
         for (plugin, hook), (count, seconds) in times.items():
-            took.add_metric([*self._label, plugin, hook], count, seconds)
-        yield took
+            durations.add_metric([*self._label, plugin, hook], count, seconds)
+        yield durations
         states = GaugeMetricFamily(
             "treadle_plugin_state",
             "1 for the state of each plugin that the engine or the server has imported.",

@@ -1,4 +1,4 @@
-"""HTTP/1.1 with limits: uvicorn's httptools protocol accepts headers and pauses without end.
+"""HTTP/1.1 with limits: uvicorn's httptools protocol limits neither headers nor pauses.
 
 What is refused here never reaches the application. ``sweep`` is called about once a second for all
 connections, which costs less than a timer for each of them.
@@ -18,6 +18,8 @@ from treadle_server.errors import APIError
 __all__ = ("MAX_HEADERS", "BoundedProtocol", "bounded", "sweep")
 
 MAX_HEADERS = 128
+BODY_TIMEOUT_FACTOR = 10
+"""A whole body may take so many times the longest pause inside of it."""
 
 
 class TooLarge(Exception):
@@ -38,7 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw = self._size = self._count = 0
         self._too_large = False
         self._head_since: float | None = self.loop.time()
-        self._last_read_time = self.loop.time()
+        self._last_read_time = self._body_start_time = self.loop.time()
         self._stuck_since: float | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -49,8 +51,8 @@ class BoundedProtocol(HttpToolsProtocol):
             # A header that is not complete yet is invisible to the callbacks: count what came.
             self._raw += len(data)
         super().data_received(data)
-        too_much = self.max_header_bytes + 2**18
-        if self._in_head and self._raw > too_much and not self.transport.is_closing():
+        max_bytes = self.max_header_bytes + 2**18
+        if self._in_head and self._raw > max_bytes and not self.transport.is_closing():
             self._too_large = True
             self.send_400_response("")
 
@@ -71,6 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_since = None
+        self._body_start_time = self.loop.time()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -108,14 +111,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def overdue(self, now: float) -> bool:
-        """Whether the client has let this server wait too long."""
+        """Whether the server has waited too long for the client."""
         if self._stuck_since is not None:
             return now - self._stuck_since > self.write_timeout
         if self._head_since is not None:
             return now - self._head_since > self.header_timeout
         cycle: Any = self.cycle
         receiving = cycle is not None and cycle.more_body and not cycle.response_complete
-        return bool(receiving) and now - self._last_read_time > self.body_timeout
+        return bool(receiving) and (
+            now - self._last_read_time > self.body_timeout
+            or now - self._body_start_time > self.body_timeout * BODY_TIMEOUT_FACTOR
+        )
 
 
 def bounded(config: ServerConfig) -> type[BoundedProtocol]:
@@ -128,7 +134,7 @@ def bounded(config: ServerConfig) -> type[BoundedProtocol]:
 
 
 def sweep(connections: Iterable[Any], now: float) -> int:
-    """Drop the connections that are overdue; how many they were."""
+    """Close the connections that are overdue and return their number."""
     dropped = 0
     for connection in list(connections):
         if isinstance(connection, BoundedProtocol) and connection.overdue(now):

@@ -26,6 +26,9 @@ from treadle_server.threads import DaemonThreadPool
 __all__ = ("Startable", "serve", "serve_engine")
 
 
+log = logging.getLogger("treadle.server")
+
+
 class Startable(Engine, Protocol):
     """An engine that is not running yet."""
 
@@ -37,8 +40,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
     """Start an engine and serve it until SIGTERM or SIGINT, then finish what runs and return.
 
     Raises ``ConfigError`` (nothing was started), the error of an engine that does not start, and
-    ``EngineDeadError`` if the engine dies, once its clients have been told. A second signal raises
-    ``SystemExit``.
+    ``EngineDeadError`` if the engine dies, once its clients have been told. A second signal, and
+    requests that were cut off at the end of the drain, raise ``SystemExit``.
     """
 
     def build() -> Startable:
@@ -78,18 +81,29 @@ async def _serve(
             if not await signals.run_until_signal(engine.start()):
                 return
             context = ServerContext(engine, config)
-            context.chat_processor.parser_plugins.check_all()
-            await Lifecycle(context, bound, signals).run(banner(context, url_of(config, bound)))
+            parsers = context.chat_processor.parser_plugins
+            for option, key in parsers.keys.items():
+                if key is not None:  # a wrong name stops the start, and not a request
+                    parsers.check(option, key)
+            lifecycle = Lifecycle(context, bound, signals)
+            await lifecycle.run(banner(context, url_of(config, bound)))
         finally:
             await shut_down(engine)
         if signals.forced.is_set():
             raise SystemExit(128 + signals.last)
+        if lifecycle.num_cut_off:
+            log.error(
+                "%d requests were cut off: they did not finish in %g s (--drain-timeout)",
+                lifecycle.num_cut_off,
+                config.drain_timeout,
+            )
+            raise SystemExit(1)
 
 
 async def shut_down(engine: Startable) -> None:
-    """Release the engine; that a dead one cannot be asked does not matter any more."""
+    """Release the engine and ignore the error of one that is dead."""
     try:
         async with asyncio.timeout(10):
             await engine.shutdown()
     except (TimeoutError, EngineDeadError) as error:
-        logging.getLogger("treadle.server").warning("the engine did not shut down: %r", error)
+        log.warning("the engine did not shut down: %r", error)

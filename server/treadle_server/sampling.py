@@ -47,28 +47,28 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 def to_params(
     fields: SamplingFields, defaults: SamplingParams, context_len: int, **changes: Any
 ) -> SamplingParams:
-    """The parameters of a request: the model's defaults, the client's fields, then ``changes``.
+    """Return the parameters of a request: the model's defaults, the client's fields, then ``changes``.
 
     ``max_tokens`` is shortened by the engine to what the prompt leaves of the context; more than
     ``context_len``, the whole context, is a mistake. Raises ``RequestError`` naming the parameter at fault.
     """
-    given = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
-    given["output_kind"] = "delta" if fields.stream else "final"
-    if guided := to_guided(fields):
-        given["structured_outputs"] = guided
-    given.update(changes)
-    check(fields, given)
-    if (given.get("max_tokens") or 0) > context_len:
+    values = {name: value for name in PASSED if (value := getattr(fields, name)) is not None}
+    values["output_kind"] = "delta" if fields.stream else "final"
+    if structured_outputs := to_structured_outputs(fields):
+        values["structured_outputs"] = structured_outputs
+    values.update(changes)
+    check(fields, values)
+    if (values.get("max_tokens") or 0) > context_len:
         raise RequestError(
-            f"max_tokens is {given['max_tokens']}; the context of this model has {context_len} "
+            f"max_tokens is {values['max_tokens']}; the context of this model has {context_len} "
             "tokens: ask for less, or leave it out",
             param="max_tokens",
         )
-    return defaults.replace(**given)
+    return defaults.replace(**values)
 
 
-def check(fields: SamplingFields, given: dict[str, Any]) -> None:
-    """Rules between parameters that only an API has."""
+def check(fields: SamplingFields, values: dict[str, Any]) -> None:
+    """Check combinations of fields that only the API has."""
     if fields.best_of is not None and fields.best_of != (fields.n or 1):
         raise RequestError(
             f"best_of is {fields.best_of}; choosing among more outputs than n is not offered: "
@@ -80,7 +80,7 @@ def check(fields: SamplingFields, given: dict[str, Any]) -> None:
             "stream_options is given but stream is not true; set stream or leave it out",
             param="stream_options",
         )
-    if fields.ignore_eos and given.get("max_tokens") is None:
+    if fields.ignore_eos and values.get("max_tokens") is None:
         raise RequestError(
             "ignore_eos needs an explicit max_tokens, else every output would fill the context",
             param="ignore_eos",
@@ -89,36 +89,38 @@ def check(fields: SamplingFields, given: dict[str, Any]) -> None:
         raise RequestError("cache_salt must be printable text", param="cache_salt")
 
 
-def to_guided(fields: SamplingFields) -> StructuredOutputsParams | None:
-    """What the output must match, from whichever of the three spellings was used."""
+def to_structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None:
+    """Return the constraint of the output, from any of its three spellings."""
     outputs = fields.structured_outputs or StructuredOutputs()
     pattern = outputs.whitespace_pattern
     if pattern is None:
         pattern = fields.guided_whitespace_pattern
-    given = [*of_format(fields.response_format)]
+    constraints = [*of_format(fields.response_format)]
     for name in FORMS:
         old = getattr(fields, f"guided_{name}", None)
         new = getattr(outputs, name)
-        given += [(name, value) for value in (old, new) if value is not None and value is not False]
-    if not given:
+        constraints += [
+            (name, value) for value in (old, new) if value is not None and value is not False
+        ]
+    if not constraints:
         if fields.structured_outputs is not None or pattern is not None:
             name = "guided_whitespace_pattern" if pattern is not None else "structured_outputs"
             raise RequestError(
                 f"{name} is given without a constraint; give one of {', '.join(FORMS)}", param=name
             )
         return None
-    if len(given) > 1:
-        names = " and ".join(name for name, _ in given)
+    if len(constraints) > 1:
+        names = " and ".join(name for name, _ in constraints)
         raise RequestError(
             f"the output is constrained by {names}; give one constraint", param="structured_outputs"
         )
     return StructuredOutputsParams(
-        **dict(given), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
+        **dict(constraints), whitespace_pattern=pattern, backend=fields.guided_decoding_backend
     )
 
 
 def constraint_of(fields: SamplingFields) -> str:
-    """Return the field that says what the output must match, as its client has spelled it.
+    """Return the name of the field with the constraint of the output, in the client's spelling.
 
     Empty if several do, or none.
     """

@@ -37,7 +37,7 @@ class EventBuffer:
         buffer += b"\n\n"
 
     def comment(self, text: str) -> None:
-        """A line that clients skip."""
+        """Append a comment line, which clients ignore."""
         self._bytes += b": " + text.encode("ascii", "replace").replace(b"\n", b" ") + b"\n\n"
 
     def take(self) -> bytes:
@@ -135,8 +135,8 @@ class EventStream(Stream):
         await send({"type": "http.response.start", "status": 200, "headers": self._head})
 
     async def _fail(self, error: BaseException, send: Send) -> None:
-        shown = error_of(error)
+        api_error = error_of(error)
         if not self._started:
-            raise shown
-        body = self._on_error(shown) + self._end
+            raise api_error
+        body = self._on_error(api_error) + self._end
         await send({"type": "http.response.body", "body": body, "more_body": False})

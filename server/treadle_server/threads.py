@@ -1,4 +1,4 @@
-"""DaemonThreadPool for the handlers of plugins that are no coroutines."""
+"""A pool of daemon threads for the handlers of plugins that are not coroutines."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ __all__ = ("DaemonThreadPool",)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST = 40
-"""Calls at the same time; others wait for one to end."""
+MAX_THREADS = 40
+"""Number of concurrent calls; further ones wait in a queue."""
 
 
 class DaemonThreadPool(Executor):
-    """Like a ``ThreadPoolExecutor``, whose threads the process would wait for when it ends: one that
-    hangs in a plugin would keep it for ever. These die with it."""
+    """A ``ThreadPoolExecutor`` with daemon threads.
 
-    def __init__(self, most: int = MOST) -> None:
-        self._free = threading.Semaphore(0)
-        self._left = most
+    A process waits for the threads of a ``ThreadPoolExecutor`` when it exits, so a plugin that hangs
+    would keep it alive.
+    """
+
+    def __init__(self, max_threads: int = MAX_THREADS) -> None:
+        self._idle_threads = threading.Semaphore(0)
+        self._num_startable = max_threads
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Called from one thread."""
+        """Queue a call. Must always be called from the same thread."""
         future: Future[T] = Future()
 
         def job() -> None:
@@ -35,21 +38,21 @@ class DaemonThreadPool(Executor):
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # it is the caller's
+            except BaseException as error:  # the caller handles it
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
         self._jobs.put(job)
-        if not self._free.acquire(blocking=False) and self._left:
-            self._left -= 1
+        if not self._idle_threads.acquire(blocking=False) and self._num_startable:
+            self._num_startable -= 1
             threading.Thread(target=self._run, name="treadle-handler", daemon=True).start()
         return future
 
     def shutdown(self, *_: Any, **__: Any) -> None:
-        """Nothing is waited for."""
+        """Return at once: running calls are not waited for."""
 
     def _run(self) -> None:
         while True:
             self._jobs.get()()
-            self._free.release()
+            self._idle_threads.release()

@@ -15,13 +15,13 @@ import pytest
 from treadle_cli.main import main
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Run = Callable[..., Done]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -33,22 +33,22 @@ def treadle(
         monkeypatch.delenv(variable)
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str, stdin: str = "") -> Done:
+    def run(*arguments: str, stdin: str = "") -> CommandResult:
         monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         captured = capsys.readouterr()
-        return Done(int(ended.value.code or 0), captured.out, captured.err)
+        return CommandResult(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
 
 
-def treadle_process(*arguments: str, **options: object) -> Done:
+def treadle_process(*arguments: str, **options: object) -> CommandResult:
     """``treadle`` in a new process."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "treadle_cli", *arguments], capture_output=True, text=True, **options
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CommandResult(process.returncode, process.stdout, process.stderr)
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,8 @@ def install(project: Path, site: Path) -> None:
 
 
 def environment(site: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TREADLE_", "PYTEST_"))}
-    return {**kept, "PYTHONPATH": str(site)}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("TREADLE_", "PYTEST_"))}
+    return {**variables, "PYTHONPATH": str(site)}
 
 
 def run_tests(tests: Iterable[Path], site: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -61,17 +61,17 @@ def scratch(folder: Path) -> str:
 
 def call(python: str, *arguments: str) -> str:
     """What a command of ``python`` prints; its failure is the test's."""
-    kept = {
+    variables = {
         k: v for k, v in os.environ.items() if not k.startswith(("TREADLE_", "PYTEST_", "PYTHON"))
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [python, *arguments],
-        env=kept,
+        env=variables,
         cwd=Path(python).parents[1],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
+    return process.stdout

@@ -8,8 +8,8 @@ import pytest
 
 from treadle.errors import ConfigError, EngineError
 from treadle_cli.bench.config import BenchConfig
-from treadle_cli.bench.percentiles import LatencyStats, spread
-from treadle_cli.bench.results import select_pass
+from treadle_cli.bench.percentiles import LatencyStats, summarize
+from treadle_cli.bench.results import select_iteration
 from treadle_cli.bench.shapes import known_shapes, shape_folder
 from treadle_cli.bench.throughput import check_count
 from treadle_cli.bench.workloads import clip_to_vocab, workload
@@ -70,19 +70,19 @@ def test_a_small_vocabulary_keeps_the_sizes():
 
 
 def test_spread():
-    assert spread([]) == LatencyStats()
-    assert spread([0.1]) == LatencyStats(100, 100, 100, 100, 100)
-    stats = spread([i / 1000 for i in range(1, 102)])
+    assert summarize([]) == LatencyStats()
+    assert summarize([0.1]) == LatencyStats(100, 100, 100, 100, 100)
+    stats = summarize([i / 1000 for i in range(1, 102)])
     assert (stats.mean, stats.p50, stats.p90, stats.p99, stats.max) == (51, 51, 91, 100, 101)
 
 
 def test_the_pass_that_is_reported():
-    assert select_pass([3.0, 1.0, 2.0], "best") == 1
-    assert select_pass([3.0, 1.0, 2.0], "median") == 2
+    assert select_iteration([3.0, 1.0, 2.0], "best") == 1
+    assert select_iteration([3.0, 1.0, 2.0], "median") == 2
 
 
 def test_a_pass_that_lost_tokens_is_not_a_figure():
-    with pytest.raises(EngineError, match="asks for 256 tokens and the engine made 255"):
+    with pytest.raises(EngineError, match="asks for 256 tokens and the engine generated 255"):
         check_count(workload("bs1", BenchConfig()), 255)
 
 
@@ -105,7 +105,7 @@ def shape(tmp_path):
 
 
 def test_throughput_of_a_shape_without_weights_and_tokenizer(treadle, shape):
-    done = treadle(
+    result = treadle(
         *("bench", "throughput", "--hf-config", shape, *SMALL, *CUSTOM),
         *(
             "--workload",
@@ -118,23 +118,23 @@ def test_throughput_of_a_shape_without_weights_and_tokenizer(treadle, shape):
             "median",
         ),
     )
-    assert done.code == 0, done.err
-    first, second = (json.loads(line) for line in done.out.splitlines())
+    assert result.code == 0, result.err
+    first, second = (json.loads(line) for line in result.out.splitlines())
     assert (first["kind"], first["workload"]) == ("throughput", "custom")
     assert (first["requests"], first["prompt_tokens"], first["output_tokens"]) == (3, 24, 12)
-    assert first["wall_seconds"] == sorted(first["passes"])[1]
+    assert first["wall_seconds"] == sorted(first["iter_seconds"])[1]
     assert first["output_tokens_per_second"] == pytest.approx(12 / first["wall_seconds"], rel=1e-3)
-    about = first["about"]
-    assert (about["architecture"], about["device"], about["dtype"]) == (
+    run_info = first["run_info"]
+    assert (run_info["architecture"], run_info["device"], run_info["dtype"]) == (
         "LlamaForCausalLM",
         "cpu",
         "float32",
     )
-    assert about["startup_seconds"] > 0 and about == second["about"]
+    assert run_info["startup_seconds"] > 0 and run_info == second["run_info"]
 
 
 def test_latency(treadle, shape):
-    done = treadle(
+    process = treadle(
         "bench",
         "latency",
         "--hf-config",
@@ -146,8 +146,8 @@ def test_latency(treadle, shape):
         "--num-iters",
         "1",
     )
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    assert process.code == 0, process.err
+    result = json.loads(process.out)
     times = result["latency"]
     assert result["kind"] == "latency" and times["concurrency"] == 2
     assert 0 < times["ttft_ms"]["p50"] <= times["e2e_ms"]["p50"] <= result["wall_seconds"] * 1000
@@ -155,7 +155,7 @@ def test_latency(treadle, shape):
 
 
 def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
-    done = treadle(
+    process = treadle(
         "bench",
         "startup",
         "--hf-config",
@@ -166,21 +166,28 @@ def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
         "--num-iters-warmup",
         "0",
     )
-    assert done.code == 0, done.err
-    result = json.loads(done.out)
+    assert process.code == 0, process.err
+    result = json.loads(process.out)
     stages = result["stages"]
-    assert list(stages) == ["python and imports", "configuration", "weights", "cache and kernels"]
-    assert result["kind"] == "startup" and result["passes"] == [result["first_token_seconds"]]
+    assert list(stages) == [
+        "python and imports",
+        "configuration",
+        "weights",
+        "cache",
+        "kernels",
+        "sampler",
+    ]
+    assert result["kind"] == "startup" and result["iter_seconds"] == [result["first_token_seconds"]]
     assert 0 < sum(stages.values()) <= result["ready_seconds"] + 0.01
     assert result["ready_seconds"] < result["first_token_seconds"]
-    assert result["about"]["startup_seconds"] == result["ready_seconds"]
+    assert result["run_info"]["startup_seconds"] == result["ready_seconds"]
 
 
 def test_a_start_that_fails_is_not_a_figure(treadle, shape):
-    wrong = ("--num-iters", "1", "--num-iters-warmup", "0", "--max-model-len", "100000")
-    done = treadle("bench", "startup", "--hf-config", shape, *SMALL, *wrong)
-    assert done.code == 1 and not done.out and done.err.count("\n") == 1
-    assert "did not start (exit status 1)" in done.err and "max_model_len is 100000" in done.err
+    options = ("--num-iters", "1", "--num-iters-warmup", "0", "--max-model-len", "100000")
+    result = treadle("bench", "startup", "--hf-config", shape, *SMALL, *options)
+    assert result.code == 1 and not result.out and result.err.count("\n") == 1
+    assert "did not start (exit status 1)" in result.err and "max_model_len is 100000" in result.err
 
 
 @pytest.mark.parametrize(
@@ -200,14 +207,14 @@ def test_a_start_that_fails_is_not_a_figure(treadle, shape):
     ids=lambda v: v[-1] if isinstance(v, tuple) else "",
 )
 def test_errors(treadle, shape, arguments, message):
-    done = treadle("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
+    result = treadle("bench", "throughput", "--hf-config", shape, *SMALL, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"treadle: {message}") and result.err.count("\n") == 1
 
 
-def test_host_cost_drives_the_real_engine_loop():
-    from treadle_cli.bench.scheduler import SIZES, host_cost
+def test_step_cost_drives_the_real_engine_loop():
+    from treadle_cli.bench.scheduler import BATCH_SIZES, measure_step_cost
 
-    costs = list(host_cost(steps=5))
-    assert [cost.running for cost in costs] == list(SIZES)
+    costs = list(measure_step_cost(steps=5))
+    assert [cost.running for cost in costs] == list(BATCH_SIZES)
     assert all(0 < cost.median_ms <= cost.p99_ms for cost in costs)

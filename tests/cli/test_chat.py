@@ -25,9 +25,9 @@ SMALL = ("--kv-cache-memory-bytes", "10000000", "--cpu-threads", "1")
 
 def test_messages():
     talk = Conversation("Be brief.")
-    talk.ask("a")
-    talk.answered("b")
-    assert talk.ask("c") == [
+    talk.add_question("a")
+    talk.add_answer("b")
+    assert talk.add_question("c") == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -37,7 +37,7 @@ def test_messages():
 
 def test_reset_keeps_the_system_message():
     talk = Conversation("Be brief.")
-    talk.ask("a")
+    talk.add_question("a")
     assert talk.command("/reset") == "(forgotten)"
     assert talk.messages() == [{"role": "system", "content": "Be brief."}]
 
@@ -45,7 +45,7 @@ def test_reset_keeps_the_system_message():
 def test_system_can_be_set_and_taken_back():
     talk = Conversation()
     assert talk.command("/system Be kind.") == "(system message: Be kind.)"
-    assert talk.ask("a")[0] == {"role": "system", "content": "Be kind."}
+    assert talk.add_question("a")[0] == {"role": "system", "content": "Be kind."}
     assert talk.command("/system") == "(system message: none)"
     assert talk.messages() == [{"role": "user", "content": "a"}]
 
@@ -53,21 +53,21 @@ def test_system_can_be_set_and_taken_back():
 @pytest.mark.parametrize("word", ["/exit", "/quit"])
 def test_exit(word):
     talk = Conversation()
-    assert talk.command(word) is None and talk.ended
+    assert talk.command(word) is None and talk.is_finished
 
 
 def test_what_looks_like_a_command():
     talk = Conversation()
     assert "there is no command /rest" in (talk.command("/rest") or "")
     assert talk.command("/usr/bin/env is what?") is None, "a path is a question"
-    assert talk.command("hello /exit") is None and not talk.ended
+    assert talk.command("hello /exit") is None and not talk.is_finished
 
 
 def test_a_question_that_failed_is_taken_back():
     talk = Conversation()
-    talk.ask("a")
-    talk.forget_question()
-    talk.forget_question()
+    talk.add_question("a")
+    talk.drop_question()
+    talk.drop_question()
     assert talk.messages() == []
 
 
@@ -84,17 +84,17 @@ def test_every_line_of_a_pipe_is_a_turn(treadle, checkpoint):
         first = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
         messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "More"}]
         second = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
-    done = treadle(
+    result = treadle(
         *("chat", checkpoint, *SMALL, "--temperature", "0", "--max-tokens", "6"),
         stdin="Hi\n\nMore\n/reset\nHi\n/exit\nnever\n",
     )
-    assert (done.code, done.err) == (0, "(forgotten)\n")
-    assert done.out == f"{first}\n{second}\n{first}\n"
+    assert (result.code, result.err) == (0, "(forgotten)\n")
+    assert result.out == f"{first}\n{second}\n{first}\n"
 
 
 def test_a_turn_that_does_not_fit_ends_a_pipe(treadle, checkpoint):
-    done = treadle("chat", checkpoint, *SMALL, "--max-model-len", "32", stdin="x" * 100 + "\n")
-    assert done.code == 2 and done.err.startswith("treadle: ") and done.err.count("\n") == 1
+    result = treadle("chat", checkpoint, *SMALL, "--max-model-len", "32", stdin="x" * 100 + "\n")
+    assert result.code == 2 and result.err.startswith("treadle: ") and result.err.count("\n") == 1
 
 
 # -- a terminal ----------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Terminal:
             env={**os.environ, "TERM": "dumb"},
         )
         os.close(slave)
-        self.seen = ""
+        self.screen = ""
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -123,14 +123,14 @@ class Terminal:
     def wait_for(self, text: str, seconds: float = 60.0) -> str:
         """Read until ``text`` appears; what was read since the last call."""
         until = time.monotonic() + seconds
-        while text not in self.seen:
+        while text not in self.screen:
             ready, _, _ = select.select([self.master], [], [], max(0.0, until - time.monotonic()))
             if not ready:
                 raise AssertionError(
-                    f"{text!r} did not come in {seconds} s; there was {self.seen!r}"
+                    f"{text!r} did not come in {seconds} s; there was {self.screen!r}"
                 )
-            self.seen += os.read(self.master, 65536).decode(errors="replace")
-        before, _, self.seen = self.seen.partition(text)
+            self.screen += os.read(self.master, 65536).decode(errors="replace")
+        before, _, self.screen = self.screen.partition(text)
         return before + text
 
     def comes(self, text: str, seconds: float) -> bool:
@@ -145,14 +145,14 @@ class Terminal:
         except subprocess.TimeoutExpired:
             return False
 
-    def repeat(self, key: str, done: Callable[[], bool], times: int = 60) -> None:
+    def repeat(self, key: str, condition: Callable[[], bool], times: int = 60) -> None:
         """Type as a person does, again if nothing happens: what is typed between the prompt and
         the editor's first look at the keyboard is lost, and the signal of Ctrl-C drops the line."""
         for _ in range(times):
             self.type(key)
-            if done():
+            if condition():
                 return
-        raise AssertionError(f"{key!r} had no effect; there was {self.seen!r}")
+        raise AssertionError(f"{key!r} had no effect; there was {self.screen!r}")
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -186,13 +186,13 @@ def test_an_interrupt_is_a_mark_first_and_an_exception_then():
     from treadle_cli.terminal import Interrupt
 
     before = signal.getsignal(signal.SIGINT)
-    with Interrupt(patience=60.0) as interrupt:
+    with Interrupt(grace_seconds=60.0) as interrupt:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.seen
-    with Interrupt(patience=0.0) as interrupt:
+        assert interrupt.is_interrupted
+    with Interrupt(grace_seconds=0.0) as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.seen
+        assert interrupt.is_interrupted
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -20,7 +20,7 @@ from treadle_cli.choices import ConfigChoice, explain
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 
 
-def explained(folder: Path, **options: Any) -> dict[str, ConfigChoice]:
+def explain_choices(folder: Path, **options: Any) -> dict[str, ConfigChoice]:
     """By what is chosen; the reasons of several of one name are joined."""
     config = from_options(model=str(folder), device="cpu", **options)
     plugins = PluginManager(plugin_config(config))
@@ -32,7 +32,7 @@ def explained(folder: Path, **options: Any) -> dict[str, ConfigChoice]:
     return rows
 
 
-def configured(folder: Path, architecture: str, changes: Mapping[str, Any] | None = None) -> Path:
+def write_config(folder: Path, architecture: str, changes: Mapping[str, Any] | None = None) -> Path:
     """A checkpoint that has no weights and no tokenizer."""
     values = tiny_config(architecture).to_dict() | dict(changes or {})
     (folder / "config.json").write_text(json.dumps(values))
@@ -52,7 +52,7 @@ def configured(folder: Path, architecture: str, changes: Mapping[str, Any] | Non
     ],
 )
 def test_every_family_is_asked_without_memory(architecture: str, tmp_path: Path) -> None:
-    rows = explained(configured(tmp_path, architecture))
+    rows = explain_choices(write_config(tmp_path, architecture))
     assert rows["architecture"].choice.startswith(architecture)
     assert "sdpa" in rows["attention-backend"].choice
     assert rows["quantization"].choice == "none"
@@ -60,56 +60,56 @@ def test_every_family_is_asked_without_memory(architecture: str, tmp_path: Path)
     assert rows["load-format"].choice == "auto" and "no weights" in rows["load-format"].reason
 
 
-def test_bids_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
-    rows = explained(configured(tmp_path, "LlamaForCausalLM"))
+def test_offers_and_names_come_with_what_was_not_taken(tmp_path: Path) -> None:
+    rows = explain_choices(write_config(tmp_path, "LlamaForCausalLM"))
     assert rows["attention-backend"].reason.startswith("the best offer (50) for 4 heads")
-    refusals = dict(rows["attention-backend"].others)
+    refusals = dict(rows["attention-backend"].alternatives)
     assert "is not CUDA" in refusals["triton"]
-    assert rows["distributed-executor-backend"].choice.startswith("uni (treadle-core")
+    assert rows["distributed-executor-backend"].choice.startswith("uni (treadle-executor-uni")
     assert rows["distributed-executor-backend"].reason == "the default"
     assert ("mp", "taken with --distributed-executor-backend mp") in rows[
         "distributed-executor-backend"
-    ].others
-    priority = explained(tmp_path, scheduling_policy="priority")["scheduling-policy"]
-    assert (priority.reason, [name for name, _ in priority.others]) == (
+    ].alternatives
+    priority = explain_choices(tmp_path, scheduling_policy="priority")["scheduling-policy"]
+    assert (priority.reason, [name for name, _ in priority.alternatives]) == (
         "--scheduling-policy priority",
         ["fcfs"],
     )
 
 
 def test_attention_is_that_of_one_rank(tmp_path: Path) -> None:
-    rows = explained(configured(tmp_path, "LlamaForCausalLM"), tensor_parallel_size=2)
+    rows = explain_choices(write_config(tmp_path, "LlamaForCausalLM"), tensor_parallel_size=2)
     assert "for 2 heads of 16, 1 of keys" in rows["attention-backend"].reason
     communicator = rows["communicator"]
-    assert communicator.choice == "torch.distributed" and communicator.reason == "nobody offers"
-    assert dict(communicator.others)["symmetric"] == "needs CUDA devices, this is cpu"
+    assert communicator.choice == "torch.distributed" and communicator.reason == "no backend offers"
+    assert dict(communicator.alternatives)["symmetric"] == "needs CUDA devices, this is cpu"
 
 
 def test_quantization_is_the_checkpoints_or_the_users(tmp_path: Path) -> None:
-    folder = configured(tmp_path, "LlamaForCausalLM", {"quantization_config": AWQ})
-    found = explained(folder)["quantization"]
-    assert found.choice.startswith("awq (treadle-awq") and "quant_method" in found.reason
+    folder = write_config(tmp_path, "LlamaForCausalLM", {"quantization_config": AWQ})
+    row = explain_choices(folder)["quantization"]
+    assert row.choice.startswith("awq (treadle-awq") and "quant_method" in row.reason
     unnamed = {"w_bit": 4, "q_group_size": 32}
-    folder = configured(tmp_path, "LlamaForCausalLM", {"quantization_config": unnamed})
-    found = explained(folder)["quantization"]
-    assert found.choice.startswith("awq (") and "w_bit and q_group_size" in found.reason
-    assert ("gptq", "sees nothing of its own") in found.others
-    plain = configured(tmp_path, "LlamaForCausalLM")
-    found = explained(plain, quantization="fp8")["quantization"]
-    assert found.choice.startswith("fp8 (") and found.reason == "--quantization fp8"
+    folder = write_config(tmp_path, "LlamaForCausalLM", {"quantization_config": unnamed})
+    row = explain_choices(folder)["quantization"]
+    assert row.choice.startswith("awq (") and "w_bit and q_group_size" in row.reason
+    assert ("gptq", "sees nothing of its own") in row.alternatives
+    plain = write_config(tmp_path, "LlamaForCausalLM")
+    row = explain_choices(plain, quantization="fp8")["quantization"]
+    assert row.choice.startswith("fp8 (") and row.reason == "--quantization fp8"
 
 
 def test_what_a_start_refuses_is_refused(tmp_path: Path) -> None:
-    folder = configured(tmp_path, "LlamaForCausalLM", {"architectures": ["NobodyForCausalLM"]})
+    folder = write_config(tmp_path, "LlamaForCausalLM", {"architectures": ["NobodyForCausalLM"]})
     with pytest.raises(UnsupportedModelError, match="NobodyForCausalLM"):
-        explained(folder)
+        explain_choices(folder)
     with pytest.raises(ConfigError, match="'triton', which cannot serve this model"):
-        explained(configured(tmp_path, "LlamaForCausalLM"), attention_backend="triton")
+        explain_choices(write_config(tmp_path, "LlamaForCausalLM"), attention_backend="triton")
 
 
 def test_a_pin_is_shown(tmp_path: Path) -> None:
-    rows = explained(
-        configured(tmp_path, "LlamaForCausalLM"),
+    rows = explain_choices(
+        write_config(tmp_path, "LlamaForCausalLM"),
         pin_plugin=["scheduling_policies:fcfs=treadle-core"],
     )
     assert rows["scheduling-policy"].choice.endswith("pinned)")
@@ -124,8 +124,8 @@ def test_a_model_that_wants_memory_leaves_the_rest(tmp_path: Path) -> None:
         "@impl\ndef treadle_model(architecture):\n"
         '    return ModelSpec(architecture, build) if architecture == TREADLE["models"][0] else None\n'
     )
-    folder = configured(tmp_path, "LlamaForCausalLM", {"architectures": ["GreedyForCausalLM"]})
-    rows = explained(folder, plugin_file=[str(plugin)])
+    folder = write_config(tmp_path, "LlamaForCausalLM", {"architectures": ["GreedyForCausalLM"]})
+    rows = explain_choices(folder, plugin_file=[str(plugin)])
     assert rows["attention-backend"].choice == "unknown"
     assert "cannot be built on the device meta" in rows["attention-backend"].reason
     assert {"kernels", "distributed-executor-backend", "structured-output-backends"} <= rows.keys()

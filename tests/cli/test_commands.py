@@ -90,18 +90,18 @@ FAILS = {
 @pytest.mark.parametrize("fails", FAILS)
 def test_a_hook_that_fails_is_one_line_and_costs_its_command(treadle, install, fails):
     install("acme-bad", "bad", HOOK % ("pass", fails))
-    done = treadle("bad")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("treadle: commands:bad ") and FAILS[fails] in done.err
-    assert done.err.count("\n") == 1 and "Traceback" not in done.err
+    result = treadle("bad")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("treadle: commands:bad ") and FAILS[fails] in result.err
+    assert result.err.count("\n") == 1 and "Traceback" not in result.err
     assert treadle("--help").code == 0 and treadle("plugin", "list", "commands").code == 0
 
 
 @pytest.mark.fault("commands", "body")
 def test_an_error_of_treadle_in_a_command_is_one_line(treadle, install):
     install("acme-bad", "bad", HOOK % ("raise CheckpointError('no such model')", ""))
-    done = treadle("bad")
-    assert (done.code, done.out, done.err) == (1, "", "treadle: no such model\n")
+    result = treadle("bad")
+    assert (result.code, result.out, result.err) == (1, "", "treadle: no such model\n")
 
 
 @pytest.mark.fault("commands", "body")
@@ -114,9 +114,9 @@ def test_any_other_error_in_a_command_shows_where(treadle, install):
 def test_a_broken_command_breaks_only_itself(treadle, install):
     install("acme-bad", "bad", "import missing_kernel")
     assert treadle("plugin", "list").code == 0
-    done = treadle("bad")
-    assert (done.code, done.out) == (1, "")
-    assert done.err == (
+    result = treadle("bad")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == (
         "treadle: commands:bad from acme-bad 1.0 failed to load: ModuleNotFoundError: "
         "No module named 'missing_kernel' (acme_bad.py, line 1)\n"
     )

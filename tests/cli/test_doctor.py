@@ -9,14 +9,14 @@ from treadle_cli.doctor.survey import ATTENTION
 
 
 def test_a_sound_installation(treadle):
-    done = treadle("doctor", "--json")
-    told = json.loads(done.out)
-    assert (done.code, told["ok"], told["problems"]) == (0, True, []), told
-    assert [p for p in told["plugins"] if p["findings"]] == []
-    assert {p["state"] for p in told["plugins"]} == {"loaded"}
-    assert set(told["device"]["attention"]) == set(ATTENTION)
-    assert set(told["device"]["kernels"]) == set(KERNEL_OPS)
-    assert told["machine"]["versions"]["treadle-core"] == "0.1.0"
+    result = treadle("doctor", "--json")
+    report = json.loads(result.out)
+    assert (result.code, report["ok"], report["problems"]) == (0, True, []), report
+    assert [p for p in report["plugins"] if p["findings"]] == []
+    assert {p["state"] for p in report["plugins"]} == {"loaded"}
+    assert set(report["device"]["attention"]) == set(ATTENTION)
+    assert set(report["device"]["kernels"]) == set(KERNEL_OPS)
+    assert report["machine"]["versions"]["treadle-core"] == "0.1.0"
 
 
 def test_a_broken_plugin_fails_with_its_code(treadle, tmp_path):
@@ -24,13 +24,13 @@ def test_a_broken_plugin_fails_with_its_code(treadle, tmp_path):
     (tmp_path / "heavy.py").write_text(
         "import numpy\nfrom treadle.api import impl\n@impl\ndef treadle_report():\n    return 'hello'\n"
     )
-    done = treadle("doctor", "--plugin-file", "bad.py", "--plugin-file", "heavy.py")
-    assert done.code == 1
-    assert "error     extensions:bad from bad.py " in done.out
-    assert "dependency: its import needs the module 'not_installed_anywhere'" in done.out
-    assert "warning   extensions:heavy from heavy.py " in done.out
-    assert "\nreport    heavy.py " in done.out and ": hello\n" in done.out
-    assert "\nattention plain: sdpa (50)\n" in done.out
+    result = treadle("doctor", "--plugin-file", "bad.py", "--plugin-file", "heavy.py")
+    assert result.code == 1
+    assert "error     extensions:bad from bad.py " in result.out
+    assert "dependency: its import needs the module 'not_installed_anywhere'" in result.out
+    assert "warning   extensions:heavy from heavy.py " in result.out
+    assert "\nreport    heavy.py " in result.out and ": hello\n" in result.out
+    assert "\nattention plain: sdpa (50)\n" in result.out
 
 
 def test_warnings_fail_only_when_asked(treadle, tmp_path):

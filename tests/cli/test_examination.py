@@ -8,7 +8,7 @@ import pytest
 
 from treadle.testing.examination.findings import CODES
 from treadle.testing.kernel_ops import KERNEL_OPS
-from treadle_cli.doctor.machine import Machine, advice, look
+from treadle_cli.doctor.machine import Machine, advice, inspect_machine
 from treadle_cli.doctor.report import examine
 from treadle_cli.doctor.survey import ATTENTION, DeviceReport
 
@@ -100,7 +100,7 @@ EXPECTED = {key: (code, words) for key, (_, code, words) in BROKEN.items()} | {
 
 
 def test_each_broken_plugin_gets_its_own_diagnosis(broken):
-    report = examine(broken.host(), seconds=30.0, only=None, device="cpu")
+    report = examine(broken.plugin_manager(), seconds=30.0, target=None, device="cpu")
     by_key = {}
     for checked in report.plugins:
         by_key.setdefault(checked.id.partition(":")[2], []).extend(checked.findings)
@@ -112,8 +112,8 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
     texts = [f.text for key in by_key for f in by_key[key] if f.code == "stale"]
     assert any("added = 'edited' is written, but not installed" in t for t in texts)
     assert len({code for code, _ in EXPECTED.values()}) >= 8
-    assert report.failed()
-    # What hangs and dies is left out of the process that asks for bids, which therefore answers.
+    assert report.has_failures()
+    # What hangs and dies is left out of the process that collects offers, which therefore answers.
     assert report.device is not None and report.problems == []
     assert report.device.device == "cpu"
     assert set(report.device.attention) == set(ATTENTION) and set(report.device.kernels) == set(
@@ -124,17 +124,17 @@ def test_each_broken_plugin_gets_its_own_diagnosis(broken):
 
 def test_a_sound_installation_passes_and_a_warning_does_not_fail(site):
     site.install("good", {"treadle.scheduling_policies": {"good": "good"}}, POLICY)
-    report = examine(site.host(), only="good")
-    assert not report.failed(strict=True) and report.device is None
+    report = examine(site.plugin_manager(), target="good")
+    assert not report.has_failures(strict=True) and report.device is None
     assert report.plugins[0].seconds is not None and report.plugins[0].state == "loaded"
     site.install(
         "heavy", {"treadle.scheduling_policies": {"heavy": "heavy"}}, "import numpy\n" + POLICY
     )
-    report = examine(site.host(), only="heavy")
-    assert not report.failed() and report.failed(strict=True)
+    report = examine(site.plugin_manager(), target="heavy")
+    assert not report.has_failures() and report.has_failures(strict=True)
 
 
-def test_bids_are_listed_with_their_reasons(site):
+def test_offers_are_listed_with_their_reasons(site):
     site.install(
         "never",
         {"treadle.attention_backends": {"never": "never"}},
@@ -148,23 +148,23 @@ def test_bids_are_listed_with_their_reasons(site):
             return types.Refusal("never", ("it is a test", "and not ready"))
         """,
     )
-    bids = examine(site.host(), device="cpu").device.attention
-    assert bids["plain"][0].reasons == ["it is a test", "and not ready"]
-    assert (bids["soft cap"][0].name, bids["soft cap"][0].score) == ("never", 3)
+    offers = examine(site.plugin_manager(), device="cpu").device.attention
+    assert offers["plain"][0].reasons == ["it is a test", "and not ready"]
+    assert (offers["soft cap"][0].name, offers["soft cap"][0].score) == ("never", 3)
 
 
-def test_a_plugin_whose_bid_kills_the_process_is_a_problem(site):
+def test_a_plugin_whose_offer_kills_the_process_is_a_problem(site):
     code = "from treadle.api import impl\n@impl\ndef treadle_attention_backend(request):\n    import os\n    os.abort()\n"
     site.install("boom", {"treadle.attention_backends": {"boom": "boom"}}, code)
-    report = examine(site.host(), device="cpu")
-    assert report.failed() and "SIGABRT" in report.problems[0]
+    report = examine(site.plugin_manager(), device="cpu")
+    assert report.has_failures() and "SIGABRT" in report.problems[0]
 
 
 def test_a_local_file_is_examined(site, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text('TREADLE = {"scheduling_policies": ["mine"]}\n1 / 0\n')
     (checked,) = examine(
-        site.host(plugin_file=[str(file)]), only="scheduling_policies:mine"
+        site.plugin_manager(plugin_file=[str(file)]), target="scheduling_policies:mine"
     ).plugins
     assert [f.code for f in checked.findings] == ["import"] and checked.state == "broken"
 
@@ -177,7 +177,7 @@ def test_every_code_is_explained():
 # -- what to install -----------------------------------------------------------------------
 
 
-def seen(cuda=None, device="cpu", capability=""):
+def device_report(cuda=None, device="cpu", capability=""):
     return DeviceReport("2.13.0", cuda, device, "NVIDIA H200", capability, 0, {}, {})
 
 
@@ -186,16 +186,21 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
 
 
 @pytest.mark.parametrize(
-    ("machine", "seen", "installed", "words"),
+    ("machine", "device", "installed", "words"),
     [
-        (machine(), seen(), (), ["built without CUDA; pip install torch --index-url", "/cu130"]),
-        (machine(driver="550.1"), seen(), (), ["/cu126"]),
-        (machine(driver="470.1"), seen(), (), ["update the NVIDIA driver 470.1"]),
-        (machine(), seen("13.0"), (), ["finds no device; check CUDA_VISIBLE_DEVICES"]),
-        (machine(), seen("13.0", "cuda:0", "7.5"), (), ["fast kernels begin at 8.0"]),
         (
             machine(),
-            seen("13.0", "cuda:0", "9.0"),
+            device_report(),
+            (),
+            ["built without CUDA; pip install torch --index-url", "/cu130"],
+        ),
+        (machine(driver="550.1"), device_report(), (), ["/cu126"]),
+        (machine(driver="470.1"), device_report(), (), ["update the NVIDIA driver 470.1"]),
+        (machine(), device_report("13.0"), (), ["finds no device; check CUDA_VISIBLE_DEVICES"]),
+        (machine(), device_report("13.0", "cuda:0", "7.5"), (), ["fast kernels begin at 8.0"]),
+        (
+            machine(),
+            device_report("13.0", "cuda:0", "9.0"),
             ("treadle-kernels-triton",),
             [
                 "for NVIDIA H200: from a clone: pip install './kits/paged_attention' "
@@ -204,15 +209,15 @@ def machine(gpus=("NVIDIA H200",), driver="580.1.2"):
         ),
     ],
 )
-def test_advice_fits_the_machine(machine, seen, installed, words):
-    text = " ".join(advice(machine, seen, installed))
+def test_advice_fits_the_machine(machine, device, installed, words):
+    text = " ".join(advice(machine, device, installed))
     assert all(word in text for word in words), text
 
 
 def test_there_is_no_advice_where_nothing_is_missing():
-    both = ("treadle-attention-triton", "treadle-kernels-triton")
-    assert list(advice(machine(), seen("13.0", "cuda:0", "9.0"), both)) == []
-    assert list(advice(machine(gpus=()), seen(), ())) == []
+    plugins = ("treadle-attention-triton", "treadle-kernels-triton")
+    assert list(advice(machine(), device_report("13.0", "cuda:0", "9.0"), plugins)) == []
+    assert list(advice(machine(gpus=()), device_report(), ())) == []
 
 
 def test_gpus_and_driver_are_read_without_torch(tmp_path):
@@ -221,10 +226,10 @@ def test_gpus_and_driver_are_read_without_torch(tmp_path):
     (card / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 3\n")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n"
     (tmp_path / "driver/nvidia/version").write_text(version)
-    machine_seen = look(["treadle-core"], tmp_path)
+    machine_seen = inspect_machine(["treadle-core"], tmp_path)
     assert (machine_seen.gpus, machine_seen.driver) == (["NVIDIA H200"], "580.65.06")
     assert "treadle-core" in machine_seen.versions and "torch" in machine_seen.versions
-    empty = look([], tmp_path / "nothing")
+    empty = inspect_machine([], tmp_path / "nothing")
     assert (empty.gpus, empty.driver) == ([], "")
 
 
@@ -238,5 +243,5 @@ torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
 sys.modules["torch"] = torch
 """
     site.install("starts", {"treadle.scheduling_policies": {"starts": "starts"}}, fake + POLICY)
-    (checked,) = examine(site.host(), only="starts").plugins
+    (checked,) = examine(site.plugin_manager(), target="starts").plugins
     assert {f.code for f in checked.findings} == {"cuda", "heavy"} and checked.state == "broken"

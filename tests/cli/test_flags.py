@@ -14,8 +14,8 @@ from treadle.config import OPTION_ALIASES
 from treadle.errors import ConfigError
 from treadle_cli.flags import BENCH, ENGINE, SAMPLING, Group, Options, server_group, with_flags
 from treadle_cli.flags.options import plugin_options
-from treadle_cli.flags.types import decoded, flag_type, holds_json, merged
-from treadle_cli.help import single
+from treadle_cli.flags.types import decode_value, flag_type, holds_json, merge_plugin_options
+from treadle_cli.help import single_command
 from treadle_cli.main import app
 from treadle_cli.rewrite import rewrite_flags
 
@@ -110,7 +110,9 @@ def parse(monkeypatch, tmp_path):
         def command(*, options: Options) -> None:
             samples.append(options.struct(GROUP))
 
-        typer.main.get_command(single("x", command))(args=list(arguments), standalone_mode=False)
+        typer.main.get_command(single_command("x", command))(
+            args=list(arguments), standalone_mode=False
+        )
         return samples[0]
 
     return run
@@ -162,7 +164,7 @@ def test_types():
     assert flag_type(str | list[str] | None) == list[str] | None
     assert holds_json(dict[str, int] | None) and holds_json(list[list[int]])
     assert not holds_json(list[str]) and not holds_json(Literal["a"])
-    assert decoded("n", int, 3) == 3
+    assert decode_value("n", int, 3) == 3
 
 
 # -- the file ------------------------------------------------------------------------------
@@ -183,8 +185,8 @@ def test_dashes_are_underscores_and_other_sections_are_left_alone(treadle, tmp_p
     (tmp_path / "f.toml").write_text(
         "max-num-seqs = 0\n[server]\nport = 1\n[bench]\nnum_iters = 1\n[sampling]\nseed = 1\n"
     )
-    done = treadle("generate", "--prompt", "x", "--config", "f.toml")
-    assert done == (2, "", "treadle: option max_num_seqs is 0: Expected `int` >= 1\n")
+    result = treadle("generate", "--prompt", "x", "--config", "f.toml")
+    assert result == (2, "", "treadle: option max_num_seqs is 0: Expected `int` >= 1\n")
 
 
 @pytest.mark.parametrize(
@@ -207,9 +209,9 @@ def test_dashes_are_underscores_and_other_sections_are_left_alone(treadle, tmp_p
 )
 def test_a_wrong_file(treadle, tmp_path, text, message):
     (tmp_path / "f.toml").write_text(text)
-    done = treadle("generate", "--prompt", "x", "--config", "f.toml")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
+    result = treadle("generate", "--prompt", "x", "--config", "f.toml")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"treadle: {message}") and result.err.count("\n") == 1
 
 
 def test_a_file_may_use_the_name_of_another_engine(parse, tmp_path):
@@ -220,8 +222,10 @@ def test_a_file_may_use_the_name_of_another_engine(parse, tmp_path):
 
 
 def test_a_missing_file(treadle):
-    done = treadle("generate", "--prompt", "x", "--config", "nope.toml")
-    assert done.code == 2 and done.err.startswith("treadle: --config nope.toml cannot be read: ")
+    result = treadle("generate", "--prompt", "x", "--config", "nope.toml")
+    assert result.code == 2 and result.err.startswith(
+        "treadle: --config nope.toml cannot be read: "
+    )
 
 
 # -- options of plugins --------------------------------------------------------------------
@@ -313,7 +317,7 @@ def test_plugin_options_of_file_and_flags_are_merged(treadle, tmp_path):
     (tmp_path / "f.toml").write_text(
         '[plugins.plugin_options."executors:mine"]\na = 1\nb = 1\nc = 1\n'
     )
-    done = treadle(
+    result = treadle(
         *(
             "generate",
             str(tmp_path),
@@ -332,10 +336,10 @@ def test_plugin_options_of_file_and_flags_are_merged(treadle, tmp_path):
         ),
         *("--plugin.executors.mine.c=3", "--plugin.executors.mine.d", "four"),
     )
-    assert done.err == "treadle: got [('a', 1), ('b', 2), ('c', 3), ('d', 'four')]\n"
+    assert result.err == "treadle: got [('a', 1), ('b', 2), ('c', 3), ('d', 'four')]\n"
 
 
 def test_plugin_options_of_a_wrong_shape():
     for table in ({"a": 1}, [1]):
         with pytest.raises(ConfigError, match="plugin_options is"):
-            merged({}, table)
+            merge_plugin_options({}, table)

@@ -31,33 +31,33 @@ def test_a_flag_and_a_pipe_give_what_the_library_gives(treadle, checkpoint, expe
 
 
 def test_a_flag_of_another_engine(treadle, checkpoint, expected, caplog):
-    done = treadle(
+    result = treadle(
         *("generate", checkpoint, *GREEDY, "--max-tokens", "12", "--prompt", "Hello"),
         *("--block-size", "16"),
     )
-    assert (done.code, done.out) == (0, expected.text + "\n")
+    assert (result.code, result.out) == (0, expected.text + "\n")
     assert "--block-size is accepted; its name in treadle is --page-size" in caplog.messages
-    wrong = treadle("generate", checkpoint, "--prompt", "Hello", "--block-size", "0")
-    assert wrong.code == 2 and wrong.err.startswith("treadle: option page_size is 0: ")
+    error = treadle("generate", checkpoint, "--prompt", "Hello", "--block-size", "0")
+    assert error.code == 2 and error.err.startswith("treadle: option page_size is 0: ")
 
 
 def test_json(treadle, checkpoint, expected):
-    done = treadle(
+    result = treadle(
         *("generate", checkpoint, *GREEDY, "--max-tokens", "12", "--json", "--logprobs", "1"),
         *("--prompt", "Hello", "--prompt", "Bye"),
     )
-    first, second = (json.loads(line) for line in done.out.splitlines())
+    first, second = (json.loads(line) for line in result.out.splitlines())
     assert first["outputs"][0]["token_ids"] == expected.token_ids
     assert len(first["outputs"][0]["logprobs"]) == 12
     assert second["prompt"] == "Bye"
 
 
 def test_several_outputs(treadle, checkpoint):
-    done = treadle(
+    result = treadle(
         *("generate", checkpoint, *SMALL, "--max-tokens", "4", "--n", "2", "--seed", "1"),
         *("--prompt", "a", "--prompt", "b"),
     )
-    assert [line for line in done.out.splitlines() if line.startswith("==> ")] == [
+    assert [line for line in result.out.splitlines() if line.startswith("==> ")] == [
         f"==> {i}/4 <==" for i in (1, 2, 3, 4)
     ]
 
@@ -92,19 +92,19 @@ def test_the_checkpoint_recommends_and_flags_decide(treadle, checkpoint, tmp_pat
     ids=lambda v: v[0] if isinstance(v, tuple) else "",
 )
 def test_an_error_is_one_line(treadle, checkpoint, arguments, code, message):
-    done = treadle("generate", checkpoint, "--prompt", "x", *arguments)
-    assert (done.code, done.out) == (code, "")
-    assert done.err.startswith(f"treadle: {message}") and done.err.count("\n") == 1
+    result = treadle("generate", checkpoint, "--prompt", "x", *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert result.err.startswith(f"treadle: {message}") and result.err.count("\n") == 1
 
 
 def test_a_model_that_is_not_there(treadle):
-    done = treadle("generate", "./nowhere", "--prompt", "x")
-    assert done.code == 1 and done.err.startswith("treadle: ") and "nowhere" in done.err
+    result = treadle("generate", "./nowhere", "--prompt", "x")
+    assert result.code == 1 and result.err.startswith("treadle: ") and "nowhere" in result.err
 
 
 def test_a_prompt_that_is_too_long(treadle, checkpoint):
-    done = treadle("generate", checkpoint, *SMALL, "--max-model-len", "16", "--prompt", "x" * 50)
-    assert done.code == 2 and "50" in done.err and done.err.count("\n") == 1
+    result = treadle("generate", checkpoint, *SMALL, "--max-model-len", "16", "--prompt", "x" * 50)
+    assert result.code == 2 and "50" in result.err and result.err.count("\n") == 1
 
 
 def test_an_empty_pipe(treadle):
@@ -128,5 +128,5 @@ def test_a_reader_that_leaves_is_no_error():
     command = f"{sys.executable} -m treadle_cli plugin list --json"
     code = "import sys; sys.stdin.read(1)"
     shell = f"set -o pipefail; {command} | {sys.executable} -c '{code}'"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
-    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    process = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert "Traceback" not in process.stderr and "BrokenPipe" not in process.stderr

@@ -11,17 +11,21 @@ from treadle.errors import PluginNotFoundError
 from treadle.testing.examination.listing import rows
 
 
-def notes(host):
-    return {f"{row.distribution}/{row.kind}:{row.key}": (row.state, row.note) for row in rows(host)}
+def notes(plugins):
+    return {
+        f"{row.distribution}/{row.kind}:{row.key}": (row.state, row.note) for row in rows(plugins)
+    }
 
 
 def test_standing_of_each_entry(site):
     site.scheme("acme-awq", "awq", "gptq", "fp8", "int8")
     site.scheme("other", "awq", "fp8")
     site.scheme("marlin", "gptq", override=True)
-    host = site.host(pin_plugin=["quantization:fp8=other"], disable_plugin=["quantization:int8"])
+    plugins = site.plugin_manager(
+        pin_plugin=["quantization:fp8=other"], disable_plugin=["quantization:int8"]
+    )
     conflict = ("ready", "conflict: choose with --pin-plugin quantization:awq=DIST")
-    assert notes(host) == {
+    assert notes(plugins) == {
         "acme-awq/quantization:awq": conflict,
         "other/quantization:awq": conflict,
         "acme-awq/quantization:fp8": ("ready", "replaced by other"),
@@ -39,7 +43,7 @@ def test_standing_of_each_entry(site):
 def test_requires_dist_is_evaluated(site):
     site.scheme("future", "a", requires="treadle-core>=99")
     site.scheme("other-platform", "b", requires='treadle-core>=99; sys_platform == "plan9"')
-    rows_by_name = notes(site.host())
+    rows_by_name = notes(site.plugin_manager())
     assert rows_by_name["future/quantization:a"][1].startswith(
         "requires treadle-core >=99, installed is "
     )
@@ -50,12 +54,12 @@ def test_editable_is_told(site):
     site.scheme("acme", "awq")
     url = {"url": "file:///x", "dir_info": {"editable": True}}
     (site.folder / "acme-1.0.dist-info" / "direct_url.json").write_text(json.dumps(url))
-    assert notes(site.host())["acme/quantization:awq"] == ("ready", "editable")
+    assert notes(site.plugin_manager())["acme/quantization:awq"] == ("ready", "editable")
 
 
 def test_by_kind(site):
     site.scheme("acme", "awq")
     site.install("pol", {"treadle.scheduling_policies": {"p": "pol"}}, "")
-    assert [row.key for row in rows(site.host(), "scheduling_policies")] == ["p"]
+    assert [row.key for row in rows(site.plugin_manager(), "scheduling_policies")] == ["p"]
     with pytest.raises(PluginNotFoundError, match="no plugin kind 'policy'"):
-        list(rows(site.host(), "policy"))
+        list(rows(site.plugin_manager(), "policy"))

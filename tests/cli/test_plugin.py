@@ -51,7 +51,7 @@ def test_list_by_kind(treadle):
 
 
 def test_list_as_json_with_flags(treadle, file):
-    done = treadle(
+    result = treadle(
         "plugin",
         "list",
         "scheduling_policies",
@@ -61,25 +61,28 @@ def test_list_as_json_with_flags(treadle, file):
         "--disable-plugin",
         "scheduling_policies:fcfs",
     )
-    rows = {row["key"]: row for row in json.loads(done.out)}
+    rows = {row["key"]: row for row in json.loads(result.out)}
     assert rows["fcfs"]["state"] == "disabled"
     assert rows["mine"]["distribution"] == "mine.py"
     assert rows["mine"]["note"].startswith("local file ")
 
 
 def test_list_of_an_unknown_kind(treadle):
-    done = treadle("plugin", "list", "policy")
-    assert done.code == 1
-    assert done.err.startswith(
+    result = treadle("plugin", "list", "policy")
+    assert result.code == 1
+    assert result.err.startswith(
         "treadle: there is no plugin kind 'policy'; known kinds: model_sources, "
     )
 
 
 def test_show_hooks_and_options(treadle, file):
-    done = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", file, "--json")
-    shown = json.loads(done.out)
-    assert (shown["hooks"], shown["wrappers"]) == (["treadle_scheduling_policy"], ["treadle_model"])
-    assert shown["options"] == [
+    result = treadle("plugin", "show", "scheduling_policies:mine", "--plugin-file", file, "--json")
+    details = json.loads(result.out)
+    assert (details["hooks"], details["wrappers"]) == (
+        ["treadle_scheduling_policy"],
+        ["treadle_model"],
+    )
+    assert details["options"] == [
         {
             "flag": "--plugin.scheduling_policies.mine.depth",
             "type": "integer",
@@ -106,7 +109,7 @@ def test_show_hooks_and_options(treadle, file):
 
 def test_show_a_distribution(treadle):
     out = treadle("plugin", "show", "Treadle_Core").out
-    assert out.startswith("treadle-core 0.1.0\n") and "executors:uni" in out
+    assert out.startswith("treadle-core 0.1.0\n") and "model_sources:file" in out
 
 
 @pytest.mark.parametrize(
@@ -121,21 +124,21 @@ def test_show_a_distribution(treadle):
     ],
 )
 def test_show_something_missing(treadle, id, code, message):
-    done = treadle("plugin", "show", id)
-    assert done.code == code and done.err.startswith(message)
+    result = treadle("plugin", "show", id)
+    assert result.code == code and result.err.startswith(message)
 
 
 def test_new_writes_a_project_and_says_what_to_do(treadle, tmp_path):
-    done = treadle(
+    result = treadle(
         "plugin", "new", "scheduling_policies", "patient", "--folder", str(tmp_path / "made")
     )
-    assert done.code == 0 and "treadle-patient && pip install -e . pytest && pytest" in done.out
+    assert result.code == 0 and "treadle-patient && pip install -e . pytest && pytest" in result.out
     assert (tmp_path / "made/treadle-patient/treadle_patient/__init__.py").is_file()
     assert treadle("plugin", "new", "policy", "x").code == 2
-    taken = treadle("plugin", "new", "scheduling_policies", "fcfs")
+    builtin_key = treadle("plugin", "new", "scheduling_policies", "fcfs")
     assert (
-        taken.code == 0
-        and 'name the entry point\n"scheduling_policies.fcfs" in the group' in taken.out
+        builtin_key.code == 0
+        and 'name the entry point\n"scheduling_policies.fcfs" in the group' in builtin_key.out
     )
 
 
@@ -162,8 +165,8 @@ def treadle_tests(treadle, tmp_path):
 
 def test_test_of_something_missing(treadle):
     assert treadle("plugin", "test", "scheduling_policies:nope").code == 1
-    done = treadle("plugin", "test", "scheduling_policies")
-    assert (done.code, done.err[:59]) == (
+    result = treadle("plugin", "test", "scheduling_policies")
+    assert (result.code, result.err[:59]) == (
         2,
         "treadle: 'scheduling_policies' names no plugin; write kind:",
     )
@@ -173,10 +176,10 @@ def test_test_without_the_distribution_of_the_suite(treadle, monkeypatch):
     monkeypatch.setitem(
         conformance.SUITES, "scheduling_policies", "treadle_absent.testing:PolicySuite"
     )
-    done = treadle("plugin", "test", "scheduling_policies:fcfs")
-    assert (done.code, done.out) == (2, "")
+    result = treadle("plugin", "test", "scheduling_policies:fcfs")
+    assert (result.code, result.out) == (2, "")
     assert (
-        done.err
+        result.err
         == "treadle: the suite of scheduling_policies is in treadle-core; from a clone: pip install './core'\n"
     )
 
@@ -190,7 +193,7 @@ def test_lock_and_locked(treadle, tmp_path):
         "version": "0.1.0",
         "generation": 1,
     } in rows
-    done = treadle(
+    result = treadle(
         "generate",
         "--plugin-lock-file",
         "treadle.lock",
@@ -199,7 +202,7 @@ def test_lock_and_locked(treadle, tmp_path):
         "-p",
         "x",
     )
-    assert done.code == 1
-    assert "- scheduling_policies:priority (v1) from treadle-core 0.1.0\n" in done.err
-    done = treadle("plugin", "lock", "no/such/folder/treadle.lock")
-    assert done.code == 2 and "cannot be written" in done.err
+    assert result.code == 1
+    assert "- scheduling_policies:priority (v1) from treadle-core 0.1.0\n" in result.err
+    result = treadle("plugin", "lock", "no/such/folder/treadle.lock")
+    assert result.code == 2 and "cannot be written" in result.err

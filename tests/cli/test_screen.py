@@ -15,7 +15,7 @@ class Tty(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("plain\n\ttext", "plain\n\ttext"),
         ("\x1b]0;title\x07", "␛]0;title␇"),
@@ -27,8 +27,8 @@ class Tty(io.StringIO):
         ("\u00a0\u3000", "\u00a0\u3000"),
     ],
 )
-def test_control_characters_are_shown_and_not_obeyed(text, shown):
-    assert visible(text) == shown
+def test_control_characters_are_shown_and_not_obeyed(text, expected):
+    assert visible(text) == expected
 
 
 def test_a_pipe_gets_the_text_as_it_is():

@@ -30,11 +30,11 @@ def serving(*arguments):
         text=True,
     )
     try:
-        seen = ""
-        while (address := re.search(r"http://127\.0\.0\.1:\d+", seen)) is None:
+        output = ""
+        while (address := re.search(r"http://127\.0\.0\.1:\d+", output)) is None:
             line = process.stdout.readline()
-            assert line, f"the server ended: {seen}"
-            seen += line
+            assert line, f"the server ended: {output}"
+            output += line
         yield process, address[0]
     finally:
         process.kill()
@@ -57,8 +57,8 @@ def test_it_serves_until_sigterm(checkpoint, tmp_path):
 def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     """The way of a deployment: what was tested is written down, and nothing else starts."""
     lock = tmp_path / "treadle.lock"
-    done = run("plugin", "lock", str(lock))
-    assert (done.returncode, done.stderr) == (0, "") and lock.exists()
+    result = run("plugin", "lock", str(lock))
+    assert (result.returncode, result.stderr) == (0, "") and lock.exists()
     with (
         serving(checkpoint, *SMALL, "--plugin-lock-file", str(lock)) as (_, url),
         urllib.request.urlopen(f"{url}/ready", timeout=30) as response,
@@ -68,18 +68,18 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
     content = json.loads(lock.read_bytes())
     (fcfs,) = (row for row in content["plugins"] if row["id"] == "scheduling_policies:fcfs")
     version, fcfs["version"] = fcfs["version"], "0.0.9"
-    gone = {
+    missing = {
         "id": "scheduling_policies:gone",
         "distribution": "acme",
         "version": "1",
         "generation": 1,
     }
-    content["plugins"].append(gone)
+    content["plugins"].append(missing)
     content["plugins"] = [row for row in content["plugins"] if row["id"] != "renderers:jinja"]
     lock.write_text(json.dumps(content))
-    done = run("serve", checkpoint, *SMALL, "--port", "0", "--plugin-lock-file", str(lock))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
+    result = run("serve", checkpoint, *SMALL, "--port", "0", "--plugin-lock-file", str(lock))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.splitlines() == [
         f"treadle: plugins are not as {lock} says (- is locked, + is installed):",
         f"  + renderers:jinja (v1) from treadle-jinja {version}",
         "  - scheduling_policies:fcfs (v1) from treadle-core 0.0.9",
@@ -90,18 +90,18 @@ def test_it_serves_only_with_the_plugins_that_are_locked(checkpoint, tmp_path):
 
 
 def test_wrong_options_of_both_kinds(treadle, checkpoint):
-    done = treadle("serve", checkpoint, "--port", "70000")
-    assert done.code == 2 and done.err.startswith(
+    result = treadle("serve", checkpoint, "--port", "70000")
+    assert result.code == 2 and result.err.startswith(
         "treadle: option port is 70000: Expected `int` <= 65535"
     )
-    done = treadle("serve", checkpoint, "--max-num-seqs", "0")
-    assert done.code == 2 and done.err.startswith("treadle: option max_num_seqs is 0")
+    result = treadle("serve", checkpoint, "--max-num-seqs", "0")
+    assert result.code == 2 and result.err.startswith("treadle: option max_num_seqs is 0")
 
 
 def test_without_treadle_server(treadle, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = treadle("serve")
-    assert (done.code, done.err) == (
+    result = treadle("serve")
+    assert (result.code, result.err) == (
         1,
         "treadle: treadle serve needs the server; from a clone: pip install './server'\n",
     )
@@ -116,9 +116,9 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(treadle, monkeypat
     template = "{{ messages }}<tool_call>arguments</tool_call><think></think>"
     (folder / "chat_template.jinja").write_text(template)
     monkeypatch.setenv("COLUMNS", "80")
-    done = treadle("serve", str(folder), "--explain", "--device", "cpu")
-    assert (done.code, done.err) == (0, "")
-    lines = done.out.splitlines()
+    result = treadle("serve", str(folder), "--explain", "--device", "cpu")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
     assert max(map(len, lines)) <= 80
     chosen = {line.split()[0]: line.split()[1] for line in lines if not line.startswith(" ")}
     assert chosen == {
@@ -138,14 +138,14 @@ def test_explain_says_what_would_be_chosen_and_starts_nothing(treadle, monkeypat
         "tool-call-parser": "hermes",
         "reasoning-parser": "qwen3",
     }
-    words = " ".join(done.out.split())
+    words = " ".join(result.out.split())
     assert "not flashinfer, triton, xformers: device 'cpu' is not CUDA" in words
     assert "not llama3_json, mistral, pythonic: sees nothing of its own" in words
     off = treadle("serve", str(folder), "--explain", "--tool-call-parser", "none").out
     assert f"{'tool-call-parser':<30}none: --tool-call-parser none" in off
     for command in ("generate", "chat"):
         engine = treadle(command, str(folder), "--explain", "--device", "cpu")
-        assert engine.code == 0 and engine.out == done.out
+        assert engine.code == 0 and engine.out == result.out
 
 
 def test_explain_of_an_ambiguous_model_lists_the_candidates(treadle, checkpoint, tmp_path):
@@ -156,15 +156,15 @@ def test_explain_of_an_ambiguous_model_lists_the_candidates(treadle, checkpoint,
         "@impl\ndef treadle_match(kind, key, model):\n"
         '    return Match(100, f"{key} is for all") if kind == "reasoning_parsers" else None\n'
     )
-    done = treadle("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
-    assert done.code == 1
-    assert "--reasoning-parser NAME:\n  one: one is for all\n  two: two is for all" in done.err
+    result = treadle("serve", checkpoint, "--explain", "--plugin-file", str(plugin))
+    assert result.code == 1
+    assert "--reasoning-parser NAME:\n  one: one is for all\n  two: two is for all" in result.err
 
 
 def test_help_ends_with_the_options_of_plugins(treadle, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    done = treadle("serve", "--help")
-    text = done.out.partition("Options of plugins:")[2]
+    result = treadle("serve", "--help")
+    text = result.out.partition("Options of plugins:")[2]
     assert "--plugin.renderers.jinja.chat_template <string|null>" in text
     assert "Time between two lines; 0 writes one for every step. (default: 10.0)" in " ".join(
         text.split()
@@ -177,6 +177,6 @@ def test_help_ends_with_the_options_of_plugins(treadle, tmp_path, monkeypatch):
 def test_help_goes_without_a_plugin_that_is_broken(treadle, monkeypatch):
     monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "treadle-stats-jsonl")
     monkeypatch.setitem(sys.modules, "treadle_executor_ray", None)
-    done = treadle("serve", "--help")
-    assert done.code == 0 and "renderers.jinja" in done.out
-    assert "plugin.stat_loggers" not in done.out and "plugin.executors.ray" not in done.out
+    result = treadle("serve", "--help")
+    assert result.code == 0 and "renderers.jinja" in result.out
+    assert "plugin.stat_loggers" not in result.out and "plugin.executors.ray" not in result.out

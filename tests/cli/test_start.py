@@ -1,8 +1,7 @@
-"""What must be quick and light: the version, the help pages, the list of plugins."""
+"""What must be light, and so quick: the version, the help pages, the list of plugins."""
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
@@ -14,19 +13,6 @@ from treadle_cli.lazy import HELP
 HEAVY = ("torch", "transformers", "tokenizers", "litestar", "uvicorn", "numpy", "rich", "jinja2")
 
 
-def best_of(count: int, *arguments: str) -> float:
-    """CPU seconds of the shortest run: other work on the machine makes the clock run longer."""
-    times = []
-    for _ in range(count):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "treadle_cli", *arguments], check=True, capture_output=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(times)
-
-
 def modules_after(*arguments: str) -> set[str]:
     """The modules in memory when the command line has been run."""
     code = (
@@ -36,22 +22,14 @@ def modules_after(*arguments: str) -> set[str]:
         "except SystemExit as ended: assert not ended.code\n"
         "print('MODULES', *sys.modules)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.rpartition("MODULES ")[2].split())
+    return set(process.stdout.rpartition("MODULES ")[2].split())
 
 
 def test_version(treadle):
     assert treadle("--version") == (0, f"treadle {package.__version__}\n", "")
-
-
-def test_version_takes_less_than_300_ms():
-    assert best_of(3, "--version") < 0.3
-
-
-def test_plugin_list_takes_less_than_500_ms():
-    assert best_of(3, "plugin", "list") < 0.5
 
 
 @pytest.mark.parametrize(
@@ -84,9 +62,9 @@ def test_plugin_list_imports_no_plugin():
 
 
 def test_help_of_serve_imports_only_plugins_with_options():
+    from treadle.api.plugin_options import declared_options
     from treadle.plugins import PluginManager
     from treadle.plugins.entries import scan
-    from treadle.plugins.options import declared_options
 
     targets = {entry.target.partition(":")[0] for entry in scan()}
     imported = modules_after("serve", "--help") & targets - {"treadle_cli.commands.serve"}
@@ -99,14 +77,10 @@ def test_help_of_serve_imports_only_plugins_with_options():
     assert imported == declaring and "treadle_jinja" in imported
 
 
-def test_help_of_serve_takes_less_than_500_ms():
-    assert best_of(3, "serve", "--help") < 0.5
-
-
 def test_help_lists_the_commands_in_order(treadle):
-    done = treadle("--help")
+    result = treadle("--help")
     # A long help text goes on in a second line, which is indented further.
-    lines = done.out.partition("Commands:")[2].splitlines()
+    lines = result.out.partition("Commands:")[2].splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].strip()]
     assert names[: len(HELP)] == list(HELP)
 
@@ -116,5 +90,5 @@ def test_no_arguments_is_help(treadle):
 
 
 def test_an_unknown_command(treadle):
-    done = treadle("generat")
-    assert done.code == 2 and "No such command 'generat'" in done.err
+    result = treadle("generat")
+    assert result.code == 2 and "No such command 'generat'" in result.err

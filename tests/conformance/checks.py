@@ -24,9 +24,9 @@ def failing(
         scratch = folder / f"check{number}"
         scratch.mkdir()
         check = getattr(instance, name)
-        wanted = [p for p in inspect.signature(check).parameters if p not in values]
+        parameters = [p for p in inspect.signature(check).parameters if p not in values]
         try:
-            check(**values, **{p: fixture(instance, p, scratch) for p in wanted})
+            check(**values, **{p: fixture(instance, p, scratch) for p in parameters})
         except pytest.skip.Exception:
             continue
         except (Exception, pytest.fail.Exception) as error:
@@ -51,5 +51,5 @@ def fixture(instance: Any, name: str, scratch: Path) -> Any:
     if name == "tmp_path":
         return scratch
     function = inspect.getattr_static(instance, name)._get_wrapped_function()
-    wanted = [p for p in inspect.signature(function).parameters if p != "self"]
-    return function(instance, **{p: fixture(instance, p, scratch) for p in wanted})
+    parameters = [p for p in inspect.signature(function).parameters if p != "self"]
+    return function(instance, **{p: fixture(instance, p, scratch) for p in parameters})

@@ -39,10 +39,10 @@ class Newest(ModelSourceSuite):
     def ref(self, folder: Path) -> ModelRef:
         from safetensors.torch import save_file
 
-        made = folder / "step-1"
-        made.mkdir(exist_ok=True)
-        (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
-        save_file({}, made / "model.safetensors")
+        checkpoint = folder / "step-1"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        save_file({}, checkpoint / "model.safetensors")
         return ModelRef("newest", str(folder))
 
 
@@ -56,8 +56,8 @@ class Hub(ModelSourceSuite):
     def ref(self, folder: Path) -> ModelRef:
         home = folder / "models--org--name"
         snapshot = home / "snapshots" / ("0" * 40)
-        for made in (snapshot, home / "refs"):
-            made.mkdir(parents=True, exist_ok=True)
+        for directory in (snapshot, home / "refs"):
+            directory.mkdir(parents=True, exist_ok=True)
         (home / "refs" / "main").write_text("0" * 40)
         (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
         return ModelRef("hf", "org/name", None, str(folder))
@@ -143,10 +143,12 @@ for _entry, _kind in installed():
 def test_every_plugin_of_this_repository_is_tested() -> None:
     from repository import members
 
-    there = {entry.dist for entry in PluginManager().entries}
-    ours = {e.id for member in members() if member.name in there for e in member.entry_points}
+    distributions = {entry.dist for entry in PluginManager().entries}
+    ids = {
+        e.id for member in members() if member.name in distributions for e in member.entry_points
+    }
     names = {c.plugin for c in globals().values() if isinstance(c, type) and hasattr(c, "plugin")}
-    assert ours and ours - names <= {"models:*"}
+    assert ids and ids - names <= {"models:*"}
 
 
 def test_our_kinds_have_suites() -> None:

@@ -57,8 +57,8 @@ class Driven:
         faults = self.core.scheduler.check_integrity()
         assert not faults, faults
 
-    def run(self, most: int = 5000) -> None:
-        for _ in range(most):
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
             if not self.core.has_work:
                 break
             self.step()
@@ -69,14 +69,14 @@ class Driven:
 @pytest.fixture
 def engine() -> Iterator[Callable[..., Driven]]:
     """Makes engines and closes them."""
-    made: list[Driven] = []
+    engines: list[Driven] = []
 
     def make(folder: Path, **options: Any) -> Driven:
-        made.append(Driven(folder, **options))
-        return made[-1]
+        engines.append(Driven(folder, **options))
+        return engines[-1]
 
     yield make
-    for driven in made:
+    for driven in engines:
         driven.core.close()
 
 
@@ -85,12 +85,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes each tiny checkpoint once."""
     from treadle.testing.checkpoints import make_checkpoint
 
-    known: dict[str, Path] = {}
+    checkpoints: dict[str, Path] = {}
 
     def make(architecture: str = "LlamaForCausalLM", **changes: Any) -> Path:
         key = f"{architecture}{sorted(changes.items(), key=str)}"
-        if key not in known:
-            known[key] = make_checkpoint(tmp_path_factory.mktemp("tiny"), architecture, **changes)
-        return known[key]
+        if key not in checkpoints:
+            checkpoints[key] = make_checkpoint(
+                tmp_path_factory.mktemp("tiny"), architecture, **changes
+            )
+        return checkpoints[key]
 
     return make

@@ -24,6 +24,7 @@ VALUES: dict[str, Any] = {
     "mem_fraction_static": 0.5,
     "max_queued_requests": 7,
     "context_length": 512,
+    "structured_outputs_config.backend": ["outlines"],
 }
 
 
@@ -77,6 +78,6 @@ def test_an_option_of_another_kind_names_the_nearest_one(name: str, related: str
 
 
 def test_names_of_other_engines_lead_to_options_and_are_none() -> None:
-    others = [*OPTION_ALIASES, *IGNORED_OPTIONS, *RELATED_OPTIONS]
-    assert len(set(others)) == len(others) and not OPTIONS & set(others)
+    names = [*OPTION_ALIASES, *IGNORED_OPTIONS, *RELATED_OPTIONS]
+    assert len(set(names)) == len(names) and not OPTIONS & set(names)
     assert {*OPTION_ALIASES.values(), *RELATED_OPTIONS.values()} <= OPTIONS

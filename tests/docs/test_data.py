@@ -68,12 +68,14 @@ def test_each_run_says_how_it_was_made() -> None:
 
 
 def test_a_name_of_another_engine_is_answered_with_ours() -> None:
-    ours = {field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__}
-    ours |= set(ServerConfig.__struct_fields__)
-    known = [entry for _, entry in vllm_names()]
-    assert len({entry["vllm"] for entry in known}) == len(known)
-    for entry in known:
-        assert entry.get("ours") in ours or entry["state"] in ("later", "never"), entry
+    options = {
+        field for _, part in config_sections(EngineConfig) for field in part.__struct_fields__
+    }
+    options |= set(ServerConfig.__struct_fields__)
+    entries = [entry for _, entry in vllm_names()]
+    assert len({entry["vllm"] for entry in entries}) == len(entries)
+    for entry in entries:
+        assert entry.get("ours") in options or entry["state"] in ("later", "never"), entry
         try:
             from_options({entry["vllm"]: None} | {entry["vllm"]: "1"})
         except ConfigError as error:

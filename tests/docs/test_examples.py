@@ -4,7 +4,8 @@ The blocks of a page run in order, in a folder of their own, as a reader would r
 blocks share one namespace, ``<!-- example: file: NAME -->`` before a block makes it a file,
 ``<!-- example: output -->`` is what the block before must have printed, ``<!-- example: fails -->``
 marks commands that must fail and ``<!-- example: error -->`` a part of what they say. ``treadle`` and
-``curl`` commands run in a shell, and ``treadle serve`` keeps running until the page ends.
+``curl`` commands run in a shell, and ``treadle serve`` keeps running until the page ends. Other ``treadle``
+commands begin with torch imported: see ``tests/preloaded.py``.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ NOT_RUN = (
 )
 SERVER = "localhost:8000"
 PATIENCE = 120.0
+SCRIPTS = Path(sys.executable).parent
 
 
 class Reader:
     """Follows one page in one folder."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, commands: Path) -> None:
         self.folder = folder
         self.patch = patch
         self.namespace: dict[str, object] = {"__name__": "__main__"}
@@ -61,8 +63,8 @@ class Reader:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        scripts = Path(sys.executable).parent
-        self.environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+        path = os.pathsep.join((str(commands), str(SCRIPTS), os.environ["PATH"]))
+        self.environment = {**os.environ, "PATH": path}
 
     def follow(self, block: Block) -> None:
         code = block.code.replace(SERVER, f"localhost:{self.port}")
@@ -94,14 +96,14 @@ class Reader:
             self.install(self.folder / command.split("/")[-1])
             return
         words = shlex.split(command)
-        own = program == "python" and (self.folder / words[1]).is_file()
-        if program in NOT_RUN or (program == "python" and not own):
+        is_local_script = program == "python" and (self.folder / words[1]).is_file()
+        if program in NOT_RUN or (program == "python" and not is_local_script):
             return
-        assert own or program in RUN, f"the reader does not know how to run {command!r}"
+        assert is_local_script or program in RUN, f"the reader does not know how to run {command!r}"
         if words[:2] == ["treadle", "serve"] and "--explain" not in words and not fails:
             self.serve(command)
             return
-        done = subprocess.run(
+        process = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=self.folder,
             env=self.environment,
@@ -111,8 +113,8 @@ class Reader:
             timeout=PATIENCE,
             check=False,
         )
-        assert bool(done.returncode) == fails, f"{command}\n{done.stdout}\n{done.stderr}"
-        self.printed = done.stderr if fails else done.stdout
+        assert bool(process.returncode) == fails, f"{command}\n{process.stdout}\n{process.stderr}"
+        self.printed = process.stderr if fails else process.stdout
 
     def install(self, project: Path) -> None:
         """Install what the page has written, beside the environment of the tests."""
@@ -124,7 +126,8 @@ class Reader:
         self.patch.syspath_prepend(site)
 
     def serve(self, command: str) -> None:
-        arguments = [*shlex.split(command), "--port", str(self.port)]
+        program, *arguments = shlex.split(command)
+        arguments = [str(SCRIPTS / program), *arguments, "--port", str(self.port)]
         with (self.folder / "server.log").open("wb") as log:
             server = subprocess.Popen(
                 arguments, cwd=self.folder, env=self.environment, stdout=log, stderr=log
@@ -150,10 +153,20 @@ class Reader:
                 server.wait()
 
 
+@pytest.fixture(scope="session")
+def commands(preloaded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a ``treadle`` that need not import torch each time."""
+    folder = tmp_path_factory.mktemp("commands")
+    command = folder / "treadle"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(preloaded)} -m treadle_cli "$@"\n')
+    command.chmod(0o755)
+    return folder
+
+
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Path) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path, monkeypatch)
+    reader = Reader(tmp_path, monkeypatch, commands)
     yield reader
     reader.close()
 

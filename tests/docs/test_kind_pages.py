@@ -70,15 +70,15 @@ def test_all_hooks_are_known_here() -> None:
 def test_the_example_is_the_template_that_the_tests_run(kind: str) -> None:
     """tests/cli/test_templates.py installs every template and runs its test; here is the same."""
     text = (FOLDER / f"{kind}.md").read_text()
-    shown = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    for code in shown:
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for code in examples:
         compile(code, f"{kind}.md", "exec")
     key = "MyForCausalLM" if kind == "models" else "mine"
     marks = {"key": key, "package": f"treadle_{key.lower()}", "kind": kind, "title": "Mine"}
     files = (ROOT / "cli/treadle_cli/templates" / kind).glob("*.py.in")
     expected = [Template(path.read_text()).substitute(marks) for path in files]
-    assert sorted(shown) == sorted(expected)
-    assert any(f"def {installed_kinds()[kind].hook}(" in code for code in shown)
+    assert sorted(examples) == sorted(expected)
+    assert any(f"def {installed_kinds()[kind].hook}(" in code for code in examples)
 
 
 def test_the_versions_of_the_pages_are_those_of_the_contract() -> None:

@@ -33,8 +33,8 @@ def test_it_uses_the_published_surface_only(project: Path) -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                inside = name == "treadle" or name.startswith("treadle.")
-                assert not inside or name.startswith(PUBLIC), f"{path.name} imports {name}"
+                is_core = name == "treadle" or name.startswith("treadle.")
+                assert not is_core or name.startswith(PUBLIC), f"{path.name} imports {name}"
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda p: p.name)
@@ -42,8 +42,8 @@ def test_it_is_installed_and_passes(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     projects.install(project, site)
-    done = projects.run_tests([project / "tests"], site)
-    assert done.returncode == 0, done.stdout[-5000:]
+    result = projects.run_tests([project / "tests"], site)
+    assert result.returncode == 0, result.stdout[-5000:]
     command = [sys.executable, "-m", "treadle_cli", "plugin", "list"]
     environment = projects.environment(site)
     listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -57,5 +57,5 @@ def test_pip_installs_it(project: Path, tmp_path: Path) -> None:
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
     pip = [sys.executable, "-m", "pip", "install", *options, str(project)]
     subprocess.run(pip, check=True, capture_output=True, timeout=120)
-    done = projects.run_tests([project / "tests"], site)
-    assert done.returncode == 0, done.stdout[-5000:]
+    result = projects.run_tests([project / "tests"], site)
+    assert result.returncode == 0, result.stdout[-5000:]

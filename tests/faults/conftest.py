@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def odd() -> Iterator[Callable[..., LLM]]:
-    """``odd(kind, method, how, …)``: an engine with a plugin that goes wrong, closed afterwards."""
+    """``odd(kind, method, failure, …)``: an engine with a plugin that goes wrong, closed afterwards."""
     from engines import config
 
     from treadle import LLM
 
-    made: list[LLM] = []
+    llms: list[LLM] = []
 
     def make(*fault: Any, **options: Any) -> LLM:
-        made.append(LLM(config=config(*fault, **options)))
-        return made[-1]
+        llms.append(LLM(config=config(*fault, **options)))
+        return llms[-1]
 
     yield make
-    for llm in made:
+    for llm in llms:
         llm.shutdown()
 
 

@@ -19,9 +19,9 @@ __all__ = (
     "USE",
     "calls",
     "config",
+    "failure_pattern",
     "finish",
     "healthy",
-    "named",
     "start",
 )
 
@@ -63,11 +63,13 @@ def name(kind: str) -> str:
     return f"{kind}:{KEYS.get(kind, 'odd')}"
 
 
-def config(kind: str, method: str = "", how: str = "RuntimeError", **options: Any) -> EngineConfig:
+def config(
+    kind: str, method: str = "", failure: str = "RuntimeError", **options: Any
+) -> EngineConfig:
     """An engine that uses the plugin of a kind, whose ``method`` goes wrong."""
-    fault = {k: options.pop(k) for k in ("at", "times", "pid") if k in options}
-    given = {name(kind): {"method": method, "how": how, **fault}} if method else {}
-    given |= options.pop("others", {})
+    fault = {k: options.pop(k) for k in ("first_call", "times", "pid") if k in options}
+    plugin_options = {name(kind): {"method": method, "failure": failure, **fault}} if method else {}
+    plugin_options |= options.pop("others", {})
     use = {
         "model": MODEL,
         "cpu_threads": 1,
@@ -76,20 +78,20 @@ def config(kind: str, method: str = "", how: str = "RuntimeError", **options: An
         **USE[kind],
         **options,
     }
-    return from_options(plugin_file=[str(ODD)], plugin_options=given, **use)
+    return from_options(plugin_file=[str(ODD)], plugin_options=plugin_options, **use)
 
 
 def start(plugins: PluginManager, config: EngineConfig) -> None:
-    """What ``LLM`` does to start, on a host of the test's own; and the end, if that went well."""
+    """What ``LLM`` does to start, with a plugin manager of the test; and the end, if that went well."""
     open_checkpoint(config, plugins)
     EngineCore(config, plugins).close()
 
 
-def hosted(config: EngineConfig) -> PluginManager:
+def create_plugins(config: EngineConfig) -> PluginManager:
     return PluginManager(plugin_config(config))
 
 
-def named(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
+def failure_pattern(kind: str, method: str, cause: str = "RuntimeError: odd") -> str:
     """The pattern of every message: which plugin, from where, in which method, the pattern of the
     cause and, where the plugin's own code raised it, the line."""
     line = r"(?: \(odd\.py, line \d+\))?"
@@ -101,12 +103,12 @@ def calls(source: Any, kind: str, method: str) -> dict[str, int]:
     rows = (
         source.call_stats.rows() if isinstance(source, PluginManager) else source.stats.plugin_calls
     )
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for plugin, hook, outcome, count in rows:
         if (plugin, hook) == (name(kind), method):
             outcome = "ok" if outcome == "slow" else outcome
-            found[outcome] = found.get(outcome, 0) + count
-    return found
+            counts[outcome] = counts.get(outcome, 0) + count
+    return counts
 
 
 def finish(llm: LLM, *extra: dict[str, Any]) -> list[CompletionOutput]:

@@ -1,6 +1,6 @@
 """A plugin of every kind that an engine calls: what is built in, until the options say otherwise.
 
-``method`` goes wrong in the way ``how`` from its call number ``at`` on, ``times`` times; in the
+``method`` goes wrong in the way ``failure`` from its call ``first_call`` on, ``times`` times; in the
 process ``pid`` only, if that is given. Grammars are asked by their source instead, so that one
 backend serves many tests: ``fill_bitmask RuntimeError 2``.
 """
@@ -36,8 +36,8 @@ TREADLE = {
 
 class Options(msgspec.Struct, frozen=True):
     method: str = ""
-    how: str = "RuntimeError"
-    at: int = 1
+    failure: str = "RuntimeError"
+    first_call: int = 1
     times: int = 1 << 40
     pid: int = 0
 
@@ -95,11 +95,11 @@ class Fault:
         if method != options.method or options.pid not in (0, os.getpid()):
             return call()
         self._calls += 1
-        if not options.at <= self._calls < options.at + options.times:
+        if not options.first_call <= self._calls < options.first_call + options.times:
             return call()
-        if options.how in RAISED:
-            raise RAISED[options.how]("odd")
-        return RETURNED[options.how](call())
+        if options.failure in RAISED:
+            raise RAISED[options.failure]("odd")
+        return RETURNED[options.failure](call())
 
 
 class Proxy:
@@ -187,11 +187,11 @@ def treadle_model(architecture: str, hf_config: Any, options: Any) -> Any:
         kind = type(model)
 
         class Odd(kind):  # type: ignore[misc, valid-type]
-            def forward(self, *rest: Any) -> Any:
-                return fault("forward", lambda: kind.forward(self, *rest))
+            def forward(self, *arguments: Any) -> Any:
+                return fault("forward", lambda: kind.forward(self, *arguments))
 
-            def compute_logits(self, *rest: Any) -> Any:
-                return fault("compute_logits", lambda: kind.compute_logits(self, *rest))
+            def compute_logits(self, *arguments: Any) -> Any:
+                return fault("compute_logits", lambda: kind.compute_logits(self, *arguments))
 
         model.__class__ = Odd
         return fault("build", lambda: model)
@@ -260,7 +260,7 @@ class Backend(Proxy):
 
 @impl
 def treadle_kernel_op(op: str, options: Any) -> Any:
-    """Bids only where it is told how to fail."""
+    """Offers only if it is configured to fail."""
     from treadle_layers_kit import ops
 
     if not options["method"] or op not in ("rms_norm", "rope_and_cache"):
@@ -290,7 +290,7 @@ def rope_and_cache(qkv: Any, cos: Any, sin: Any, norms: Any, cache: Any, slots: 
 
 @impl
 def treadle_executor(name: str, config: Any, plugins: Any, options: Any) -> Any:
-    from treadle.runner.uniproc_executor import UniProcExecutor
+    from treadle_executor_uni.executor import UniProcExecutor
 
     return answer(options, UniProcExecutor(config, plugins))
 
@@ -339,14 +339,22 @@ def treadle_grammar_compiler(name: str, tokenizer: Any, vocab_size: int, options
 
 
 class Compiler(Proxy):
-    """Of grammars that allow every id below 64. The source says what goes wrong: the method, how,
+    """Of grammars that allow every id below 64. The source says what goes wrong: the method, failure,
     from which call on and, if not in all, in which process."""
 
     name = "odd"
 
     def _of(self, spec: Any) -> Fault:
-        method, how, at, pid = (*spec.source.split(), "0")[:4]
-        return Fault(dict(method=method, how=how, at=int(at), times=1 << 40, pid=int(pid)))
+        method, failure, first_call, pid = (*spec.source.split(), "0")[:4]
+        return Fault(
+            dict(
+                method=method,
+                failure=failure,
+                first_call=int(first_call),
+                times=1 << 40,
+                pid=int(pid),
+            )
+        )
 
     def unsupported_reason(self, spec: Any) -> Any:
         return self._of(spec)("unsupported_reason", lambda: None)

@@ -36,7 +36,7 @@ def fails(*arguments):
 class Odd:
     name, rank, world_size = "odd", 0, 2
     memory_bytes = property(fails)
-    all_reduce = all_gather = all_reduce_min = staticmethod(fails)
+    all_reduce = all_gather = all_reduce_min = set_dry_run = staticmethod(fails)
 
     def create_fused_op(self, op, size, dtype):
         return SimpleNamespace(run=fails) if op == "all_gather" else fails()
@@ -67,7 +67,7 @@ def plugins(tmp_path: Path, request: pytest.FixtureRequest) -> PluginManager:
 @pytest.mark.parametrize("plugins", ["hook"], indirect=True)
 def test_a_bid_that_raises_is_a_refusal(plugins: PluginManager) -> None:
     request = CommunicatorRequest(DeviceInfo("cpu"), 2)
-    assert plugins.communicator(request) is None
+    assert plugins.best_offer(COMMUNICATORS, request=request) is None
     [refusal] = plugins.offers(COMMUNICATORS, request=request)[1]
     assert refusal.name == "odd" and "the odd thing" in refusal.reasons[0]
 
@@ -94,13 +94,21 @@ def test_a_property_that_raises_names_its_plugin(plugins: PluginManager) -> None
         communicator.memory_bytes  # noqa: B018
 
 
-@fault("communicators", "all_reduce", "all_gather", "all_reduce_min", "create_fused_op")
+@fault(
+    "communicators",
+    "all_reduce",
+    "all_gather",
+    "all_reduce_min",
+    "create_fused_op",
+    "set_dry_run",
+)
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
         ("all_reduce", (torch.zeros(3),)),
         ("all_gather", (torch.zeros(3), -1)),
         ("all_reduce_min", ([1],)),
+        ("set_dry_run", (True,)),
         ("create_fused_op", ("all_reduce_add_rms_norm", 8, torch.float32)),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engines import calls, config, finish, hosted, named, start
+from engines import calls, config, create_plugins, failure_pattern, finish, start
 
 from treadle import LLM
 from treadle.errors import EngineDeadError, PluginLoadError
@@ -20,8 +20,8 @@ HELD = {"logits_processors": ["odd"]}
 EVEN = {"extra_args": {"odd": "even"}}
 
 
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic"])
+@pytest.mark.parametrize("first_call", [1, 3])
 @pytest.mark.parametrize(
     "method",
     [
@@ -30,12 +30,16 @@ EVEN = {"extra_args": {"odd": "even"}}
         pytest.param("get_output", marks=fault("executors", "get_output")),
     ],
 )
-def test_an_executor_that_raises_ends_the_engine(odd: Odd, method: str, at: int, how: str) -> None:
+def test_an_executor_that_raises_ends_the_engine(
+    odd: Odd, method: str, first_call: int, failure: str
+) -> None:
     """Unlike a step that it reports as failed: nobody knows what became of this one."""
-    llm = odd("executors", method, how, at=at, **HELD)
-    with pytest.raises(EngineDeadError, match=named("executors", method, f"{how}: odd")) as caught:
+    llm = odd("executors", method, failure, first_call=first_call, **HELD)
+    with pytest.raises(
+        EngineDeadError, match=failure_pattern("executors", method, f"{failure}: odd")
+    ) as exc_info:
         finish(llm, EVEN, EVEN)
-    assert type(caught.value.__cause__).__name__ == how
+    assert type(exc_info.value.__cause__).__name__ == failure
     assert calls(llm, "executors", method)["error"] == 1
     with pytest.raises(EngineDeadError, match=rf"the engine has failed .*failed in {method}"):
         finish(llm, {})
@@ -45,14 +49,14 @@ def test_an_executor_that_raises_ends_the_engine(odd: Odd, method: str, at: int,
 
 @pytest.mark.parametrize("method", ["execute_model", "sample_tokens", "get_output"])
 def test_what_it_says_itself_passes(odd: Odd, method: str) -> None:
-    llm = odd("executors", method, "EngineDeadError", at=2, **HELD)
+    llm = odd("executors", method, "EngineDeadError", first_call=2, **HELD)
     with pytest.raises(EngineDeadError, match=r"^odd$"):
         finish(llm, EVEN)
 
 
 @fault("executors", "get_output")
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("failure", "words"),
     [
         (
             "None",
@@ -66,8 +70,8 @@ def test_what_it_says_itself_passes(odd: Odd, method: str) -> None:
         ("no tokens", "the executor returned 0 tokens for step 1; expected 2"),
     ],
 )
-def test_results_that_are_none_end_the_engine(odd: Odd, how: str, words: str) -> None:
-    llm = odd("executors", "get_output", how, at=2)
+def test_results_that_are_none_end_the_engine(odd: Odd, failure: str, words: str) -> None:
+    llm = odd("executors", "get_output", failure, first_call=2)
     with pytest.raises(EngineDeadError, match=words):
         finish(llm, {}, {})
     with pytest.raises(EngineDeadError, match="the engine has failed"):
@@ -75,13 +79,17 @@ def test_results_that_are_none_end_the_engine(odd: Odd, how: str, words: str) ->
 
 
 @fault("executors", "check_health")
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "EngineDeadError"])
-def test_an_idle_engine_notices_a_lost_executor(odd: Odd, expected: list[int], how: str) -> None:
-    llm = odd("executors", "check_health", how, at=2)
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic", "EngineDeadError"])
+def test_an_idle_engine_notices_a_lost_executor(
+    odd: Odd, expected: list[int], failure: str
+) -> None:
+    llm = odd("executors", "check_health", failure, first_call=2)
     llm._core.check_health()
     assert finish(llm, {})[0].token_ids == expected
     words = (
-        "^odd$" if how == "EngineDeadError" else named("executors", "check_health", f"{how}: odd")
+        "^odd$"
+        if failure == "EngineDeadError"
+        else failure_pattern("executors", "check_health", f"{failure}: odd")
     )
     with pytest.raises(EngineDeadError, match=words):
         llm._core.check_health()
@@ -89,11 +97,11 @@ def test_an_idle_engine_notices_a_lost_executor(odd: Odd, expected: list[int], h
 
 
 @fault("executors", "shutdown")
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "EngineDeadError"])
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic", "EngineDeadError"])
 def test_an_executor_that_does_not_stop_is_logged(
-    odd: Odd, expected: list[int], how: str, caplog: pytest.LogCaptureFixture
+    odd: Odd, expected: list[int], failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    llm = odd("executors", "shutdown", how)
+    llm = odd("executors", "shutdown", failure)
     assert finish(llm, {})[0].token_ids == expected
     with caplog.at_level(logging.ERROR):
         llm.shutdown()
@@ -104,10 +112,10 @@ def test_an_executor_that_does_not_stop_is_logged(
 
 @fault("executors", "start", "shutdown")
 def test_a_failed_start_is_stopped_and_the_cause_is_kept() -> None:
-    made = config("executors", "start")
-    plugins = hosted(made)
-    with pytest.raises(PluginLoadError, match=named("executors", "start")):
-        start(plugins, made)
+    engine_config = config("executors", "start")
+    plugins = create_plugins(engine_config)
+    with pytest.raises(PluginLoadError, match=failure_pattern("executors", "start")):
+        start(plugins, engine_config)
     assert calls(plugins, "executors", "shutdown") == {"ok": 1}
 
 
@@ -138,9 +146,9 @@ def treadle_report():
 def test_a_failed_start_releases_the_extensions(tmp_path: Path, method: str) -> None:
     file = tmp_path / "seen.py"
     file.write_text(EXTENSION + f"\n# {method}\n")
-    made = config("executors", method)
-    made.plugins.plugin_file.append(str(file))
-    plugins = hosted(made)
+    engine_config = config("executors", method)
+    engine_config.plugins.plugin_file.append(str(file))
+    plugins = create_plugins(engine_config)
     with pytest.raises(PluginLoadError):
-        start(plugins, made)
+        start(plugins, engine_config)
     assert any("configured released" in line for line in report(plugins))

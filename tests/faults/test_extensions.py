@@ -14,6 +14,7 @@ from serving import serving
 
 from treadle.api.kinds import SCHEDULING_POLICIES, TOOL_PARSERS
 from treadle.config import EngineConfig, PluginConfig
+from treadle.engine.extensions import ConfiguredExtensions
 from treadle.errors import EngineError, PluginLoadError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry
@@ -70,8 +71,10 @@ WRAPPERS = {
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> PluginManager:
-    """A host with a parser of its own distribution, and a wrapper of another around it."""
+def plugins_with_wrapper(
+    folder: Path, body: str, *, routes: bool = False, **config: Any
+) -> PluginManager:
+    """A plugin manager with a parser of its own distribution, and a wrapper of another around it."""
     source = WRAPPER % body
     if not routes:
         source = source.partition("@impl(wrapper=True)\ndef treadle_server")[0]
@@ -82,16 +85,18 @@ def around(folder: Path, body: str, *, routes: bool = False, **config: Any) -> P
 
 
 @pytest.mark.fault("extensions", "wrapper")
-@pytest.mark.parametrize("how", WRAPPERS)
+@pytest.mark.parametrize("failure", WRAPPERS)
 async def test_a_wrapper_is_left_out_and_then_not_called(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine(plugins=around(tmp_path, WRAPPERS[how]))
+    engine = ScriptedEngine(plugins=plugins_with_wrapper(tmp_path, WRAPPERS[failure]))
     async with serving(engine, tool_call_parser="plain") as server:
         for _ in range(MAX_CONSECUTIVE_FAILURES + 1):
-            whole = await server.chat(tools=TOOLS)
-            assert whole.json()["choices"][0]["message"]["content"] == "Hello world"
-            assert "x-treadle-parser-error" not in whole.headers, "it is not the parser's failure"
+            response = await server.chat(tools=TOOLS)
+            assert response.json()["choices"][0]["message"]["content"] == "Hello world"
+            assert "x-treadle-parser-error" not in response.headers, (
+                "it is not the parser's failure"
+            )
         assert "Hel" in (await server.chat(tools=TOOLS, stream=True)).text
         page = (await server.client.get("/metrics")).text
         rows = (await server.client.get("/plugins")).json()["data"]
@@ -104,9 +109,9 @@ async def test_a_wrapper_is_left_out_and_then_not_called(
 
 
 @pytest.mark.fault("extensions", "wrapper")
-@pytest.mark.parametrize("how", WRAPPERS)
-def test_in_strict_mode_a_wrapper_is_fatal(how: str, tmp_path: Path) -> None:
-    plugins = around(tmp_path, WRAPPERS[how], plugin_strict=True)
+@pytest.mark.parametrize("failure", WRAPPERS)
+def test_in_strict_mode_a_wrapper_is_fatal(failure: str, tmp_path: Path) -> None:
+    plugins = plugins_with_wrapper(tmp_path, WRAPPERS[failure], plugin_strict=True)
     with pytest.raises(EngineError, match=r"extensions:faulty .*plugin_strict makes it fatal"):
         plugins.create(TOOL_PARSERS, "plain", tokenizer=object(), tools=())  # type: ignore[arg-type]
 
@@ -134,7 +139,7 @@ def test_of_two_wrappers_the_one_that_loses_the_answer_is_found(tmp_path: Path) 
 @pytest.mark.fault("extensions", "wrapper")
 async def test_a_wrapper_of_the_servers_hook_ends_the_start(tmp_path: Path) -> None:
     """The routes that it wraps are added already, and cannot be added once more."""
-    engine = ScriptedEngine(plugins=around(tmp_path, "return (yield)", routes=True))
+    engine = ScriptedEngine(plugins=plugins_with_wrapper(tmp_path, "return (yield)", routes=True))
     with pytest.raises(PluginLoadError, match=r"extensions:faulty .*KeyError: 'too late'"):
         async with serving(engine):
             pass
@@ -154,9 +159,9 @@ class Panic(BaseException):
 def said(where, good=None):
     if where != METHOD:
         return good
-    if isinstance(HOW, BaseException):
-        raise HOW
-    return HOW
+    if isinstance(FAILURE, BaseException):
+        raise FAILURE
+    return FAILURE
 
 
 @impl
@@ -196,30 +201,32 @@ def treadle_report():
 
 LOG = []
 """
-HOWS = ["KeyError('oh')", "Panic('oh')", "RequestError('oh')"]
+FAILURES = ["KeyError('oh')", "Panic('oh')", "RequestError('oh')"]
 
 
-def living(
-    folder: Path, method: str, how: str, **config: Any
+def plugins_with_lifecycle(
+    folder: Path, method: str, failure: str, **config: Any
 ) -> tuple[PluginManager, dict[str, Any]]:
     """A faulty extension between two others, and what the others have noted."""
     for name in ("before", "zuletzt"):
         (folder / f"{name}.py").write_text(f"{OTHER.format(name=name)}# {uuid4()}")
-    (folder / "faulty.py").write_text(f"{LIFE}\nMETHOD, HOW = {method!r}, {how}  # {uuid4()}\n")
+    (folder / "faulty.py").write_text(
+        f"{LIFE}\nMETHOD, FAILURE = {method!r}, {failure}  # {uuid4()}\n"
+    )
     files = [str(path) for path in sorted(folder.glob("*.py"))]
     plugins = PluginManager(PluginConfig(plugin_file=files, **config))
     return plugins, {n: plugins.load("extensions", n).LOG for n in ("before", "zuletzt")}  # type: ignore[attr-defined]
 
 
 @pytest.mark.fault("extensions", "hook")
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("failure", FAILURES)
 def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
-    how: str, tmp_path: Path
+    failure: str, tmp_path: Path
 ) -> None:
-    plugins, log = living(tmp_path, "configure", how)
+    plugins, log = plugins_with_lifecycle(tmp_path, "configure", failure)
     with pytest.raises(Exception, match="oh") as raised:
-        plugins.configure(EngineConfig())
-    if how != "RequestError('oh')":  # said on purpose
+        ConfiguredExtensions(plugins, EngineConfig())
+    if failure != "RequestError('oh')":  # said on purpose
         assert isinstance(raised.value, PluginLoadError)
         assert "extensions:faulty from faulty.py" in str(raised.value)
     assert log["before"] == ["configure before", "unconfigure before"] and log["zuletzt"] == []
@@ -229,16 +236,16 @@ def test_a_configure_that_fails_ends_the_start_and_releases_the_others(
 
 
 @pytest.mark.fault("extensions", "treadle_unconfigure")
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
-    how: str, strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    failure: str, strict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugins, log = living(
-        tmp_path, "unconfigure", how, **({"plugin_strict": True} if strict else {})
+    plugins, log = plugins_with_lifecycle(
+        tmp_path, "unconfigure", failure, **({"plugin_strict": True} if strict else {})
     )
-    plugins.configure(EngineConfig())
-    plugins.unconfigure()
+    extensions = ConfiguredExtensions(plugins, EngineConfig())
+    extensions.unconfigure()
     for name, noted in log.items():
         assert noted == [f"configure {name}", f"unconfigure {name}"]
     assert "oh" in caplog.text
@@ -246,16 +253,16 @@ def test_an_unconfigure_that_fails_is_told_and_the_others_are_released(
 
 
 @pytest.mark.fault("extensions", "treadle_report")
-@pytest.mark.parametrize("how", [*HOWS, "5", "[None]", "None"])
-def test_a_report_that_fails_is_a_line(how: str, tmp_path: Path) -> None:
-    plugins, _ = living(tmp_path, "report", how)
+@pytest.mark.parametrize("failure", [*FAILURES, "5", "[None]", "None"])
+def test_a_report_that_fails_is_a_line(failure: str, tmp_path: Path) -> None:
+    plugins, _ = plugins_with_lifecycle(tmp_path, "report", failure)
     lines = [line for line in report(plugins) if not line.startswith("treadle")]
     assert [line for line in lines if line.endswith(": well")] == [
         line for line in lines if line.startswith(("before.py", "zuletzt.py"))
     ]
-    own = [line for line in lines if line.startswith("faulty.py")]
-    assert len(own) == (how != "None")
-    assert how not in HOWS or "treadle_report failed" in own[0]
+    faulty_lines = [line for line in lines if line.startswith("faulty.py")]
+    assert len(faulty_lines) == (failure != "None")
+    assert failure not in FAILURES or "treadle_report failed" in faulty_lines[0]
 
 
 DATA = """

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from faulty import edited
+from faulty import failing_plugins
 from scripted import ScriptedEngine
 from serving import Server, serving, until
 
 from treadle.errors import PluginLoadError
-from treadle_server import served
+from treadle_server import app_instance
 
 LIFE = '''
 from contextlib import asynccontextmanager
@@ -35,10 +35,10 @@ class Panic(BaseException):
 def treadle_server(app, engine, options):
     import asyncio
 
-    async def fails(how):
+    async def fails(failure):
         engine.reached = True
-        match options["how"]:
-            case end if end != how and end.rstrip("!?.") != how:
+        match options["failure"]:
+            case end if end != failure and end.rstrip("!?.") != failure:
                 return
             case wait if wait.endswith("?"):
                 await asyncio.Event().wait()
@@ -60,14 +60,16 @@ def treadle_server(app, engine, options):
         return
         yield
 
-    app.lifespan.append(never if options["how"] == "never" else life)
+    app.lifespan.append(never if options["failure"] == "never" else life)
 '''
 
 
 @pytest.mark.fault("server", "lifespan")
-@pytest.mark.parametrize("how", ["start", "start!", "start.", "never"])
-async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_path: Path) -> None:
-    engine = ScriptedEngine(plugins=edited(tmp_path, LIFE, how))
+@pytest.mark.parametrize("failure", ["start", "start!", "start.", "never"])
+async def test_a_startup_that_fails_ends_the_start_and_says_whose(
+    failure: str, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine(plugins=failing_plugins(tmp_path, LIFE, failure))
     async with serving(engine) as server:
         with pytest.raises(PluginLoadError, match=r"server:faulty from .*failed in its startup"):
             await server.task
@@ -75,7 +77,7 @@ async def test_a_startup_that_fails_ends_the_start_and_says_whose(how: str, tmp_
 
 @pytest.mark.fault("server", "lifespan")
 async def test_a_startup_that_hangs_can_be_ended(tmp_path: Path) -> None:
-    engine: Any = ScriptedEngine(plugins=edited(tmp_path, LIFE, "start?"))
+    engine: Any = ScriptedEngine(plugins=failing_plugins(tmp_path, LIFE, "start?"))
     engine.reached = False
     starting = asyncio.create_task(_whole(engine))
     await until(lambda: engine.reached)
@@ -101,31 +103,31 @@ async def _whole(engine: Any) -> None:
 
 
 @pytest.mark.fault("server", "lifespan")
-@pytest.mark.parametrize("how", ["end", "end!", "end.", "end?"])
+@pytest.mark.parametrize("failure", ["end", "end!", "end.", "end?"])
 async def test_a_shutdown_that_fails_is_told_and_does_not_keep_the_server(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "SHUTDOWN", 0.2)
-    async with serving(ScriptedEngine(plugins=edited(tmp_path, LIFE, how))) as server:
+    monkeypatch.setattr(app_instance, "SHUTDOWN_TIMEOUT", 0.2)
+    async with serving(ScriptedEngine(plugins=failing_plugins(tmp_path, LIFE, failure))) as server:
         assert (await server.chat()).status_code == 200
     assert server.task.exception() is None
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    words = "are given up" if how == "end?" else "failed in its shutdown"
-    assert len(told) == 1 and "server:faulty from" in told[0] and words in told[0]
+    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    words = "are cancelled" if failure == "end?" else "failed in its shutdown"
+    assert len(errors) == 1 and "server:faulty from" in errors[0] and words in errors[0]
 
 
 PROCESS = """
 import sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from faulty import hosting
+from faulty import plugins_of
 from scripted import ScriptedEngine
 from treadle_server import lifecycle
 from treadle_server.config import server_from_options
 from treadle_server.run import serve_engine
 
 lifecycle.STOP_GRACE_SECONDS = 0.2
-plugins = hosting(Path({folder!r}), {source!r})
+plugins = plugins_of(Path({folder!r}), {source!r})
 serve_engine(
     lambda: ScriptedEngine(plugins=plugins), server_from_options({{"port": 0, "drain_timeout": 0.1}})
 )
@@ -152,9 +154,9 @@ def treadle_server(app):
 
 @pytest.mark.fault("server", "route")
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     script = PROCESS.format(
-        paths=[str(here), str(here.parent / "server")], folder=str(tmp_path), source=THREAD
+        paths=[str(folder), str(folder.parent / "server")], folder=str(tmp_path), source=THREAD
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -163,13 +165,13 @@ def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = next(line.split()[1] for line in process.stdout if line.startswith("listening"))
         with httpx.Client(base_url=url) as client:
-            asked = threading.Thread(target=client.get, args=("/hang",), daemon=True)
-            asked.start()
+            request = threading.Thread(target=client.get, args=("/hang",), daemon=True)
+            request.start()
             assert process.stdout.readline() == "hangs\n"
             assert client.get("/health").status_code == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
-            asked.join(10)
+            assert process.wait(10) == 1  # the request that hangs was cut off
+            request.join(10)
     finally:
         process.kill()
         process.communicate()

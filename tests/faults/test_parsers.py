@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from faulty import errors, hosting
+from faulty import errors, plugins_of
 from scripted import ScriptedEngine
 from serving import Server, events, serving
 
@@ -47,17 +47,17 @@ NONSENSE = {
 
 
 def answer(method, options, good):
-    if options["where"] != method:
+    if options["method"] != method:
         return good
-    match options["how"]:
+    match options["failure"]:
         case "raise":
             raise KeyError("/secret")
         case "panic":
             raise Panic("/secret")
         case "refuse":
             raise RequestError("these tools cannot be forced", param="tools")
-        case how:
-            return NONSENSE[how]
+        case failure:
+            return NONSENSE[failure]
 
 
 class Parser:
@@ -106,24 +106,24 @@ TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"typ
 OPTIONS = {"tool_parsers": "tool_call_parser", "reasoning_parsers": "reasoning_parser"}
 
 
-def faulty(folder: Path, kind: str, where: str, how: str, **config: Any) -> PluginManager:
-    options = {f"{kind}:faulty": {"where": where, "how": how}}
-    return hosting(folder, PLUGIN, plugin_options=options, **config)
+def faulty(folder: Path, kind: str, method: str, failure: str, **config: Any) -> PluginManager:
+    options = {f"{kind}:faulty": {"method": method, "failure": failure}}
+    return plugins_of(folder, PLUGIN, plugin_options=options, **config)
 
 
 async def with_others(server: Server, **fields: Any) -> list[httpx.Response]:
     """The answer whole and streamed, while others are answered who notice nothing."""
-    whole, streamed, *others = await asyncio.gather(
+    plain, streamed, *responses = await asyncio.gather(
         server.chat(**fields),
         server.chat(stream=True, **fields),
         server.complete(),
         server.complete(stream=True),
         server.client.get("/health"),
     )
-    assert [other.status_code for other in others] == [200] * 3
-    assert not any("parser-error" in other.text for other in others)
-    assert others[0].json()["choices"][0]["text"] == "".join(server.context.engine.text)  # type: ignore[attr-defined]
-    return [whole, streamed]
+    assert [response.status_code for response in responses] == [200] * 3
+    assert not any("parser-error" in response.text for response in responses)
+    assert responses[0].json()["choices"][0]["text"] == "".join(server.context.engine.text)  # type: ignore[attr-defined]
+    return [plain, streamed]
 
 
 def content(answer: httpx.Response) -> str:
@@ -136,56 +136,58 @@ def content(answer: httpx.Response) -> str:
 
 LISTS = ["none", "number", "items", "text", "surrogate", "index", "arguments"]
 FAULTS = [
-    *[(where, how) for where in ("hook", "feed", "finish") for how in ("raise", "panic")],
-    *[("hook", how) for how in ("none", "number")],
-    *[("feed", how) for how in LISTS],
-    *[("finish", how) for how in ("none", "items", "text")],
+    *[(method, failure) for method in ("hook", "feed", "finish") for failure in ("raise", "panic")],
+    *[("hook", failure) for failure in ("none", "number")],
+    *[("feed", failure) for failure in LISTS],
+    *[("finish", failure) for failure in ("none", "items", "text")],
 ]
 
 
 @pytest.mark.fault("tool_parsers", "hook", "feed", "finish")
 @pytest.mark.fault("reasoning_parsers", "hook", "feed", "finish")
-@pytest.mark.parametrize(("where", "how"), FAULTS)
+@pytest.mark.parametrize(("method", "failure"), FAULTS)
 @pytest.mark.parametrize("kind", OPTIONS)
-async def test_the_text_is_delivered(kind: str, where: str, how: str, tmp_path: Path) -> None:
-    engine = ScriptedEngine(PIECES, plugins=faulty(tmp_path, kind, where, how))
+async def test_the_text_is_delivered(kind: str, method: str, failure: str, tmp_path: Path) -> None:
+    engine = ScriptedEngine(PIECES, plugins=faulty(tmp_path, kind, method, failure))
     fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
     option = OPTIONS[kind]
     async with serving(engine, **{option: "faulty"}) as server:
-        whole, streamed = await with_others(server, **fields)
+        plain, streamed = await with_others(server, **fields)
         page = (await server.client.get("/metrics")).text
         if fields:
             assert "x-treadle-parser-error" not in (await server.chat()).headers
-    for answer in (whole, streamed):
+    for answer in (plain, streamed):
         assert answer.status_code == 200 and content(answer) == "".join(PIECES)
         assert "secret" not in answer.text
-    assert whole.headers["x-treadle-parser-error"] == f"{option}=faulty"
+    assert plain.headers["x-treadle-parser-error"] == f"{option}=faulty"
     assert f": parser-error {option}=faulty" in streamed.text
     assert f'treadle_parser_failures_total{{parser="{option}=faulty"}} 2.0' in page
     # Whatever a hook returns is called; nothing is called if it returned nothing.
-    asked = where if where != "hook" else "feed" if how == "number" else f"treadle_{kind[:-1]}"
-    failed = errors(page, f"{kind}:faulty")[asked]
+    counted = (
+        method if method != "hook" else "feed" if failure == "number" else f"treadle_{kind[:-1]}"
+    )
+    failed = errors(page, f"{kind}:faulty")[counted]
     # The hook is also called for the tags, by both requests if they come at once.
-    assert failed == 2 if asked == where else 2 <= failed <= 4
+    assert failed == 2 if counted == method else 2 <= failed <= 4
 
 
-@pytest.mark.parametrize("where", ["hook", "feed", "finish"])
+@pytest.mark.parametrize("method", ["hook", "feed", "finish"])
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_in_strict_mode_it_is_the_end_of_the_request(
-    kind: str, where: str, tmp_path: Path
+    kind: str, method: str, tmp_path: Path
 ) -> None:
-    plugins = faulty(tmp_path, kind, where, "raise", plugin_strict=True)
+    plugins = faulty(tmp_path, kind, method, "raise", plugin_strict=True)
     fields = {"tools": TOOLS} if kind == "tool_parsers" else {}
     async with serving(
         ScriptedEngine(PIECES, plugins=plugins), **{OPTIONS[kind]: "faulty"}
     ) as server:
         if fields:
-            whole, streamed = await with_others(server, **fields)
+            plain, streamed = await with_others(server, **fields)
         else:
-            whole, streamed = await asyncio.gather(server.chat(), server.chat(stream=True))
+            plain, streamed = await asyncio.gather(server.chat(), server.chat(stream=True))
         assert (await server.complete()).status_code == 200
     last = events(streamed.text)[-2] if streamed.status_code == 200 else streamed.json()
-    for error in (whole.json()["error"], last["error"]):
+    for error in (plain.json()["error"], last["error"]):
         assert (
             error["code"] == "request_failed" and "plugin_strict makes it fatal" in error["message"]
         )
@@ -193,11 +195,11 @@ async def test_in_strict_mode_it_is_the_end_of_the_request(
 
 @pytest.mark.fault("tool_parsers", "hook")
 @pytest.mark.fault("reasoning_parsers", "hook")
-@pytest.mark.parametrize("how", ["raise", "none"])
+@pytest.mark.parametrize("failure", ["raise", "none"])
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: Path) -> None:
-    plugins = faulty(tmp_path, kind, "hook", how)
-    words = "KeyError: '/secret'" if how == "raise" else "returned None"
+def test_a_hook_that_fails_at_the_start_ends_it(kind: str, failure: str, tmp_path: Path) -> None:
+    plugins = faulty(tmp_path, kind, "hook", failure)
+    words = "KeyError: '/secret'" if failure == "raise" else "returned None"
     engine = ScriptedEngine(plugins=plugins)
     engine.use_parsers(**{OPTIONS[kind]: "faulty"})
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty .*{words}"):
@@ -206,12 +208,12 @@ def test_a_hook_that_fails_at_the_start_ends_it(kind: str, how: str, tmp_path: P
 
 @pytest.mark.fault("tool_parsers", "special_tags")
 @pytest.mark.fault("reasoning_parsers", "special_tags")
-@pytest.mark.parametrize("how", ["raise", "panic", "none", "number"])
+@pytest.mark.parametrize("failure", ["raise", "panic", "none", "number"])
 @pytest.mark.parametrize("kind", OPTIONS)
-async def test_tags_that_cannot_be_told_are_none(kind: str, how: str, tmp_path: Path) -> None:
+async def test_tags_that_cannot_be_told_are_none(kind: str, failure: str, tmp_path: Path) -> None:
     fields = {"tools": TOOLS}
     for strict in (False, True):
-        plugins = faulty(tmp_path, kind, "special_tags", how, plugin_strict=strict)
+        plugins = faulty(tmp_path, kind, "special_tags", failure, plugin_strict=strict)
         async with serving(
             ScriptedEngine(plugins=plugins), **{OPTIONS[kind]: "faulty"}, **OTHER[kind]
         ) as server:
@@ -234,33 +236,33 @@ OTHER: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.fault("tool_parsers", "call_id")
-@pytest.mark.parametrize("how", ["raise", "panic", "none", "number", "empty"])
-async def test_calls_without_an_id_of_their_own_get_one(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["raise", "panic", "none", "number", "empty"])
+async def test_calls_without_an_id_of_their_own_get_one(failure: str, tmp_path: Path) -> None:
     for strict in (False, True):
-        plugins = faulty(tmp_path, "tool_parsers", "call_id", how, plugin_strict=strict)
+        plugins = faulty(tmp_path, "tool_parsers", "call_id", failure, plugin_strict=strict)
         async with serving(
             ScriptedEngine(["!"], plugins=plugins), tool_call_parser="faulty"
         ) as server:
-            whole, streamed = (
+            plain, streamed = (
                 await server.chat(tools=TOOLS),
                 await server.chat(tools=TOOLS, stream=True),
             )
             page = (await server.client.get("/metrics")).text
         assert errors(page, "tool_parsers:faulty") == {"call_id": 2}
         if strict:
-            assert "plugin_strict" in whole.json()["error"]["message"]
+            assert "plugin_strict" in plain.json()["error"]["message"]
             assert "plugin_strict" in streamed.text
         else:
-            (call,) = whole.json()["choices"][0]["message"]["tool_calls"]
+            (call,) = plain.json()["choices"][0]["message"]["tool_calls"]
             assert call["id"].startswith("call_") and '"id":"call_' in streamed.text
 
 
 @pytest.mark.fault("tool_parsers", "grammar_for_tool_choice")
-@pytest.mark.parametrize("how", ["raise", "panic", "number", "items", "source", "kind"])
-async def test_a_call_that_cannot_be_forced_is_refused(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["raise", "panic", "number", "items", "source", "kind"])
+async def test_a_call_that_cannot_be_forced_is_refused(failure: str, tmp_path: Path) -> None:
     for strict in (False, True):
         plugins = faulty(
-            tmp_path, "tool_parsers", "grammar_for_tool_choice", how, plugin_strict=strict
+            tmp_path, "tool_parsers", "grammar_for_tool_choice", failure, plugin_strict=strict
         )
         engine = ScriptedEngine(plugins=plugins)
         async with serving(engine, tool_call_parser="faulty") as server:
@@ -291,19 +293,19 @@ CHOSEN = {"tool_parsers": "hermes", "reasoning_parsers": "qwen3"}
 
 @pytest.mark.fault("tool_parsers", "treadle_match")
 @pytest.mark.fault("reasoning_parsers", "treadle_match")
-@pytest.mark.parametrize("how", ["raise", "panic", "number"])
+@pytest.mark.parametrize("failure", ["raise", "panic", "number"])
 @pytest.mark.parametrize("kind", OPTIONS)
 async def test_who_cannot_say_what_it_matches_is_not_chosen(
-    kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugins = faulty(tmp_path, kind, "match", how)
+    plugins = faulty(tmp_path, kind, "match", failure)
     async with serving(ScriptedEngine(plugins=plugins, traits=QWEN3)) as server:
         assert server.context.chat_processor.parser_plugins.keys[OPTIONS[kind]] == CHOSEN[kind]
         page = (await server.client.get("/metrics")).text
     assert f"{kind}:faulty" in caplog.text and "not asked" in caplog.text
-    if how != "number":
+    if failure != "number":
         assert errors(page, f"{kind}:faulty") == {"treadle_match": 1}
-    strict = faulty(tmp_path, kind, "match", how, plugin_strict=True)
+    strict = faulty(tmp_path, kind, "match", failure, plugin_strict=True)
     with pytest.raises(PluginLoadError, match=f"{kind}:faulty"):
         async with serving(ScriptedEngine(plugins=strict, traits=QWEN3)):
             pass

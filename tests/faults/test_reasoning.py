@@ -26,12 +26,12 @@ class Panic(BaseException):
 class Thinks:
     def __init__(self, options, prompt):
         self.options, self.steps = options, 0
-        self.starts = options["where"] != "opening_tag"
+        self.starts = options["method"] != "opening_tag"
 
-    def answer(self, where, good):
-        if self.options["where"] != where:
+    def answer(self, method, good):
+        if self.options["method"] != method:
             return good
-        match self.options["how"]:
+        match self.options["failure"]:
             case "raise":
                 raise KeyError("odd")
             case "panic":
@@ -67,7 +67,7 @@ STRUCTURED = {
 
 @pytest.mark.fault("reasoning_parsers", "in_reasoning", "opening_tag", "feed")
 @pytest.mark.parametrize(
-    ("where", "how", "cause"),
+    ("method", "failure", "cause"),
     [
         ("in_reasoning", "raise", "failed in in_reasoning: KeyError: 'odd'"),
         ("in_reasoning", "panic", "failed in in_reasoning: Panic: odd"),
@@ -83,11 +83,11 @@ STRUCTURED = {
     ],
 )
 def test_where_a_grammar_waits_the_request_pays(
-    where: str, how: str, cause: str, tmp_path: Path, expected: list[int]
+    method: str, failure: str, cause: str, tmp_path: Path, expected: list[int]
 ) -> None:
     file = tmp_path / "faulty_reasoning.py"
     file.write_text(PLUGIN)
-    options = {"reasoning_parsers:faulty": {"where": where, "how": how}}
+    options = {"reasoning_parsers:faulty": {"method": method, "failure": failure}}
     settings: dict[str, Any] = {"model": MODEL, "cpu_threads": 1, "num_pages": 64, "device": "cpu"}
     with LLM(plugin_file=[str(file)], plugin_options=options, **settings) as llm:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty import errors, hosting
+from faulty import errors, plugins_of
 from scripted import ScriptedEngine
 from serving import events, serving
 
@@ -34,9 +34,9 @@ class Panic(BaseException):
 
 
 def said(method, options, good, trigger=True):
-    if options["where"] != method or not trigger:
+    if options["method"] != method or not trigger:
         return good
-    match options["how"]:
+    match options["failure"]:
         case "raise":
             raise KeyError("/secret")
         case "panic":
@@ -81,14 +81,18 @@ def treadle_report():
     released.set()
 """
 FAULTS = [
-    *[(method, how) for method in ("render", "encode") for how in ("raise", "panic", "none")],
+    *[
+        (method, failure)
+        for method in ("render", "encode")
+        for failure in ("raise", "panic", "none")
+    ],
     *[("render", "number"), ("encode", "number"), ("encode", "list")],
 ]
 
 
-def faulty(folder: Path, where: str, how: str, **config: Any) -> PluginManager:
-    options = {"renderers:faulty": {"where": where, "how": how}}
-    return hosting(folder, PLUGIN, plugin_options=options, **config)
+def faulty(folder: Path, method: str, failure: str, **config: Any) -> PluginManager:
+    options = {"renderers:faulty": {"method": method, "failure": failure}}
+    return plugins_of(folder, PLUGIN, plugin_options=options, **config)
 
 
 def rendering(plugins: PluginManager) -> ScriptedEngine:
@@ -96,21 +100,21 @@ def rendering(plugins: PluginManager) -> ScriptedEngine:
     engine.renderer = plugins.create_guarded(
         RENDERERS, "faulty", files=None, tokenizer=engine.tokenizer
     )  # type: ignore[arg-type]
-    found: ScriptedEngine = engine
-    return found
+    scripted: ScriptedEngine = engine
+    return scripted
 
 
 BAD: Any = [{"role": "user", "content": "bad"}]
 
 
 @pytest.mark.fault("renderers", "render", "encode")
-@pytest.mark.parametrize(("where", "how"), FAULTS)
+@pytest.mark.parametrize(("method", "failure"), FAULTS)
 async def test_a_conversation_that_cannot_be_rendered_fails_alone(
-    where: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    method: str, failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = rendering(faulty(tmp_path, where, how))
+    engine = rendering(faulty(tmp_path, method, failure))
     async with serving(engine) as server:
-        whole, streamed, counted, *fine = await asyncio.gather(
+        plain, streamed, counted, *fine = await asyncio.gather(
             server.post("/v1/chat/completions", {"messages": BAD}),
             server.post("/v1/chat/completions", {"messages": BAD, "stream": True}),
             server.post("/tokenize", {"messages": BAD}),
@@ -120,13 +124,13 @@ async def test_a_conversation_that_cannot_be_rendered_fails_alone(
         )
         page = (await server.client.get("/metrics")).text
     assert [answer.status_code for answer in fine] == [200] * 3
-    for answer in (whole, streamed, counted):
+    for answer in (plain, streamed, counted):
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (500, "plugin_failed")
         assert error["message"].startswith("renderers:faulty failed on this request")
         assert "secret" not in answer.text
-    assert errors(page, "renderers:faulty") == {where: 3}
-    assert "renderers:faulty from faulty_" in caplog.text and f"failed in {where}: " in caplog.text
+    assert errors(page, "renderers:faulty") == {method: 3}
+    assert "renderers:faulty from faulty_" in caplog.text and f"failed in {method}: " in caplog.text
 
 
 async def test_a_refusal_of_the_renderers_own_reaches_the_client(tmp_path: Path) -> None:
@@ -137,10 +141,10 @@ async def test_a_refusal_of_the_renderers_own_reaches_the_client(tmp_path: Path)
 
 
 @pytest.mark.fault("renderers", "render", "encode")
-@pytest.mark.parametrize("where", ["render", "encode"])
-async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["render", "encode"])
+async def test_a_renderer_that_hangs_is_given_up(method: str, tmp_path: Path) -> None:
     budget = {"renderers": 0.02}
-    plugins = faulty(tmp_path, where, "hang", plugin_time_budget=budget)
+    plugins = faulty(tmp_path, method, "hang", plugin_time_budget=budget)
     async with serving(rendering(plugins)) as server:
         ask = ("/v1/chat/completions", {"messages": BAD})
         hanging = [asyncio.create_task(server.post(*ask)) for _ in range(5)]
@@ -157,14 +161,16 @@ async def test_a_renderer_that_hangs_is_given_up(where: str, tmp_path: Path) -> 
 
 
 @pytest.mark.fault("renderers", "hook")
-@pytest.mark.parametrize("how", ["raise", "panic", "none"])
-def test_a_hook_that_fails_ends_the_start(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["raise", "panic", "none"])
+def test_a_hook_that_fails_ends_the_start(failure: str, tmp_path: Path) -> None:
     folder = make_tokenizer(tmp_path)
     tiny_config().save_pretrained(folder)
     config = from_options(model=str(folder), renderer="faulty")
-    words = "returned None" if how == "none" else r"treadle_renderer: (KeyError|Panic): '?/secret"
+    words = (
+        "returned None" if failure == "none" else r"treadle_renderer: (KeyError|Panic): '?/secret"
+    )
     with pytest.raises(PluginLoadError, match=f"renderers:faulty .*{words}"):
-        open_checkpoint(config, faulty(tmp_path, "hook", how))
+        open_checkpoint(config, faulty(tmp_path, "hook", failure))
 
 
 def test_a_renderer_of_a_model_is_guarded(tmp_path: Path) -> None:
@@ -179,13 +185,13 @@ def test_a_renderer_of_a_model_is_guarded(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("renderers", "treadle_match")
-@pytest.mark.parametrize("how", ["raise", "panic", "number"])
+@pytest.mark.parametrize("failure", ["raise", "panic", "number"])
 def test_who_cannot_say_what_it_matches_is_not_chosen(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = from_options(model="m")
-    assert choose_renderer(config, faulty(tmp_path, "match", how), ModelTraits()).key == "jinja"
+    assert choose_renderer(config, faulty(tmp_path, "match", failure), ModelTraits()).key == "jinja"
     assert "renderers:faulty" in caplog.text and "not asked" in caplog.text
-    strict = faulty(tmp_path, "match", how, plugin_strict=True)
+    strict = faulty(tmp_path, "match", failure, plugin_strict=True)
     with pytest.raises(PluginLoadError, match="renderers:faulty"):
         choose_renderer(config, strict, ModelTraits())

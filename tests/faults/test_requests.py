@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engines import calls, finish, healthy, name, named
+from engines import calls, failure_pattern, finish, healthy, name
 
 from treadle import LLM
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
@@ -28,7 +28,7 @@ SEVENS = [7] * 6
 
 @fault("scheduling_policies", "sort_key")
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("failure", "cause"),
     [
         *RAISE,
         ("RequestError", "RequestError: odd"),
@@ -39,13 +39,13 @@ SEVENS = [7] * 6
     ],
 )
 def test_a_request_that_cannot_be_ordered_fails_alone(
-    odd: Odd, expected: list[int], how: str, cause: str
+    odd: Odd, expected: list[int], failure: str, cause: str
 ) -> None:
-    llm = odd("scheduling_policies", "sort_key", how)
+    llm = odd("scheduling_policies", "sort_key", failure)
     first, bad, last = finish(llm, {}, {"priority": 1}, {})
     assert first.token_ids == last.token_ids == expected
     assert bad.finish_reason == "error" and re.fullmatch(
-        named("scheduling_policies", "sort_key", cause), str(bad.error)
+        failure_pattern("scheduling_policies", "sort_key", cause), str(bad.error)
     )
     assert calls(llm, "scheduling_policies", "sort_key") == {"ok": 2, "error": 1}
     healthy(llm, expected)
@@ -54,9 +54,11 @@ def test_a_request_that_cannot_be_ordered_fails_alone(
 @fault("scheduling_policies", "sort_key")
 def test_in_strict_mode_it_ends_the_engine(odd: Odd) -> None:
     llm = odd("scheduling_policies", "sort_key", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("scheduling_policies", "sort_key") + FATAL):
+    with pytest.raises(
+        EngineError, match=failure_pattern("scheduling_policies", "sort_key") + FATAL
+    ):
         finish(llm, {"priority": 1})
-    with pytest.raises(EngineDeadError, match=named("scheduling_policies", "sort_key")):
+    with pytest.raises(EngineDeadError, match=failure_pattern("scheduling_policies", "sort_key")):
         finish(llm, {})
 
 
@@ -65,9 +67,9 @@ LONG = {"max_tokens": 24}
 
 
 @fault("scheduling_policies", "select_victim")
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "None", "text", "negative"])
-def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> None:
-    llm = odd("scheduling_policies", "select_victim", how, **CROWD)
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic", "None", "text", "negative"])
+def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, failure: str) -> None:
+    llm = odd("scheduling_policies", "select_victim", failure, **CROWD)
     outputs = finish(llm, *[LONG] * 4)
     assert [len(o.token_ids) for o in outputs] == [24] * 4
     assert llm.stats.num_preemptions > 0 and llm.stats.num_used_pages == 0
@@ -79,22 +81,24 @@ def test_without_a_victim_the_latest_arrival_makes_room(odd: Odd, how: str) -> N
 def test_a_policy_cannot_reorder_what_runs(odd: Odd) -> None:
     """It gets a tuple: to sort or empty the scheduler's own list would be easy, and ruin it."""
     llm = odd("scheduling_policies", "never", **CROWD)
-    seen = []
+    arguments = []
     policy = llm._core.scheduler.policy
 
     def victim(running: Any) -> int:
-        seen.append(running)
+        arguments.append(running)
         return len(running) - 1
 
     policy.select_victim = victim
     assert [len(o.token_ids) for o in finish(llm, *[LONG] * 4)] == [24] * 4
-    assert seen and all(type(running) is tuple for running in seen)
+    assert arguments and all(type(running) is tuple for running in arguments)
 
 
 @fault("scheduling_policies", "select_victim")
 def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
     llm = odd("scheduling_policies", "select_victim", plugin_strict=True, **CROWD)
-    with pytest.raises(EngineError, match=named("scheduling_policies", "select_victim") + FATAL):
+    with pytest.raises(
+        EngineError, match=failure_pattern("scheduling_policies", "select_victim") + FATAL
+    ):
         finish(llm, *[LONG] * 4)
     with pytest.raises(EngineDeadError):
         finish(llm, {})
@@ -104,12 +108,14 @@ def test_in_strict_mode_there_must_be_a_victim(odd: Odd) -> None:
 
 
 @fault("logits_processors", "validate_params")
-@pytest.mark.parametrize(("how", "cause"), RAISE)
+@pytest.mark.parametrize(("failure", "cause"), RAISE)
 def test_a_request_that_cannot_be_checked_fails_alone(
-    odd: Odd, expected: list[int], how: str, cause: str
+    odd: Odd, expected: list[int], failure: str, cause: str
 ) -> None:
-    llm = odd("logits_processors", "validate_params", how)
-    with pytest.raises(PluginLoadError, match=named("logits_processors", "validate_params", cause)):
+    llm = odd("logits_processors", "validate_params", failure)
+    with pytest.raises(
+        PluginLoadError, match=failure_pattern("logits_processors", "validate_params", cause)
+    ):
         finish(llm, ODD)
     assert calls(llm, "logits_processors", "validate_params") == {"error": 1}
     (even,) = finish(llm, EVEN)
@@ -128,7 +134,9 @@ def test_a_refusal_is_no_failure(odd: Odd) -> None:
 @fault("logits_processors", "validate_params")
 def test_in_strict_mode_a_check_that_raises_ends_the_engine(odd: Odd) -> None:
     llm = odd("logits_processors", "validate_params", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("logits_processors", "validate_params") + FATAL):
+    with pytest.raises(
+        EngineError, match=failure_pattern("logits_processors", "validate_params") + FATAL
+    ):
         finish(llm, ODD)
     with pytest.raises(EngineDeadError):
         finish(llm, {})
@@ -136,7 +144,7 @@ def test_in_strict_mode_a_check_that_raises_ends_the_engine(odd: Odd) -> None:
 
 @fault("logits_processors", "apply")
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("failure", "cause"),
     [
         *RAISE,
         ("RequestError", "RequestError: odd"),
@@ -147,13 +155,13 @@ def test_in_strict_mode_a_check_that_raises_ends_the_engine(odd: Odd) -> None:
     ],
 )
 def test_a_row_that_cannot_be_edited_fails_alone(
-    odd: Odd, expected: list[int], how: str, cause: str
+    odd: Odd, expected: list[int], failure: str, cause: str
 ) -> None:
-    llm = odd("logits_processors", "apply", how)
+    llm = odd("logits_processors", "apply", failure)
     plain, bad, even = finish(llm, {}, ODD, EVEN)
     assert plain.token_ids == expected and even.token_ids == SEVENS
     assert bad.finish_reason == "error" and bad.token_ids == []
-    pattern = named("logits_processors", "apply", cause)
+    pattern = failure_pattern("logits_processors", "apply", cause)
     assert re.fullmatch(pattern, str(bad.error), re.DOTALL), bad.error
     # Once for both of its rows, once for the bad one alone.
     assert calls(llm, "logits_processors", "apply") == {"error": 2, "ok": 6}
@@ -163,7 +171,7 @@ def test_a_row_that_cannot_be_edited_fails_alone(
 @fault("logits_processors", "apply")
 def test_a_processor_that_leaves_no_number_is_named(odd: Odd, expected: list[int]) -> None:
     """Nothing raises, and the row without a token is found when the step is collected."""
-    llm = odd("logits_processors", "apply", "NaN", at=2)
+    llm = odd("logits_processors", "apply", "NaN", first_call=2)
     plain, bad = finish(llm, {}, ODD)
     assert plain.token_ids == expected
     assert (bad.finish_reason, bad.token_ids) == ("error", [7])
@@ -176,9 +184,9 @@ def test_a_processor_that_leaves_no_number_is_named(odd: Odd, expected: list[int
 
 
 @fault("logits_processors", "apply")
-@pytest.mark.parametrize("how", ["RuntimeError", "NaN"])
-def test_in_strict_mode_a_row_that_fails_ends_the_engine(odd: Odd, how: str) -> None:
-    llm = odd("logits_processors", "apply", how, plugin_strict=True)
+@pytest.mark.parametrize("failure", ["RuntimeError", "NaN"])
+def test_in_strict_mode_a_row_that_fails_ends_the_engine(odd: Odd, failure: str) -> None:
+    llm = odd("logits_processors", "apply", failure, plugin_strict=True)
     with pytest.raises(EngineError, match="logits_processors:odd .*" + FATAL):
         finish(llm, {}, ODD)
     with pytest.raises(EngineDeadError):
@@ -189,9 +197,11 @@ def test_in_strict_mode_a_row_that_fails_ends_the_engine(odd: Odd, how: str) -> 
 
 
 @fault("stat_loggers", "record")
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "RequestError", "EngineDeadError"])
-def test_a_logger_that_keeps_failing_is_given_up(odd: Odd, expected: list[int], how: str) -> None:
-    llm = odd("stat_loggers", "record", how)
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic", "RequestError", "EngineDeadError"])
+def test_a_logger_that_keeps_failing_is_given_up(
+    odd: Odd, expected: list[int], failure: str
+) -> None:
+    llm = odd("stat_loggers", "record", failure)
     for output in finish(llm, {}, {}):
         assert output.token_ids == expected
     assert calls(llm, "stat_loggers", "record") == {"error": MAX_CONSECUTIVE_FAILURES}
@@ -201,7 +211,7 @@ def test_a_logger_that_keeps_failing_is_given_up(odd: Odd, expected: list[int], 
 
 @fault("stat_loggers", "record")
 def test_a_logger_that_fails_now_and_then_is_kept(odd: Odd, expected: list[int]) -> None:
-    llm = odd("stat_loggers", "record", at=2, times=MAX_CONSECUTIVE_FAILURES - 1)
+    llm = odd("stat_loggers", "record", first_call=2, times=MAX_CONSECUTIVE_FAILURES - 1)
     assert finish(llm, {})[0].token_ids == expected
     assert calls(llm, "stat_loggers", "record") == {"error": MAX_CONSECUTIVE_FAILURES - 1, "ok": 4}
     assert llm.stats.plugin_states["stat_loggers:odd"] == "loaded"
@@ -216,24 +226,26 @@ def test_what_a_logger_returns_is_nobodys_business(odd: Odd, expected: list[int]
 @fault("stat_loggers", "record")
 def test_in_strict_mode_a_logger_ends_the_engine(odd: Odd) -> None:
     llm = odd("stat_loggers", "record", plugin_strict=True)
-    with pytest.raises(EngineError, match=named("stat_loggers", "record") + FATAL):
+    with pytest.raises(EngineError, match=failure_pattern("stat_loggers", "record") + FATAL):
         finish(llm, {})
     with pytest.raises(EngineDeadError, match="the engine has failed"):
         finish(llm, {})
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "asked"),
+    ("kind", "method", "params"),
     [
         ("scheduling_policies", "sort_key", {"priority": 1}),
         ("logits_processors", "apply", ODD),
         ("stat_loggers", "record", {}),
     ],
 )
-def test_an_interrupt_is_the_users(odd: Odd, kind: str, method: str, asked: dict[str, Any]) -> None:
+def test_an_interrupt_is_the_users(
+    odd: Odd, kind: str, method: str, params: dict[str, Any]
+) -> None:
     llm = odd(kind, method, "KeyboardInterrupt", times=1)
     with pytest.raises(KeyboardInterrupt):
-        finish(llm, asked)
+        finish(llm, params)
     with pytest.raises(EngineDeadError, match="left in the middle by KeyboardInterrupt"):
         finish(llm, {})
     assert llm.stats.plugin_states[name(kind)] == "loaded"
@@ -255,13 +267,15 @@ def test_an_object_without_the_methods_fails_where_they_are_called(
 ) -> None:
     """What a hook returns has no type of its own that could be asked for at the start."""
     llm = odd(kind, "hook", "text")
-    said = named(kind, method, f"AttributeError: 'str' object has no attribute '{method}'")
+    message = failure_pattern(
+        kind, method, f"AttributeError: 'str' object has no attribute '{method}'"
+    )
     if kind == "logits_processors":
-        with pytest.raises(PluginLoadError, match=said):
+        with pytest.raises(PluginLoadError, match=message):
             finish(llm, EVEN)
     (output,) = finish(llm, {})
     if kind == "scheduling_policies":
-        assert re.fullmatch(said, str(output.error))
+        assert re.fullmatch(message, str(output.error))
     else:
         healthy(llm, expected)
     assert calls(llm, kind, method)["error"] >= 1

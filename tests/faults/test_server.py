@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from faulty import edited, errors, hosting
+from faulty import errors, failing_plugins, plugins_of
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
@@ -131,7 +131,7 @@ def check(answer: httpx.Response) -> None:
 async def test_a_route_that_fails_costs_its_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine(["a"] * 50, pause=0.01, plugins=hosting(tmp_path, ROUTES))
+    engine = ScriptedEngine(["a"] * 50, pause=0.01, plugins=plugins_of(tmp_path, ROUTES))
     async with serving(engine) as server:
         running = asyncio.create_task(server.chat(stream=True))
         await until(lambda: engine.running)
@@ -159,7 +159,7 @@ async def test_a_route_that_fails_costs_its_request(
 async def test_what_a_route_leaves_behind_harms_no_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine: Any = ScriptedEngine(plugins=hosting(tmp_path, ROUTES))
+    engine: Any = ScriptedEngine(plugins=plugins_of(tmp_path, ROUTES))
     engine.ended = False
     async with serving(engine) as server:
         assert [(await server.client.get("/tells")).text for _ in range(2)] == ["fine"] * 2
@@ -176,7 +176,7 @@ async def test_a_route_that_hangs_holds_up_nobody_and_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "STOP_GRACE_SECONDS", 0.2)
-    engine = ScriptedEngine(plugins=hosting(tmp_path, ROUTES))
+    engine = ScriptedEngine(plugins=plugins_of(tmp_path, ROUTES))
     async with serving(engine, drain_timeout=0.1) as server:
         waiting = asyncio.create_task(server.client.get("/waits"))
         await until(lambda: server.context.metrics.active)
@@ -220,16 +220,16 @@ def treadle_server(app, options):
                     fail()
                 await send(message)
 
-            if options["how"] == "middleware midway":
+            if options["failure"] == "middleware midway":
                 await self.app(scope, receive, twice)
                 return
-            if options["how"] == "middleware before":
+            if options["failure"] == "middleware before":
                 fail()
-            await self.app(scope, receive, fail_later if options["how"] == "middleware send" else send)
-            if options["how"] == "middleware after":
+            await self.app(scope, receive, fail_later if options["failure"] == "middleware send" else send)
+            if options["failure"] == "middleware after":
                 fail()
 
-    match options["how"]:
+    match options["failure"]:
         case "guards":
             app.guards.append(fail)
         case "before_request" | "after_request" | "after_response" as name:
@@ -252,25 +252,27 @@ BEFORE = ["guards", "before_request", "after_request", "before_send", "handlers"
 
 @pytest.mark.fault("server", "guards", "middleware", "before_request", "after_request")
 @pytest.mark.fault("server", "before_send", "exception_handlers")
-@pytest.mark.parametrize("how", [*BEFORE, "middleware before", "middleware send"])
+@pytest.mark.parametrize("failure", [*BEFORE, "middleware before", "middleware send"])
 async def test_what_is_around_the_routes_fails_the_requests_inside(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine(plugins=edited(tmp_path, AROUND, how))
+    engine = ScriptedEngine(plugins=failing_plugins(tmp_path, AROUND, failure))
     async with serving(engine) as server:
-        for asked in (server.client.get("/fine"), server.chat(), server.complete(stream=True)):
-            check(await asked)
+        for request in (server.client.get("/fine"), server.chat(), server.complete(stream=True)):
+            check(await request)
         assert engine.running == 0
         assert server.context.metrics.active == 0
     assert "ValueError: /secret" in caplog.text and "server:faulty from" in caplog.text
 
 
 @pytest.mark.fault("server", "middleware", "after_response")
-@pytest.mark.parametrize("how", ["after_response", "middleware after"])
+@pytest.mark.parametrize("failure", ["after_response", "middleware after"])
 async def test_what_fails_behind_an_answer_leaves_it(
-    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    failure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(ScriptedEngine(plugins=edited(tmp_path, AROUND, how))) as server:
+    async with serving(
+        ScriptedEngine(plugins=failing_plugins(tmp_path, AROUND, failure))
+    ) as server:
         assert (await server.client.get("/fine")).text == "fine"
         assert (await server.chat()).status_code == 200
         assert events((await server.chat(stream=True)).text)[-1] == "[DONE]"
@@ -283,7 +285,9 @@ async def test_what_fails_behind_an_answer_leaves_it(
 async def test_a_stream_that_is_broken_midway_is_cut_and_stops_the_engine(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine(["x"] * 1000, plugins=edited(tmp_path, AROUND, "middleware midway"))
+    engine = ScriptedEngine(
+        ["x"] * 1000, plugins=failing_plugins(tmp_path, AROUND, "middleware midway")
+    )
     engine.pause = 0.001
     async with serving(engine) as server:
         with pytest.raises(httpx.RemoteProtocolError):
@@ -298,7 +302,9 @@ async def test_a_stream_that_is_broken_midway_is_cut_and_stops_the_engine(
 
 async def test_an_answer_taken_away_is_an_error_of_ours(tmp_path: Path) -> None:
     """Litestar does not say who did it."""
-    async with serving(ScriptedEngine(plugins=edited(tmp_path, AROUND, "no answer"))) as server:
+    async with serving(
+        ScriptedEngine(plugins=failing_plugins(tmp_path, AROUND, "no answer"))
+    ) as server:
         check(await server.client.get("/fine"))
         answer = await server.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
@@ -308,7 +314,7 @@ async def test_an_error_of_treadle_is_no_failure_of_a_plugin_around_it(tmp_path:
     def fail(*_: object) -> None:
         raise RuntimeError("/secret")
 
-    engine = ScriptedEngine(plugins=edited(tmp_path, AROUND, "middleware"), before=fail)
+    engine = ScriptedEngine(plugins=failing_plugins(tmp_path, AROUND, "middleware"), before=fail)
     async with serving(engine) as server:
         answer = await server.chat()
         page = (await server.client.get("/metrics")).text
@@ -326,7 +332,7 @@ TREADLE = {"server": ["faulty"]}
 def treadle_server(app, options):
     from litestar.datastructures import State
 
-    match options["how"]:
+    match options["failure"]:
         case "raise":
             raise KeyError("oh")
         case "answer":
@@ -345,15 +351,17 @@ def treadle_server(app, options):
 
 
 @pytest.mark.fault("server", "hook")
-@pytest.mark.parametrize("how", ["raise", "routes", "item", "twice", "state", "strange"])
-async def test_an_application_that_cannot_be_built_ends_the_start(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", ["raise", "routes", "item", "twice", "state", "strange"])
+async def test_an_application_that_cannot_be_built_ends_the_start(
+    failure: str, tmp_path: Path
+) -> None:
     with pytest.raises(PluginLoadError, match=r"server:faulty from faulty_\w+\.py"):
-        async with serving(ScriptedEngine(plugins=edited(tmp_path, HOOK, how))):
+        async with serving(ScriptedEngine(plugins=failing_plugins(tmp_path, HOOK, failure))):
             pass
 
 
 async def test_what_the_hook_returns_does_not_matter(tmp_path: Path) -> None:
-    async with serving(ScriptedEngine(plugins=edited(tmp_path, HOOK, "answer"))) as server:
+    async with serving(ScriptedEngine(plugins=failing_plugins(tmp_path, HOOK, "answer"))) as server:
         assert (await server.chat()).status_code == 200
 
 
@@ -362,10 +370,10 @@ async def test_a_plugin_that_cannot_be_imported_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = 'TREADLE = {"server": ["faulty"]}\nimport missing_module\n'
-    async with serving(ScriptedEngine(plugins=hosting(tmp_path, source))) as server:
+    async with serving(ScriptedEngine(plugins=plugins_of(tmp_path, source))) as server:
         assert (await server.chat()).status_code == 200
     assert "server:faulty" in caplog.text and "goes on without it" in caplog.text
-    strict = hosting(tmp_path, source, plugin_strict=True)
+    strict = plugins_of(tmp_path, source, plugin_strict=True)
     with pytest.raises(PluginLoadError, match="strict mode, and plugins are broken"):
         async with serving(ScriptedEngine(plugins=strict)):
             pass

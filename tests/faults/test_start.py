@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import EXPERTS, calls, config, hosted, name, named, start
+from engines import EXPERTS, calls, config, create_plugins, failure_pattern, name, start
 
 from treadle.config import from_options
 from treadle.errors import CheckpointError, PluginLoadError
@@ -36,7 +36,7 @@ KINDS = [
     pytest.param("logits_processors", marks=fault("logits_processors", "hook")),
     pytest.param("stat_loggers", marks=fault("stat_loggers", "hook")),
 ]
-HOWS = [("RuntimeError", False), ("Panic", False), ("RuntimeError", True)]
+FAILURES = [("RuntimeError", False), ("Panic", False), ("RuntimeError", True)]
 
 # kind, method, options of the engine
 METHODS = [
@@ -77,23 +77,25 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "strict"), HOWS)
+@pytest.mark.parametrize(("failure", "strict"), FAILURES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hook_that_raises_ends_the_start(kind: str, how: str, strict: bool) -> None:
-    made = config(kind, "hook", how, plugin_strict=strict)
-    plugins = hosted(made)
-    with pytest.raises(PluginLoadError, match=named(kind, HOOKS[kind], f"{how}: odd")) as caught:
-        start(plugins, made)
-    assert type(caught.value.__cause__).__name__ == how, "the root cause is chained"
+def test_a_hook_that_raises_ends_the_start(kind: str, failure: str, strict: bool) -> None:
+    engine_config = config(kind, "hook", failure, plugin_strict=strict)
+    plugins = create_plugins(engine_config)
+    with pytest.raises(
+        PluginLoadError, match=failure_pattern(kind, HOOKS[kind], f"{failure}: odd")
+    ) as exc_info:
+        start(plugins, engine_config)
+    assert type(exc_info.value.__cause__).__name__ == failure, "the root cause is chained"
     assert calls(plugins, kind, HOOKS[kind])["error"] == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hook_that_returns_nothing_ends_the_start(kind: str) -> None:
-    made = config(kind, "hook", "None")
+    engine_config = config(kind, "hook", "None")
     words = rf"{name(kind)} is declared by odd.py \w+, but its {HOOKS[kind]} returned None"
     with pytest.raises(PluginLoadError, match=words):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.parametrize(
@@ -101,36 +103,38 @@ def test_a_hook_that_returns_nothing_ends_the_start(kind: str) -> None:
     ["model_sources", "load_formats", "tokenizers", "models", "quantization", "executors"],
 )
 def test_a_hook_that_returns_something_else_is_named(kind: str) -> None:
-    made = config(kind, "hook", "text")
+    engine_config = config(kind, "hook", "text")
     with pytest.raises(PluginLoadError, match=rf"{name(kind)} from odd\.py .*'(odd|str)'"):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_in_words_for_the_user_passes(kind: str) -> None:
-    made = config(kind, "hook", "CheckpointError")
+    engine_config = config(kind, "hook", "CheckpointError")
     with pytest.raises(CheckpointError, match=r"^odd$"):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
-@pytest.mark.parametrize("how", ["KeyboardInterrupt", "SystemExit"])
+@pytest.mark.parametrize("failure", ["KeyboardInterrupt", "SystemExit"])
 @pytest.mark.parametrize(("kind", "method"), [("models", "hook"), ("models", "build")])
-def test_what_is_meant_for_the_process_passes(kind: str, method: str, how: str) -> None:
-    made = config(kind, method, how)
+def test_what_is_meant_for_the_process_passes(kind: str, method: str, failure: str) -> None:
+    engine_config = config(kind, method, failure)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
-@pytest.mark.parametrize(("how", "strict"), HOWS)
+@pytest.mark.parametrize(("failure", "strict"), FAILURES)
 @pytest.mark.parametrize(("kind", "method", "options"), METHODS)
 def test_a_method_that_raises_ends_the_start(
-    kind: str, method: str, options: dict[str, Any], how: str, strict: bool
+    kind: str, method: str, options: dict[str, Any], failure: str, strict: bool
 ) -> None:
-    made = config(kind, method, how, plugin_strict=strict, **options)
-    plugins = hosted(made)
-    with pytest.raises(PluginLoadError, match=f"^{named(kind, method, f'{how}: odd')}$") as caught:
-        start(plugins, made)
-    assert type(caught.value.__cause__).__name__ == how
+    engine_config = config(kind, method, failure, plugin_strict=strict, **options)
+    plugins = create_plugins(engine_config)
+    with pytest.raises(
+        PluginLoadError, match=f"^{failure_pattern(kind, method, f'{failure}: odd')}$"
+    ) as exc_info:
+        start(plugins, engine_config)
+    assert type(exc_info.value.__cause__).__name__ == failure
     assert calls(plugins, kind, method)["error"] == 1
 
 
@@ -138,18 +142,18 @@ def test_a_method_that_raises_ends_the_start(
 def test_a_method_may_say_it_in_words_for_the_user(
     kind: str, method: str, options: dict[str, Any]
 ) -> None:
-    made = config(kind, method, "CheckpointError", **options)
+    engine_config = config(kind, method, "CheckpointError", **options)
     with pytest.raises(CheckpointError, match=r"^odd$"):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.parametrize("method", ["create_weights", "process_weights_after_loading"])
 def test_a_method_for_experts_that_raises_ends_the_start(method: str) -> None:
     """The layers before the experts do not fail: their calls are the first ones."""
     first = 2  # linear layers of the one attention block
-    made = config("quantization", method, at=first + 1, **EXPERTS)
-    with pytest.raises(PluginLoadError, match=named("quantization", method)):
-        start(hosted(made), made)
+    engine_config = config("quantization", method, first_call=first + 1, **EXPERTS)
+    with pytest.raises(PluginLoadError, match=failure_pattern("quantization", method)):
+        start(create_plugins(engine_config), engine_config)
 
 
 WRONG = [
@@ -180,14 +184,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "method", "how", "words"), WRONG)
+@pytest.mark.parametrize(("kind", "method", "failure", "words"), WRONG)
 def test_a_method_that_returns_something_else_ends_the_start(
-    kind: str, method: str, how: str, words: str
+    kind: str, method: str, failure: str, words: str
 ) -> None:
-    made = config(kind, method, how)
-    with pytest.raises((PluginLoadError, CheckpointError), match=re.escape(words)) as caught:
-        start(hosted(made), made)
-    assert name(kind) in str(caught.value) or "OddForCausalLM" in str(caught.value)
+    engine_config = config(kind, method, failure)
+    with pytest.raises((PluginLoadError, CheckpointError), match=re.escape(words)) as exc_info:
+        start(create_plugins(engine_config), engine_config)
+    assert name(kind) in str(exc_info.value) or "OddForCausalLM" in str(exc_info.value)
 
 
 FILLER = """
@@ -213,7 +217,7 @@ def treadle_load_format(format):
 @pytest.mark.fault("load_formats", "fill")
 def test_a_loader_that_cannot_fill_the_parameters_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "filler.py").write_text(FILLER)
-    made = from_options(
+    engine_config = from_options(
         model="demo:treadle-demo",
         load_format="filler",
         plugin_file=[str(tmp_path / "filler.py")],
@@ -222,17 +226,17 @@ def test_a_loader_that_cannot_fill_the_parameters_ends_the_start(tmp_path: Path)
     )
     words = r"^load_formats:filler from filler\.py \w+ failed in fill: RuntimeError: odd \(filler"
     with pytest.raises(PluginLoadError, match=words):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.fault("load_formats", "file_of")
 def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> None:
     """``where`` is asked for the words of another error: a checkpoint that does not fit."""
-    made = config("load_formats", "file_of", hf_overrides={"intermediate_size": 512})
-    plugins = hosted(made)
-    words = f"a file whose name is not known .*{named('load_formats', 'file_of')}.* does not fit"
+    engine_config = config("load_formats", "file_of", hf_overrides={"intermediate_size": 512})
+    plugins = create_plugins(engine_config)
+    words = f"a file whose name is not known .*{failure_pattern('load_formats', 'file_of')}.* does not fit"
     with pytest.raises(CheckpointError, match=words):
-        start(plugins, made)
+        start(plugins, engine_config)
     assert calls(plugins, "load_formats", "file_of") == {"error": 1}
 
 
@@ -248,7 +252,7 @@ def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> No
     ],
 )
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("failure", "message"),
     [
         ("RuntimeError", "RuntimeError: odd"),
         ("Panic", "Panic: odd"),
@@ -257,41 +261,41 @@ def test_a_loader_that_cannot_name_its_files_does_not_hide_what_is_wrong() -> No
         ("no reasons", "reasons=None"),
     ],
 )
-def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, how: str, said: str) -> None:
+def test_a_bid_that_fails_is_a_refusal(kind: str, hook: str, failure: str, message: str) -> None:
     """Others serve the model, unless the backend is pinned or the mode is strict."""
-    made = config(kind, "hook", how, attention_backend=None)
-    start(hosted(made), made)
-    fatal = [config(kind, "hook", how, attention_backend=None, plugin_strict=True)]
+    engine_config = config(kind, "hook", failure, attention_backend=None)
+    start(create_plugins(engine_config), engine_config)
+    fatal = [config(kind, "hook", failure, attention_backend=None, plugin_strict=True)]
     if kind == "attention_backends":
-        fatal.append(config(kind, "hook", how))
-    for made in fatal:
-        with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*{said}"):
-            start(hosted(made), made)
+        fatal.append(config(kind, "hook", failure))
+    for engine_config in fatal:
+        with pytest.raises(PluginLoadError, match=rf"{kind}:odd .*{hook}.*{message}"):
+            start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.fault("attention_backends", "hook")
 def test_an_offer_without_pages_is_a_refusal() -> None:
-    made = config("attention_backends", "hook", "no pages", attention_backend=None)
-    start(hosted(made), made)
-    made = config("attention_backends", "hook", "no pages")
+    engine_config = config("attention_backends", "hook", "no pages", attention_backend=None)
+    start(create_plugins(engine_config), engine_config)
+    engine_config = config("attention_backends", "hook", "no pages")
     with pytest.raises(PluginLoadError, match=r"attention_backends:odd .*page_sizes=\(\)"):
-        start(hosted(made), made)
+        start(create_plugins(engine_config), engine_config)
 
 
 @pytest.mark.fault("quantization", "treadle_match")
 @pytest.mark.parametrize(
-    ("how", "words"), [("RuntimeError", "RuntimeError: odd"), ("text", "'odd'")]
+    ("failure", "words"), [("RuntimeError", "RuntimeError: odd"), ("text", "'odd'")]
 )
-def test_a_match_that_fails_matches_nothing(how: str, words: str) -> None:
+def test_a_match_that_fails_matches_nothing(failure: str, words: str) -> None:
     """It is asked only where a checkpoint does not say how it is quantized."""
     unnamed = {"quantization_config": {"bits": 4}}
     options = {"hf_overrides": unnamed, "quantization": "auto"}
-    made = config("quantization", "treadle_match", how, **options)
-    plugins = hosted(made)
+    engine_config = config("quantization", "treadle_match", failure, **options)
+    plugins = create_plugins(engine_config)
     with pytest.raises(CheckpointError, match="no installed plugin recognizes it"):
-        start(plugins, made)
-    if how == "RuntimeError":
+        start(plugins, engine_config)
+    if failure == "RuntimeError":
         assert calls(plugins, "quantization", "treadle_match") == {"error": 1}
-    strict = config("quantization", "treadle_match", how, plugin_strict=True, **options)
+    strict = config("quantization", "treadle_match", failure, plugin_strict=True, **options)
     with pytest.raises(PluginLoadError, match=f"quantization:odd .*treadle_match.*{words}"):
-        start(hosted(strict), strict)
+        start(create_plugins(strict), strict)

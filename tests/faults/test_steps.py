@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from engines import EXPERTS, USE, calls, finish, healthy, name, named
+from engines import EXPERTS, USE, calls, failure_pattern, finish, healthy, name
 
 from treadle import LLM, SamplingParams
 from treadle.errors import EngineDeadError, EngineError
@@ -42,57 +42,61 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic", "RequestError"])
-@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic", "RequestError"])
+@pytest.mark.parametrize(("kind", "method", "word", "first_call"), METHODS)
 def test_a_failed_step_fails_its_requests_and_no_others(
-    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int, how: str
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, first_call: int, failure: str
 ) -> None:
-    llm = odd(kind, method, how, at=at, times=1)
+    llm = odd(kind, method, failure, first_call=first_call, times=1)
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error" and len(output.token_ids) < 6
         assert output.token_ids == expected[: len(output.token_ids)]
         assert output.error is not None
-        _matches(output.error, f"the step failed: {named(kind, word, f'{how}: odd')}")
+        _matches(output.error, f"the step failed: {failure_pattern(kind, word, f'{failure}: odd')}")
     assert calls(llm, kind, word)["error"] == 1
     healthy(llm, expected)
     assert llm.stats.plugin_states[name(kind)] == "loaded", "one fault is no reason to give it up"
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+@pytest.mark.parametrize(("kind", "method", "word", "first_call"), METHODS)
 def test_in_strict_mode_a_failed_step_ends_the_engine(
-    odd: Odd, kind: str, method: str, word: str, at: int
+    odd: Odd, kind: str, method: str, word: str, first_call: int
 ) -> None:
-    llm = odd(kind, method, at=at, times=1, plugin_strict=True)
-    with pytest.raises(EngineError, match=f"{named(kind, word)} .plugin_strict makes it fatal"):
+    llm = odd(kind, method, first_call=first_call, times=1, plugin_strict=True)
+    with pytest.raises(
+        EngineError, match=f"{failure_pattern(kind, word)} .plugin_strict makes it fatal"
+    ):
         finish(llm, {})
-    with pytest.raises(EngineDeadError, match=f"the engine has failed .*{named(kind, word)}"):
+    with pytest.raises(
+        EngineDeadError, match=f"the engine has failed .*{failure_pattern(kind, word)}"
+    ):
         finish(llm, {})
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+@pytest.mark.parametrize(("kind", "method", "word", "first_call"), METHODS)
 def test_requests_that_are_not_in_the_step_go_on(
-    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, first_call: int
 ) -> None:
     """There is room for one request in a step: the others wait, and are served."""
-    llm = odd(kind, method, at=at, times=1, max_num_seqs=1)
+    llm = odd(kind, method, first_call=first_call, times=1, max_num_seqs=1)
     outputs = finish(llm, {}, {}, {})
     assert [o.finish_reason for o in outputs] == ["error", "length", "length"]
     assert [o.token_ids for o in outputs[1:]] == [expected] * 2
     healthy(llm, expected)
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "at"), METHODS)
+@pytest.mark.parametrize(("kind", "method", "word", "first_call"), METHODS)
 def test_a_step_that_is_launched_before_the_failed_one_is_collected(
-    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, first_call: int
 ) -> None:
     """As on a GPU: the next step is on its way, with sequences that have ended when it is collected."""
-    fault = {name(kind): {"method": method, "at": at, "times": 1}}
+    fault = {name(kind): {"method": method, "first_call": first_call, "times": 1}}
     llm = odd("executors", "start", "deep", others=fault, **USE[kind])
     assert llm.info.num_async_steps == 1
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error"
         assert output.token_ids == expected[: len(output.token_ids)]
-        _matches(str(output.error), f"the step failed: {named(kind, word)}")
+        _matches(str(output.error), f"the step failed: {failure_pattern(kind, word)}")
     assert calls(llm, kind, word)["error"] == 1
     healthy(llm, expected)
 
@@ -156,14 +160,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "how", "words"), WRONG)
+@pytest.mark.parametrize(("kind", "method", "word", "failure", "words"), WRONG)
 def test_a_method_that_returns_something_else_fails_its_step(
-    odd: Odd, expected: list[int], kind: str, method: str, word: str, how: str, words: str
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, failure: str, words: str
 ) -> None:
-    llm = odd(kind, method, how, times=1)
+    llm = odd(kind, method, failure, times=1)
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error" and output.error is not None
-        _matches(output.error, f"the step failed: {named(kind, word, '')}.*{words}.*")
+        _matches(output.error, f"the step failed: {failure_pattern(kind, word, '')}.*{words}.*")
     assert calls(llm, kind, word)["error"] == 1
     healthy(llm, expected)
 
@@ -171,11 +175,11 @@ def test_a_method_that_returns_something_else_fails_its_step(
 TENSORS = [p.values for p in METHODS if p.values[1] != "build_metadata"]
 
 
-@pytest.mark.parametrize(("kind", "method", "word", "at"), TENSORS)
+@pytest.mark.parametrize(("kind", "method", "word", "first_call"), TENSORS)
 def test_results_that_are_no_numbers_fail_the_request(
-    odd: Odd, expected: list[int], kind: str, method: str, word: str, at: int
+    odd: Odd, expected: list[int], kind: str, method: str, word: str, first_call: int
 ) -> None:
-    llm = odd(kind, method, "NaN", at=at, times=1)
+    llm = odd(kind, method, "NaN", first_call=first_call, times=1)
     for output in finish(llm, {}, {}):
         assert output.finish_reason == "error" and "no token can be sampled" in str(output.error)
     healthy(llm, expected)
@@ -185,7 +189,7 @@ def test_results_that_are_no_numbers_fail_the_request(
 def test_a_neighbour_of_a_row_without_numbers_does_not_notice(
     odd: Odd, expected: list[int]
 ) -> None:
-    llm = odd("models", "compute_logits", "one NaN", at=3, times=1)
+    llm = odd("models", "compute_logits", "one NaN", first_call=3, times=1)
     bad, good = finish(llm, {}, {})
     assert bad.finish_reason == "error" and bad.token_ids == expected[:2]
     assert good.finish_reason == "length" and good.token_ids == expected
@@ -195,24 +199,24 @@ def test_a_neighbour_of_a_row_without_numbers_does_not_notice(
 @fault("quantization", "apply")
 def test_experts_that_raise_fail_their_step(odd: Odd) -> None:
     """Each layer calls three methods in a step: two of matrices, then that of its experts."""
-    llm = odd("quantization", "apply", at=3, times=1, **EXPERTS)
+    llm = odd("quantization", "apply", first_call=3, times=1, **EXPERTS)
     (output,) = finish(llm, {})
-    _matches(str(output.error), f"the step failed: {named('quantization', 'apply')}")
+    _matches(str(output.error), f"the step failed: {failure_pattern('quantization', 'apply')}")
     (output,) = finish(llm, {})
     assert output.finish_reason == "length" and llm.stats.num_used_pages == 0
 
 
 @fault("attention_backends", "slot_mapping")
-@pytest.mark.parametrize("how", ["RuntimeError", "Panic"])
-def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how: str) -> None:
+@pytest.mark.parametrize("failure", ["RuntimeError", "Panic"])
+def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], failure: str) -> None:
     """Slots are asked for where a kernel writes keys and values."""
     kernel = {"kernel_ops:odd": {"method": "never"}}
-    llm = odd("attention_backends", "slot_mapping", how, at=20, times=1, others=kernel)
+    llm = odd("attention_backends", "slot_mapping", failure, first_call=20, times=1, others=kernel)
     assert any("rope_and_cache: odd" in line for line in llm.info.report)
     for output in finish(llm, {}, {}):
         _matches(
             str(output.error),
-            f"the step failed: {named('attention_backends', 'slot_mapping', f'{how}: odd')}",
+            f"the step failed: {failure_pattern('attention_backends', 'slot_mapping', f'{failure}: odd')}",
         )
     assert calls(llm, "attention_backends", "slot_mapping") == {"error": 1}
     healthy(llm, expected)
@@ -222,7 +226,7 @@ def test_a_writer_that_raises_fails_its_step(odd: Odd, expected: list[int], how:
 @pytest.mark.parametrize("method", ["forward", "compute_logits"])
 def test_an_interrupt_in_a_step_is_the_users(odd: Odd, method: str) -> None:
     """It leaves half a step: nothing of that engine can be trusted, and it says so."""
-    llm = odd("models", method, "KeyboardInterrupt", at=3, times=1)
+    llm = odd("models", method, "KeyboardInterrupt", first_call=3, times=1)
     with pytest.raises(KeyboardInterrupt):
         finish(llm, {})
     with pytest.raises(EngineDeadError, match="a step was left in the middle by KeyboardInterrupt"):
@@ -231,11 +235,11 @@ def test_an_interrupt_in_a_step_is_the_users(odd: Odd, method: str) -> None:
 
 @fault("models", "forward")
 def test_a_stream_ends_with_the_cause(odd: Odd, expected: list[int]) -> None:
-    llm = odd("models", "forward", at=3, times=1)
+    llm = odd("models", "forward", first_call=3, times=1)
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     *_, last = llm.stream([[312, 284, 223, 1540]], params)
     assert last.outputs[0].token_ids == expected[:2]
-    _matches(str(last.outputs[0].error), f"the step failed: {named('models', 'forward')}")
+    _matches(str(last.outputs[0].error), f"the step failed: {failure_pattern('models', 'forward')}")
 
 
 def _matches(text: str, pattern: str) -> None:

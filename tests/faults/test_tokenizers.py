@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from engines import PROMPT, calls, finish, healthy, named
+from engines import PROMPT, calls, failure_pattern, finish, healthy
 
 from treadle import LLM, SamplingParams
 from treadle.errors import PluginLoadError
@@ -20,7 +20,7 @@ LOGPROBS = {"logprobs": 2}
 
 @fault("tokenizers", "encode")
 @pytest.mark.parametrize(
-    ("how", "cause"),
+    ("failure", "cause"),
     [
         *RAISE,
         ("None", "TypeError: it returned None; a list of ints was expected"),
@@ -28,12 +28,12 @@ LOGPROBS = {"logprobs": 2}
     ],
 )
 def test_a_prompt_that_cannot_be_encoded_is_its_requests_error(
-    odd: Odd, expected: list[int], how: str, cause: str
+    odd: Odd, expected: list[int], failure: str, cause: str
 ) -> None:
-    llm = odd("tokenizers", "encode", how, at=2, times=1)
+    llm = odd("tokenizers", "encode", failure, first_call=2, times=1)
     for prompts in (["fine"], [PROMPT]):
         assert llm.generate(prompts, use_tqdm=False)[0].outputs[0].error is None
-    with pytest.raises(PluginLoadError, match=named("tokenizers", "encode", cause)):
+    with pytest.raises(PluginLoadError, match=failure_pattern("tokenizers", "encode", cause)):
         llm.generate(["odd"], use_tqdm=False)
     assert llm.generate(["fine"], use_tqdm=False)[0].outputs[0].error is None
     healthy(llm, expected)
@@ -44,24 +44,26 @@ def test_bad_words_that_cannot_be_encoded_are_their_requests_error(
     odd: Odd, expected: list[int]
 ) -> None:
     llm = odd("tokenizers", "encode")
-    with pytest.raises(PluginLoadError, match=named("tokenizers", "encode")):
+    with pytest.raises(PluginLoadError, match=failure_pattern("tokenizers", "encode")):
         finish(llm, {"bad_words": ["odd"]})
     healthy(llm, expected)
 
 
 @fault("tokenizers", "create_detokenizer")
-@pytest.mark.parametrize(("how", "cause"), RAISE)
+@pytest.mark.parametrize(("failure", "cause"), RAISE)
 def test_an_output_that_cannot_be_begun_is_its_requests_error(
-    odd: Odd, expected: list[int], how: str, cause: str
+    odd: Odd, expected: list[int], failure: str, cause: str
 ) -> None:
-    llm = odd("tokenizers", "create_detokenizer", how, times=1)
-    with pytest.raises(PluginLoadError, match=named("tokenizers", "create_detokenizer", cause)):
+    llm = odd("tokenizers", "create_detokenizer", failure, times=1)
+    with pytest.raises(
+        PluginLoadError, match=failure_pattern("tokenizers", "create_detokenizer", cause)
+    ):
         finish(llm, {})
     healthy(llm, expected)
 
 
 @pytest.mark.parametrize(
-    ("method", "how", "cause"),
+    ("method", "failure", "cause"),
     [
         pytest.param("decode_next", *RAISE[0], marks=fault("tokenizers", "decode_next")),
         pytest.param("decode_next", *RAISE[1]),
@@ -76,15 +78,17 @@ def test_an_output_that_cannot_be_begun_is_its_requests_error(
     ],
 )
 def test_an_output_whose_text_cannot_be_made_ends_alone(
-    odd: Odd, expected: list[int], method: str, how: str, cause: str
+    odd: Odd, expected: list[int], method: str, failure: str, cause: str
 ) -> None:
     """The first of two outputs; the tokens of the other are what they would be."""
-    llm = odd("tokenizers", method, how, times=1)
-    asked = LOGPROBS if method == "token_bytes" else {}
-    bad, good = finish(llm, asked, asked)
+    llm = odd("tokenizers", method, failure, times=1)
+    params = LOGPROBS if method == "token_bytes" else {}
+    bad, good = finish(llm, params, params)
     assert good.token_ids == expected and good.error is None and good.text
     assert bad.finish_reason == "error"
-    pattern = "the text of this output could not be made: " + named("tokenizers", method, cause)
+    pattern = "the text of this output could not be made: " + failure_pattern(
+        "tokenizers", method, cause
+    )
     assert re.fullmatch(pattern, str(bad.error)), bad.error
     healthy(llm, expected)
 
@@ -98,7 +102,7 @@ def test_an_output_that_is_ended_early_may_fail_too(odd: Odd, expected: list[int
     llm._core.abort_requests(llm._outputs.abort(request))
     last = next(stream).outputs[0]
     assert last.finish_reason == "error"
-    assert re.search(named("tokenizers", "flush"), str(last.error))
+    assert re.search(failure_pattern("tokenizers", "flush"), str(last.error))
     healthy(llm, expected)
 
 
@@ -120,7 +124,7 @@ def test_a_grammar_compiler_that_is_let_down_fails_its_request(
     from treadle.api.sampling_params import StructuredOutputsParams
 
     llm = odd("tokenizers", "vocab_size")
-    backend = next(n for n in ("llguidance", "outlines", "lmfe") if n in _guided(llm))
+    backend = next(n for n in ("llguidance", "outlines", "lm-format-enforcer") if n in _guided(llm))
     guided = StructuredOutputsParams(regex="[a-z]+", backend=backend)
     bad, good = finish(llm, {"structured_outputs": guided}, {})
     assert bad.finish_reason == "error" and good.token_ids == expected

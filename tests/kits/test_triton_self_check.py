@@ -18,8 +18,8 @@ def test_what_is_wrong_or_raises_does_not_pass(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
     assert not self_check(lambda: False, log, "none (%s)")
     assert not self_check(raises, log, "none (%s)")
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["none (its results are wrong)", "none (OSError: no compiler)"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["none (its results are wrong)", "none (OSError: no compiler)"]
 
 
 def test_who_stops_the_process_is_not_held_up() -> None:

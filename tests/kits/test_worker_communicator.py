@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import pytest
 import torch
 
 from treadle.api.communicators import Communicator, CommunicatorOffer, CommunicatorRequest
-from treadle.config import forbid_multicast
-from treadle.layers import SingleRankCommunicator
+from treadle.api.plugin_kind import PluginKind
+from treadle.layers import SingleRankCommunicator, dry_run
 from treadle.testing.ranks import run_on_ranks
-from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
+from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator, forbid_multicast
 
 CPU = torch.device("cpu")
 Create = Callable[[Communicator, torch.device], Communicator]
@@ -35,7 +37,9 @@ class Offers:
     def __init__(self, create: Create | None, name: str = "mine") -> None:
         self.create, self.name = create, name
 
-    def communicator(self, request: CommunicatorRequest) -> CommunicatorOffer | None:
+    def best_offer(
+        self, kind: PluginKind[CommunicatorOffer], *, request: CommunicatorRequest
+    ) -> CommunicatorOffer | None:
         assert request.device.type == "cpu" and request.world_size == 2
         return CommunicatorOffer(self.name, 1, self.create) if self.create else None
 
@@ -87,6 +91,10 @@ def test_torch_distributed_alone(tmp_path: Path) -> None:
         assert torch.equal(ranks.all_reduce(x.clone()), x)
         assert torch.equal(ranks.all_gather(x), x) and torch.equal(ranks.all_gather(x, 0), x)
         assert ranks.all_reduce_min([3, -1]) == [3, -1] and ranks.memory_bytes == 0
+        assert ranks.all_reduce_min([1 << 40]) == [1 << 40] and ranks.all_reduce_min([]) == []
+        with dry_run(ranks) as compiles:
+            assert compiles
+            assert torch.equal(ranks.all_reduce(x), x) and torch.equal(ranks.all_gather(x), x)
     finally:
         ranks.close()
 
@@ -95,3 +103,31 @@ def test_multicast_is_off_whatever_the_environment_says(monkeypatch: pytest.Monk
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
     forbid_multicast()
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+def test_ranks_agree_without_their_devices(tmp_path: Path) -> None:
+    """Each in its turn, however late; a dry run waits for nobody, and gathers what it has itself."""
+    script = """
+import sys, time, torch
+from torch.distributed import FileStore
+from treadle_worker_kit.communicator import TorchCommunicator
+
+rank = int(sys.argv[1])
+ranks = TorchCommunicator(rank, 2, torch.device("cpu"), FileStore(sys.argv[2], 2))
+assert ranks.all_reduce_min([rank, 5 - rank]) == [0, 4]
+if rank:
+    time.sleep(0.3)
+    ranks.set_dry_run(True)
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(ranks.all_reduce(x), x)
+    assert torch.equal(ranks.all_gather(x), torch.cat([x, x], -1))
+    assert torch.equal(ranks.all_gather(x, 0), torch.cat([x, x]))
+    ranks.set_dry_run(False)
+assert ranks.all_reduce_min([7 - rank]) == [6]
+assert ranks.all_reduce(torch.ones(2)).tolist() == [2, 2]
+ranks.close()
+"""
+    command = [sys.executable, "-c", script]
+    meeting = str(tmp_path / "meeting")
+    workers = [subprocess.Popen([*command, str(rank), meeting]) for rank in range(2)]
+    assert [worker.wait(120) for worker in workers] == [0, 0]

@@ -83,8 +83,8 @@ def test_an_unexpected_reply_at_start_is_an_error() -> None:
 def test_the_first_command_has_all_that_a_worker_needs() -> None:
     group = Group(Started(INFO))
     start = group.start_command(1, "here", local_rank=0, local_world_size=2, device="cuda")
-    again = decode_command(encode(start))
-    assert isinstance(again, StartWorker) and again == start
+    decoded = decode_command(encode(start))
+    assert isinstance(decoded, StartWorker) and decoded == start
     assert (start.rank, start.world_size, start.rendezvous) == (1, 2, "here")
     assert start.config.device.device == "cuda" and group.config.device.device == "cpu"
 
@@ -92,10 +92,12 @@ def test_the_first_command_has_all_that_a_worker_needs() -> None:
 def test_a_failure_is_the_workers_own_at_start_and_the_engines_end_later() -> None:
     reply = decode_reply(encode(Failed.of(ConfigError("no such thing"))))
     assert isinstance(reply, Failed)
-    early, late = reply.error(1, serving=False), reply.error(1, serving=True)
+    early, late = reply.error(1, stage="weights"), reply.error(1, stage=None)
     assert isinstance(early, ConfigError) and str(early) == "no such thing"
     assert isinstance(late, EngineDeadError)
     assert str(late) == "rank 1 failed: ConfigError: no such thing"
     strange = Failed.of(ZeroDivisionError("0"))
     assert strange.treadle_error is None
-    assert isinstance(strange.error(0, serving=False), EngineDeadError)
+    error = strange.error(0, stage="weights")
+    assert isinstance(error, EngineDeadError)
+    assert str(error) == "rank 0 failed in stage 'weights' of the start: ZeroDivisionError: 0"

@@ -22,12 +22,12 @@ print(build_wheel(sys.argv[2]))
 """
 
 
-def build(folder: Path, where: Path, **variables: str) -> zipfile.ZipFile:
-    command = [sys.executable, "-c", BUILD, str(folder), str(where)]
+def build(folder: Path, target: Path, **variables: str) -> zipfile.ZipFile:
+    command = [sys.executable, "-c", BUILD, str(folder), str(target)]
     environment = {**os.environ, **variables}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return zipfile.ZipFile(where / done.stdout.split()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert process.returncode == 0, process.stderr
+    return zipfile.ZipFile(target / process.stdout.split()[-1])
 
 
 def metadata(wheel: zipfile.ZipFile) -> Message:
@@ -84,8 +84,10 @@ def test_a_wheel_holds_its_package_and_nothing_else(member: Member, tmp_path: Pa
         text=True,
         check=False,
     )
-    kept = [Path(line).relative_to(member.path).as_posix() for line in listed.stdout.splitlines()]
-    assert [path for path in kept if path not in wheel.namelist()] == []
+    tracked = [
+        Path(line).relative_to(member.path).as_posix() for line in listed.stdout.splitlines()
+    ]
+    assert [path for path in tracked if path not in wheel.namelist()] == []
     assert metadata(wheel)["License-Expression"] == "Apache-2.0"
 
 
@@ -104,14 +106,14 @@ NEEDS = {
 @pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
 def test_a_plugin_can_be_installed_with_the_core_alone(member: Member) -> None:
     """No plugin drags in the server, the command line, or another plugin."""
-    others = {m.name for m in members()} - {m.name for m in kits()}
-    assert member.dependencies & others == {"treadle-core"} | NEEDS.get(member.name, set())
+    distributions = {m.name for m in members()} - {m.name for m in kits()}
+    assert member.dependencies & distributions == {"treadle-core"} | NEEDS.get(member.name, set())
 
 
 @pytest.mark.parametrize("member", kits(), ids=lambda m: m.name)
 def test_a_kit_needs_the_core_and_kits_only(member: Member) -> None:
-    others = {m.name for m in members()} - {m.name for m in kits()}
-    assert member.dependencies & others == {"treadle-core"}
+    distributions = {m.name for m in members()} - {m.name for m in kits()}
+    assert member.dependencies & distributions == {"treadle-core"}
 
 
 def test_torch_is_pinned_in_the_constraints_only() -> None:
@@ -123,8 +125,8 @@ def test_torch_is_pinned_in_the_constraints_only() -> None:
 def test_the_derived_files_are_up_to_date() -> None:
     """requirements-dev.txt lists every member; the documentation shows what the code says."""
     command = [sys.executable, "tools/sync.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"run `python tools/sync.py`\n{done.stdout}{done.stderr}"
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"run `python tools/sync.py`\n{process.stdout}{process.stderr}"
 
 
 def test_requirements_dev_lists_every_member_once() -> None:

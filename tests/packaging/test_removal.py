@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ CANDIDATES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Qwen2Fo
 # What a model on a CPU needs beside the core: layers, and a backend for attention, which is a plugin.
 CPU_ATTENTION = "treadle-sdpa"
 OF_EVERY_MODEL = ("treadle-layers-kit", "treadle-paged-attention-kit")
-# What reads any checkpoint, and options with which an engine needs it.
+# What reads or runs any checkpoint, and options with which an engine needs it.
 BASIC: dict[str, dict[str, str]] = {
     "treadle-dummy": {},
+    "treadle-executor-uni": {},
     "treadle-hf": {"model": "org/name"},
     "treadle-hf-tokenizer": {},
     "treadle-jinja": {},
@@ -67,30 +69,46 @@ main(["plugin", "list", "--json"])
 """
 
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
 def without(member: Member, folder: Path, *more: Member) -> Path:
     """Make a site folder that has everything but ``member`` and ``more``."""
     site = folder / "site"
     site.mkdir()
-    own: set[str] = set()
-    for gone in (member, *more):
-        files = metadata.distribution(gone.name).files or []
-        found = {file.parts[0] for file in files if file.parts[0] != ".."}
-        assert found, f"{gone.name} is not installed; see CONTRIBUTING.md"
-        own |= found
-    here = Path(str(metadata.distribution(member.name).locate_file("")))
-    for path in here.iterdir():
-        if path.name not in own:
+    excluded: set[str] = set()
+    for removed in (member, *more):
+        files = metadata.distribution(removed.name).files or []
+        top_level = {file.parts[0] for file in files if file.parts[0] != ".."}
+        assert top_level, f"{removed.name} is not installed; see CONTRIBUTING.md"
+        excluded |= top_level
+    site_packages = Path(str(metadata.distribution(member.name).locate_file("")))
+    for path in site_packages.iterdir():
+        if path.name not in excluded:
             (site / path.name).symlink_to(path)
     return site
 
 
-def run(site: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that sees the standard library and ``site``, editable members included."""
-    start = f"import site; site.addsitedir({str(site)!r})\n"
-    command = [sys.executable, "-I", "-S", "-c", start + program, *arguments]
-    return subprocess.run(
-        command, cwd=site.parent, capture_output=True, text=True, timeout=120, check=False
-    )
+@cache
+def standard_library() -> list[str]:
+    command = [sys.executable, "-I", "-S", "-c", "import sys, json; print(json.dumps(sys.path))"]
+    path: list[str] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return path
+
+
+@pytest.fixture
+def run(preloaded: list[str]) -> Run:
+    """``run(site, program, …)``: a program that sees the standard library and ``site``, editable
+    members included."""
+
+    def run(site: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        start = f"import site, sys; sys.path[:] = {standard_library()}; site.addsitedir({str(site)!r})\n"
+        command = [*preloaded, "-c", start + program, *arguments]
+        return subprocess.run(
+            command, cwd=site.parent, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
 
 
 def checkpoint(folder: Path, removed: Member) -> Path:
@@ -111,10 +129,10 @@ def checkpoint(folder: Path, removed: Member) -> Path:
 
 
 @pytest.mark.parametrize("member", plugins(), ids=lambda m: m.name)
-def test_the_other_plugins_are_listed(member: Member, tmp_path: Path) -> None:
-    done = run(without(member, tmp_path), LIST)
-    assert done.returncode == 0, done.stderr
-    listed = {row["distribution"] for row in json.loads(done.stdout)}
+def test_the_other_plugins_are_listed(member: Member, tmp_path: Path, run: Run) -> None:
+    process = run(without(member, tmp_path), LIST)
+    assert process.returncode == 0, process.stderr
+    listed = {row["distribution"] for row in json.loads(process.stdout)}
     assert listed == {m.name for m in members() if m.name != member.name and m.entry_points}
 
 
@@ -132,11 +150,11 @@ def by_cost() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("member", list(by_cost()))
-def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
+def test_another_architecture_generates(member: Member, tmp_path: Path, run: Run) -> None:
     model = checkpoint(tmp_path, member)
-    done = run(without(member, tmp_path), GENERATE, member.name, str(model), "{}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "4"
+    process = run(without(member, tmp_path), GENERATE, member.name, str(model), "{}")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split()[-1] == "4"
 
 
 @pytest.mark.parametrize(
@@ -153,28 +171,30 @@ def test_another_architecture_generates(member: Member, tmp_path: Path) -> None:
     ],
 )
 def test_the_engine_needs_no_server_no_command_line_and_no_other_kit(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, run: Run
 ) -> None:
     (member,) = (m for m in members() if m.name == name)
     model = checkpoint(tmp_path, member)
-    done = run(without(member, tmp_path), GENERATE, name, str(model), "{}")
-    assert done.returncode == 0, done.stderr
+    process = run(without(member, tmp_path), GENERATE, name, str(model), "{}")
+    assert process.returncode == 0, process.stderr
 
 
-def test_without_attention_for_the_device_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_without_attention_for_the_device_the_error_says_what_to_install(
+    tmp_path: Path, run: Run
+) -> None:
     (member,) = (m for m in members() if m.name == CPU_ATTENTION)
-    done = run(
+    process = run(
         without(member, tmp_path), GENERATE, member.name, str(checkpoint(tmp_path, member)), "{}"
     )
-    assert done.returncode != 0
-    assert "triton: device 'cpu'" in done.stderr, "what is there says why it cannot"
-    assert done.stderr.splitlines()[-1] == (
+    assert process.returncode != 0
+    assert "triton: device 'cpu'" in process.stderr, "what is there says why it cannot"
+    assert process.stderr.splitlines()[-1] == (
         "  not installed: treadle-sdpa; from a clone: pip install './kits/paged_attention' "
         "'./plugins/backends/attention/sdpa'"
     )
 
 
-def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def removed_llama(run: Run, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Generate with a Llama where ``treadle-llama`` and ``more`` are not installed."""
     named = {m.name: m for m in plugins()}
     model = checkpoint(folder, named["treadle-qwen"])
@@ -183,28 +203,28 @@ def removed_llama(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return run(site, GENERATE, "treadle-llama", str(model), "{}")
 
 
-def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path) -> None:
-    done = removed_llama(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == "4"
+def test_the_fallback_takes_over_a_removed_architecture(tmp_path: Path, run: Run) -> None:
+    process = removed_llama(run, tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split()[-1] == "4"
 
 
-def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path) -> None:
+def test_a_removed_architecture_is_reported_with_what_to_install(tmp_path: Path, run: Run) -> None:
     """The absence is real, and the message names the distribution to install."""
-    done = removed_llama(tmp_path, "treadle-transformers")
-    assert done.returncode != 0
-    assert "./plugins/models/llama" in done.stderr.splitlines()[-1], done.stderr
+    process = removed_llama(run, tmp_path, "treadle-transformers")
+    assert process.returncode != 0
+    assert "./plugins/models/llama" in process.stderr.splitlines()[-1], process.stderr
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "treadle-pt" else []) for n in BASIC]
 )
 def test_without_what_reads_a_checkpoint_the_error_says_what_to_install(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, run: Run
 ) -> None:
     (member,) = (m for m in plugins() if m.name == name)
     model = checkpoint(tmp_path, member)
-    done = run(without(member, tmp_path), GENERATE, name, str(model), json.dumps(BASIC[name]))
-    assert done.returncode != 0
-    last = done.stderr.splitlines()[-1]
-    assert "from a clone: pip install " in last and f"'./{member.path}'" in last, done.stderr
+    process = run(without(member, tmp_path), GENERATE, name, str(model), json.dumps(BASIC[name]))
+    assert process.returncode != 0
+    last = process.stderr.splitlines()[-1]
+    assert "from a clone: pip install " in last and f"'./{member.path}'" in last, process.stderr

@@ -25,15 +25,15 @@ class Process:
     @property
     def children(self) -> list[int]:
         pid = self.process.pid
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(child) for child in found.split()]
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in pids.split()]
 
     def metric(self, name: str) -> float:
         page = self.client.get("/metrics").text
-        found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.M)
-        if found is None:
+        match = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.M)
+        if match is None:
             raise AssertionError(f"no {name} in\n{page}")
-        return float(found[1])
+        return float(match[1])
 
     def settles(self, wait: float = 5.0) -> bool:
         """Whether the engine becomes idle, with every page free."""
@@ -92,8 +92,8 @@ def address(process: subprocess.Popen[str], log: Path, wait: float = 60.0) -> st
     """The URL that the server prints once it listens."""
     deadline = time.monotonic() + wait
     while time.monotonic() < deadline:
-        if found := re.search(r"^listening +(http\S+)$", log.read_text(), re.M):
-            return found[1]
+        if match := re.search(r"^listening +(http\S+)$", log.read_text(), re.M):
+            return match[1]
         if process.poll() is not None:
             break
         time.sleep(0.05)

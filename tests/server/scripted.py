@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.kinds import RENDERERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
@@ -17,6 +18,7 @@ from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
+from treadle.text.text_pool import TextPool
 from treadle_server.testing.engine import CharacterTokenizer, FakeRenderer
 
 Before = Callable[["ScriptedEngine", int], None]
@@ -47,6 +49,7 @@ class ScriptedEngine:
         )
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
         self.plugins = plugins or PluginManager()
+        self.texts = TextPool(self.plugins.call_stats.budget(RENDERERS, "render"), 1000)
         self.traits = traits or ModelTraits()
         self.output_limit = output_limit
         self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
@@ -112,15 +115,15 @@ class ScriptedEngine:
         self.params = params
         self.ids.append(request_id)
         self.running += 1
-        done = False
+        is_complete = False
         try:
             async for output in self._steps(ids, parsed.text, params):
                 yield output
-            done = True
+            is_complete = True
         finally:
             self.running -= 1
-            self.finished += done
-            self.aborted += not done
+            self.finished += is_complete
+            self.aborted += not is_complete
 
     async def _steps(
         self, ids: list[int], text: str | None, params: SamplingParams
@@ -142,11 +145,13 @@ class ScriptedEngine:
             if params.output_kind == "delta":
                 yield self._output(ids, text, params, outputs, last)
                 continue
-            for whole, new in zip(total, outputs, strict=True):
-                whole.text += new.text
-                whole.token_ids += new.token_ids
-                whole.finish_reason = new.finish_reason
-                whole.logprobs = (whole.logprobs or []) + new.logprobs if new.logprobs else None
+            for accumulated, new in zip(total, outputs, strict=True):
+                accumulated.text += new.text
+                accumulated.token_ids += new.token_ids
+                accumulated.finish_reason = new.finish_reason
+                accumulated.logprobs = (
+                    (accumulated.logprobs or []) + new.logprobs if new.logprobs else None
+                )
         if params.output_kind != "delta":
             yield self._output(ids, text, params, total, True)
 

@@ -93,9 +93,9 @@ async def until(condition: Callable[[], Any], wait: float = 5.0) -> None:
 
 def events(text: str) -> list[Any]:
     """The events of a stream, ``[DONE]`` included as a string."""
-    found = []
+    payloads = []
     for block in text.split("\n\n"):
         if block.startswith("data: "):
             data = block.removeprefix("data: ")
-            found.append(data if data == "[DONE]" else msgspec.json.decode(data))
-    return found
+            payloads.append(data if data == "[DONE]" else msgspec.json.decode(data))
+    return payloads

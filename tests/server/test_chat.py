@@ -32,14 +32,14 @@ async def test_a_stream_has_a_role_text_a_reason_and_usage() -> None:
     assert done == "[DONE]" and usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 4
     for index in (0, 1):
-        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-        assert [c["delta"] for c in own] == [
+        choices = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert [c["delta"] for c in choices] == [
             {"role": "assistant", "content": ""},
             {"content": "a"},
             {"content": "b"},
             {},
         ]
-        assert [c["finish_reason"] for c in own] == [None, None, None, "stop"]
+        assert [c["finish_reason"] for c in choices] == [None, None, None, "stop"]
 
 
 async def test_usage_runs_along_when_asked() -> None:
@@ -53,12 +53,12 @@ async def test_usage_runs_along_when_asked() -> None:
 async def test_logprobs(stream: bool) -> None:
     async with serving(ScriptedEngine(["é", "f"])) as server:
         response = await server.chat(logprobs=True, top_logprobs=1, stream=stream)
-    found: list[Any] = []
+    entries: list[Any] = []
     for part in events(response.text)[:-1] if stream else [response.json()]:
-        found += (part["choices"][0]["logprobs"] or {"content": []})["content"]
-    assert [t["token"] for t in found] == ["é", "f"]
-    assert found[0]["bytes"] == list("é".encode())
-    assert [len(t["top_logprobs"]) for t in found] == [1, 1]
+        entries += (part["choices"][0]["logprobs"] or {"content": []})["content"]
+    assert [t["token"] for t in entries] == ["é", "f"]
+    assert entries[0]["bytes"] == list("é".encode())
+    assert [len(t["top_logprobs"]) for t in entries] == [1, 1]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -97,16 +97,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_wrong_field_is_named() -> None:
-    found: list[tuple[dict[str, Any], Any]] = []
+    errors: list[tuple[dict[str, Any], Any]] = []
     async with serving() as server:
         for fields, _ in WRONG:
             response = await server.chat(**fields)
             error = response.json()["error"]
             assert response.status_code == 400, (fields, error)
             assert error["message"] and error["type"] == "invalid_request_error"
-            found.append((fields, error["param"]))
+            errors.append((fields, error["param"]))
         assert (await server.chat()).status_code == 200
-    assert found == WRONG
+    assert errors == WRONG
 
 
 async def test_what_the_template_sees() -> None:
@@ -140,16 +140,22 @@ async def test_what_the_template_sees() -> None:
             documents=[{"text": "d"}],
         )
     assert response.status_code == 200, response.text
-    seen = engine.renderer.messages
-    system, user, assistant, tool, _ = seen["messages"]
+    template_input = engine.renderer.messages
+    system, user, assistant, tool, _ = template_input["messages"]
     assert system == {"role": "system", "content": "be brief"}
     assert user == {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "ann"}
     assert [c["function"]["arguments"] for c in assistant["tool_calls"]] == [{"x": 1}, "{broken"]
     assert assistant["reasoning_content"] == "hm" and assistant["content"] == ""
     assert tool["tool_call_id"] == "c1"
-    assert seen["tools"] is None
-    assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (False, True)
-    assert seen["template_arguments"] == {"enable_thinking": False, "documents": [{"text": "d"}]}
+    assert template_input["tools"] is None
+    assert (template_input["add_generation_prompt"], template_input["continue_final_message"]) == (
+        False,
+        True,
+    )
+    assert template_input["template_arguments"] == {
+        "enable_thinking": False,
+        "documents": [{"text": "d"}],
+    }
 
 
 async def test_a_template_that_knows_developer_gets_developer() -> None:
@@ -181,14 +187,14 @@ async def tokens(server: Server, **body: Any) -> Any:
 
 async def test_tokenize_and_detokenize() -> None:
     async with serving() as server:
-        found = await tokens(server, prompt="abc", return_token_strs=True)
+        completion = await tokens(server, prompt="abc", return_token_strs=True)
         chat = await tokens(server, messages=[USER])
         neither = await server.post("/tokenize", {})
         text = await server.post("/detokenize", {"tokens": [97, 98]})
         many = await server.post("/detokenize", {"tokens": [1] * 1001})
         wide = await server.post("/detokenize", {"tokens": [0x110000]})
         minus = await server.post("/detokenize", {"tokens": [-1]})
-    assert found == {
+    assert completion == {
         "count": 3,
         "max_model_len": 1000,
         "tokens": [97, 98, 99],

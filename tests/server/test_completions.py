@@ -84,21 +84,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_a_wrong_field_is_named() -> None:
-    found: list[tuple[dict[str, Any], Any]] = []
+    errors: list[tuple[dict[str, Any], Any]] = []
     async with serving() as server:
         for fields, _ in WRONG:
             response = await server.complete(**fields)
             error = response.json()["error"]
             assert response.status_code == 400, (fields, error)
             assert error["message"] and error["type"] == "invalid_request_error"
-            found.append((fields, error["param"]))
+            errors.append((fields, error["param"]))
         assert (await server.complete()).status_code == 200
-    assert found == WRONG
+    assert errors == WRONG
 
 
 async def test_parameters_reach_the_engine() -> None:
     engine = ScriptedEngine()
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 7,
@@ -126,12 +126,12 @@ async def test_parameters_reach_the_engine() -> None:
     }
     async with serving(engine) as server:
         response = await server.complete(
-            **given, logit_bias={"7": -3}, guided_regex="a+", best_of=2
+            **fields, logit_bias={"7": -3}, guided_regex="a+", best_of=2
         )
         assert response.status_code == 200, response.text
         params = engine.params
         assert params is not None
-        assert {name: getattr(params, name) for name in given} == given
+        assert {name: getattr(params, name) for name in fields} == fields
         assert params.logit_bias == {7: -3.0}
         assert params.structured_outputs is not None and params.structured_outputs.regex == "a+"
         assert params.output_kind == "final"
@@ -191,9 +191,9 @@ async def test_a_stream_is_chunks_usage_and_done() -> None:
 
 async def test_token_ids_come_when_asked() -> None:
     async with serving(ScriptedEngine(["c", "d"])) as server:
-        whole = (await server.complete(return_token_ids=True)).json()["choices"][0]
+        choice = (await server.complete(return_token_ids=True)).json()["choices"][0]
         streamed = events((await server.complete(return_token_ids=True, stream=True)).text)[:-1]
-    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([97, 98], [99, 100])
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([97, 98], [99, 100])
     assert streamed[0]["choices"][0]["prompt_token_ids"] == [97, 98]
     assert [i for c in streamed for i in c["choices"][0].get("token_ids", [])] == [99, 100]
 
@@ -204,10 +204,10 @@ async def test_any_served_name_answers_with_the_first() -> None:
             assert (await server.complete(model=name)).json()["model"] == "first"
         response = await server.complete(model="third")
         models = (await server.client.get("/v1/models")).json()["data"]
-        one = await server.client.get("/v1/models/second")
-        none = await server.client.get("/v1/models/org/other")
+        second_model = await server.client.get("/v1/models/second")
+        unknown_model = await server.client.get("/v1/models/org/other")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert [m["id"] for m in models] == ["first", "second"]
-    assert one.json()["max_model_len"] == 1000
-    assert none.status_code == 404
+    assert second_model.json()["max_model_len"] == 1000
+    assert unknown_model.status_code == 404

@@ -12,9 +12,9 @@ from treadle_server.listen import bind
 
 def test_a_key_is_never_shown() -> None:
     keys = {"api_key": ["s3cret-a", "s3cret-b"], "admin_api_key": ["s3cret-c"]}
-    shown = repr(server_from_options(keys))
-    assert "s3cret" not in shown
-    assert "['***', '***']" in shown and "admin_api_key=['***']" in shown
+    text = repr(server_from_options(keys))
+    assert "s3cret" not in text
+    assert "['***', '***']" in text and "admin_api_key=['***']" in text
 
 
 def test_keys_come_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,8 +22,8 @@ def test_keys_come_from_the_environment_unless_given(monkeypatch: pytest.MonkeyP
     assert server_from_options().api_key == ["one", "two"]
     assert server_from_options(api_key=["three"]).api_key == ["three"]
     monkeypatch.setenv("TREADLE_ADMIN_API_KEY", "boss")
-    found = server_from_options()
-    assert (found.api_key, found.admin_api_key) == (["one", "two"], ["boss"])
+    config = server_from_options()
+    assert (config.api_key, config.admin_api_key) == (["one", "two"], ["boss"])
 
 
 def test_every_option_is_described() -> None:
@@ -32,7 +32,7 @@ def test_every_option_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"port": 70000}, "option port is 70000"),
         ({"host": "0.0.0.0"}, "--api-key"),
@@ -46,8 +46,8 @@ def test_every_option_is_described() -> None:
         ({"nonsense": 1}, "no option 'nonsense'"),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_what_cannot_work_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         server_from_options(options)
 
 
@@ -57,8 +57,8 @@ def test_a_public_address_needs_a_key_or_a_word() -> None:
 
 
 def test_a_taken_port_is_told_before_anything_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             bind(server_from_options(port=port))
 

@@ -15,8 +15,8 @@ CHAT, TEXT = RequestDecoder(ChatRequest), RequestDecoder(CompletionRequest)
 
 
 def nested(depth: int, wide: int = 1) -> bytes:
-    inside = b",".join([b"[" * (depth - 2) + b"]" * (depth - 2)] * wide)
-    return b'{"unknown":[' + inside + b'],"prompt":"a"}'
+    items = b",".join([b"[" * (depth - 2) + b"]" * (depth - 2)] * wide)
+    return b'{"unknown":[' + items + b'],"prompt":"a"}'
 
 
 @pytest.mark.parametrize("depth", [3, 6, 63, 64])
@@ -41,14 +41,14 @@ def test_brackets_in_strings_do_not_count(text: str) -> None:
 
 def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
     for unit in (b"[", b"[]", b'"', b'\\"', b"[[[[[[]]]]]]", b"}", b"[{"):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with suppress(APIError):
             check_depth(unit * (10_000_000 // len(unit)))
-        assert time.perf_counter() - began < 2.0, unit
+        assert time.perf_counter() - start_time < 2.0, unit
 
 
 @pytest.mark.parametrize(
-    ("body", "says", "param"),
+    ("body", "message", "param"),
     [
         (b"", "empty", None),
         (b"[]", "Expected object, got array", None),
@@ -69,8 +69,8 @@ def test_no_body_of_ten_megabytes_holds_the_loop() -> None:
         (b'{"response_format":{"type":"xml"}}', "Invalid enum value", "response_format.type"),
     ],
 )
-def test_a_mistake_is_placed(body: bytes, says: str, param: str | None) -> None:
-    with pytest.raises(APIError, match=says) as error:
+def test_a_mistake_is_placed(body: bytes, message: str, param: str | None) -> None:
+    with pytest.raises(APIError, match=message) as error:
         TEXT.decode(body)
     assert error.value.status == 400
     assert error.value.detail.param == param
@@ -79,14 +79,14 @@ def test_a_mistake_is_placed(body: bytes, says: str, param: str | None) -> None:
 def test_null_is_the_same_as_nothing() -> None:
     fields = [f for f in ChatRequest.__struct_encode_fields__ if f != "messages"]
     nulls = ",".join(f'"{f}":null' for f in fields)
-    found, ignored = CHAT.decode(b'{"messages":[],' + nulls.encode() + b"}")
-    assert found == CHAT.decode(b'{"messages":[]}')[0]
+    request, ignored = CHAT.decode(b'{"messages":[],' + nulls.encode() + b"}")
+    assert request == CHAT.decode(b'{"messages":[]}')[0]
     assert ignored == ""
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
-    found, ignored = TEXT.decode(b'{"prompt":"a","frobnicate":[1],"metadata":{},"bad name\\n":1}')
-    assert found.prompt == "a"
+    request, ignored = TEXT.decode(b'{"prompt":"a","frobnicate":[1],"metadata":{},"bad name\\n":1}')
+    assert request.prompt == "a"
     assert ignored == "frobnicate,metadata"
 
 

@@ -49,20 +49,20 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def asked(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
+def create_chat(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
     options = {"temperature": 0, "max_tokens": 150, **options}
     return client.chat.completions.create(model="demo", messages=messages, **options)
 
 
 def test_a_tool_is_called_and_its_result_is_read(client: openai.OpenAI) -> None:
-    choice = asked(client, WEATHER, tools=TOOLS).choices[0]
+    choice = create_chat(client, WEATHER, tools=TOOLS).choices[0]
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
 
     pieces = []
-    for chunk in asked(client, WEATHER, tools=TOOLS, stream=True):
+    for chunk in create_chat(client, WEATHER, tools=TOOLS, stream=True):
         delta = chunk.choices[0].delta
         assert not delta.content
         pieces += delta.tool_calls or []
@@ -72,44 +72,46 @@ def test_a_tool_is_called_and_its_result_is_read(client: openai.OpenAI) -> None:
 
     result = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}
     answered = [*WEATHER, choice.message.model_dump(exclude_none=True), result]
-    last = asked(client, answered, tools=TOOLS).choices[0]
+    last = create_chat(client, answered, tools=TOOLS).choices[0]
     assert last.finish_reason == "stop" and "21" in last.message.content
 
 
 def test_it_thinks_before_it_answers(client: openai.OpenAI) -> None:
-    message = asked(client, SUM, extra_body=THINK).choices[0].message
+    message = create_chat(client, SUM, extra_body=THINK).choices[0].message
     assert "42" in message.content and "<" not in message.content
     assert "42" in message.reasoning and "<" not in message.reasoning
     assert message.reasoning_content == message.reasoning
     content, thought = "", ""
-    for chunk in asked(client, SUM, extra_body=THINK, stream=True):
+    for chunk in create_chat(client, SUM, extra_body=THINK, stream=True):
         delta = chunk.choices[0].delta
         content += delta.content or ""
         thought += getattr(delta, "reasoning", None) or ""
     assert (content, thought) == (message.content, message.reasoning)
 
 
-def both(client: openai.OpenAI, messages: Any, **options: Any) -> list[dict[str, Any]]:
+def complete_and_stream(
+    client: openai.OpenAI, messages: Any, **options: Any
+) -> list[dict[str, Any]]:
     """Each choice as content, reasoning, calls and finish reason; whole and streamed the same."""
-    whole, streamed = [], {}
-    for choice in asked(client, messages, **options).choices:
+    complete, streamed = [], {}
+    for choice in create_chat(client, messages, **options).choices:
         message = choice.message
         calls = [[c.function.name, c.function.arguments] for c in message.tool_calls or ()]
-        found = {"content": message.content or "", "calls": calls, "end": choice.finish_reason}
-        whole.append({**found, "reasoning": getattr(message, "reasoning", "")})
-    for chunk in asked(client, messages, stream=True, **options):
+        entry = {"content": message.content or "", "calls": calls, "end": choice.finish_reason}
+        complete.append({**entry, "reasoning": getattr(message, "reasoning", "")})
+    for chunk in create_chat(client, messages, stream=True, **options):
         for choice in chunk.choices:
             empty: Any = {"content": "", "calls": [], "end": None, "reasoning": ""}
-            one: Any = streamed.setdefault(choice.index, empty)
-            one["content"] += choice.delta.content or ""
-            one["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
-            one["end"] = choice.finish_reason or one["end"]
+            partial: Any = streamed.setdefault(choice.index, empty)
+            partial["content"] += choice.delta.content or ""
+            partial["reasoning"] += getattr(choice.delta, "reasoning", None) or ""
+            partial["end"] = choice.finish_reason or partial["end"]
             for call in choice.delta.tool_calls or ():
                 if call.function.name:
-                    one["calls"].append([call.function.name, ""])
-                one["calls"][call.index][1] += call.function.arguments
-    assert [streamed[i] for i in sorted(streamed)] == whole
-    return whole
+                    partial["calls"].append([call.function.name, ""])
+                partial["calls"][call.index][1] += call.function.arguments
+    assert [streamed[i] for i in sorted(streamed)] == complete
+    return complete
 
 
 RESULT: dict[str, Any] = {
@@ -122,7 +124,7 @@ FORMAT: Any = {
     "type": "json_schema",
     "json_schema": {"name": "result", "schema": RESULT, "strict": True},
 }
-BACKENDS = ("llguidance", "outlines", "lmfe")
+BACKENDS = ("llguidance", "outlines", "lm-format-enforcer")
 
 
 @pytest.mark.parametrize("thinking", [True, False])
@@ -133,22 +135,22 @@ def test_it_answers_in_a_schema(client: openai.OpenAI, backend: str, thinking: b
         "chat_template_kwargs": {"enable_thinking": thinking},
         "guided_decoding_backend": backend,
     }
-    for found in both(client, SUM, response_format=FORMAT, extra_body=body):
-        assert found["end"] == "stop"
-        jsonschema.validate(json.loads(found["content"]), RESULT)
-        assert ("42" in found["reasoning"]) == thinking == bool(found["reasoning"])
+    for answer in complete_and_stream(client, SUM, response_format=FORMAT, extra_body=body):
+        assert answer["end"] == "stop"
+        jsonschema.validate(json.loads(answer["content"]), RESULT)
+        assert ("42" in answer["reasoning"]) == thinking == bool(answer["reasoning"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_several_answers_at_temperature_2(client: openai.OpenAI, backend: str) -> None:
     body = {**THINK, "guided_decoding_backend": backend}
     options: Any = {"temperature": 2.0, "n": 4, "seed": 5, "response_format": FORMAT}
-    found = both(client, SUM, **options, extra_body=body)
-    assert len(found) == 4 and all(f["reasoning"] for f in found)
-    assert "stop" in {f["end"] for f in found} <= {"stop", "length"}
-    for one in found:
-        if one["end"] == "stop":
-            jsonschema.validate(json.loads(one["content"]), RESULT)
+    answers = complete_and_stream(client, SUM, **options, extra_body=body)
+    assert len(answers) == 4 and all(f["reasoning"] for f in answers)
+    assert "stop" in {f["end"] for f in answers} <= {"stop", "length"}
+    for answer in answers:
+        if answer["end"] == "stop":
+            jsonschema.validate(json.loads(answer["content"]), RESULT)
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "outlines"])
@@ -158,31 +160,35 @@ def test_it_thinks_and_is_then_forced_to_call(
 ) -> None:
     """The grammar waits until the thought is closed; only then it holds."""
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
-    wanted = named if choice == "named" else "required"
+    tool_choice = named if choice == "named" else "required"
     body = {**THINK, "guided_decoding_backend": backend}
-    (found,) = both(client, SUM, tools=TOOLS, tool_choice=wanted, extra_body=body)
-    assert "42" in found["reasoning"] and found["content"] == "" and found["end"] == "tool_calls"
-    assert [name for name, _ in found["calls"]] == ["get_weather"]
+    (answer,) = complete_and_stream(
+        client, SUM, tools=TOOLS, tool_choice=tool_choice, extra_body=body
+    )
+    assert "42" in answer["reasoning"] and answer["content"] == "" and answer["end"] == "tool_calls"
+    assert [name for name, _ in answer["calls"]] == ["get_weather"]
 
 
 def test_it_thinks_and_may_call(client: openai.OpenAI) -> None:
-    (found,) = both(client, WEATHER, tools=TOOLS, extra_body=THINK)
-    assert found["reasoning"] and found["end"] == "tool_calls"
-    assert [name for name, _ in found["calls"]] == ["get_weather"]
-    (found,) = both(client, WEATHER, tools=TOOLS, tool_choice="none")
-    assert not found["calls"] and found["content"] and "<" not in found["content"]
+    (answer,) = complete_and_stream(client, WEATHER, tools=TOOLS, extra_body=THINK)
+    assert answer["reasoning"] and answer["end"] == "tool_calls"
+    assert [name for name, _ in answer["calls"]] == ["get_weather"]
+    (answer,) = complete_and_stream(client, WEATHER, tools=TOOLS, tool_choice="none")
+    assert not answer["calls"] and answer["content"] and "<" not in answer["content"]
 
 
 def test_a_stop_text_ends_an_answer_in_a_schema(client: openai.OpenAI) -> None:
     closed = {"chat_template_kwargs": {"enable_thinking": False}}
-    (found,) = both(client, SUM, response_format=FORMAT, stop=[":"], extra_body=closed)
-    assert found["content"] == '{"answer"' and found["end"] == "stop"
+    (answer,) = complete_and_stream(
+        client, SUM, response_format=FORMAT, stop=[":"], extra_body=closed
+    )
+    assert answer["content"] == '{"answer"' and answer["end"] == "stop"
 
 
 def test_without_thinking_there_is_no_reasoning(client: openai.OpenAI) -> None:
     closed = {"chat_template_kwargs": {"enable_thinking": False}}
     for extra in ({}, closed):
-        message = asked(client, SUM, extra_body=extra).choices[0].message
+        message = create_chat(client, SUM, extra_body=extra).choices[0].message
         assert "42" in message.content and not hasattr(message, "reasoning")
 
 
@@ -191,9 +197,9 @@ def test_a_call_can_be_forced(client: openai.OpenAI, thinking: Any) -> None:
     """Of a question that no tool is for."""
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
     question: Any = [{"role": "user", "content": "What is treadle?"}]
-    assert not asked(client, question, tools=TOOLS).choices[0].message.tool_calls
+    assert not create_chat(client, question, tools=TOOLS).choices[0].message.tool_calls
     for choice in ("required", named):
-        answer = asked(client, question, tools=TOOLS, tool_choice=choice, extra_body=thinking)
+        answer = create_chat(client, question, tools=TOOLS, tool_choice=choice, extra_body=thinking)
         calls = answer.choices[0].message.tool_calls
         assert calls and answer.choices[0].message.content is None
         for call in calls:

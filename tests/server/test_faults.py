@@ -20,9 +20,9 @@ from treadle.errors import (
 )
 
 
-def failing(error: BaseException, at: int = 0) -> Callable[[ScriptedEngine, int], None]:
+def failing(error: BaseException, failing_step: int = 0) -> Callable[[ScriptedEngine, int], None]:
     def before(_: ScriptedEngine, step: int) -> None:
-        if step == at:
+        if step == failing_step:
             raise error
 
     return before
@@ -46,8 +46,8 @@ async def test_an_error_before_the_first_token_is_an_ordinary_answer() -> None:
             engine.before = failing(error)
             for ask, stream in product((server.chat, server.complete), (False, True)):
                 response = await ask(stream=stream)
-                found = response.json()["error"]
-                assert (response.status_code, found["code"]) == (status, code)
+                body = response.json()["error"]
+                assert (response.status_code, body["code"]) == (status, code)
                 assert response.headers["content-type"] == "application/json"
                 assert "secret" not in response.text
                 if status == 429:
@@ -55,10 +55,12 @@ async def test_an_error_before_the_first_token_is_an_ordinary_answer() -> None:
         assert engine.running == 0
 
 
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("failing_step", [1, 3])
 @pytest.mark.parametrize("route", ["chat", "complete"])
-async def test_an_error_inside_a_stream_is_one_event_then_done(at: int, route: str) -> None:
-    engine = ScriptedEngine(before=failing(ValueError("/secret 0x7f"), at))
+async def test_an_error_inside_a_stream_is_one_event_then_done(
+    failing_step: int, route: str
+) -> None:
+    engine = ScriptedEngine(before=failing(ValueError("/secret 0x7f"), failing_step))
     async with serving(engine) as server:
         response = await getattr(server, route)(stream=True)
     *chunks, error, done = events(response.text)
@@ -70,9 +72,9 @@ async def test_an_error_inside_a_stream_is_one_event_then_done(at: int, route: s
 
 async def test_an_output_that_the_engine_gave_up_is_an_error() -> None:
     async with serving(ScriptedEngine(reason="error")) as server:
-        whole = await server.chat()
+        response = await server.chat()
         *_, error, done = events((await server.chat(stream=True)).text)
-    assert whole.status_code == 500 and whole.json()["error"]["code"] == "request_failed"
+    assert response.status_code == 500 and response.json()["error"]["code"] == "request_failed"
     assert error["error"]["code"] == "request_failed" and done == "[DONE]"
 
 
@@ -147,14 +149,14 @@ async def test_many_clients_that_leave_at_random_leave_nothing() -> None:
     engine = ScriptedEngine(["x"] * 50, pause=0.002)
     async with serving(engine) as server:
 
-        async def one(i: int) -> None:
+        async def leave(i: int) -> None:
             request = asyncio.create_task(server.chat(stream=i % 2 == 0))
             await asyncio.sleep(0.001 * (i % 60))
             request.cancel()
             await asyncio.gather(request, return_exceptions=True)
 
         for start in range(0, 120, 40):
-            await asyncio.gather(*(one(start + i) for i in range(40)))
+            await asyncio.gather(*(leave(start + i) for i in range(40)))
         await until(lambda: engine.running == 0 and server.context.metrics.active == 0)
         assert (await server.chat()).status_code == 200
 

@@ -1,4 +1,4 @@
-"""A parser that does not come back costs its own work: not the answer, and nobody else's."""
+"""A parser that hangs costs its own work: not the answer, and no other request."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ released = threading.Event()
 class Parser:
     in_reasoning = False
 
-    def __init__(self, where):
-        self.where = where
+    def __init__(self, method):
+        self.method = method
         self.hang("build")
 
-    def hang(self, where):
-        if where == self.where:
+    def hang(self, method):
+        if method == self.method:
             released.wait()
 
     @property
@@ -85,9 +85,9 @@ def plugins(tmp_path: Path) -> Iterator[PluginManager]:
 
 
 async def healthy(server: Server) -> float:
-    began = monotonic()
+    start_time = monotonic()
     assert (await server.client.get("/health")).status_code == 200
-    return monotonic() - began
+    return monotonic() - start_time
 
 
 @pytest.mark.parametrize("kind", ["tool_call_parser", "reasoning_parser"])
@@ -113,22 +113,22 @@ async def test_others_are_served_while_a_parser_hangs(plugins: PluginManager, ki
     assert f"treadle_plugin_calls_total{{{labels}}} 1.0" in page
 
 
-@pytest.mark.parametrize("where", ["build", "feed", "finish"])
+@pytest.mark.parametrize("parser", ["build", "feed", "finish"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_text_is_delivered_wherever_it_hangs(
-    plugins: PluginManager, where: str, stream: bool
+    plugins: PluginManager, parser: str, stream: bool
 ) -> None:
     async with serving(
-        ScriptedEngine(["a", "b!", "c"], plugins=plugins), tool_call_parser=where
+        ScriptedEngine(["a", "b!", "c"], plugins=plugins), tool_call_parser=parser
     ) as server:
         response = await server.chat(tools=TOOLS, stream=stream)
     if stream:
         *chunks, _ = events(response.text)
         text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
-        assert f": parser-error tool_call_parser={where}" in response.text
+        assert f": parser-error tool_call_parser={parser}" in response.text
     else:
         text = response.json()["choices"][0]["message"]["content"]
-        assert response.headers["x-treadle-parser-error"] == f"tool_call_parser={where}"
+        assert response.headers["x-treadle-parser-error"] == f"tool_call_parser={parser}"
     assert text == "ab!c"
 
 
@@ -139,10 +139,10 @@ async def test_a_grammar_or_tags_that_hang_hold_up_nobody(
 ) -> None:
     choice = "required" if name == "grammar" else "auto"
     async with serving(ScriptedEngine(plugins=plugins), tool_call_parser=name) as server:
-        asked = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
-        while not asked.done():
+        request = asyncio.create_task(server.chat(tools=TOOLS, tool_choice=choice))
+        while not request.done():
             assert await healthy(server) < 1
-        assert asked.result().status_code == (400 if name == "grammar" else 200)
+        assert request.result().status_code == (400 if name == "grammar" else 200)
         assert (await server.chat(tools=TOOLS)).status_code == 200
 
 
@@ -155,10 +155,10 @@ async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
             assert response.headers["x-treadle-parser-error"] == "tool_call_parser=feed"
-        assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS
+        assert server.context.parser_watchdog.num_stuck == MAX_STUCK_THREADS
         assert (
             threading.active_count() <= before + MAX_STUCK_THREADS + 3
         )  # one to go on, two for text
         report(plugins)
-        await until(lambda: server.context.watchdogs.parsers.num_stuck == 0)
+        await until(lambda: server.context.parser_watchdog.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers

@@ -80,7 +80,7 @@ print(light, heavy)
 
 
 def test_the_api_process_never_imports_torch() -> None:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60
     )
-    assert found.stdout.strip() == "[] []", found.stderr
+    assert process.stdout.strip() == "[] []", process.stderr

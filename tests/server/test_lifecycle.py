@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
+import threading
 import time
+from pathlib import Path
 
+import httpx
 import pytest
 from scripted import ScriptedEngine
 from serving import events, serving, until
 
 from treadle.errors import EngineDeadError
+from treadle_server.config import server_from_options
+from treadle_server.run import serve_engine
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
@@ -37,35 +44,36 @@ async def test_a_drain_finishes_what_runs_and_refuses_the_rest() -> None:
     assert engine.finished == 8 and engine.aborted == 0
 
 
-@pytest.mark.parametrize("again", [False, True])
-async def test_what_does_not_finish_is_told_so(again: bool) -> None:
+@pytest.mark.parametrize("second_signal", [False, True])
+async def test_what_does_not_finish_is_told_so(second_signal: bool) -> None:
     """Past the drain timeout, or at a second signal."""
     engine = ScriptedEngine(["a"] * 10_000, pause=0.02)
-    async with serving(engine, drain_timeout=30.0 if again else 0.3) as server:
+    async with serving(engine, drain_timeout=30.0 if second_signal else 0.3) as server:
         stream = asyncio.create_task(server.chat(stream=True))
-        whole = asyncio.create_task(server.chat())
+        plain = asyncio.create_task(server.chat())
         await until(lambda: engine.running == 2)
         await asyncio.sleep(0.1)
-        began = time.monotonic()
+        start_time = time.monotonic()
         server.signals.take(signal.SIGTERM)
-        if again:
+        if second_signal:
             server.signals.take(signal.SIGINT)
-        streamed, answered = await asyncio.gather(stream, whole)
+        streamed, answered = await asyncio.gather(stream, plain)
         await asyncio.wait_for(server.task, 5)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - start_time < 3
     *_, error, done = events(streamed.text)
     assert error["error"]["code"] == "server_stopped" and done == "[DONE]"
     assert answered.status_code == 503 and answered.json()["error"]["code"] == "server_stopped"
     assert engine.running == 0
+    assert server.lifecycle.num_cut_off == 2
 
 
 async def test_an_idle_server_stops_at_once() -> None:
     async with serving() as server:
         await server.client.get("/health")  # leaves a kept connection behind
-        began = time.monotonic()
+        start_time = time.monotonic()
         server.signals.take(signal.SIGINT)
         await asyncio.wait_for(server.task, 5)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - start_time < 1.5
 
 
 @pytest.mark.parametrize("idle", [False, True])
@@ -104,3 +112,39 @@ async def test_an_engine_that_hangs_is_ill_and_may_recover(monkeypatch: pytest.M
         engine.healthy.set()
         await until(lambda: not server.context.is_hung)
         assert (await server.client.get("/health")).status_code == 200
+
+
+def test_a_drain_that_cuts_requests_off_ends_with_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever supervises the server sees by the exit code that answers were lost."""
+    engine = ScriptedEngine(["a"] * 10_000, pause=0.02)
+    path = str(tmp_path / "socket")
+    config = server_from_options({"uds": path, "drain_timeout": 0.3})
+    streamed: list[str] = []
+
+    def ask() -> None:
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        is_listening = False
+        while not is_listening:
+            time.sleep(0.02)
+            with socket.socket(socket.AF_UNIX) as probe:
+                is_listening = probe.connect_ex(path) == 0
+        transport = httpx.HTTPTransport(uds=path)
+        with (
+            httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as client,
+            client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            for line in response.iter_lines():
+                if not streamed:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                streamed.append(line)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    with pytest.raises(SystemExit) as exc_info:
+        serve_engine(lambda: engine, config)
+    client.join()
+    assert exc_info.value.code == 1
+    assert "1 requests were cut off" in caplog.text
+    assert "server_stopped" in "".join(streamed)

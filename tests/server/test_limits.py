@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 from serving import Server, serving, until
 
@@ -62,7 +64,7 @@ async def test_a_large_body_is_refused_as_it_comes(announced: bool) -> None:
 
 async def test_slow_senders_are_dropped_and_others_served() -> None:
     async with serving(header_timeout=0.3, body_timeout=0.3) as server:
-        began = time.monotonic()
+        start_time = time.monotonic()
         half = [
             b"",
             b"GET /health HT",
@@ -73,9 +75,24 @@ async def test_slow_senders_are_dropped_and_others_served() -> None:
         await asyncio.sleep(0.05)
         assert (await server.complete()).status_code == 200
         done, pending = await asyncio.wait(slow, timeout=3)
-        assert not pending and time.monotonic() - began < 3
+        assert not pending and time.monotonic() - start_time < 3
         for task in done:
             assert task.exception() is None or isinstance(task.exception(), ConnectionError)
+        await until(lambda: server.context.metrics.active == 0)
+
+
+async def test_a_body_that_drips_is_cut_off() -> None:
+    """No pause in it is long, but it would never end."""
+
+    async def drops() -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0.05)
+            yield b" "
+
+    async with serving(body_timeout=0.2) as server:
+        with pytest.raises(httpx.HTTPError):
+            await asyncio.wait_for(server.client.post("/v1/completions", content=drops()), 30)
+        assert (await server.complete()).status_code == 200
         await until(lambda: server.context.metrics.active == 0)
 
 
@@ -105,9 +122,9 @@ async def test_deep_json_is_a_client_error_on_every_route(body: bytes) -> None:
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    one = b"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: %s\r\n\r\n"
+    template = b"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: %s\r\n\r\n"
     last = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     async with serving() as server:
-        answer = await server.raw(one % b"a" + one % b"b" + last)
+        answer = await server.raw(template % b"a" + template % b"b" + last)
     assert answer.count(b"HTTP/1.1 200") == 3
     assert answer.index(b"x-request-id: a") < answer.index(b"x-request-id: b")

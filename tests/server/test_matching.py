@@ -33,37 +33,37 @@ def treadle_match(kind, key, model):
 """
 
 
-async def answered(pieces: list[str], options: dict[str, Any], **fields: Any) -> dict[str, Any]:
+async def chat_body(pieces: list[str], options: dict[str, Any], **fields: Any) -> dict[str, Any]:
     async with serving(ScriptedEngine(pieces, traits=QWEN3), **options) as server:
         response = await server.chat(**fields)
-    found: dict[str, Any] = response.json()
-    return found
+    body: dict[str, Any] = response.json()
+    return body
 
 
 async def test_nobody_names_a_parser_and_both_work() -> None:
-    found = await answered(["<think>hm</think>", CALL], {}, tools=TOOLS)
-    message = found["choices"][0]["message"]
+    body = await chat_body(["<think>hm</think>", CALL], {}, tools=TOOLS)
+    message = body["choices"][0]["message"]
     assert message["reasoning"] == "hm"
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
 
 
 async def test_without_tools_text_that_looks_like_a_call_is_text() -> None:
-    found = await answered([f"a {CALL}"], {})
-    assert found["choices"][0]["message"]["content"] == f"a {CALL}"
+    body = await chat_body([f"a {CALL}"], {})
+    assert body["choices"][0]["message"]["content"] == f"a {CALL}"
 
 
 async def test_none_switches_a_parser_off() -> None:
     off = {"tool_call_parser": "none", "reasoning_parser": "none"}
     text = f"<think>hm</think>{CALL}"
-    found = await answered([text], off)
-    assert found["choices"][0]["message"]["content"] == text
-    refused = await answered([text], off, tools=TOOLS)
+    body = await chat_body([text], off)
+    assert body["choices"][0]["message"]["content"] == text
+    refused = await chat_body([text], off, tools=TOOLS)
     assert "--tool-call-parser" in refused["error"]["message"]
 
 
 async def test_a_name_counts_more_than_the_match() -> None:
-    found = await answered(["hm</think>yes"], {"reasoning_parser": "deepseek_r1"})
-    assert found["choices"][0]["message"]["reasoning"] == "hm"
+    body = await chat_body(["hm</think>yes"], {"reasoning_parser": "deepseek_r1"})
+    assert body["choices"][0]["message"]["reasoning"] == "hm"
 
 
 async def test_a_model_without_signs_gets_no_parser() -> None:

@@ -10,8 +10,8 @@ from treadle_server.histogram import Histogram
 
 def value(page: str, name: str, **labels: str) -> float:
     for line in page.splitlines():
-        wanted = all(f'{k}="{v}"' in line for k, v in labels.items())
-        if wanted and re.match(rf"{name}[{{ ]", line):
+        has_labels = all(f'{k}="{v}"' in line for k, v in labels.items())
+        if has_labels and re.match(rf"{name}[{{ ]", line):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no {name} {labels} in\n{page}")
 

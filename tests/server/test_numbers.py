@@ -22,10 +22,10 @@ MAX = 2**64 - 1
     ],
 )
 def test_a_huge_integer_is_refused(body: bytes) -> None:
-    with pytest.raises(APIError) as caught:
+    with pytest.raises(APIError) as exc_info:
         check_numbers(body)
-    assert (caught.value.status, caught.value.detail.code) == (400, "integer_out_of_range")
-    assert len(caught.value.detail.message) < 200
+    assert (exc_info.value.status, exc_info.value.detail.code) == (400, "integer_out_of_range")
+    assert len(exc_info.value.detail.message) < 200
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jsonschema
-import pytest
 from serving import serving
 
 USER = {"role": "user", "content": "hi"}
@@ -18,8 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def schema_of(document: Any, content: Any) -> Any:
-    found = content["application/json"]["schema"]
-    return {**found, "components": document["components"]}
+    schema = content["application/json"]["schema"]
+    return {**schema, "components": document["components"]}
 
 
 async def test_bodies_answers_and_errors_are_described() -> None:
@@ -28,8 +27,8 @@ async def test_bodies_answers_and_errors_are_described() -> None:
         for path, body in BODIES.items():
             operation = document["paths"][path]["post"]
             jsonschema.validate(body, schema_of(document, operation["requestBody"]["content"]))
-            for wrong, status in (({}, "200"), ({"model": "none"}, "404"), ({"model": 1}, "400")):
-                answer = await server.post(path, {**body, **wrong})
+            for changes, status in (({}, "200"), ({"model": "none"}, "404"), ({"model": 1}, "400")):
+                answer = await server.post(path, {**body, **changes})
                 assert str(answer.status_code) == status, path
                 content = operation["responses"][status]["content"]
                 jsonschema.validate(answer.json(), schema_of(document, content))
@@ -39,13 +38,18 @@ async def test_bodies_answers_and_errors_are_described() -> None:
             jsonschema.validate(answer.json(), schema_of(document, content))
 
 
-@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
-async def test_every_field_of_a_request_has_a_description(name: str) -> None:
+async def test_every_field_has_a_description_and_paths_are_sorted() -> None:
     async with serving() as server:
         document = (await server.client.get("/openapi.json")).json()
-    fields = document["components"]["schemas"][name]["properties"]
-    assert {"model", "temperature", "stop"} < fields.keys()
-    assert [field for field, schema in fields.items() if not schema.get("description")] == []
+    schemas = document["components"]["schemas"]
+    assert {"model", "temperature", "stop"} < schemas["ChatRequest"]["properties"].keys()
+    assert [
+        (name, field)
+        for name, schema in schemas.items()
+        for field, value in schema.get("properties", {}).items()
+        if not value.get("description") and "$ref" not in value
+    ] == []
+    assert list(document["paths"]) == sorted(document["paths"])
 
 
 async def test_the_document_is_behind_the_key() -> None:

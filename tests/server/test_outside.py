@@ -22,38 +22,38 @@ async def test_probes_may_use_head(path: str) -> None:
 
 async def test_every_answer_has_the_same_fingerprint() -> None:
     async with serving() as server:
-        found = {
+        fingerprints = {
             (await server.client.get("/version")).json()["system_fingerprint"],
             (await server.client.get("/plugins")).json()["system_fingerprint"],
         }
         for ask in (server.chat, server.complete):
-            found.add((await ask()).json()["system_fingerprint"])
+            fingerprints.add((await ask()).json()["system_fingerprint"])
             chunks = events((await ask(stream=True)).text)[:-1]
-            found |= {chunk["system_fingerprint"] for chunk in chunks}
-    (one,) = found
-    assert one.startswith("fp_") and len(one) == 15
+            fingerprints |= {chunk["system_fingerprint"] for chunk in chunks}
+    (fingerprint,) = fingerprints
+    assert fingerprint.startswith("fp_") and len(fingerprint) == 15
 
 
 async def test_the_fingerprint_is_of_the_model_and_not_of_its_names() -> None:
-    found = []
+    fingerprints = []
     for names, name in ((["a"], "m"), (["b"], "m"), (["a"], "other")):
         engine = ScriptedEngine(names=names)
         model = type(engine.config.model)(model=name, served_model_name=names)
         engine.config = type(engine.config)(model=model)
         async with serving(engine) as server:
-            found.append(server.context.fingerprint)
-    assert found[0] == found[1] != found[2]
+            fingerprints.append(server.context.fingerprint)
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-@pytest.mark.parametrize("at", [0, 2])
-async def test_a_silent_stream_is_kept_alive(at: int) -> None:
+@pytest.mark.parametrize("silent_step", [0, 2])
+async def test_a_silent_stream_is_kept_alive(silent_step: int) -> None:
     """The engine waits until the client has seen two comments."""
     engine = ScriptedEngine(["a", "b", "c"])
     async with serving(engine, sse_keep_alive_interval=0.02) as server:
         engine.healthy.clear()
 
         async def hold(step: int) -> None:
-            if step == at:
+            if step == silent_step:
                 await engine.healthy.wait()
 
         engine.hold = hold
@@ -101,5 +101,5 @@ async def test_no_request_is_granted_more_than_the_checkpoint_says() -> None:
 
 
 def test_the_real_engine_has_what_the_server_asks_of_one() -> None:
-    wanted = {name for name in vars(Engine) if not name.startswith("_")}
-    assert wanted <= set(dir(AsyncLLM)) | {"config", "plugins"}
+    members = {name for name in vars(Engine) if not name.startswith("_")}
+    assert members <= set(dir(AsyncLLM)) | {"config", "plugins"}

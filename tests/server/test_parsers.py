@@ -91,13 +91,13 @@ class Late(Bad):
     """Holds three pieces back, then raises."""
 
     def __init__(self):
-        self.seen = 0
+        self.num_feeds = 0
 
     def feed(self, text, ids):
-        self.seen += 1
-        if self.seen == 1:
+        self.num_feeds += 1
+        if self.num_feeds == 1:
             return [TextDelta(text)]
-        if self.seen == 4:
+        if self.num_feeds == 4:
             raise KeyError("late")
         return []
 
@@ -151,17 +151,17 @@ async def test_calls_and_reasoning_are_the_same_streamed_or_not(
     options = {"tool_call_parser": "bars", "reasoning_parser": "think"}
     async with serving(ScriptedEngine(pieces, plugins=plugins), **options) as server:
         fields = {"tools": TOOLS, "parallel_tool_calls": parallel}
-        whole = (await server.chat(**fields)).json()["choices"][0]
+        plain = (await server.chat(**fields)).json()["choices"][0]
         streamed = events((await server.chat(**fields, stream=True)).text)[:-1]
     content, reasoning, calls, reason = assembled(streamed)
-    message = whole["message"]
+    message = plain["message"]
     assert (message["content"], message["reasoning"]) == (content, reasoning) == ("so  ok", "hmm")
     assert message["reasoning_content"] == reasoning
     functions = [c["function"] for c in message["tool_calls"]]
     assert functions == [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
     assert [f["name"] for f in functions] == (["f", "g"] if parallel else ["f"])
     assert json.loads(functions[0]["arguments"]) == {"x": 1}
-    assert whole["finish_reason"] == reason == "tool_calls"
+    assert plain["finish_reason"] == reason == "tool_calls"
     assert len({c["id"] for c in calls}) == len(calls)
 
 
@@ -198,7 +198,7 @@ async def test_a_forced_call_becomes_a_constraint(plugins: PluginManager) -> Non
         response = await server.chat(tools=TOOLS, tool_choice=unknown)
     assert response.status_code == 400 and "f, g" in response.json()["error"]["message"]
     for name in ("bad", "unborn"):
-        engine.host = PluginManager(plugins.config)
+        engine.plugins = PluginManager(plugins.config)
         async with serving(engine, tool_call_parser=name) as server:
             response = await server.chat(tools=TOOLS, tool_choice="required")
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
@@ -219,18 +219,18 @@ async def test_a_parser_that_raises_costs_its_work_and_not_the_answer(
     pieces = ["one ", "two ", "three ", "four ", "five"]
     label = "=".join(next(iter(options.items())))
     async with serving(ScriptedEngine(pieces, plugins=plugins), **options) as server:
-        whole = await server.chat(tools=TOOLS if "tool_call_parser" in options else None)
+        plain = await server.chat(tools=TOOLS if "tool_call_parser" in options else None)
         response = await server.chat(
             tools=TOOLS if "tool_call_parser" in options else None, stream=True
         )
         metrics = (await server.client.get("/metrics")).text
-    assert whole.status_code == 200
-    assert whole.json()["choices"][0]["message"]["content"] == "".join(pieces)
+    assert plain.status_code == 200
+    assert plain.json()["choices"][0]["message"]["content"] == "".join(pieces)
     content, *_ = assembled(events(response.text)[:-1])
     assert content == "".join(pieces)
     assert f": parser-error {label}" in response.text
     if options != {"tool_call_parser": "late"}:  # that one needs more than one feed to fail
-        assert whole.headers["x-treadle-parser-error"] == label
+        assert plain.headers["x-treadle-parser-error"] == label
     assert f'treadle_parser_failures_total{{parser="{label}"}}' in metrics
 
 

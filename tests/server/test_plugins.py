@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from serving import serving
 
+from treadle.api.kinds import SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.stats import EngineStats
 from treadle.plugins.call_stats import PluginCallStats
 from treadle_server.metrics import Metrics
@@ -21,11 +22,11 @@ async def test_plugins_are_listed_with_their_states() -> None:
 
 def test_states_of_the_engine_are_shown() -> None:
     from treadle.testing.examination.listing import Row
-    from treadle_server.routes.plugins import shown
+    from treadle_server.routes.plugins import describe
 
     row = Row("stat_loggers", "x", "treadle-x", "1.0", "ready", "", "treadle_x")
-    assert shown(row, {"stat_loggers:x": "broken"})["state"] == "broken"
-    assert shown(row, {})["state"] == "ready"
+    assert describe(row, {"stat_loggers:x": "broken"})["state"] == "broken"
+    assert describe(row, {})["state"] == "ready"
 
 
 def test_calls_and_states_are_metrics() -> None:
@@ -37,10 +38,10 @@ def test_calls_and_states_are_metrics() -> None:
         plugin_seconds=[("scheduling_policies:fcfs", "order", 7, 0.5)],
         plugin_states={"stat_loggers:x": "broken"},
     )
-    own = PluginCallStats()
-    own.counter("stat_loggers:x", "record").failed()
-    own.counter("scheduling_policies:fcfs", "order").done(1.5)
-    page = Metrics("m", own).exposition(stats).decode()
+    call_stats = PluginCallStats()
+    call_stats.counter(STAT_LOGGERS, "stat_loggers:x", "record").record_failure()
+    call_stats.counter(SCHEDULING_POLICIES, "scheduling_policies:fcfs", "order").record_success(1.5)
+    page = Metrics("m", call_stats).exposition(stats).decode()
     labels = 'hook="record",model_name="m",outcome="error",plugin="stat_loggers:x"'
     assert f"treadle_plugin_calls_total{{{labels}}} 4.0" in page, "of both processes"
     labels = 'hook="order",model_name="m",outcome="slow",plugin="scheduling_policies:fcfs"'

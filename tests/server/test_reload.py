@@ -88,9 +88,9 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acme]:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    made = Acme(folder)
-    made.install("1.0", acme_parser=PARSER)
-    yield made
+    package = Acme(folder)
+    package.install("1.0", acme_parser=PARSER)
+    yield package
     for name in [m for m in sys.modules if m.startswith("acme_")]:
         del sys.modules[name]
 
@@ -114,7 +114,7 @@ class Held(ScriptedEngine):
             yield output
 
 
-def parsed(engine: ScriptedEngine | None = None, **options: Any) -> Any:
+def serving_parser(engine: ScriptedEngine | None = None, **options: Any) -> Any:
     options = {"tool_call_parser": "acme", "admin_api_key": ["boss"], **options}
     return serving(engine or Held(), **options)
 
@@ -123,7 +123,7 @@ async def reload(server: Server, id: str = ID, **headers: str) -> httpx.Response
     return await server.client.post(f"/plugins/{id}/reload", headers=headers or ADMIN)
 
 
-async def said(server: Server, **fields: Any) -> str:
+async def chat_text(server: Server, **fields: Any) -> str:
     answer = await server.chat(tools=TOOLS, **fields)
     if not fields:
         return str(answer.json()["choices"][0]["message"]["content"])
@@ -131,7 +131,7 @@ async def said(server: Server, **fields: Any) -> str:
     return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
 
 
-async def row(server: Server, id: str = ID) -> Any:
+async def plugin_row(server: Server, id: str = ID) -> Any:
     rows = (await server.client.get("/plugins")).json()["data"]
     return next(row for row in rows if row["id"] == id)
 
@@ -139,19 +139,19 @@ async def row(server: Server, id: str = ID) -> Any:
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
 async def test_who_has_begun_keeps_the_old_parser(fields: dict[str, Any], acme: Acme) -> None:
     engine = Held()
-    async with parsed(engine) as server:
-        assert (await row(server))["version"] == "1.0"
+    async with serving_parser(engine) as server:
+        assert (await plugin_row(server))["version"] == "1.0"
         before = (await server.client.get("/plugins")).json()["system_fingerprint"]
         engine.go.clear()
-        running = asyncio.create_task(said(server, **fields))
+        running = asyncio.create_task(chat_text(server, **fields))
         await until(lambda: engine.running == 1)
         acme.install("2.0", acme_parser=PARSER + "# longer\n")
         answer = await reload(server)
-        late = asyncio.create_task(said(server, **fields))
+        late = asyncio.create_task(chat_text(server, **fields))
         await until(lambda: engine.running == 2)
         engine.go.set()
         assert (await running, await late) == ("Hello world 1.0", "Hello world 2.0")
-        shown = await row(server)
+        details = await plugin_row(server)
         after = (await server.client.get("/plugins")).json()["system_fingerprint"]
     assert answer.status_code == 200, answer.text
     assert answer.json() == {
@@ -161,7 +161,7 @@ async def test_who_has_begun_keeps_the_old_parser(fields: dict[str, Any], acme: 
         "previous_version": "1.0",
         "plugins": [ID],
     }
-    assert (shown["version"], shown["state"]) == ("2.0", "loaded")
+    assert (details["version"], details["state"]) == ("2.0", "loaded")
     assert before != after
 
 
@@ -169,17 +169,17 @@ async def test_a_distribution_is_exchanged_as_a_whole(acme: Acme) -> None:
     points = f"{POINTS}\n[treadle.reasoning_parsers]\nacme = acme_thoughts\n"
     thoughts = PARSER.replace("treadle_tool_parser", "treadle_reasoning_parser")
     acme.install("1.0", points, acme_parser=PARSER, acme_thoughts=thoughts)
-    async with parsed(reasoning_parser="acme") as server:
-        assert await said(server) == "Hello world 1.0 1.0"
+    async with serving_parser(reasoning_parser="acme") as server:
+        assert await chat_text(server) == "Hello world 1.0 1.0"
         broken = thoughts.replace("[TextDelta(text)]", "[text]")
         acme.install("2.0", points, acme_parser=PARSER, acme_thoughts=broken)
         answer = await reload(server)
         assert answer.status_code == 422 and "a delta that can be sent was expected" in answer.text
-        assert await said(server) == "Hello world 1.0 1.0"
+        assert await chat_text(server) == "Hello world 1.0 1.0"
         acme.install("3.0", points, acme_parser=PARSER, acme_thoughts=thoughts + "# longer\n")
         answer = await reload(server, "reasoning_parsers:acme")
         assert answer.json()["plugins"] == ["reasoning_parsers:acme", ID]
-        assert await said(server) == "Hello world 3.0 3.0"
+        assert await chat_text(server) == "Hello world 3.0 3.0"
 
 
 BROKEN = {
@@ -210,39 +210,39 @@ async def test_broken_code_changes_nothing(
     case: str, acme: Acme, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, words = BROKEN[case]
-    async with parsed() as server:
-        assert await said(server) == "Hello world 1.0"
+    async with serving_parser() as server:
+        assert await chat_text(server) == "Hello world 1.0"
         module = sys.modules["acme_parser"]
         acme.install("2.0", acme_parser=source)
         answer = await reload(server)
-        assert await said(server) == "Hello world 1.0"
-        shown = await row(server)
+        assert await chat_text(server) == "Hello world 1.0"
+        details = await plugin_row(server)
         assert sys.modules["acme_parser"] is module
         acme.install("2.1", acme_parser=PARSER + "# whole again\n")
         assert (await reload(server)).status_code == 200
-        assert await said(server) == "Hello world 2.1"
+        assert await chat_text(server) == "Hello world 2.1"
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (422, "plugin_broken", "id")
     assert words in error["message"] and "1.0 stays" in error["message"]
-    assert (shown["version"], shown["state"]) == ("1.0", "loaded")
+    assert (details["version"], details["state"]) == ("1.0", "loaded")
     assert f"{ID} was not reloaded" in caplog.text
 
 
 async def test_code_that_hangs_is_given_up(acme: Acme, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reloading, "LONGEST", 1.0)
+    monkeypatch.setattr(reloading, "RELOAD_TIMEOUT", 1.0)
     hanging = PARSER.replace(
         "    return Parser()", "    import threading\n    threading.Event().wait()"
     )
-    async with parsed() as server:
-        assert await said(server) == "Hello world 1.0"
+    async with serving_parser() as server:
+        assert await chat_text(server) == "Hello world 1.0"
         acme.install("2.0", acme_parser=hanging)
         answer = await reload(server)
-        assert answer.status_code == 422 and "does not come back" in answer.text
-        assert await said(server) == "Hello world 1.0"
-        monkeypatch.setattr(reloading, "LONGEST", 60.0)
+        assert answer.status_code == 422 and "hangs" in answer.text
+        assert await chat_text(server) == "Hello world 1.0"
+        monkeypatch.setattr(reloading, "RELOAD_TIMEOUT", 60.0)
         acme.install("3.0", acme_parser=PARSER + "# whole again\n")
         assert (await reload(server)).status_code == 200
-        assert await said(server) == "Hello world 3.0"
+        assert await chat_text(server) == "Hello world 3.0"
 
 
 async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
@@ -251,12 +251,12 @@ async def test_a_parser_that_hangs_is_repaired(acme: Acme) -> None:
     acme.install("1.0", acme_parser=PARSER.replace("[TextDelta(text)]", wait))
     budgets = {"tool_parsers": 0.02, "reasoning_parsers": 0.02}
     engine = Held(plugins=PluginManager(PluginConfig(plugin_time_budget=budgets)))
-    async with parsed(engine) as server:
-        assert {await said(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
-        assert server.context.watchdogs.parsers.num_stuck == MAX_STUCK_THREADS
+    async with serving_parser(engine) as server:
+        assert {await chat_text(server) for _ in range(MAX_STUCK_THREADS + 1)} == {"Hello world"}
+        assert server.context.parser_watchdog.num_stuck == MAX_STUCK_THREADS
         acme.install("2.0", acme_parser=PARSER)
         assert (await reload(server)).status_code == 200
-        assert await said(server) == "Hello world 2.0"
+        assert await chat_text(server) == "Hello world 2.0"
 
 
 REFUSED = [
@@ -269,7 +269,7 @@ REFUSED = [
 
 
 async def test_what_cannot_be_reloaded_says_why(acme: Acme) -> None:
-    async with parsed() as server:
+    async with serving_parser() as server:
         for id, status, code in REFUSED:
             answer = await reload(server, id)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), id
@@ -287,23 +287,23 @@ async def test_only_an_administrator_reloads(acme: Acme) -> None:
         ({"api_key": ["k"]}, {"authorization": "Bearer k"}, 403, "admin_key_required"),
     ]
     for options, headers, status, code in closed:
-        async with parsed(**options) as server:
+        async with serving_parser(**options) as server:
             answer = await reload(server, **headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
             assert "--admin-api-key" in answer.text or "API key" in answer.text
-    async with parsed(api_key=["k"]) as server:
+    async with serving_parser(api_key=["k"]) as server:
         for headers in (ADMIN, {"x-api-key": "boss"}):
             assert (await reload(server, **headers)).status_code == 200
         assert (await server.client.get("/v1/models", headers=ADMIN)).status_code == 200
-    async with parsed() as server:  # without keys of clients, the key locks nothing else
+    async with serving_parser() as server:  # without keys of clients, the key locks nothing else
         assert (await server.client.get("/v1/models")).status_code == 200
 
 
 async def test_reloads_wait_for_each_other(acme: Acme) -> None:
-    async with parsed() as server:
+    async with serving_parser() as server:
         acme.install("2.0", acme_parser=PARSER + "# longer\n")
         answers = await asyncio.gather(*(reload(server) for _ in range(3)))
-        assert await said(server) == "Hello world 2.0"
+        assert await chat_text(server) == "Hello world 2.0"
     befores = sorted(answer.json()["previous_version"] for answer in answers)
     assert befores == ["1.0", "2.0", "2.0"]
 
@@ -314,8 +314,8 @@ BOTH = f"{POINTS}\n[treadle.server]\nacme = acme_route\n"
 async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:
     acme.install("1.0", BOTH, acme_parser=PARSER, acme_route=ROUTE)
     engine = Held()
-    async with parsed(engine) as server:
-        assert await said(server) == "Hello world 1.0"
+    async with serving_parser(engine) as server:
+        assert await chat_text(server) == "Hello world 1.0"
         engine.go.clear()
         running = asyncio.create_task(server.client.get("/acme"))
         await until(lambda: server.context.metrics.active)
@@ -327,7 +327,7 @@ async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:
         assert (await running).text == "1.0"
         await until(lambda: engine.log[2:] == ["1.0 ends"])
         assert (await server.client.get("/acme")).text == "2.0"
-        assert await said(server) == "Hello world 2.0"
+        assert await chat_text(server) == "Hello world 2.0"
 
         for source, words in (
             (ROUTE.replace("/acme", "/health"), "/health"),
@@ -341,7 +341,7 @@ async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:
             answer = await reload(server, "server:acme")
             assert answer.status_code == 422 and words in answer.text, answer.text
             assert (await server.client.get("/acme")).text == "2.0"
-            assert await said(server) == "Hello world 2.0"
+            assert await chat_text(server) == "Hello world 2.0"
     assert engine.log[3:] == ["2.0 ends"]
 
 
@@ -349,10 +349,10 @@ async def test_routes_are_exchanged_with_their_lifespan(acme: Acme) -> None:
 async def test_a_startup_that_hangs_is_given_up(
     acme: Acme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reloading, "STARTUP", 0.2)
+    monkeypatch.setattr(reloading, "STARTUP_TIMEOUT", 0.2)
     acme.install("1.0", BOTH, acme_parser=PARSER, acme_route=ROUTE)
     engine = Held()
-    async with parsed(engine) as server:
+    async with serving_parser(engine) as server:
         waits = (
             'engine.log.append("SAYS starts")\n        await __import__("asyncio").Event().wait()'
         )
@@ -361,5 +361,5 @@ async def test_a_startup_that_hangs_is_given_up(
         answer = await reload(server, "server:acme")
         assert answer.status_code == 422 and "startup hooks take more than 0.2 s" in answer.text
         assert (await server.client.get("/acme")).text == "1.0"
-        assert (await row(server, "server:acme"))["version"] == "1.0"
+        assert (await plugin_row(server, "server:acme"))["version"] == "1.0"
     assert engine.log == ["1.0 starts", "2.0 starts", "1.0 ends"]

@@ -94,9 +94,9 @@ def install(folder: Path, version: str, code: str) -> None:
 class Answer:
     """One streamed answer, and when it was asked for, began and ended."""
 
-    asked: float
-    began: float = 0.0
-    ended: float = 0.0
+    request_time: float
+    first_chunk_time: float = 0.0
+    end_time: float = 0.0
     status: int = 0
     content: str = ""
     calls: list[Any] = field(default_factory=list)
@@ -117,14 +117,14 @@ def ask(url: str, begun: threading.Event | None = None, **fields: Any) -> Answer
             if line == "data: [DONE]":
                 answer.complete = True
                 break
-            answer.began = answer.began or time.monotonic()
+            answer.first_chunk_time = answer.first_chunk_time or time.monotonic()
             if begun is not None:
                 begun.set()
             (choice,) = json.loads(line[6:])["choices"]
             answer.content += choice["delta"].get("content") or ""
             answer.calls += choice["delta"].get("tool_calls") or []
             answer.end = choice["finish_reason"]
-    answer.ended = time.monotonic()
+    answer.end_time = time.monotonic()
     return answer
 
 
@@ -172,24 +172,24 @@ def test_a_bug_is_repaired_under_load(
         lasting = pool.submit(ask, server.url, begun, ignore_eos=True, max_tokens=LONG)
         assert begun.wait(30)
         install(folder, new, RIGHT)
-        sent = time.monotonic()
+        send_time = time.monotonic()
         reply = reload(server)
-        done = time.monotonic()
+        end_time = time.monotonic()
         assert reply.status_code == 200, reply.text
         assert not lasting.done()
-        seen = len(answers)
-        while len([a for a in answers[seen:] if a.asked > done]) < CLIENTS:
+        num_seen = len(answers)
+        while len([a for a in answers[num_seen:] if a.request_time > end_time]) < CLIENTS:
             assert not any(c.done() for c in clients)
             time.sleep(0.01)
         stop.set()
-        for each in clients:
-            each.result()
+        for future in clients:
+            future.result()
         answers.append(lasting.result())
 
     assert all(a.status == 200 and a.complete and a.end for a in answers)
-    before = [a for a in answers if a.began and a.began < sent]
-    after = [a for a in answers if a.asked > done]
-    assert before[-1] is answers[-1] and answers[-1].ended > done
+    before = [a for a in answers if a.first_chunk_time and a.first_chunk_time < send_time]
+    after = [a for a in answers if a.request_time > end_time]
+    assert before[-1] is answers[-1] and answers[-1].end_time > end_time
     for answer in before:
         assert not answer.calls and new not in answer.content
         assert ("parser-error" in answer.comments) == (bug is RAISES)

@@ -51,11 +51,11 @@ def two_ranks(model: Path, log: Path) -> Iterator[tuple[Process, openai.OpenAI]]
 
 
 def descendants(pid: int) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found |= {int(child)} | descendants(int(child))
-    return found
+            pids |= {int(child)} | descendants(int(child))
+    return pids
 
 
 def workers(pid: int) -> list[int]:
@@ -75,18 +75,18 @@ class Health(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.seen: list[tuple[float, int]] = []
+        self.statuses: list[tuple[float, int]] = []
         self._client = httpx.Client(base_url=url, timeout=5)
 
     def run(self) -> None:
         with self._client:
-            while not self.seen or self.seen[-1][1]:
+            while not self.statuses or self.statuses[-1][1]:
                 try:
                     status = self._client.get("/health").status_code
                 except httpx.TransportError:
                     status = 0  # the server is gone
-                if not self.seen or status != self.seen[-1][1]:
-                    self.seen.append((time.monotonic(), status))
+                if not self.statuses or status != self.statuses[-1][1]:
+                    self.statuses.append((time.monotonic(), status))
                 time.sleep(0.005)
 
 
@@ -101,8 +101,8 @@ def test_answers_are_those_of_one_process(model: Path, tmp_path: Path) -> None:
         assert server.ends() == 0
         assert not list(filter(running, below))
     with (
-        served(model, tmp_path / "one", "--served-model-name", "tiny") as one,
-        openai.OpenAI(base_url=f"{one.url}/v1", api_key="-", max_retries=0) as client,
+        served(model, tmp_path / "one", "--served-model-name", "tiny") as single,
+        openai.OpenAI(base_url=f"{single.url}/v1", api_key="-", max_retries=0) as client,
     ):
         texts.append(client.completions.create(**request).choices[0].text)
     assert texts[0] == texts[1]
@@ -118,17 +118,17 @@ def test_a_killed_worker_is_told_and_ends_everything(
         next(stream)
         health = Health(server.url)
         health.start()
-        while not health.seen:
+        while not health.statuses:
             time.sleep(0.005)
         os.kill(workers(server.process.pid)[rank], signal.SIGKILL)
         killed = time.monotonic()
-        with pytest.raises(openai.APIError, match="the engine has stopped") as told:
+        with pytest.raises(openai.APIError, match="the engine has stopped") as exc_info:
             list(stream)
-        assert told.value.code == "engine_dead"
+        assert exc_info.value.code == "engine_dead"
         assert server.ends() not in (0, None)
         health.join(5)
-        assert [status for _, status in health.seen] == [200, 503, 0]
-        assert health.seen[1][0] - killed < 5
+        assert [status for _, status in health.statuses] == [200, 503, 0]
+        assert health.statuses[1][0] - killed < 5
         assert not list(filter(running, below))
     assert f"rank {rank} is gone (exit code -9)" in (tmp_path / "log").read_text()
 

@@ -24,12 +24,12 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_prompts: Annotated[Count, Meta(description="custom: number of requests.")] = 32
     input_len: Annotated[Count, Meta(description="custom: tokens of each prompt.")] = 512
     output_len: Annotated[Count, Meta(description="custom: tokens of each output.")] = 128
-    num_iters: Annotated[Count, Meta(description="Timed passes of each workload.")] = 2
+    num_iters: Annotated[Count, Meta(description="Timed iterations of each workload.")] = 2
     num_iters_warmup: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="Passes before them that are not timed.")
+        Annotated[int, Meta(ge=0)], Meta(description="Warm-up iterations, not timed.")
     ] = 1
     pick: Annotated[
-        Literal["best", "median"], Meta(description="Which of the timed passes is reported.")
+        Literal["best", "median"], Meta(description="Which of the timed iterations is reported.")
     ] = "best"
     temperature: Annotated[
         Annotated[float, Meta(ge=0)], Meta(description="Temperature of the requests; 0 is greedy.")

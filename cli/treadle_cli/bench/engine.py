@@ -1,4 +1,4 @@
-"""Starting the engine that is measured, and what can be said about it."""
+"""Options, workloads and description of the engine that is measured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import SchedulerConfig
 from treadle.errors import ConfigError
 from treadle_cli.bench.config import BenchConfig
-from treadle_cli.bench.results import About
+from treadle_cli.bench.results import RunInfo
 from treadle_cli.bench.shapes import shape_folder
 from treadle_cli.bench.workloads import Workload, clip_to_vocab, workload
 from treadle_cli.flags import ENGINE, Options
 
-__all__ = ("about", "engine_options", "params_of", "workloads")
+__all__ = ("engine_options", "params_of", "run_info", "workloads")
 
 
 def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
-    """The engine's options. Unless the user says otherwise, no prefix cache: passes repeat their
-    prompts, and a cached prompt is not computed."""
+    """Return the engine's options. The prefix cache is off unless the user sets it.
+
+    Iterations repeat their prompts, and a cached prompt is not computed.
+    """
     defaults: dict[str, Any] = {"enable_prefix_caching": False}
     if "custom" in bench.workload:
         defaults["max_num_queued_reqs"] = max(
@@ -37,27 +39,27 @@ def engine_options(options: Options, bench: BenchConfig) -> dict[str, Any]:
 
 
 def workloads(bench: BenchConfig, info: EngineInfo) -> list[Workload]:
-    """The workloads that were asked for. Raises ``ConfigError`` if one does not fit the engine."""
-    found = [clip_to_vocab(workload(name, bench), info.vocab_size) for name in bench.workload]
-    for one in found:
-        if one.longest > info.max_model_len:
+    """Return the requested workloads. Raises ``ConfigError`` if one does not fit the engine."""
+    selection = [clip_to_vocab(workload(name, bench), info.vocab_size) for name in bench.workload]
+    for item in selection:
+        if item.longest > info.max_model_len:
             raise ConfigError(
-                f"the workload {one.name} has a sequence of {one.longest} tokens, the engine takes "
+                f"the workload {item.name} has a sequence of {item.longest} tokens, the engine takes "
                 f"{info.max_model_len}; raise --max-model-len or choose another --workload"
             )
-    return found
+    return selection
 
 
-def params_of(found: Workload, temperature: float) -> list[SamplingParams]:
-    """Each request generates exactly its number of tokens; nothing becomes text."""
+def params_of(bench_workload: Workload, temperature: float) -> list[SamplingParams]:
+    """Return parameters with which each request generates exactly its number of tokens, no text."""
     base = SamplingParams(temperature=temperature, ignore_eos=True, detokenize=False)
-    return [base.replace(max_tokens=count, min_tokens=0) for count in found.outputs]
+    return [base.replace(max_tokens=count, min_tokens=0) for count in bench_workload.outputs]
 
 
-def about(
+def run_info(
     info: EngineInfo, options: Mapping[str, Any], bench: BenchConfig, startup: float
-) -> About:
-    return About(
+) -> RunInfo:
+    return RunInfo(
         treadle=treadle.__version__,
         torch=metadata.version("torch"),  # without importing it beside the engine's process
         model=bench.hf_config or info.model,
@@ -80,5 +82,5 @@ def device_name(device: str) -> str:
 
 
 def ids_of(prompts: Sequence[Sequence[int]]) -> list[Any]:
-    """Prompts in the form that every frontend takes."""
+    """Return prompts in the form that ``LLM`` and ``AsyncLLM`` take."""
     return [{"prompt_token_ids": list(ids)} for ids in prompts]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.api.sampling_params import SamplingParams
 from treadle_cli.bench.config import BenchConfig
-from treadle_cli.bench.engine import about, engine_options, ids_of, params_of, workloads
-from treadle_cli.bench.percentiles import spread
-from treadle_cli.bench.results import About, Latency, Result, select_pass
+from treadle_cli.bench.engine import engine_options, ids_of, params_of, run_info, workloads
+from treadle_cli.bench.percentiles import summarize
+from treadle_cli.bench.results import Latency, Result, RunInfo, select_iteration
 from treadle_cli.bench.throughput import check_count
 from treadle_cli.bench.workloads import Workload
 from treadle_cli.flags import Options
@@ -26,8 +26,8 @@ __all__ = ("latency",)
 
 
 @dataclass(slots=True)
-class LatencyPass:
-    """Times of one pass, in seconds."""
+class IterationTimes:
+    """Times of one iteration, in seconds."""
 
     wall: float = 0.0
     tokens: int = 0
@@ -38,8 +38,8 @@ class LatencyPass:
 
 def latency(options: Options, bench: BenchConfig) -> Iterator[Result]:
     """Start one engine and yield the result of each workload."""
-    given = engine_options(options, bench)
-    results = _all(given, bench)
+    engine_args = engine_options(options, bench)
+    results = _all(engine_args, bench)
     with asyncio.Runner() as runner:
         while (result := runner.run(_next(results))) is not None:
             yield result
@@ -49,74 +49,78 @@ async def _next(results: AsyncIterator[Result]) -> Result | None:
     return await anext(results, None)
 
 
-async def _all(given: dict[str, Any], bench: BenchConfig) -> AsyncIterator[Result]:
-    began = time.perf_counter()
+async def _all(engine_args: dict[str, Any], bench: BenchConfig) -> AsyncIterator[Result]:
+    start_time = time.perf_counter()
     from treadle import AsyncLLM
 
-    llm = AsyncLLM(**given)
+    llm = AsyncLLM(**engine_args)
     try:
         await llm.start()
-        facts = about(llm.info, given, bench, time.perf_counter() - began)
-        for found in workloads(bench, llm.info):
-            yield await measure(llm, found, bench, facts)
+        info = run_info(llm.info, engine_args, bench, time.perf_counter() - start_time)
+        for workload in workloads(bench, llm.info):
+            yield await measure(llm, workload, bench, info)
     finally:
         await llm.shutdown()
 
 
-async def measure(llm: AsyncLLM, found: Workload, bench: BenchConfig, facts: About) -> Result:
-    """Warm up, take the timed passes and report one of them."""
-    params = params_of(found, bench.temperature)
+async def measure(llm: AsyncLLM, workload: Workload, bench: BenchConfig, info: RunInfo) -> Result:
+    """Run the warm-up and timed iterations of a workload and report one of them."""
+    params = params_of(workload, bench.temperature)
     for _ in range(bench.num_iters_warmup):
-        await run_pass(llm, found, params, bench)
-    passes = [await run_pass(llm, found, params, bench) for _ in range(bench.num_iters)]
-    walls = [p.wall for p in passes]
-    best = passes[select_pass(walls, bench.pick)]
+        await run_iteration(llm, workload, params, bench)
+    iterations = [await run_iteration(llm, workload, params, bench) for _ in range(bench.num_iters)]
+    wall_times = [times.wall for times in iterations]
+    best = iterations[select_iteration(wall_times, bench.pick)]
     return Result(
         kind="latency",
-        workload=found.name,
-        requests=len(found.prompts),
-        prompt_tokens=found.prompt_tokens,
-        output_tokens=found.output_tokens,
+        workload=workload.name,
+        requests=len(workload.prompts),
+        prompt_tokens=workload.prompt_tokens,
+        output_tokens=workload.output_tokens,
         wall_seconds=round(best.wall, 6),
-        output_tokens_per_second=round(found.output_tokens / best.wall, 2),
-        prompt_tokens_per_second=round(found.prompt_tokens / best.wall, 2),
+        output_tokens_per_second=round(workload.output_tokens / best.wall, 2),
+        prompt_tokens_per_second=round(workload.prompt_tokens / best.wall, 2),
         pick=bench.pick,
-        passes=[round(w, 6) for w in walls],
-        about=facts,
+        iter_seconds=[round(w, 6) for w in wall_times],
+        run_info=info,
         latency=Latency(
-            ttft_ms=spread(best.ttft),
-            itl_ms=spread(best.itl),
-            e2e_ms=spread(best.e2e),
+            ttft_ms=summarize(best.ttft),
+            itl_ms=summarize(best.itl),
+            e2e_ms=summarize(best.e2e),
             concurrency=bench.max_concurrency,
             request_rate=bench.request_rate,
         ),
     )
 
 
-async def run_pass(
-    llm: AsyncLLM, found: Workload, params: list[SamplingParams], bench: BenchConfig
-) -> LatencyPass:
+async def run_iteration(
+    llm: AsyncLLM, workload: Workload, params: list[SamplingParams], bench: BenchConfig
+) -> IterationTimes:
     """Send every request at its time and wait for all."""
-    times = LatencyPass()
-    gate = asyncio.Semaphore(bench.max_concurrency or len(found.prompts))
+    times = IterationTimes()
+    gate = asyncio.Semaphore(bench.max_concurrency or len(workload.prompts))
     draw = random.Random(0)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        for prompt, one in zip(ids_of(found.prompts), params, strict=True):
-            group.create_task(_request(llm, prompt, one, gate, times))
+        for prompt, request_params in zip(ids_of(workload.prompts), params, strict=True):
+            group.create_task(_request(llm, prompt, request_params, gate, times))
             if bench.request_rate is not None:
                 await asyncio.sleep(draw.expovariate(bench.request_rate))
-    times.wall = time.perf_counter() - began
-    check_count(found, times.tokens)
+    times.wall = time.perf_counter() - start_time
+    check_count(workload, times.tokens)
     return times
 
 
 async def _request(
-    llm: AsyncLLM, prompt: Any, params: SamplingParams, gate: asyncio.Semaphore, times: LatencyPass
+    llm: AsyncLLM,
+    prompt: Any,
+    params: SamplingParams,
+    gate: asyncio.Semaphore,
+    times: IterationTimes,
 ) -> None:
-    """One request. Its clock starts when it may start: waiting at the gate is the client's."""
+    """Send one request. Time spent waiting for ``max_concurrency`` is not measured."""
     async with gate:
-        began = last = time.perf_counter()
+        start_time = last = time.perf_counter()
         stream = llm.generate(prompt, params.replace(output_kind="delta"))
         async with aclosing(stream):
             async for update in stream:
@@ -124,8 +128,8 @@ async def _request(
                 count = sum(len(output.token_ids) for output in update.outputs)
                 if count == 0:
                     continue
-                if last == began:
-                    times.ttft.append(now - began)
+                if last == start_time:
+                    times.ttft.append(now - start_time)
                     count_after_first = count - 1
                 else:
                     count_after_first = count
@@ -133,4 +137,4 @@ async def _request(
                 times.itl += [(now - last) / count] * count_after_first
                 times.tokens += count
                 last = now
-        times.e2e.append(time.perf_counter() - began)
+        times.e2e.append(time.perf_counter() - start_time)

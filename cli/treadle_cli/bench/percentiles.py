@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-__all__ = ("LatencyStats", "spread")
+__all__ = ("LatencyStats", "summarize")
 
 
 class LatencyStats(msgspec.Struct, frozen=True):
@@ -19,20 +19,22 @@ class LatencyStats(msgspec.Struct, frozen=True):
     max: float = 0.0
 
 
-def spread(seconds: Sequence[float]) -> LatencyStats:
+def summarize(seconds: Sequence[float]) -> LatencyStats:
     """Summarise, with linear interpolation between the two nearest measurements."""
     if not seconds:
         return LatencyStats()
     ordered = sorted(seconds)
 
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
+    def percentile(share: float) -> float:
+        position = share * (len(ordered) - 1)
+        low = int(position)
         high = min(low + 1, len(ordered) - 1)
-        return _ms(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+        return _ms(ordered[low] + (ordered[high] - ordered[low]) * (position - low))
 
     mean = sum(ordered) / len(ordered)
-    return LatencyStats(_ms(mean), at(0.5), at(0.9), at(0.99), _ms(ordered[-1]))
+    return LatencyStats(
+        _ms(mean), percentile(0.5), percentile(0.9), percentile(0.99), _ms(ordered[-1])
+    )
 
 
 def _ms(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""One measured workload as one JSON line."""
+"""The results of benchmarks, printed as JSON lines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 from treadle_cli.bench.percentiles import LatencyStats
 
-__all__ = ("About", "Latency", "Result", "Startup", "select_pass")
+__all__ = ("Latency", "Result", "RunInfo", "Startup", "select_iteration")
 
 
-class About(msgspec.Struct, frozen=True, kw_only=True):
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured: the same in every line of a run."""
 
     treadle: str
@@ -39,7 +39,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Rates are per second of wall-clock time of the picked pass."""
+    """One measured workload. Rates are per second of wall-clock time of the picked iteration."""
 
     kind: Literal["throughput", "latency"]
     workload: str
@@ -50,26 +50,26 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_tokens_per_second: float
     prompt_tokens_per_second: float
     pick: str
-    passes: list[float]
-    """Wall seconds of every timed pass."""
-    about: About
+    iter_seconds: list[float]
+    """Wall-clock seconds of every timed iteration."""
+    run_info: RunInfo
     latency: Latency | None = None
 
 
 class Startup(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds since the process was started, and of each stage before it was ready."""
+    """Seconds from the start of the process, and of each stage until it was ready."""
 
     kind: str = "startup"
     first_token_seconds: float
     ready_seconds: float
     stages: dict[str, float]
     pick: str
-    passes: list[float]
+    iter_seconds: list[float]
     """Seconds to the first token of every timed start."""
-    about: About
+    run_info: RunInfo
 
 
-def select_pass(walls: Sequence[float], pick: str) -> int:
-    """The index of the pass to report: the fastest, or that nearest to the median."""
-    wanted = min(walls) if pick == "best" else median(walls)
-    return min(range(len(walls)), key=lambda i: abs(walls[i] - wanted))
+def select_iteration(wall_times: Sequence[float], pick: str) -> int:
+    """Return the index of the iteration to report: the fastest, or the nearest to the median."""
+    target = min(wall_times) if pick == "best" else median(wall_times)
+    return min(range(len(wall_times)), key=lambda i: abs(wall_times[i] - target))

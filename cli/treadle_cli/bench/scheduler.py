@@ -1,4 +1,4 @@
-"""What a step costs on the host: the real engine loop around a runner that computes nothing."""
+"""The cost of a step on the CPU side: the real engine loop around a runner that computes nothing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
 from treadle.plugins import PluginManager
 
-__all__ = ("SIZES", "SchedulerCost", "host_cost")
+__all__ = ("BATCH_SIZES", "SchedulerCost", "measure_step_cost")
 
 T = TypeVar("T")
-SIZES = (1, 32, 256, 1024)
-PROMPT = 64  # tokens of each sequence before the measured decode steps
-WARM = 20
+BATCH_SIZES = (1, 32, 256, 1024)
+PROMPT_LEN = 64  # tokens of each sequence before the measured decode steps
+NUM_WARMUP_STEPS = 20
 PAGE_SIZE = 16
 
 
 class SchedulerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds of one decode step outside of the device, over ``steps`` steps."""
+    """Milliseconds of one decode step on the CPU side, over ``steps`` steps."""
 
     kind: str = "scheduler"
     running: int
@@ -87,31 +87,31 @@ class _Plugins(PluginManager):
         return super().create_guarded(kind, key, **arguments)
 
 
-def host_cost(steps: int = 400) -> Iterator[SchedulerCost]:
+def measure_step_cost(steps: int = 400) -> Iterator[SchedulerCost]:
     """One line for each number of running sequences."""
-    for running in SIZES:
+    for running in BATCH_SIZES:
         config = from_options(
             max_num_seqs=running,
-            max_num_batched_tokens=running * PROMPT,
+            max_num_batched_tokens=running * PROMPT_LEN,
             enable_prefix_caching=False,
             max_num_queued_reqs=running,
         )
         core = EngineCore(config, _Plugins(config.plugins))
-        params = SamplingParams(max_tokens=WARM + steps + 8, ignore_eos=True)
+        params = SamplingParams(max_tokens=NUM_WARMUP_STEPS + steps + 8, ignore_eos=True)
         for i in range(running):
-            core.add_request(EngineRequest(str(i), [5] * PROMPT, params, time.monotonic()))
-        for _ in range(WARM):
+            core.add_request(EngineRequest(str(i), [5] * PROMPT_LEN, params, time.monotonic()))
+        for _ in range(NUM_WARMUP_STEPS):
             core.step()
-        taken = []
+        step_ms = []
         for _ in range(steps):
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             core.step()
-            taken.append(1e3 * (time.perf_counter() - began))
+            step_ms.append(1e3 * (time.perf_counter() - start_time))
         core.close()
         yield SchedulerCost(
             running=running,
             steps=steps,
-            median_ms=round(median(taken), 4),
-            mean_ms=round(mean(taken), 4),
-            p99_ms=round(sorted(taken)[int(0.99 * (steps - 1))], 4),
+            median_ms=round(median(step_ms), 4),
+            mean_ms=round(mean(step_ms), 4),
+            p99_ms=round(sorted(step_ms)[int(0.99 * (steps - 1))], 4),
         )

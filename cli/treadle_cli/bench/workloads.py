@@ -1,4 +1,4 @@
-"""What the engine is asked to do while it is measured.
+"""The requests of benchmarks.
 
 The five named workloads are those of docs/how/benchmarks.md, to the last random number: prompts are
 token ids drawn from ``random.Random(0)``, whose order of draws is part of the definition.
@@ -48,7 +48,7 @@ def mixed() -> Workload:
     return Workload("mixed", prompts, [draw.randint(100, 1024) for _ in range(256)])
 
 
-def even(
+def uniform(
     name: str,
     requests: int,
     prompt: int,
@@ -66,25 +66,25 @@ def _ids(draw: random.Random, count: int) -> list[int]:
     return [draw.randint(0, LARGEST_ID) for _ in range(count)]
 
 
-NAMED: Mapping[str, Callable[[], Workload]] = {
+NAMED_WORKLOADS: Mapping[str, Callable[[], Workload]] = {
     "mixed": mixed,
-    "bs1": lambda: even("bs1", 1, 128, 256),
-    "prefill": lambda: even("prefill", 16, 2048, 1, "prompt"),
-    "dec32": lambda: even("dec32", 32, 64, 256),
-    "dec256": lambda: even("dec256", 256, 64, 256),
+    "bs1": lambda: uniform("bs1", 1, 128, 256),
+    "prefill": lambda: uniform("prefill", 16, 2048, 1, "prompt"),
+    "dec32": lambda: uniform("dec32", 32, 64, 256),
+    "dec256": lambda: uniform("dec256", 256, 64, 256),
 }
 
 
 def workload(name: str, config: BenchConfig) -> Workload:
     """A named workload, or the one that ``config`` describes."""
     if name == "custom":
-        return even("custom", config.num_prompts, config.input_len, config.output_len)
-    return NAMED[name]()
+        return uniform("custom", config.num_prompts, config.input_len, config.output_len)
+    return NAMED_WORKLOADS[name]()
 
 
-def clip_to_vocab(found: Workload, vocab_size: int) -> Workload:
+def clip_to_vocab(source: Workload, vocab_size: int) -> Workload:
     """The same workload with ids that a small vocabulary has."""
     if vocab_size > LARGEST_ID:
-        return found
-    prompts = [[token % vocab_size for token in prompt] for prompt in found.prompts]
-    return Workload(found.name, prompts, found.outputs, found.counts)
+        return source
+    prompts = [[token % vocab_size for token in prompt] for prompt in source.prompts]
+    return Workload(source.name, prompts, source.outputs, source.counts)

@@ -61,13 +61,13 @@ def startup(*, options: Options) -> None:
 
 
 def scheduler() -> None:
-    """Measure what a decode step costs on the host, around a runner that computes nothing.
+    """Measure what a decode step costs on the CPU side, around a runner that computes nothing.
 
     One line for each of 1, 32, 256 and 1,024 running sequences. Needs no model and no device.
     """
-    from treadle_cli.bench.scheduler import host_cost
+    from treadle_cli.bench.scheduler import measure_step_cost
 
-    for cost in host_cost():
+    for cost in measure_step_cost():
         _print(cost)
 
 
@@ -79,7 +79,7 @@ def _print(result: Result | Startup | SchedulerCost) -> None:
 def treadle_command(name: str) -> typer.Typer | None:
     if name != "bench":
         return None
-    app = application("Measure throughput, latency, start-up and the host's share of a step.")
+    app = application("Measure throughput, latency, start-up and the CPU side of a step.")
     app.command("throughput", cls=SectionedCommand)(throughput)
     app.command("latency", cls=SectionedCommand)(latency)
     app.command("startup", cls=SectionedCommand)(startup)

@@ -14,7 +14,7 @@ from treadle.errors import RequestError
 from treadle_cli.conversation import HELP, Conversation
 from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, SAMPLING, Options, with_flags
-from treadle_cli.help import single
+from treadle_cli.help import single_command
 from treadle_cli.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -37,86 +37,90 @@ def chat(
     explain: Flag = False,
     options: Options,
 ) -> None:
-    """Talk to a model in the terminal.
+    """Chat with a model in the terminal.
 
     /reset forgets the conversation, /system TEXT sets the system message, /exit or Ctrl-D leaves.
     Ctrl-C stops an answer. With piped input every line is one turn.
     """
     if explain:
         return print_engine(options.engine_config())
-    options.struct(SAMPLING)  # a bad value is told before the model is loaded
+    options.struct(SAMPLING)  # a bad value is reported before the model is loaded
     engine = options.engine()
     from treadle import LLM
     from treadle_cli.terminal import Screen
 
     with LLM(**engine) as llm:
         params = sampling_params(llm, options, max_tokens=None)
-        talk = Conversation(system)
-        partner = ChatSession(llm, params.replace(n=1, output_kind="delta"), talk, Screen(), stats)
+        conversation = Conversation(system)
+        session = ChatSession(
+            llm, params.replace(n=1, output_kind="delta"), conversation, Screen(), stats
+        )
         if sys.stdin.isatty():
-            partner.converse()
+            session.converse()
         else:
-            partner.read_pipe()
+            session.read_pipe()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """The model's side of a conversation."""
+    """A conversation with a model on a screen."""
 
     llm: LLM
     params: SamplingParams
-    talk: Conversation
+    conversation: Conversation
     screen: Screen
     stats: bool
 
     def converse(self) -> None:
-        """Talk to a person. Ctrl-C never ends the program here, whenever it comes."""
+        """Answer lines typed at the terminal. Ctrl-C stops an answer and never ends the program."""
         from treadle_cli.terminal import uninterrupted
 
         self.screen.note(f"{self.llm.config.model.model}: {HELP}")
         with uninterrupted():
             for line in typed_lines(self.screen):
                 try:
-                    self.take(line)
+                    self.handle_line(line)
                 except RequestError as error:
-                    self.talk.forget_question()
+                    self.conversation.drop_question()
                     self.screen.note(f"{error}; /reset starts again")
-                if self.talk.ended:
+                if self.conversation.is_finished:
                     break
 
     def read_pipe(self) -> None:
-        """Take each line as a turn. An error or Ctrl-C ends the program."""
+        """Answer each line of a pipe. An error or Ctrl-C ends the program."""
         for line in sys.stdin:
-            if line.strip() and self.take(line.strip()):
+            if line.strip() and self.handle_line(line.strip()):
                 raise KeyboardInterrupt
-            if self.talk.ended:
+            if self.conversation.is_finished:
                 break
 
-    def take(self, line: str) -> bool:
-        """Carry out a command or answer a question; whether the user stopped the answer."""
-        reply = self.talk.command(line)
+    def handle_line(self, line: str) -> bool:
+        """Run a command or answer a question. Return whether the user stopped the answer."""
+        reply = self.conversation.command(line)
         if reply is not None:
             self.screen.note(reply)
-        elif not self.talk.ended:
+        elif not self.conversation.is_finished:
             return self.answer(line)
         return False
 
     def answer(self, line: str) -> bool:
-        """Ask one question and keep what came, also of an answer that the user stopped."""
+        """Send one question and keep the answer, even one that the user stopped."""
         from treadle_cli.terminal import follow
 
-        found = follow(self.llm.stream_chat(self.talk.ask(line), self.params), self.screen)
+        result = follow(
+            self.llm.stream_chat(self.conversation.add_question(line), self.params), self.screen
+        )
         self.screen.line()
-        self.talk.answered(found.text)
-        if found.error is not None:
-            self.screen.note(found.error)
-        elif self.stats or found.stopped:
-            self.screen.note(f"({found.summary()})")
-        return found.stopped
+        self.conversation.add_answer(result.text)
+        if result.error is not None:
+            self.screen.note(result.error)
+        elif self.stats or result.stopped:
+            self.screen.note(f"({result.summary()})")
+        return result.stopped
 
 
 def typed_lines(screen: Screen) -> Iterator[str]:
-    """Lines of a person; a backslash at the end continues on the next line. Ends with Ctrl-D."""
+    """Yield the typed lines; a backslash at the end continues on the next one. Ctrl-D ends."""
     import contextlib
 
     from treadle_cli.terminal import interruptible
@@ -142,4 +146,4 @@ def typed_lines(screen: Screen) -> Iterator[str]:
 
 @impl
 def treadle_command(name: str) -> typer.Typer | None:
-    return single(name, chat) if name == "chat" else None
+    return single_command(name, chat) if name == "chat" else None

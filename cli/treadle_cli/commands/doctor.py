@@ -12,7 +12,7 @@ import typer
 from treadle.api import impl
 from treadle.plugins import PluginManager
 from treadle_cli.flags import PLUGINS, Options, with_flags
-from treadle_cli.help import single
+from treadle_cli.help import single_command
 
 if TYPE_CHECKING:
     from treadle_cli.doctor.report import Report
@@ -31,63 +31,67 @@ def doctor(
     ] = 30.0,
     options: Options,
 ) -> None:
-    """Load every plugin in a process of its own, ask all backends for this device, and report.
+    """Load every plugin in a separate process, and report its problems and each backend's offer.
 
     The exit code is 0 if nothing is wrong, else 1.
     """
     from treadle_cli.doctor.report import examine
 
-    found = examine(PluginManager(options.struct(PLUGINS)), seconds=timeout)
-    failed = found.failed(strict)
+    report = examine(PluginManager(options.struct(PLUGINS)), seconds=timeout)
+    failed = report.has_failures(strict)
     if json:
-        print(msgspec.json.encode({"ok": not failed, **msgspec.structs.asdict(found)}).decode())
+        print(msgspec.json.encode({"ok": not failed, **msgspec.structs.asdict(report)}).decode())
     else:
-        for line in _shown(found):
+        for line in _report_lines(report):
             sys.stdout.write(f"{line}\n")
     if failed:
         raise typer.Exit(1)
 
 
-OWN = {"kernel": "treadle's own", "ranks": "torch.distributed"}
-"""What serves without an offer."""
+FALLBACK_NAMES = {"kernel": "treadle's own", "ranks": "torch.distributed"}
+"""What is used if no backend offers."""
 
 
-def _shown(found: Report) -> Iterator[str]:
-    machine, seen = found.machine, found.device
+def _report_lines(report: Report) -> Iterator[str]:
+    machine, device = report.machine, report.device
     yield f"python    {machine.python} on {machine.platform}"
     yield f"versions  {', '.join(f'{n} {v}' for n, v in machine.versions.items())}"
     if machine.gpus:
         yield f"GPUs      {', '.join(machine.gpus)}; driver {machine.driver or 'unknown'}"
-    if seen is not None:
-        named = f" ({seen.name}, {seen.memory / 2**30:.0f} GiB)" if seen.name else ""
-        yield f"device    {seen.device}{named}; CUDA of torch: {seen.cuda or 'none'}"
-        yield from _bids("attention", seen.attention)
-        yield from _bids("kernel", seen.kernels)
-        yield from _bids("ranks", {"two ranks": seen.communicators})
-    yield from _plugins(found)
-    yield from (f"report    {line}" for line in found.reports)
-    yield from (f"problem   {line}" for line in found.problems)
-    yield from (f"install   {line}" for line in found.advice)
+    if device is not None:
+        device_text = f" ({device.name}, {device.memory / 2**30:.0f} GiB)" if device.name else ""
+        yield f"device    {device.device}{device_text}; CUDA of torch: {device.cuda or 'none'}"
+        yield from _offer_lines("attention", device.attention)
+        yield from _offer_lines("kernel", device.kernels)
+        yield from _offer_lines("ranks", {"two ranks": device.communicators})
+    yield from _plugins(report)
+    yield from (f"report    {line}" for line in report.reports)
+    yield from (f"problem   {line}" for line in report.problems)
+    yield from (f"install   {line}" for line in report.advice)
 
 
-def _bids(what: str, bids: Mapping[str, Sequence[BackendReport]]) -> Iterator[str]:
-    for name, answers in bids.items():
+def _offer_lines(
+    label: str, reports_by_name: Mapping[str, Sequence[BackendReport]]
+) -> Iterator[str]:
+    for name, answers in reports_by_name.items():
         best = next((b for b in answers if b.score is not None), None)
-        winner = f"{best.name} ({best.score})" if best else OWN.get(what, "-")
-        yield f"{what:<10}{name}: {winner}"
-        for bid in answers:
-            if bid is not best:
-                why = "; ".join(bid.reasons) if bid.score is None else f"offers {bid.score}"
-                yield f"          {bid.name}: {why}"
+        winner = f"{best.name} ({best.score})" if best else FALLBACK_NAMES.get(label, "-")
+        yield f"{label:<10}{name}: {winner}"
+        for report in answers:
+            if report is not best:
+                reason = (
+                    "; ".join(report.reasons) if report.score is None else f"offers {report.score}"
+                )
+                yield f"          {report.name}: {reason}"
 
 
-def _plugins(found: Report) -> Iterator[str]:
-    bad = [c for c in found.plugins if c.findings]
-    tried = sorted({(c.seconds, c.target) for c in found.plugins if c.seconds is not None})
-    total = sum(seconds for seconds, _ in tried)
-    longest = f"; the longest is {tried[-1][1]} with {tried[-1][0]:.2f} s" if tried else ""
-    yield f"plugins   {len(found.plugins)} keys, imports take {total:.2f} s{longest}"
-    for checked in bad:
+def _plugins(report: Report) -> Iterator[str]:
+    flawed = [c for c in report.plugins if c.findings]
+    imports = sorted({(c.seconds, c.target) for c in report.plugins if c.seconds is not None})
+    total = sum(seconds for seconds, _ in imports)
+    longest = f"; the longest is {imports[-1][1]} with {imports[-1][0]:.2f} s" if imports else ""
+    yield f"plugins   {len(report.plugins)} keys, imports take {total:.2f} s{longest}"
+    for checked in flawed:
         for finding in checked.findings:
             level = "error" if finding.fatal else "warning"
             owner = f"{checked.distribution} {checked.version}"
@@ -96,4 +100,4 @@ def _plugins(found: Report) -> Iterator[str]:
 
 @impl
 def treadle_command(name: str) -> typer.Typer | None:
-    return single(name, doctor) if name == "doctor" else None
+    return single_command(name, doctor) if name == "doctor" else None

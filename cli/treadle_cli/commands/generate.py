@@ -11,7 +11,7 @@ from treadle.api import impl
 from treadle.errors import ConfigError, EngineError
 from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, SAMPLING, Options, with_flags
-from treadle_cli.help import single
+from treadle_cli.help import single_command
 from treadle_cli.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def generate(
     if explain:
         return print_engine(options.engine_config())
     prompts = prompt or [_standard_input()]
-    options.struct(SAMPLING)  # a bad value is told before the model is loaded
+    options.struct(SAMPLING)  # a bad value is reported before the model is loaded
     engine = options.engine()
     from treadle import LLM
 
@@ -111,4 +111,4 @@ def _print_json(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
 
 @impl
 def treadle_command(name: str) -> typer.Typer | None:
-    return single(name, generate) if name == "generate" else None
+    return single_command(name, generate) if name == "generate" else None

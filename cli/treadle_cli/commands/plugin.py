@@ -1,4 +1,4 @@
-"""``treadle plugin``: what is installed, what one is made of, and the beginning of a new one."""
+"""``treadle plugin``: list, show, create, test and lock plugins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ("treadle_command",)
 
 
 @with_flags(PLUGINS)
-def show_list(
+def list_plugins(
     *,
     kind: Annotated[str | None, typer.Argument(help="Only this kind.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
@@ -35,16 +35,19 @@ def show_list(
     """List every plugin with its state. Imports none of them."""
     from treadle.testing.examination.listing import rows
 
-    found = list(rows(PluginManager(options.struct(PLUGINS)), kind))
+    row_list = list(rows(PluginManager(options.struct(PLUGINS)), kind))
     if json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(msgspec.json.format(msgspec.json.encode(row_list)).decode())
         return
-    table = [(r.kind, r.key, f"{r.distribution} {r.version}", r.state, r.note) for r in found]
+    table = [
+        (row.kind, row.key, f"{row.distribution} {row.version}", row.state, row.note)
+        for row in row_list
+    ]
     print_table(("KIND", "KEY", "DISTRIBUTION", "STATE", "NOTE"), table)
 
 
 @with_flags(PLUGINS)
-def show_one(
+def show(
     *,
     id: Annotated[str, typer.Argument(metavar="ID", help="kind:key, or a distribution.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object or array.")] = False,
@@ -58,8 +61,8 @@ def show_one(
         _show_distribution(plugins, id, json)
         return
     kind, _, key = id.partition(":")
-    found = describe(plugins, kind, key)
-    print(msgspec.json.encode(found).decode()) if json else _print_description(found)
+    description = describe(plugins, kind, key)
+    print(msgspec.json.encode(description).decode()) if json else _print_description(description)
 
 
 def new(
@@ -77,8 +80,6 @@ def new(
     project = render(kind, name, folder)
     print(f"{project} is written; its README.md says what to do. To begin:")
     print(f"cd {shlex.quote(str(project))} && pip install -e . pytest && pytest")
-    if installed_kinds()[kind].provisional:
-        print(f"The kind {kind} is provisional: treadle does not call it yet, and it may change.")
     for entry in PluginManager().entries:
         if (entry.kind, entry.key) == (kind, name):
             print(f"{entry.owner} provides {entry.id} too. To replace that, name the entry point")
@@ -109,48 +110,48 @@ def lock(
     options: Options,
 ) -> None:
     """Write down every plugin with its version, for treadle serve --plugin-lock-file FILE."""
-    from treadle.plugins.selection import lock_of
-
-    found = lock_of(PluginManager(options.struct(PLUGINS)).entries)
-    text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
+    plugin_lock = PluginManager(options.struct(PLUGINS)).lock()
+    text = msgspec.json.format(msgspec.json.encode(plugin_lock)) + b"\n"
     try:
         file.write_bytes(text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
-    print(f"{file}: {len(found.plugins)} keys")
+    print(f"{file}: {len(plugin_lock.plugins)} keys")
 
 
 def _show_distribution(plugins: PluginManager, name: str, json: bool) -> None:
     from treadle.testing.examination.listing import rows
 
-    found: list[Row] = [r for r in rows(plugins) if normal(r.distribution) == normal(name)]
-    if not found:
-        known = ", ".join(sorted({e.dist for e in plugins.entries}))
-        raise ConfigError(f"no plugins come from {name!r}; write kind:key or one of: {known}")
+    row_list: list[Row] = [row for row in rows(plugins) if normal(row.distribution) == normal(name)]
+    if not row_list:
+        distributions = ", ".join(sorted({e.dist for e in plugins.entries}))
+        raise ConfigError(
+            f"no plugins come from {name!r}; write kind:key or one of: {distributions}"
+        )
     if json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(row_list).decode())
         return
-    print(f"{found[0].distribution} {found[0].version}")
-    table = [(f"{r.kind}:{r.key}", r.target, r.state, r.note) for r in found]
+    print(f"{row_list[0].distribution} {row_list[0].version}")
+    table = [(f"{row.kind}:{row.key}", row.target, row.state, row.note) for row in row_list]
     print_table(("ID", "TARGET", "STATE", "NOTE"), table)
 
 
-def _print_description(found: Description) -> None:
-    print(f"{found.id} from {found.distribution} {found.version}")
-    print(f"  target    {found.target}")
-    print(f"  hooks     {', '.join(found.hooks) or 'none'}")
-    if found.wrappers:
-        print(f"  wraps     {', '.join(found.wrappers)}")
-    if not found.options:
+def _print_description(description: Description) -> None:
+    print(f"{description.id} from {description.distribution} {description.version}")
+    print(f"  target    {description.target}")
+    print(f"  hooks     {', '.join(description.hooks) or 'none'}")
+    if description.wrappers:
+        print(f"  wraps     {', '.join(description.wrappers)}")
+    if not description.options:
         print("  options   none declared")
         return
     print("  options")
-    table = [(o.flag, o.type, o.default, o.description) for o in found.options]
-    print_table(("    FLAG", "TYPE", "DEFAULT", ""), [(f"    {r[0]}", *r[1:]) for r in table])
+    table = [(o.flag, o.type, o.default, o.description) for o in description.options]
+    print_table(("    FLAG", "TYPE", "DEFAULT", ""), [(f"    {row[0]}", *row[1:]) for row in table])
 
 
 def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be, the last one ragged; plain text that greps well."""
+    """Print columns, each as wide as its longest cell, as plain text."""
     widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
     for line in (head, *lines):
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -162,8 +163,8 @@ def treadle_command(name: str) -> typer.Typer | None:
     if name != "plugin":
         return None
     app = application("List, make, test and lock plugins.")
-    app.command("list", cls=SectionedCommand)(show_list)
-    app.command("show", cls=SectionedCommand)(show_one)
+    app.command("list", cls=SectionedCommand)(list_plugins)
+    app.command("show", cls=SectionedCommand)(show)
     app.command("new", cls=SectionedCommand)(new)
     app.command("test", cls=SectionedCommand)(test)
     app.command("lock", cls=SectionedCommand)(lock)

@@ -11,7 +11,7 @@ from treadle.errors import PluginNotFoundError
 from treadle.known_plugins import install_hint
 from treadle_cli.explain import Flag, print_engine
 from treadle_cli.flags import ENGINE, Options, server_group, with_flags
-from treadle_cli.help import PluginOptionsCommand, single
+from treadle_cli.help import PluginOptionsCommand, single_command
 
 __all__ = ("treadle_command",)
 
@@ -41,4 +41,4 @@ def treadle_command(name: str) -> typer.Typer | None:
 
         run(engine, config)
 
-    return single(name, serve, PluginOptionsCommand)
+    return single_command(name, serve, PluginOptionsCommand)

@@ -1,4 +1,4 @@
-"""What this machine has, without importing torch, and what to install for it."""
+"""The machine's Python, GPUs and driver, read without importing torch, and what to install for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from treadle.known_plugins import DISTRIBUTIONS, install_hint
 from treadle_cli.doctor.survey import DeviceReport
 
-__all__ = ("Machine", "advice", "look")
+__all__ = ("Machine", "advice", "inspect_machine")
 
 VERSIONS = ("torch", "triton", "transformers", "tokenizers", "safetensors", "pluggy", "msgspec")
 INDEX = "https://download.pytorch.org/whl"
@@ -23,7 +23,7 @@ FOR_CUDA = ("treadle-attention-triton", "treadle-kernels-triton")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The GPUs are those that the driver knows, whether torch can use them or not."""
+    """This machine. ``gpus`` are those that the driver reports, whether torch can use them or not."""
 
     python: str
     platform: str
@@ -32,8 +32,8 @@ class Machine(msgspec.Struct, frozen=True):
     driver: str
 
 
-def look(installed: Iterable[str], proc: Path = Path("/proc")) -> Machine:
-    """Read versions, those of ``installed`` distributions among them, and devices from ``/proc``."""
+def inspect_machine(installed: Iterable[str], proc: Path = Path("/proc")) -> Machine:
+    """Read versions, including those of ``installed`` distributions, and devices from ``/proc``."""
     return Machine(
         python=platform.python_version(),
         platform=platform.platform(terse=True),
@@ -54,10 +54,10 @@ def _versions(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _gpus(proc: Path) -> Iterator[str]:
     for file in sorted(proc.glob("driver/nvidia/gpus/*/information")):
         try:
-            found = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
+            match = re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE)
         except OSError:
             continue
-        yield found[1].strip() if found else "NVIDIA GPU"
+        yield match[1].strip() if match else "NVIDIA GPU"
 
 
 def _driver(proc: Path) -> str:
@@ -65,26 +65,28 @@ def _driver(proc: Path) -> str:
         text = (proc / "driver/nvidia/version").read_text()
     except OSError:
         return ""
-    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else ""
+    match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else ""
 
 
-def advice(machine: Machine, seen: DeviceReport | None, installed: Iterable[str]) -> Iterator[str]:
-    """What to install or change, one sentence each; nothing on a machine without a GPU."""
+def advice(
+    machine: Machine, device: DeviceReport | None, installed: Iterable[str]
+) -> Iterator[str]:
+    """Yield what to install or change, one sentence each; nothing on a machine without a GPU."""
     if not machine.gpus:
         return
     gpu = machine.gpus[0]
-    if seen is None:
+    if device is None:
         return
-    if seen.cuda is None:
-        yield f"{gpu} is there, but torch {seen.torch} is built without CUDA; {_torch(machine)}"
-    elif not seen.device.startswith("cuda"):
+    if device.cuda is None:
+        yield f"{gpu} is there, but torch {device.torch} is built without CUDA; {_torch(machine)}"
+    elif not device.device.startswith("cuda"):
         yield (
-            f"{gpu} is there, but torch {seen.torch} finds no device; check CUDA_VISIBLE_DEVICES, "
-            f"or that driver {machine.driver or '(unknown)'} is new enough for CUDA {seen.cuda}"
+            f"{gpu} is there, but torch {device.torch} finds no device; check CUDA_VISIBLE_DEVICES, "
+            f"or that driver {machine.driver or '(unknown)'} is new enough for CUDA {device.cuda}"
         )
-    elif tuple(map(int, seen.capability.split("."))) < (8, 0):
-        yield f"{seen.name} has compute capability {seen.capability}; fast kernels begin at 8.0"
+    elif tuple(map(int, device.capability.split("."))) < (8, 0):
+        yield f"{device.name} has compute capability {device.capability}; fast kernels begin at 8.0"
         return
     missing = [name for name in FOR_CUDA if name not in set(installed) and name in DISTRIBUTIONS]
     if missing:
@@ -96,7 +98,7 @@ def _torch(machine: Machine) -> str:
         major = int(machine.driver.partition(".")[0])
     except ValueError:
         return f"pip install torch --index-url {INDEX}/{DRIVERS[0][1]}"
-    for oldest, build in DRIVERS:
-        if major >= oldest:
+    for min_version, build in DRIVERS:
+        if major >= min_version:
             return f"pip install torch --index-url {INDEX}/{build}"
     return f"update the NVIDIA driver {machine.driver} to {DRIVERS[-1][0]} or later first"

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from treadle.plugins import PluginManager
+from treadle.plugins import PluginManager, PluginSelection
 from treadle.plugins.entries import normal
-from treadle.plugins.selection import PluginSelection
-from treadle.testing.examination.checks import Checked, check
+from treadle.testing.examination.checks import PluginReport, check
 from treadle.testing.examination.child_process import ChildError, ask
 from treadle_cli.doctor import machine
 from treadle_cli.doctor.survey import DeviceReport, Survey
@@ -20,19 +19,19 @@ SURVEY = "treadle_cli.doctor.survey"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What ``treadle doctor`` knows. ``problems`` are about the whole and not about one plugin."""
+    """The result of ``treadle doctor``. ``problems`` concern no single plugin."""
 
     machine: machine.Machine
-    plugins: list[Checked]
+    plugins: list[PluginReport]
     device: DeviceReport | None
     reports: list[str]
     problems: list[str]
     advice: list[str]
 
-    def failed(self, strict: bool = False) -> bool:
+    def has_failures(self, strict: bool = False) -> bool:
         """Whether something must be repaired; ``strict``: also what is only slow."""
-        found = [f for checked in self.plugins for f in checked.findings]
-        return bool(self.problems) or any(strict or f.fatal for f in found)
+        findings = [f for checked in self.plugins for f in checked.findings]
+        return bool(self.problems) or any(strict or f.fatal for f in findings)
 
 
 def examine(
@@ -40,30 +39,30 @@ def examine(
     *,
     seconds: float = 30.0,
     device: str = "auto",
-    only: str | None = None,
+    target: str | None = None,
 ) -> Report:
     """Import every usable plugin, each in a process that has ``seconds`` to end.
 
-    ``only`` is a distribution or a ``kind:key``: nothing else is imported, and the device is left alone.
+    ``target`` is a distribution or a ``kind:key``: nothing else is imported, and the device is left alone.
     """
-    chosen = [e for e in plugins.entries if only is None or only in (e.id, normal(e.dist))]
-    examined, reports = check(plugins, chosen, seconds=seconds)
+    entries = [e for e in plugins.entries if target is None or target in (e.id, normal(e.dist))]
+    results, reports = check(plugins, entries, seconds=seconds)
     installed = {normal(e.dist) for e in plugins.entries}
-    found = machine.look(installed)
-    seen, problems = None, []
-    if only is None:
+    machine_info = machine.inspect_machine(installed)
+    device_report, problems = None, []
+    if target is None:
         try:
-            seen = ask(
-                SURVEY, Survey(_healthy(plugins, examined), device), DeviceReport, seconds * 2
+            device_report = ask(
+                SURVEY, Survey(_healthy(plugins, results), device), DeviceReport, seconds * 2
             )
         except ChildError as error:
-            problems.append(f"asking for the device and the bids failed: {error}")
-    tips = list(machine.advice(found, seen, installed))
-    return Report(found, examined, seen, reports, problems, tips)
+            problems.append(f"the report of the device and of the backends' offers failed: {error}")
+    tips = list(machine.advice(machine_info, device_report, installed))
+    return Report(machine_info, results, device_report, reports, problems, tips)
 
 
-def _healthy(plugins: PluginManager, examined: Iterable[Checked]) -> PluginSelection:
-    """The plugins that can be imported without harm to the process that asks for bids."""
-    broken = {(c.distribution, c.target) for c in examined if c.state == "broken"}
+def _healthy(plugins: PluginManager, results: Iterable[PluginReport]) -> PluginSelection:
+    """Return the plugins that can be imported in the process that collects the offers."""
+    broken = {(c.distribution, c.target) for c in results if c.state == "broken"}
     choices = plugins.selection().choices
     return PluginSelection([c for c in choices if (c.dist, c.source) not in broken])

@@ -1,6 +1,6 @@
-"""The second child process of ``treadle doctor``: the device, and what every backend bids for it.
+"""The second child process of ``treadle doctor``: the device, and every backend's offer for it.
 
-It imports torch and starts the device, which the command line must not do for its own sake.
+It imports torch and initializes the device, which the process of the command line must not do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from treadle.api.attention import AttentionRequest, KernelRequest, MaskKind
 from treadle.api.cache import DeviceInfo
 from treadle.api.communicators import CommunicatorRequest
 from treadle.api.plugin_kind import PluginKind
-from treadle.plugins import PluginManager
-from treadle.plugins.selection import PluginSelection
+from treadle.plugins import PluginManager, PluginSelection
 
 if TYPE_CHECKING:
     from treadle.layers.kernel_op import KernelOp
@@ -29,13 +28,16 @@ __all__ = ("ATTENTION", "BackendReport", "DeviceReport", "Survey", "main")
 CUDA_DTYPE, CPU_DTYPE = "bfloat16", "float32"
 
 ATTENTION = ("plain", "fp8 cache", "sliding window", "soft cap", "head size 256")
-"""What is bid for, by the names in the report."""
+"""Names, in the report, of the attention requests that backends answer."""
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """``plan`` holds the plugins that may be imported; ``device`` is the option of that name."""
+    """A request to the child process.
 
-    plan: PluginSelection
+    ``selection`` holds the plugins that may be imported; ``device`` is the option of that name.
+    """
+
+    selection: PluginSelection
     device: str = "auto"
 
 
@@ -48,7 +50,7 @@ class BackendReport(msgspec.Struct, frozen=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """What torch is, what it runs on, and who bids for what, the winner first."""
+    """The torch build, its device, and the backends' offers, the best first."""
 
     torch: str
     cuda: str | None
@@ -61,15 +63,15 @@ class DeviceReport(msgspec.Struct, frozen=True):
     communicators: list[BackendReport] = []
 
 
-def survey(asked: Survey) -> DeviceReport:
+def survey(spec: Survey) -> DeviceReport:
     import torch
 
     from treadle.layers.device import device_info, pick_device
     from treadle.testing.kernel_ops import KERNEL_OPS
 
-    device = pick_device(asked.device)
+    device = pick_device(spec.device)
     info = device_info(device)
-    plugins = PluginManager.from_selection(asked.plan)
+    plugins = PluginManager.from_selection(spec.selection)
     return DeviceReport(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
@@ -78,38 +80,42 @@ def survey(asked: Survey) -> DeviceReport:
         capability=".".join(map(str, info.capability or ())),
         memory=info.memory,
         attention={
-            name: _bids(plugins, kinds.ATTENTION_BACKENDS, request=request)
+            name: _backend_reports(plugins, kinds.ATTENTION_BACKENDS, request=request)
             for name, request in requests(info)
         },
         kernels={op.name: _kernel(plugins, op, info) for op in KERNEL_OPS.values()},
-        communicators=_bids(plugins, kinds.COMMUNICATORS, request=CommunicatorRequest(info, 2)),
+        communicators=_backend_reports(
+            plugins, kinds.COMMUNICATORS, request=CommunicatorRequest(info, 2)
+        ),
     )
 
 
 def requests(device: DeviceInfo) -> Iterator[tuple[str, AttentionRequest]]:
-    """The attention of an 8B model, and what other models ask."""
+    """Yield the attention requests of an 8B model and of models with other features."""
     dtype = CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE
-    plain = AttentionRequest(device, dtype, dtype, 128, 32, 8, 128**-0.5)
-    made = (
-        plain,
-        replace(plain, kv_dtype="fp8_e4m3"),
-        replace(plain, mask=MaskKind.SLIDING, window=4096),
-        replace(plain, softcap=50.0),
-        replace(plain, head_size=256, scale=1 / 16),
+    base = AttentionRequest(device, dtype, dtype, 128, 32, 8, 128**-0.5)
+    variants = (
+        base,
+        replace(base, kv_dtype="fp8_e4m3"),
+        replace(base, mask=MaskKind.SLIDING, window=4096),
+        replace(base, softcap=50.0),
+        replace(base, head_size=256, scale=1 / 16),
     )
-    return zip(ATTENTION, made, strict=True)
+    return zip(ATTENTION, variants, strict=True)
 
 
 def _kernel(plugins: PluginManager, op: KernelOp, device: DeviceInfo) -> list[BackendReport]:
     dtype = CUDA_DTYPE if device.type == "cuda" else CPU_DTYPE
     request = KernelRequest(device, dtype, op.example_sizes)
-    return _bids(plugins, kinds.KERNEL_OPS, op=op.name, request=request)
+    return _backend_reports(plugins, kinds.KERNEL_OPS, op=op.name, request=request)
 
 
-def _bids(plugins: PluginManager, kind: PluginKind[Any], **arguments: Any) -> list[BackendReport]:
+def _backend_reports(
+    plugins: PluginManager, kind: PluginKind[Any], **arguments: Any
+) -> list[BackendReport]:
     offers, refusals = plugins.offers(kind, **arguments)
-    made = [BackendReport(offer.name, offer.score) for offer in offers]
-    return made + [
+    reports = [BackendReport(offer.name, offer.score) for offer in offers]
+    return reports + [
         BackendReport(refusal.name, reasons=list(refusal.reasons)) for refusal in refusals
     ]
 
@@ -118,9 +124,9 @@ def main() -> None:
     """Answer one request on standard output; what plugins print goes to standard error."""
     answer = os.dup(1)
     os.dup2(2, 1)
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Survey)
-    done = msgspec.json.encode(survey(asked))
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=Survey)
+    reply = msgspec.json.encode(survey(spec))
     with os.fdopen(answer, "wb") as out:
-        out.write(done)
+        out.write(reply)
     sys.stderr.flush()
     os._exit(0)

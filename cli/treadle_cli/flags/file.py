@@ -15,7 +15,7 @@ from treadle_cli.flags.groups import SECTIONS
 __all__ = ("read_file",)
 
 
-def read_file(path: Path | None, known: Collection[str]) -> dict[str, Any]:
+def read_file(path: Path | None, known_names: Collection[str]) -> dict[str, Any]:
     """The options of a file that this command knows, flat; names may have dashes.
 
     Sections of other commands are left alone, so that one file can describe a deployment. Raises
@@ -32,25 +32,25 @@ def read_file(path: Path | None, known: Collection[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in content.items():
         if name in SECTIONS and isinstance(value, dict):
-            for inner, option in _named(value).items():
-                if inner in known:
+            for inner, option in _normalized(value).items():
+                if inner in known_names:
                     options[inner] = option
-                elif not _foreign(name, inner):
-                    raise ConfigError(_unknown(path, f"{name}.{inner}", inner, known))
+                elif not _is_foreign(name, inner):
+                    raise ConfigError(_unknown(path, f"{name}.{inner}", inner, known_names))
         else:
-            for option_name, option in _named({name: value}).items():
-                if option_name not in known:
-                    raise ConfigError(_unknown(path, name, option_name, known))
+            for option_name, option in _normalized({name: value}).items():
+                if option_name not in known_names:
+                    raise ConfigError(_unknown(path, name, option_name, known_names))
                 options[option_name] = option
     return options
 
 
-def _named(table: dict[str, Any]) -> dict[str, Any]:
+def _normalized(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table under treadle's names, which have underscores."""
     return resolve_aliases({name.replace("-", "_"): value for name, value in table.items()})
 
 
-def _foreign(section: str, name: str) -> bool:
+def _is_foreign(section: str, name: str) -> bool:
     """Whether an option exists in a section that this command has no flags for."""
     from treadle_cli.flags.groups import BENCH, ENGINE, SAMPLING, server_group
 
@@ -63,7 +63,11 @@ def _foreign(section: str, name: str) -> bool:
     return name in groups[section].struct.__struct_fields__
 
 
-def _unknown(path: Path, shown: str, name: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(known))}"
-    return f"{path} has {shown}, which is not an option of this command; {hint}"
+def _unknown(path: Path, label: str, name: str, known_names: Collection[str]) -> str:
+    matches = difflib.get_close_matches(name, known_names, n=1)
+    hint = (
+        f"did you mean {matches[0]!r}?"
+        if matches
+        else f"known options: {', '.join(sorted(known_names))}"
+    )
+    return f"{path} has {label}, which is not an option of this command; {hint}"

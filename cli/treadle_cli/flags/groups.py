@@ -1,4 +1,4 @@
-"""Which Structs become flags, under which heading of the help page and section of the file."""
+"""The Structs that become flags, with their headings on the help page and sections of the file."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Group:
 
     def fields(self) -> Iterator[Field]:
         hints = get_type_hints(self.struct, include_extras=True)
-        for found in msgspec.structs.fields(self.struct):
-            if found.name not in self.skip:
-                annotation = hints[found.name]
-                text = description(annotation) or self.help.get(found.name, "")
-                yield Field(found.name, annotation, _default(found), text)
+        for struct_field in msgspec.structs.fields(self.struct):
+            if struct_field.name not in self.skip:
+                annotation = hints[struct_field.name]
+                text = description(annotation) or self.help.get(struct_field.name, "")
+                yield Field(struct_field.name, annotation, _default(struct_field), text)
 
     def names(self) -> frozenset[str]:
         return frozenset(f.name for f in self.fields())
@@ -56,10 +56,10 @@ def description(annotation: Any) -> str:
     return ""
 
 
-def _default(found: Any) -> Any:
-    if found.default_factory is not msgspec.NODEFAULT:
-        return found.default_factory()
-    return None if found.default is msgspec.NODEFAULT else found.default
+def _default(struct_field: Any) -> Any:
+    if struct_field.default_factory is not msgspec.NODEFAULT:
+        return struct_field.default_factory()
+    return None if struct_field.default is msgspec.NODEFAULT else struct_field.default
 
 
 PANELS = {
@@ -80,25 +80,25 @@ PLUGINS = Group(
     skip=frozenset(PluginConfig.__struct_fields__)
     - {"pin_plugin", "disable_plugin", "plugin_file"},
 )
-"""What decides which plugins there are, without what an engine does with them."""
+"""The options that select plugins, without those that only an engine uses."""
 
 
 def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
     """Add the bounds that the sampler checks, from its own table."""
-    shown: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name, text in texts.items():
         if name in BOUNDS and abs(BOUNDS[name][1]) < 2**31 - 1:
             low, high = BOUNDS[name]
             text = f"{text} {'(' if name in OPEN_BELOW else '['}{low:g} … {high:g}]"
-        shown[name] = text
-    return shown
+        result[name] = text
+    return result
 
 
 SAMPLING = Group(
     "sampling",
     "Sampling",
     SamplingParams,
-    # The engine's seed is that of requests that name none; the others are not of a terminal.
+    # ``seed`` is an option of the engine already; the others have no effect in a terminal.
     skip=frozenset({"seed", "output_kind", "detokenize"}),
     help=_bounded(
         {

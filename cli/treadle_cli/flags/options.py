@@ -1,4 +1,4 @@
-"""What a command was given: the flags over the file, by the Structs that they are for."""
+"""The options of a command: flags over the configuration file, by Struct."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that were given; what is absent keeps the default of its Struct."""
+    """The options that the user set; absent ones keep the default of their Struct."""
 
     values: Mapping[str, Any]
 
@@ -32,32 +32,32 @@ class Options:
         return {name: value for name, value in self.values.items() if name in names}
 
     def engine(self, **defaults: Any) -> dict[str, Any]:
-        """The engine's options, checked. ``defaults`` stand where the user said nothing."""
-        found = {**defaults, **self.of(ENGINE)}
-        from_options(found)
-        return found
+        """Return the engine's options, checked. ``defaults`` apply to options that the user did not set."""
+        values = {**defaults, **self.of(ENGINE)}
+        from_options(values)
+        return values
 
     def engine_config(self, **defaults: Any) -> EngineConfig:
         return from_options({**defaults, **self.of(ENGINE)})
 
     def struct(self, group: Group, **defaults: Any) -> Any:
         """The Struct of one group. Raises ``ConfigError`` or the error of the Struct itself."""
-        found = {**defaults, **self.of([group])}
+        values = {**defaults, **self.of([group])}
         try:
-            return msgspec.convert(found, group.struct)
+            return msgspec.convert(values, group.struct)
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, RequestError):
                 raise error.__cause__ from error
             message, _, path = str(error).partition(" - at `$.")
             name = path.rstrip("`").partition("[")[0].partition(".")[0]
-            shown = f"option {name} is {found.get(name)!r}: {message}" if name else message
-            raise ConfigError(shown + _allowed(group, name)) from error
+            text = f"option {name} is {values.get(name)!r}: {message}" if name else message
+            raise ConfigError(text + _allowed(group, name)) from error
 
 
 def _allowed(group: Group, name: str) -> str:
-    """The choices of an option that has some."""
-    for found in group.fields():
-        if found.name == name and (choices := choices_of(found.annotation)):
+    """Return the allowed values of an option as text, ``""`` if it has no fixed choices."""
+    for field in group.fields():
+        if field.name == name and (choices := choices_of(field.annotation)):
             return f" (allowed: {', '.join(choices)})"
     return ""
 
@@ -65,7 +65,7 @@ def _allowed(group: Group, name: str) -> str:
 def plugin_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """``["kind.key.option=value"]`` as ``{"kind:key": {"option": value}}``.
 
-    A value is JSON where it can be, else text: the plugin's Struct converts it.
+    A value is JSON if it can be parsed as such, else text: the plugin's Struct converts it.
     """
     table: dict[str, dict[str, Any]] = {}
     for text in texts:

@@ -16,7 +16,13 @@ import typer
 from treadle_cli.flags.file import read_file
 from treadle_cli.flags.groups import Field, Group
 from treadle_cli.flags.options import Options, plugin_options
-from treadle_cli.flags.types import decoded, flag_type, merged, metavar, unwrap_annotated
+from treadle_cli.flags.types import (
+    decode_value,
+    flag_type,
+    merge_plugin_options,
+    metavar,
+    unwrap_annotated,
+)
 from treadle_cli.rewrite import FLAG, PREFIX
 
 __all__ = ("with_flags",)
@@ -34,18 +40,18 @@ def with_flags(*groups: Group) -> Callable[[Callable[..., None]], Callable[..., 
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(function, include_extras=True)
-        own = [
+        own_parameters = [
             p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for p in inspect.signature(function).parameters.values()
             if p.name != "options"
         ]
-        names = [p.name for p in own]
+        names = [p.name for p in own_parameters]
 
-        def command(**given: Any) -> None:
-            mine = {name: given.pop(name) for name in names}
-            function(**mine, options=_options(fields, given))
+        def command(**values: Any) -> None:
+            arguments = {name: values.pop(name) for name in names}
+            function(**arguments, options=_options(fields, values))
 
-        parameters = _ordered([*own, *extra])
+        parameters = _ordered([*own_parameters, *extra])
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -61,45 +67,45 @@ def _ordered(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _parameters(group: Group) -> Iterator[inspect.Parameter]:
-    for found in group.fields():
-        if found.name == ARGUMENT:
-            about = typer.Argument(metavar="MODEL", help=_help(found), show_default=False)
-            yield _parameter(ARGUMENT, str | None, about)
+    for field in group.fields():
+        if field.name == ARGUMENT:
+            info = typer.Argument(metavar="MODEL", help=_help(field), show_default=False)
+            yield _parameter(ARGUMENT, str | None, info)
         else:
-            yield _parameter(found.name, flag_type(found.annotation), _option(found, group.panel))
+            yield _parameter(field.name, flag_type(field.annotation), _option(field, group.panel))
 
 
-def _option(found: Field, panel: str) -> Any:
-    flag = "--" + found.name.replace("_", "-")
-    if unwrap_annotated(found.annotation) is bool:
+def _option(field: Field, panel: str) -> Any:
+    flag = "--" + field.name.replace("_", "-")
+    if unwrap_annotated(field.annotation) is bool:
         flag = f"{flag}/--no-{flag[2:]}"
     return typer.Option(
         flag,
-        help=_help(found),
+        help=_help(field),
         rich_help_panel=panel,
         show_default=False,
-        metavar=metavar(found.annotation),
+        metavar=metavar(field.annotation),
     )
 
 
-def _help(found: Field) -> str:
-    """The description, with the default unless it is nothing or the text names one itself."""
-    default = found.default
-    if default is None or default in ([], {}, "") or "(default" in found.description:
-        return found.description
+def _help(field: Field) -> str:
+    """Return the description with the default, unless that is empty or the text names one itself."""
+    default = field.default
+    if default is None or default in ([], {}, "") or "(default" in field.description:
+        return field.description
     if isinstance(default, bool):
-        shown = "on" if default else "off"
+        text = "on" if default else "off"
     else:
-        shown = ", ".join(default) if isinstance(default, list) else str(default)
-    return f"{found.description} (default: {shown})"
+        text = ", ".join(default) if isinstance(default, list) else str(default)
+    return f"{field.description} (default: {text})"
 
 
-def _parameter(name: str, annotation: Any, about: Any) -> inspect.Parameter:
+def _parameter(name: str, annotation: Any, info: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[annotation, about],
+        annotation=Annotated[annotation, info],
     )
 
 
@@ -120,14 +126,14 @@ PLUGIN_OPTION = _parameter(
 )
 
 
-def _options(fields: Mapping[str, Field], given: dict[str, Any]) -> Options:
-    pairs = plugin_options(given.pop("plugin_option", None) or [])
-    values = read_file(given.pop("config"), fields)
+def _options(fields: Mapping[str, Field], flags: dict[str, Any]) -> Options:
+    pairs = plugin_options(flags.pop("plugin_option", None) or [])
+    values = read_file(flags.pop("config"), fields)
     tables = [values.pop(PLUGIN_OPTIONS, {})]
-    for name, value in given.items():
+    for name, value in flags.items():
         if value is not None and value != []:
-            values[name] = decoded(name, fields[name].annotation, value)
+            values[name] = decode_value(name, fields[name].annotation, value)
     tables += [values.pop(PLUGIN_OPTIONS, {}), pairs]
     if any(tables):
-        values[PLUGIN_OPTIONS] = merged(*tables)
+        values[PLUGIN_OPTIONS] = merge_plugin_options(*tables)
     return Options(values)

@@ -10,7 +10,7 @@ import msgspec
 
 from treadle.errors import ConfigError
 
-__all__ = ("choices_of", "decoded", "flag_type", "metavar")
+__all__ = ("choices_of", "decode_value", "flag_type", "metavar")
 
 SIMPLE = (bool, int, float, str)
 
@@ -28,54 +28,54 @@ def unwrap_annotated(annotation: Any) -> Any:
     return max(arms, key=lambda arm: (holds_json(arm), is_list(arm)))
 
 
-def is_list(found: Any) -> bool:
-    origin: Any = get_origin(found)
+def is_list(type_: Any) -> bool:
+    origin: Any = get_origin(type_)
     return origin is list
 
 
 def holds_json(annotation: Any) -> bool:
     """Whether the flag of this type is JSON text."""
-    found = unwrap_annotated(annotation)
-    if is_list(found):
-        return not simple(unwrap_annotated(get_args(found)[0]))
-    return not simple(found)
+    type_ = unwrap_annotated(annotation)
+    if is_list(type_):
+        return not is_simple(unwrap_annotated(get_args(type_)[0]))
+    return not is_simple(type_)
 
 
-def simple(found: Any) -> bool:
+def is_simple(type_: Any) -> bool:
     """Whether typer reads values of this type by itself."""
-    return found in SIMPLE or get_origin(found) is Literal
+    return type_ in SIMPLE or get_origin(type_) is Literal
 
 
 def flag_type(annotation: Any) -> Any:
-    """What typer is told: ``None`` stands for a flag that was not given."""
-    found = str if holds_json(annotation) else unwrap_annotated(annotation)
-    if is_list(found):
-        item = unwrap_annotated(get_args(found)[0])
-        # Typer knows no lists of choices; the Struct refuses what is none.
-        found = list[str] if get_origin(item) is Literal else list[item]  # type: ignore[valid-type]
-    return Optional[found]  # noqa: UP045  (a value, not an annotation)
+    """Return the type for typer. ``None`` means that the flag was not set."""
+    type_ = str if holds_json(annotation) else unwrap_annotated(annotation)
+    if is_list(type_):
+        item = unwrap_annotated(get_args(type_)[0])
+        # Typer has no lists of choices; the Struct refuses other values.
+        type_ = list[str] if get_origin(item) is Literal else list[item]  # type: ignore[valid-type]
+    return Optional[type_]  # noqa: UP045  (a value, not an annotation)
 
 
 def metavar(annotation: Any) -> str | None:
-    """What stands for the value on a help page, where typer's own word is none."""
+    """Return the placeholder of the value on a help page, ``None`` to use typer's own."""
     if holds_json(annotation):
         return "JSON"
-    found = unwrap_annotated(annotation)
-    if not is_list(found):
+    type_ = unwrap_annotated(annotation)
+    if not is_list(type_):
         return None
-    return f"<{'|'.join(choices_of(found)) or unwrap_annotated(get_args(found)[0]).__name__}>"
+    return f"<{'|'.join(choices_of(type_)) or unwrap_annotated(get_args(type_)[0]).__name__}>"
 
 
 def choices_of(annotation: Any) -> list[str]:
     """The values of a ``Literal`` or of a list of them."""
-    found = unwrap_annotated(annotation)
-    if is_list(found):
-        found = unwrap_annotated(get_args(found)[0])
-    return [str(choice) for choice in get_args(found)] if get_origin(found) is Literal else []
+    type_ = unwrap_annotated(annotation)
+    if is_list(type_):
+        type_ = unwrap_annotated(get_args(type_)[0])
+    return [str(choice) for choice in get_args(type_)] if get_origin(type_) is Literal else []
 
 
-def decoded(name: str, annotation: Any, value: Any) -> Any:
-    """The value of a flag as the Struct wants it. Raises ``ConfigError`` for bad JSON."""
+def decode_value(name: str, annotation: Any, value: Any) -> Any:
+    """Return the value of a flag in the form that the Struct takes. Raises ``ConfigError`` for bad JSON."""
     if not holds_json(unwrap_annotated(annotation)):
         return value
     try:
@@ -85,8 +85,8 @@ def decoded(name: str, annotation: Any, value: Any) -> Any:
         raise ConfigError(f"{flag} is {value!r}, which is not JSON: {error}") from error
 
 
-def merged(*tables: Any) -> dict[str, dict[str, Any]]:
-    """Tables of plugin options, later ones over earlier ones. Raises ``ConfigError`` for others."""
+def merge_plugin_options(*tables: Any) -> dict[str, dict[str, Any]]:
+    """Merge tables of plugin options, later over earlier. Raises ``ConfigError`` for other values."""
     result: dict[str, dict[str, Any]] = {}
     for table in tables:
         if not isinstance(table, Mapping) or not all(

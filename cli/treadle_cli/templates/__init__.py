@@ -47,19 +47,21 @@ def render(kind: str, key: str, folder: Path) -> Path:
             f"there is no plugin kind {kind!r}; known kinds: {', '.join(installed_kinds())}"
         )
     _check_key(kind, key)
-    home = files("treadle_cli") / "templates"
-    marks = _marks(kind, key)
-    marks["use"] = Template((home / kind / "use.md.in").read_text("utf-8")).substitute(marks)
-    project = folder / marks["dist"]
-    package = project / marks["package"]
-    places = {"test.py.in": project / "tests" / "test_conformance.py"}
+    templates = files("treadle_cli") / "templates"
+    variables = _template_variables(kind, key)
+    variables["use"] = Template((templates / kind / "use.md.in").read_text("utf-8")).substitute(
+        variables
+    )
+    project = folder / variables["dist"]
+    package = project / variables["package"]
+    targets = {"test.py.in": project / "tests" / "test_conformance.py"}
     try:
         if project.exists():
             raise ConfigError(f"{project} exists; remove it or choose another name")
-        for source in _sources(home / "project"):
-            _write(project / _name(source), source, marks)
-        for source in _sources(home / kind):
-            _write(places.get(source.name, package / _name(source)), source, marks)
+        for source in _sources(templates / "project"):
+            _write(project / _name(source), source, variables)
+        for source in _sources(templates / kind):
+            _write(targets.get(source.name, package / _name(source)), source, variables)
         (package / "py.typed").touch()
     except OSError as error:
         raise ConfigError(f"{project} cannot be written: {error.strerror}") from error
@@ -83,13 +85,15 @@ def _check_key(kind: str, key: str) -> None:
             f"{dist}, which {key!r} makes, is a distribution of treadle; choose another"
         )
     try:
-        found = version(dist)
+        installed_version = version(dist)
     except PackageNotFoundError:
         return
-    raise ConfigError(f"{dist} {found} is installed; uninstall it or choose another name")
+    raise ConfigError(
+        f"{dist} {installed_version} is installed; uninstall it or choose another name"
+    )
 
 
-def _marks(kind: str, key: str) -> dict[str, str]:
+def _template_variables(kind: str, key: str) -> dict[str, str]:
     dist = normal(f"treadle-{key}")
     major, minor = version("treadle-core").split(".")[:2]
     core = f"treadle-core>={major}.{minor},<{major}.{int(minor) + 1}"
@@ -102,21 +106,21 @@ def _marks(kind: str, key: str) -> dict[str, str]:
         "target": f"{package}:Extension" if kind == "extensions" else package,
         "title": "".join(part.title() for part in re.split(r"[-_.]+", key)),
         "core": core,
-        "more": "".join(f', "{need}"' for need in MORE.get(kind, ())),
+        "more": "".join(f', "{requirement}"' for requirement in MORE.get(kind, ())),
     }
 
 
 def _sources(folder: Traversable) -> Iterator[Traversable]:
     """Its files, without the part of the README."""
-    found = (f for f in folder.iterdir() if f.name.endswith(".in") and f.name != "use.md.in")
-    yield from sorted(found, key=lambda f: f.name)
+    sources = (f for f in folder.iterdir() if f.name.endswith(".in") and f.name != "use.md.in")
+    yield from sorted(sources, key=lambda f: f.name)
 
 
 def _name(source: Traversable) -> str:
     return source.name.removesuffix(".in")
 
 
-def _write(target: Path, source: Traversable, marks: dict[str, str]) -> None:
+def _write(target: Path, source: Traversable, variables: dict[str, str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     text = source.read_text(encoding="utf-8")
-    target.write_text(Template(text).substitute(marks), encoding="utf-8")
+    target.write_text(Template(text).substitute(variables), encoding="utf-8")

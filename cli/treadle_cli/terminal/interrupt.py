@@ -1,8 +1,8 @@
-"""Ctrl-C as a question instead of an exception.
+"""Ctrl-C as a flag instead of an exception.
 
-An engine that runs in this thread must not be torn out of the middle of a step, so the first
-Ctrl-C only sets a mark that is looked at between updates. One that comes a second later is an
-exception again: it ends a program whose engine does not come back.
+An exception must not interrupt an engine that runs in this thread in the middle of a step, so the
+first Ctrl-C only sets a flag that is read between updates. One pressed a second later raises
+``KeyboardInterrupt`` again: it ends a program whose engine hangs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ __all__ = ("Interrupt", "interruptible", "uninterrupted")
 
 
 class Interrupt:
-    """Inside the ``with`` block, ``seen`` tells whether Ctrl-C was pressed.
+    """Inside the ``with`` block, ``is_interrupted`` is whether Ctrl-C was pressed.
 
-    Within ``patience`` seconds further ones mean the same: impatient fingers press twice.
+    Pressing it again within ``grace_seconds`` has no further effect; later it raises
+    ``KeyboardInterrupt``.
     """
 
-    def __init__(self, patience: float = 1.0) -> None:
-        self.seen = False
-        self._patience = patience
-        self._since = 0.0
-        self._before: Any = None
+    def __init__(self, grace_seconds: float = 1.0) -> None:
+        self.is_interrupted = False
+        self._grace_seconds = grace_seconds
+        self._first_time = 0.0
+        self._previous: Any = None
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._mark)
+        self._previous = signal.signal(signal.SIGINT, self._handle_signal)
         return self
 
     def __exit__(
@@ -39,30 +40,30 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous)
 
-    def _mark(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not self.seen:
-            self.seen, self._since = True, now
-        elif now - self._since >= self._patience:
+        if not self.is_interrupted:
+            self.is_interrupted, self._first_time = True, now
+        elif now - self._first_time >= self._grace_seconds:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def _handled(handler: Any) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, handler)
+def _with_handler(handler: Any) -> Iterator[None]:
+    previous = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def uninterrupted() -> Any:
-    """A block in which Ctrl-C does nothing, but where ``Interrupt`` or ``interruptible`` say so."""
-    return _handled(lambda number, frame: None)
+    """A block in which Ctrl-C does nothing, except inside ``Interrupt`` or ``interruptible``."""
+    return _with_handler(lambda number, frame: None)
 
 
 def interruptible() -> Any:
     """A block in which Ctrl-C raises ``KeyboardInterrupt``."""
-    return _handled(signal.default_int_handler)
+    return _with_handler(signal.default_int_handler)

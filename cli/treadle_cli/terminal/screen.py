@@ -7,7 +7,7 @@ from typing import TextIO
 
 __all__ = ("Screen",)
 
-KEPT = "\n\t"
+ALLOWED_CONTROLS = "\n\t"
 
 
 class Screen:
@@ -30,20 +30,20 @@ class Screen:
         self.text(text + "\n")
 
     def note(self, text: str) -> None:
-        """A remark beside the output, dim on a terminal."""
+        """Write a remark to ``err``, dim on a terminal."""
         colour = self.err.isatty()
         self.err.write(f"\x1b[2m{text}\x1b[0m\n" if colour else f"{text}\n")
         self.err.flush()
 
 
 def visible(text: str) -> str:
-    """Replace control characters but newline and tab by pictures of them."""
-    return "".join(c if c in KEPT or c.isprintable() else _picture(c) for c in text)
+    """Replace control characters, except newline and tab, by their Unicode control pictures."""
+    return "".join(c if c in ALLOWED_CONTROLS or c.isprintable() else _picture(c) for c in text)
 
 
 def _picture(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
-    # Unassigned and private characters are not printable either, but they are no commands.
+    # Unassigned and private characters are not printable either, but they do not control a terminal.
     return "\N{REPLACEMENT CHARACTER}" if code == 0x7F or 0x80 <= code < 0xA0 else character

@@ -1,4 +1,4 @@
-"""The conformance suite of commands: run as ``treadle`` runs them, in a process of their own.
+"""The conformance suite of commands: run as ``treadle`` runs them, in a separate process.
 
 ::
 
@@ -18,7 +18,7 @@ import typer
 
 from treadle.testing.examination.child_process import ask
 from treadle.testing.plugin import FOREIGN, PluginTest
-from treadle_cli.testing.child import Ended, Request
+from treadle_cli.testing.child import CommandResult, Request
 
 __all__ = ("CommandSuite",)
 
@@ -26,24 +26,27 @@ CHILD = "treadle_cli.testing.child"
 
 
 class CommandSuite(PluginTest):
-    """Help that comes at once, and answers to mistakes that are no traceback."""
+    """Checks that help needs no heavy import and that a mistake is reported without a traceback."""
 
     accepted: ClassVar[Sequence[Sequence[str]]] = ()
     refused: ClassVar[Sequence[Sequence[str]]] = ()
     seconds: ClassVar[float] = 60.0
-    """How long all lines of a check may take."""
+    """Time limit of all command lines of a check."""
 
-    def run(self, lines: Sequence[Sequence[str]]) -> list[Ended]:
+    def run(self, lines: Sequence[Sequence[str]]) -> list[CommandResult]:
         """Run ``treadle KEY …`` for each line, one after another in a new process."""
-        plugins = self.host()
-        asked = [[self.key, *line] for line in lines]
+        plugins = self.plugin_manager()
+        command_lines = [[self.key, *line] for line in lines]
         return ask(
-            CHILD, Request(asked, plugins.selection(), plugins.config), list[Ended], self.seconds
+            CHILD,
+            Request(command_lines, plugins.selection(), plugins.config),
+            list[CommandResult],
+            self.seconds,
         )
 
     def application(self, name: str) -> Any:
-        """What the hook answers to ``name``."""
-        plugins = self.host()
+        """Return the hook's result for ``name``."""
+        plugins = self.plugin_manager()
         relay: Any = plugins.hooks_for(self.kind, self.key)
         return relay.treadle_command(name=name, options=plugins.options(self.kind, self.key))
 
@@ -56,41 +59,41 @@ class CommandSuite(PluginTest):
 
     def test_help_is_all_that_a_help_page_prints(self) -> None:
         paths = self.paths()
-        for path, ended in zip(paths, self.run([[*p, "--help"] for p in paths]), strict=True):
-            assert (ended.traceback, ended.err, ended.code) == ("", "", 0)
+        for path, result in zip(paths, self.run([[*p, "--help"] for p in paths]), strict=True):
+            assert (result.traceback, result.err, result.code) == ("", "", 0)
             name = " ".join(["treadle", self.key, *path])
-            assert ended.out.lstrip().startswith(f"Usage: {name} "), ended.out
+            assert result.out.lstrip().startswith(f"Usage: {name} "), result.out
 
     def test_help_needs_nothing_heavy(self) -> None:
-        """Who asks for help waits for it."""
-        (ended,) = self.run([["--help"]])
-        assert ended.heavy == [], "import what is heavy where it is used"
+        """Heavy imports would delay the help page."""
+        (result,) = self.run([["--help"]])
+        assert result.heavy == [], "import what is heavy where it is used"
 
     def test_an_unknown_option_is_refused(self) -> None:
-        """Else a misspelt one does nothing, and nobody hears of it."""
+        """A misspelt option must not be ignored silently."""
         paths, option = self.paths(), f"--{FOREIGN}"
-        for ended in self.run([[*path, option] for path in paths]):
-            assert (ended.traceback, ended.code) == ("", 2)
-            assert option in ended.err
+        for result in self.run([[*path, option] for path in paths]):
+            assert (result.traceback, result.code) == ("", 2)
+            assert option in result.err
 
     def test_what_it_takes_ends_well(self) -> None:
         if not self.accepted:
-            pytest.skip("it was given no arguments to run with")
-        for ended in self.run(self.accepted):
-            assert (ended.traceback, ended.code) == ("", 0), ended.err
+            pytest.skip("set accepted to arguments to run with")
+        for result in self.run(self.accepted):
+            assert (result.traceback, result.code) == ("", 0), result.err
 
     def test_what_it_refuses_is_said_in_words(self) -> None:
-        """2 for wrong options and values, 1 for all else that cannot be; never a traceback."""
+        """The exit code is 2 for a wrong option or value, 1 for other errors; never a traceback."""
         if not self.refused:
-            pytest.skip("it was given no arguments that it refuses")
-        for ended in self.run(self.refused):
-            assert ended.traceback == "" and "Traceback" not in ended.err, (
+            pytest.skip("set refused to arguments that it refuses")
+        for result in self.run(self.refused):
+            assert result.traceback == "" and "Traceback" not in result.err, (
                 "raise an error of treadle"
             )
-            assert ended.code in (1, 2) and ended.err.strip()
+            assert result.code in (1, 2) and result.err.strip()
 
 
-def _paths(command: Any, before: tuple[str, ...] = ()) -> Iterator[list[str]]:
-    yield list(before)
+def _paths(command: Any, prefix: tuple[str, ...] = ()) -> Iterator[list[str]]:
+    yield list(prefix)
     for name, inner in sorted(getattr(command, "commands", {}).items()):
-        yield from _paths(inner, (*before, name))
+        yield from _paths(inner, (*prefix, name))

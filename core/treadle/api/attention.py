@@ -71,7 +71,7 @@ class AttentionRequest:
             ),
             (window is None or window > 0, f"window {window} is not positive"),
         )
-        return [why for good, why in checks if not good]
+        return [reason for is_valid, reason in checks if not is_valid]
 
 
 @dataclass(slots=True)

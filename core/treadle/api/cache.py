@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ("CacheKind", "ConnectorRole", "DeviceInfo", "KVCacheLayout", "KVCacheSpec")
+__all__ = ("CacheKind", "DeviceInfo", "KVCacheSpec")
 
 CacheKind = Literal["full", "sliding", "latent", "state"]
 
@@ -31,17 +30,3 @@ class KVCacheSpec:
     dtype: str
     window: int | None = None
     kind: CacheKind = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheLayout:
-    """The pages of an engine, for KV connectors."""
-
-    page_size: int
-    num_pages: int
-    layers: tuple[KVCacheSpec, ...]
-
-
-class ConnectorRole(enum.Enum):
-    SCHEDULER = "scheduler"
-    WORKER = "worker"

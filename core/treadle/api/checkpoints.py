@@ -45,21 +45,21 @@ def files_in(root: Path, patterns: Sequence[str], origin: str) -> ModelFiles:
     except CheckpointError as error:
         raise CheckpointError(f"config.json of {origin}: {error}") from error
     names = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    shown = sorted(n.as_posix() for n in names if not any(p.startswith(".") for p in n.parts))
-    return ModelFiles(root=root, names=tuple(matching(shown, patterns)), config=config)
+    file_names = sorted(n.as_posix() for n in names if not any(p.startswith(".") for p in n.parts))
+    return ModelFiles(root=root, names=tuple(matching(file_names, patterns)), config=config)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in ``path``; empty if there is no such file. Raises ``CheckpointError``."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds {type(found).__name__}, not an object")
-    return found
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {type(value).__name__}, not an object")
+    return value
 
 
 def template_text(option: str | None) -> str | None:

@@ -17,6 +17,7 @@ __all__ = (
     "CommunicatorOffer",
     "CommunicatorRequest",
     "FusedOp",
+    "SupportsDryRun",
     "SupportsFusedOps",
 )
 
@@ -24,7 +25,8 @@ __all__ = (
 class Communicator(Protocol):
     """The ranks that share one model. With one rank every operation returns its argument.
 
-    Every method is collective: all ranks call it in the same order with the same shapes.
+    Every method is collective: all ranks call it in the same order with the same shapes. Whatever one
+    rank decides and others must know (that a kernel works, say) goes through ``all_reduce_min`` first.
     """
 
     rank: int
@@ -41,7 +43,10 @@ class Communicator(Protocol):
         """Concatenate the ranks' tensors along ``dim``, in rank order."""
 
     def all_reduce_min(self, values: Sequence[int]) -> list[int]:
-        """Return the smallest value of any rank, for each position. Ranks agree on sizes by it."""
+        """Return the smallest value of any rank, for each position. Ranks agree on sizes by it.
+
+        A rendezvous on the host: no rank returns before all have called it, and none waits for a device.
+        """
 
 
 class FusedOp(Protocol):
@@ -63,6 +68,22 @@ class SupportsFusedOps(Protocol):
 
         ``None`` if it is not supported. Collective: the ranks must agree before any of them waits for
         another one. What is returned is checked before it is used.
+        """
+
+
+@runtime_checkable
+class SupportsDryRun(Protocol):
+    """An optional ability of a communicator: kernels are compiled before ranks meet in them.
+
+    A kernel that waits for other ranks must not run while one of them is compiling, or has failed to: it
+    would wait for minutes, or for ever.
+    """
+
+    def set_dry_run(self, enabled: bool) -> None:
+        """While it is ``enabled``, no operation waits for other ranks. Not collective.
+
+        Each compiles and loads the kernels that it would launch, and returns a result of the right shape
+        and type, whose values are finite. A fused operation refuses the same arguments as otherwise.
         """
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -15,12 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Executor",
-    "KVConnector",
-    "LoRA",
-    "LoRAResolver",
     "LogitsProcessor",
-    "MultimodalProcessor",
-    "Proposer",
     "QueuedRequest",
     "SchedulingPolicy",
     "StatLogger",
@@ -98,74 +91,7 @@ class LogitsProcessor(Protocol):
         """
 
 
-class Proposer(Protocol):
-    """Drafts tokens for speculative decoding. Not called by this version."""
-
-    num_speculative_tokens: int
-    """Number of draft tokens per row and step, at least 1. Constant."""
-
-    def propose(self, batch: Sequence[Sequence[int]]) -> Tensor:
-        """Return draft tokens, int64 ``[rows, lookahead]``, padded with -1.
-
-        ``batch[r]`` are the prompt and output ids of row ``r``; it must not be modified. The same
-        sequence of calls to a new proposer must give the same drafts.
-        """
-
-    def on_accepted(self, counts: Sequence[int]) -> None:
-        """Receive the number of accepted drafts of each row. Called after each ``propose``."""
-
-
-class KVConnector(Protocol):
-    """Loads and saves pages of the KV cache. Not called by this version.
-
-    A ``request`` has an ``id`` and ``tokens``, its prompt ids. ``pages`` are page ids below
-    ``KVCacheLayout.num_pages``; ``pages[i]`` is for the ``i``-th ``page_size`` tokens.
-    """
-
-    def get_num_matched_tokens(self, request: Any) -> int:
-        """Return how many leading tokens ``load`` can provide, in whole pages of this layout."""
-
-    def load(self, request: Any, pages: Sequence[int]) -> None:
-        """Fill ``pages``, at most as many as were matched, and no others."""
-
-    def save(self, request: Any, pages: Sequence[int]) -> None:
-        """Save the content of ``pages``, which may be overwritten afterwards."""
-
-
 class StatLogger(Protocol):
     """Receives the engine's statistics once per step."""
 
     def record(self, stats: EngineStats) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoRA:
-    """A LoRA adapter in the local folder ``path``. ``rank`` is the rank of its matrices."""
-
-    name: str
-    path: Path
-    rank: int
-
-
-class LoRAResolver(Protocol):
-    """Finds adapters that were not named at start-up. Not called by this version."""
-
-    def resolve(self, name: str, base_model: str) -> LoRA | None:
-        """Return the adapter ``name`` of ``base_model``, or ``None`` if there is none.
-
-        ``name`` is untrusted client input: it must not select paths outside the adapters' folder.
-        Raises ``CheckpointError`` if the adapter is damaged.
-        """
-
-
-class MultimodalProcessor(Protocol):
-    """Prepares images, audio or video for one architecture. Not called by this version."""
-
-    def process(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Return the model's input for each item, in order.
-
-        The input must depend only on the item. Raises ``RequestError`` if an item is invalid.
-        """
-
-    def placeholder_tokens(self, item: Any) -> int:
-        """Return an item's prompt positions, at least 1. Raises ``RequestError`` if invalid."""

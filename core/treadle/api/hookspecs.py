@@ -72,12 +72,6 @@ class FirstResultHooks:
     ) -> t.QuantizationScheme | None:
         """Return the quantization scheme of a checkpoint's ``quantization_config``."""
 
-    @spec(firstresult=True)
-    def treadle_multimodal_processor(
-        self, architecture: str, files: t.ModelFiles, options: Options
-    ) -> t.MultimodalProcessor | None:
-        """Return a processor of images, audio or video for an architecture."""
-
     # Running it
 
     @spec(firstresult=True)
@@ -91,26 +85,10 @@ class FirstResultHooks:
         """Return a scheduling policy."""
 
     @spec(firstresult=True)
-    def treadle_proposer(
-        self, name: str, config: EngineConfig, options: Options
-    ) -> t.Proposer | None:
-        """Return a proposer of draft tokens for speculative decoding."""
-
-    @spec(firstresult=True)
-    def treadle_kv_connector(
-        self, name: str, role: t.ConnectorRole, layout: t.KVCacheLayout, options: Options
-    ) -> t.KVConnector | None:
-        """Return a connector that loads and saves pages of the KV cache."""
-
-    @spec(firstresult=True)
     def treadle_logits_processor(
         self, name: str, vocab_size: int, options: Options
     ) -> t.LogitsProcessor | None:
         """Return a logits processor."""
-
-    @spec(firstresult=True)
-    def treadle_lora_resolver(self, name: str, options: Options) -> t.LoRAResolver | None:
-        """Return a resolver of adapters that were not named at start-up."""
 
     @spec(firstresult=True)
     def treadle_stat_logger(self, name: str, options: Options) -> t.StatLogger | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 
+from treadle.api import result_checks as checks
 from treadle.api import types as t
 from treadle.api.hookspecs import AllResultsHooks
-from treadle.api.plugin_kind import MethodRules, PluginKind, any_result, unexpected
+from treadle.api.plugin_kind import MethodRules, PluginKind
 from treadle.errors import EngineDeadError, EngineError, PluginLoadError, RequestError
 
 __all__ = (
@@ -19,14 +19,10 @@ __all__ = (
     "EXECUTORS",
     "EXTENSIONS",
     "KERNEL_OPS",
-    "KV_CONNECTORS",
     "LOAD_FORMATS",
     "LOGITS_PROCESSORS",
-    "LORA_RESOLVERS",
     "MODELS",
     "MODEL_SOURCES",
-    "MULTIMODAL_PROCESSORS",
-    "PROPOSERS",
     "QUANTIZATION",
     "REASONING_PARSERS",
     "RENDERERS",
@@ -39,120 +35,6 @@ __all__ = (
 
 # Called too often in a step to count each call.
 HOT = MethodRules(in_step=True, counted=False)
-
-MAX_ID_CHARS = 64
-
-
-# ------------------------------------------------------------------------------ results
-
-
-def _named_tensor(item: Any) -> tuple[str, Any]:
-    name, tensor = item
-    if not isinstance(name, str) or not hasattr(tensor, "shape"):
-        raise unexpected(item, "the name of a tensor and the tensor")
-    return name, tensor
-
-
-def _of_shape(y: Any, shape: Sequence[int]) -> Any:
-    if y.shape == shape:
-        return y
-    raise unexpected(y, f"a tensor {list(shape)}")
-
-
-def _same_shape(y: Any, q: Any, *_: Any) -> Any:
-    return _of_shape(y, q.shape)
-
-
-def _cache_shape(shape: Any, *_: Any) -> tuple[int, ...]:
-    if isinstance(shape, Sequence) and all(isinstance(n, int) and n > 0 for n in shape):
-        return tuple(shape)
-    raise unexpected(shape, "a tuple of sizes")
-
-
-def _hidden_states(hidden: Any, ids: Any, positions: Any, forward_ctx: t.ForwardContext) -> Any:
-    shape: tuple[int, ...] = getattr(hidden, "shape", ())
-    few = ids if forward_ctx.logits_indices is None else forward_ctx.logits_indices
-    if len(shape) == 2 and shape[0] in (len(ids), len(few)):
-        return hidden
-    raise unexpected(hidden, f"a tensor [{len(ids)}, hidden]")
-
-
-def _edited(y: Any, logits: Any, *_: Any) -> Any:
-    if all(getattr(y, n, None) == getattr(logits, n) for n in ("shape", "dtype", "device")):
-        return y
-    raise unexpected(y, f"a tensor {list(logits.shape)} of {logits.dtype}")
-
-
-def _linear_result(y: Any, module: Any, *_: Any) -> Any:
-    if y.shape[-1] == module.out_features:
-        return y
-    raise unexpected(y, f"a tensor whose last size is {module.out_features}")
-
-
-def _experts_result(y: Any, module: Any, x: Any, chosen: Any, *_: Any) -> Any:
-    return _of_shape(y, (*chosen.shape, x.shape[1]))
-
-
-class _SortKey:
-    """A tuple of finite numbers, equally long for every request."""
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def __call__(self, result: Any, *_: Any) -> tuple[float, ...]:
-        key = tuple(float(value) for value in result)
-        if not key or not all(map(isfinite, key)):
-            raise ValueError(f"{key!r} is not a sort key; a tuple of finite numbers is")
-        if len(key) != (self.length or len(key)):
-            raise ValueError(f"{key!r} must have {self.length} numbers, like the keys before it")
-        self.length = len(key)
-        return key
-
-
-def _index_into(index: Any, running: Sequence[Any]) -> int:
-    position = int(index)
-    if 0 <= position < len(running):
-        return position
-    raise IndexError(f"victim {index} is not one of {len(running)} requests")
-
-
-def _latest_arrival(error: BaseException, running: Sequence[t.QueuedRequest]) -> int:
-    return max(range(len(running)), key=lambda i: running[i].arrival_time)
-
-
-def _deltas(deltas: Any, *_: Any) -> list[t.Delta]:
-    """What a parser returned, as a list; half a surrogate pair cannot be sent."""
-    found: list[t.Delta] = list(deltas)
-    for delta in found:
-        match delta:
-            case t.TextDelta(str(text)) | t.ReasoningDelta(str(text)):
-                text.encode()
-            case t.ToolCallDelta(int(index), str() | None as name, str(text)) if index >= 0:
-                text.encode()
-                (name or "").encode()
-            case _:
-                raise unexpected(delta, "a delta that can be sent")
-    return found
-
-
-def _tool_grammar(grammar: Any, *_: Any) -> t.GrammarSpec | None:
-    match grammar:
-        case None | t.GrammarSpec(kind=str(), source=str()):
-            return grammar
-    raise unexpected(grammar, "a grammar whose source is a text")
-
-
-def _call_id(made: Any) -> str:
-    if 0 < len(made) <= MAX_ID_CHARS and made.isprintable():
-        return str(made)
-    raise unexpected(made, f"a printable text of at most {MAX_ID_CHARS} characters")
-
-
-def _allowed(result: Any, token: int) -> bool:
-    if result:
-        return True
-    raise ValueError(f"the grammar does not allow token {token}, which its mask allowed")
-
 
 # ------------------------------------------------------------- finding and reading models
 
@@ -174,7 +56,7 @@ LOAD_FORMATS = PluginKind(
     key_argument="format",
     optional=(t.SupportsTensorFiles, t.SupportsFill),
     methods={
-        "WeightLoader.tensors": MethodRules(item=_named_tensor),
+        "WeightLoader.tensors": MethodRules(item=checks.named_tensor),
         "SupportsTensorFiles.file_of": MethodRules(
             fallback=lambda error, name: f"a file whose name is not known ({error})"
         ),
@@ -210,8 +92,8 @@ MODELS = PluginKind(
     builds=t.ModelSpec,
     key_argument="architecture",
     methods={
-        "ModelSpec.build": MethodRules(result=any_result),
-        "CausalModel.forward": MethodRules(in_step=True, result=_hidden_states),
+        "ModelSpec.build": MethodRules(result=checks.any_result),
+        "CausalModel.forward": MethodRules(in_step=True, result=checks.hidden_states),
         "CausalModel.compute_logits": MethodRules(in_step=True),
     },
     suite="treadle.testing.architectures:ModelSuite",
@@ -225,9 +107,9 @@ QUANTIZATION = PluginKind(
     optional=(t.SupportsGatedInput, t.SupportsWeightRenaming),
     methods={
         "SupportsWeightRenaming.rename": MethodRules(counted=False),
-        "LinearMethod.apply": replace(HOT, result=_linear_result),
-        "SupportsGatedInput.apply_gated": replace(HOT, result=_linear_result),
-        "ExpertsMethod.apply": replace(HOT, result=_experts_result),
+        "LinearMethod.apply": replace(HOT, result=checks.linear_result),
+        "SupportsGatedInput.apply_gated": replace(HOT, result=checks.linear_result),
+        "ExpertsMethod.apply": replace(HOT, result=checks.experts_result),
     },
     matches=True,
     option="--quantization",
@@ -247,9 +129,9 @@ ATTENTION_BACKENDS = PluginKind(
     option="--attention-backend",
     optional=(t.SupportsExternalKVWrite,),
     methods={
-        "AttentionBackend.kv_cache_shape": MethodRules(result=_cache_shape),
+        "AttentionBackend.kv_cache_shape": MethodRules(result=checks.page_sizes),
         "AttentionBackend.build_metadata": MethodRules(in_step=True),
-        "AttentionBackend.forward": replace(HOT, result=_same_shape),
+        "AttentionBackend.forward": replace(HOT, result=checks.same_shape),
         "SupportsExternalKVWrite.slot_mapping": HOT,
     },
     suite="treadle.testing.attention:AttentionSuite",
@@ -270,12 +152,12 @@ COMMUNICATORS = PluginKind(
     builds=t.CommunicatorOffer,
     specs=AllResultsHooks,
     mode="best",
-    optional=(t.SupportsFusedOps,),
+    optional=(t.SupportsFusedOps, t.SupportsDryRun),
     methods={
         "Communicator.all_reduce": HOT,
         "Communicator.all_gather": HOT,
         "Communicator.all_reduce_min": MethodRules(in_step=True),
-        "FusedOp.run": replace(HOT, result=any_result),
+        "FusedOp.run": replace(HOT, result=checks.any_result),
     },
     suite="treadle.testing.communicators:CommunicatorSuite",
 )
@@ -293,9 +175,9 @@ SCHEDULING_POLICIES = PluginKind(
     hook="treadle_scheduling_policy",
     builds=t.SchedulingPolicy,
     methods={
-        "SchedulingPolicy.sort_key": MethodRules(result=_SortKey, in_step=True),
+        "SchedulingPolicy.sort_key": MethodRules(result=checks.SortKey, in_step=True),
         "SchedulingPolicy.select_victim": MethodRules(
-            result=_index_into, fallback=_latest_arrival, in_step=True
+            result=checks.index_into, fallback=checks.latest_arrival, in_step=True
         ),
     },
     failure="request",
@@ -310,7 +192,7 @@ LOGITS_PROCESSORS = PluginKind(
     mode="many",
     methods={
         "LogitsProcessor.validate_params": MethodRules(replies=(RequestError,), in_step=True),
-        "LogitsProcessor.apply": MethodRules(in_step=True, result=_edited),
+        "LogitsProcessor.apply": MethodRules(in_step=True, result=checks.edited_logits),
     },
     failure="request",
     budget=0.02,
@@ -336,7 +218,7 @@ STRUCTURED_OUTPUT = PluginKind(
     builds=t.GrammarCompiler,
     methods={
         "GrammarMatcher.fill_bitmask": MethodRules(in_step=True),
-        "GrammarMatcher.accept_token": MethodRules(in_step=True, result=_allowed),
+        "GrammarMatcher.accept_token": MethodRules(in_step=True, result=checks.accepted_token),
         "GrammarMatcher.is_accepting": HOT,
         "GrammarMatcher.is_terminated": HOT,
     },
@@ -346,13 +228,13 @@ STRUCTURED_OUTPUT = PluginKind(
     suite="treadle.testing.structured_output:StructuredOutputSuite",
 )
 PARSER_METHODS = {
-    "StreamParser.feed": MethodRules(in_step=True, result=_deltas),
-    "StreamParser.finish": MethodRules(in_step=True, result=_deltas),
+    "StreamParser.feed": MethodRules(in_step=True, result=checks.deltas),
+    "StreamParser.finish": MethodRules(in_step=True, result=checks.deltas),
     "ToolParser.grammar_for_tool_choice": MethodRules(
-        result=_tool_grammar, replies=(RequestError,)
+        result=checks.tool_grammar, replies=(RequestError,)
     ),
     "SupportsSpecialTags.special_tags": MethodRules(in_step=True, result=lambda tags: tuple(tags)),
-    "SupportsCallIds.call_id": MethodRules(in_step=True, result=_call_id),
+    "SupportsCallIds.call_id": MethodRules(in_step=True, result=checks.call_id),
 }
 TOOL_PARSERS = PluginKind(
     name="tool_parsers",
@@ -386,42 +268,6 @@ EXTENSIONS: PluginKind[None] = PluginKind(
     mode="always",
     failure="itself",
     suite="treadle.testing.extensions:ExtensionSuite",
-)
-
-# ------------------------------------------------------------- declared, but not called yet
-
-MULTIMODAL_PROCESSORS = PluginKind(
-    name="multimodal_processors",
-    key="architecture",
-    hook="treadle_multimodal_processor",
-    builds=t.MultimodalProcessor,
-    key_argument="architecture",
-    suite="treadle.testing.multimodal:MultimodalSuite",
-    suite_needs_subclass=True,
-    provisional=True,
-)
-PROPOSERS = PluginKind(
-    name="proposers",
-    hook="treadle_proposer",
-    builds=t.Proposer,
-    suite="treadle.testing.proposers:ProposerSuite",
-    provisional=True,
-)
-KV_CONNECTORS = PluginKind(
-    name="kv_connectors",
-    hook="treadle_kv_connector",
-    builds=t.KVConnector,
-    suite="treadle.testing.connectors:KVConnectorSuite",
-    provisional=True,
-)
-LORA_RESOLVERS = PluginKind(
-    name="lora_resolvers",
-    hook="treadle_lora_resolver",
-    builds=t.LoRAResolver,
-    mode="many",
-    suite="treadle.testing.adapters:LoRAResolverSuite",
-    suite_needs_subclass=True,
-    provisional=True,
 )
 
 CORE_KINDS: Sequence[PluginKind[Any]] = tuple(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from treadle.api.communicators import Communicator
 
 __all__ = (
-    "Capability",
     "CausalModel",
     "ExpertsMethod",
     "ExpertsSpec",
@@ -28,16 +26,6 @@ __all__ = (
     "SupportsGatedInput",
     "SupportsWeightRenaming",
 )
-
-
-class Capability(enum.Flag):
-    """What a model supports. Anything else is rejected before the model is built."""
-
-    GENERATE = enum.auto()
-    EMBED = enum.auto()
-    LORA = enum.auto()
-    IMAGES = enum.auto()
-    AUDIO = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +70,6 @@ class ModelSpec:
     architecture: str
     build: Callable[[ModelContext], CausalModel]
     """Returns a ``torch.nn.Module`` that is also a ``CausalModel``, with empty parameters."""
-    capabilities: Capability = Capability.GENERATE
     packed_modules_mapping: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Module name of a fused layer → names of its parts in the checkpoint, in order."""
     weight_prefix_map: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ of its hook. A new argument keeps the generation; a renamed hook or another resu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,12 +20,32 @@ from typing import Any, Generic, Literal, TypeVar
 from treadle.api.hookspecs import PROJECT, FirstResultHooks
 from treadle.errors import PluginLoadError, TreadleError
 
-__all__ = ("Failure", "MethodRules", "Mode", "PluginKind", "any_result", "unexpected")
+__all__ = (
+    "DECLARATIONS",
+    "FALLBACK",
+    "OVERRIDES",
+    "Failure",
+    "MethodRules",
+    "Mode",
+    "PluginKind",
+    "parse_group",
+)
 
 T = TypeVar("T")
 
+_GROUP = re.compile(rf"{PROJECT}\.([a-z_]+)(?:\.v([1-9][0-9]*))?")
+
 Mode = Literal["one", "many", "best", "always"]
 Failure = Literal["engine", "request", "itself"]
+
+FALLBACK = "*"
+"""The key that serves every key of its kind that no other plugin declares."""
+
+OVERRIDES = "overrides"
+"""The group whose entries are named ``kind.key`` and replace the plain owner of that key."""
+
+DECLARATIONS = f"{PROJECT}.kinds"
+"""The group of declarations of kinds, which are no plugins."""
 
 HOOK_SECONDS = 10.0
 """The smallest time budget of a hook, which may read files and import."""
@@ -98,8 +119,6 @@ class PluginKind(Generic[T]):
     generation: int = 1
     owner: str = "treadle-core"
     """The distribution that declares the kind and calls its hook."""
-    provisional: bool = False
-    """Nothing calls the hook yet, and it may change until something does."""
 
     @property
     def group(self) -> str:
@@ -113,29 +132,16 @@ class PluginKind(Generic[T]):
 
     def budget_of(self, method: str, seconds: float | None = None) -> float:
         """Return the seconds of one hook or method; ``seconds`` replaces ``budget``."""
-        found = self.budget if seconds is None else seconds
+        budget = self.budget if seconds is None else seconds
         if method == self.loads:
-            return max(found, LOADING_SECONDS)
-        return max(found, HOOK_SECONDS) if method.startswith(f"{PROJECT}_") else found
-
-    @property
-    def template(self) -> str:
-        """The folder in ``treadle_cli/templates`` that ``treadle plugin new`` starts from."""
-        return self.name
-
-    @property
-    def page(self) -> str:
-        """The page of the documentation, in ``docs``."""
-        return f"ref/plugins/{self.name}.md"
+            return max(budget, LOADING_SECONDS)
+        return max(budget, HOOK_SECONDS) if method.startswith(f"{PROJECT}_") else budget
 
 
-def unexpected(result: object, expected: str) -> TypeError:
-    """Return the error for a result that is not ``expected``."""
-    shape = getattr(result, "shape", None)
-    shown = f"a tensor {list(shape)}" if shape is not None else f"{result!r:.80}"
-    return TypeError(f"it returned {shown}; {expected} was expected")
-
-
-def any_result(result: Any, *_: Any) -> Any:
-    """Accept every result as it is."""
-    return result
+def parse_group(group: str) -> tuple[str, int] | None:
+    """Return ``("models", 2)`` for ``treadle.models.v2``, ``None`` for a group without plugins."""
+    if group == DECLARATIONS or not group.startswith(f"{PROJECT}."):
+        return None
+    if match := _GROUP.fullmatch(group):
+        return match[1], int(match[2] or 1)
+    return group.removeprefix(f"{PROJECT}."), 0

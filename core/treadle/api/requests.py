@@ -28,13 +28,14 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     bad_words: list[list[int]] = []
 
 
-class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step added to a sequence.
 
     ``finish_reason`` is ``None``, ``stop``, ``length``, ``abort`` or ``error``. ``stop_reason`` is
     the matched stop token id, ``None`` for the EOS token. ``prompt_logprobs`` are in the first
     output, without an entry for the first prompt token. ``error`` may be shown to the client.
-    ``param`` is set if a parameter caused it (a grammar that does not compile).
+    ``param`` is set if a parameter caused it (a grammar that does not compile). The garbage
+    collector ignores it: there is one for each token, and nothing in it can be part of a cycle.
     """
 
     id: str

@@ -139,47 +139,47 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check_count("logit_bias", self.logit_bias, MAX_BIAS)
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
-                check_number(name, token, 0, 2**31 - 1, whole=True)
+                check_number(name, token, 0, 2**31 - 1, is_integer=True)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids is empty; no token could be sampled", param="allowed_token_ids"
             )
         for token, bias in (self.logit_bias or {}).items():
-            check_number("logit_bias", token, 0, 2**31 - 1, whole=True)
+            check_number("logit_bias", token, 0, 2**31 - 1, is_integer=True)
             check_number("logit_bias", bias, -100.0, 100.0)
         check_texts("bad_words", self.bad_words or (), blank=False)
 
 
-WHOLE = frozenset(
+INTEGER_PARAMS = frozenset(
     {"n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs", "seed", "priority"}
     | {"truncate_prompt_tokens"}
 )
-OPTIONAL = frozenset(
+OPTIONAL_PARAMS = frozenset(
     {"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
 )
 
 
 def check_number(
-    name: str, value: Any, low: float, high: float, *, whole: bool | None = None
+    name: str, value: Any, low: float, high: float, *, is_integer: bool | None = None
 ) -> None:
-    """Raise ``RequestError`` unless ``value`` is finite, in range and, if ``whole``, an int."""
-    whole = name in WHOLE if whole is None else whole
-    if value is None and name in OPTIONAL:
+    """Raise ``RequestError`` unless ``value`` is finite, in range and, if ``is_integer``, an int."""
+    is_integer = name in INTEGER_PARAMS if is_integer is None else is_integer
+    if value is None and name in OPTIONAL_PARAMS:
         return
-    kind = int if whole else (int, float)
+    kind = int if is_integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
-        wanted = "a whole number" if whole else "a number"
-        raise RequestError(f"{name} is {value!r}; it must be {wanted}", param=name)
-    above = value > low if name in OPEN_BELOW else value >= low
-    if not (math.isfinite(value) and above and value <= high):
+        expected = "a whole number" if is_integer else "a number"
+        raise RequestError(f"{name} is {value!r}; it must be {expected}", param=name)
+    is_above_low = value > low if name in OPEN_BELOW else value >= low
+    if not (math.isfinite(value) and is_above_low and value <= high):
         bracket = "(" if name in OPEN_BELOW else "["
         raise RequestError(f"{name} is {value}; it must be in {bracket}{low}, {high}]", param=name)
 
 
-def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, most: int) -> None:
-    if values is not None and len(values) > most:
+def check_count(name: str, values: Sequence[Any] | dict[Any, Any] | None, limit: int) -> None:
+    if values is not None and len(values) > limit:
         raise RequestError(
-            f"{name} has {len(values)} entries; at most {most} are allowed", param=name
+            f"{name} has {len(values)} entries; at most {limit} are allowed", param=name
         )
 
 

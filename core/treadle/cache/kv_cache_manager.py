@@ -37,12 +37,12 @@ class KVCacheManager:
         page_size: int,
         *,
         prefix_caching: bool = True,
-        secret: bytes | None = None,
     ) -> None:
         self.page_size = page_size
         self.windows = [group.window for group in groups]
+        self._window_groups = [(i, w) for i, w in enumerate(self.windows) if w is not None]
         self.pools = [PagePool(group.num_pages) for group in groups]
-        self.page_hasher = PageHasher(page_size, secret)
+        self.page_hasher = PageHasher(page_size)
         self.prefix_caching = prefix_caching
 
     # ---------------------------------------------------------------------------- sizes
@@ -51,16 +51,6 @@ class KVCacheManager:
     def available(self) -> int:
         """Pages that can be allocated in every group."""
         return min(pool.num_available for pool in self.pools)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the longest sequence that fits if it is the only one."""
-        return self.page_size * min(
-            pool.capacity
-            if window is None or pool.capacity < self.num_pages_for(window) + 2
-            else 2**31
-            for pool, window in zip(self.pools, self.windows, strict=True)
-        )
 
     def num_pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -81,10 +71,10 @@ class KVCacheManager:
         """
         missing = self.num_missing_pages(holder, tokens)
         for pool, window in zip(self.pools, self.windows, strict=True):
-            need = (
+            num_pages = (
                 missing if window is None else min(missing, self.num_pages_for(window + chunk) + 1)
             )
-            if need + reserve > pool.num_available:
+            if num_pages + reserve > pool.num_available:
                 return False
         return True
 
@@ -97,9 +87,9 @@ class KVCacheManager:
         """
         if not self.prefix_caching:
             return 0
-        most = (len(tokens) - 1) // self.page_size
-        self.page_hasher.extend_hashes(holder.page_hashes, holder.root_hash, tokens, most)
-        hit = most
+        max_pages = (len(tokens) - 1) // self.page_size
+        self.page_hasher.extend_hashes(holder.page_hashes, holder.root_hash, tokens, max_pages)
+        hit = max_pages
         for pool, window in zip(self.pools, self.windows, strict=True):
             if window is None:
                 missing = (
@@ -110,19 +100,18 @@ class KVCacheManager:
 
     def _shorten_to_windows(self, chain: Sequence[bytes], hit: int) -> int:
         """Return ``hit``, shortened until every page in the next token's windows is cached."""
-        shortened = True
-        while shortened:
-            shortened = False
-            for pool, window in zip(self.pools, self.windows, strict=True):
-                if window is None:
-                    continue
+        was_shortened = True
+        while was_shortened:
+            was_shortened = False
+            for group, window in self._window_groups:
                 # Shortening the hit also moves the window back, so a missing page stops mattering
                 # only if the hit ends before that page.
                 first = self._first_page_in_window(window, hit * self.page_size)
-                missing = (i for i in range(first, hit) if pool.get_cached_page(chain[i]) is None)
-                shorter = next(missing, hit)
-                shortened |= shorter < hit
-                hit = shorter
+                cached_page = self.pools[group].get_cached_page
+                missing = (i for i in range(first, hit) if cached_page(chain[i]) is None)
+                new_hit = next(missing, hit)
+                was_shortened |= new_hit < hit
+                hit = new_hit
         return hit
 
     def share_prefix(self, holder: HasPages, pages: int) -> None:
@@ -135,20 +124,20 @@ class KVCacheManager:
             pool.add_reference(table)
         holder.num_cached_pages = pages
 
-    def share_tables(self, holder: HasPages, other: HasPages, pages: int) -> bool:
-        """Start the tables of ``holder`` with the first ``pages`` pages of ``other``.
+    def share_tables(self, holder: HasPages, source: HasPages, pages: int) -> bool:
+        """Start the tables of ``holder`` with the first ``pages`` pages of ``source``.
 
-        Return ``False``, without sharing anything, if ``other`` has freed a page that is needed.
+        Return ``False``, without sharing anything, if ``source`` has freed a page that is needed.
         """
-        for window, theirs in zip(self.windows, other.page_tables, strict=True):
+        for window, source_table in zip(self.windows, source.page_tables, strict=True):
             first = self._first_page_in_window(window, pages * self.page_size)
-            if len(theirs) < pages or NULL_PAGE in theirs[first:pages]:
+            if len(source_table) < pages or NULL_PAGE in source_table[first:pages]:
                 return False
-        for pool, mine, theirs in zip(
-            self.pools, holder.page_tables, other.page_tables, strict=True
+        for pool, table, source_table in zip(
+            self.pools, holder.page_tables, source.page_tables, strict=True
         ):
-            mine.extend(theirs[:pages])
-            pool.add_reference(mine)
+            table.extend(source_table[:pages])
+            pool.add_reference(table)
         return True
 
     # ----------------------------------------------------------------- growing, shrinking
@@ -158,11 +147,21 @@ class KVCacheManager:
         count = self.num_missing_pages(holder, tokens)
         if not count:
             return []
-        writes = []
+        updates = []
         for group, (pool, table) in enumerate(zip(self.pools, holder.page_tables, strict=True)):
             pages = pool.allocate(count)
-            writes.append(PageTableUpdate(group, holder.slot, len(table), pages))
+            updates.append(PageTableUpdate(group, holder.slot, len(table), pages))
             table.extend(pages)
+        return updates
+
+    def append_page(self, holders: Sequence[HasPages]) -> list[PageTableUpdate]:
+        """Extend the tables of each holder by a page. Raises ``ValueError`` if pages are lacking."""
+        writes = []
+        for group, pool in enumerate(self.pools):
+            for holder, page in zip(holders, pool.allocate(len(holders)), strict=True):
+                table = holder.page_tables[group]
+                writes.append(PageTableUpdate(group, holder.slot, len(table), [page]))
+                table.append(page)
         return writes
 
     def page_table_updates(self, holder: HasPages) -> list[PageTableUpdate]:
@@ -184,19 +183,19 @@ class KVCacheManager:
                         if table[index] != NULL_PAGE:
                             pool.cache_page(table[index], holder.page_hashes[index])
                 holder.num_cached_pages = full
-        for pool, window, table in zip(self.pools, self.windows, holder.page_tables, strict=True):
-            if window is not None:
-                self._free_out_of_window(pool, table, self._first_page_in_window(window, computed))
+        for group, window in self._window_groups:
+            first = self._first_page_in_window(window, computed)
+            self._free_out_of_window(self.pools[group], holder.page_tables[group], first)
 
     def _free_out_of_window(self, pool: PagePool, table: list[int], first: int) -> None:
         index = min(first, len(table)) - 1
-        gone = []
+        pages = []
         while index >= 0 and table[index] != NULL_PAGE:
-            gone.append(table[index])
+            pages.append(table[index])
             table[index] = NULL_PAGE
             index -= 1
-        if gone:
-            pool.free(gone[::-1])
+        if pages:
+            pool.free(pages[::-1])
 
     def _first_page_in_window(self, window: int | None, position: int) -> int:
         """Return the first column that tokens from ``position`` on attend to."""
@@ -215,9 +214,9 @@ class KVCacheManager:
 
     def check_integrity(self, holders: Iterable[HasPages]) -> list[str]:
         """Return the violated invariants, given all sequences that have pages."""
-        everyone = list(holders)
+        holder_list = list(holders)
         faults: list[str] = []
         for group, pool in enumerate(self.pools):
-            found = pool.check_integrity(h.page_tables[group] for h in everyone)
-            faults.extend(f"group {group}: {fault}" for fault in found)
+            pool_faults = pool.check_integrity(h.page_tables[group] for h in holder_list)
+            faults.extend(f"group {group}: {fault}" for fault in pool_faults)
         return faults

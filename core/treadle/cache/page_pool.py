@@ -45,7 +45,7 @@ class PagePool:
         """Return ``count`` pages with one reference each. Raises ``ValueError`` if too few."""
         if count > self.num_available:
             raise ValueError(f"{count} pages requested, {self.num_available} are available")
-        taken = []
+        pages = []
         for _ in range(count):
             if self._free:
                 page = self._free.pop()
@@ -53,8 +53,8 @@ class PagePool:
                 page, _ = self._evictable.popitem(last=False)
                 self._evict_hash(page)
             self._refs[page] = 1
-            taken.append(page)
-        return taken
+            pages.append(page)
+        return pages
 
     def add_reference(self, pages: Iterable[int]) -> None:
         """Add a reference to pages in use or evictable. The null page is ignored."""
@@ -66,7 +66,7 @@ class PagePool:
             self._refs[page] += 1
 
     def free(self, pages: Sequence[int]) -> None:
-        """Remove a reference from each page. ``num_pages`` are in the order of the sequence.
+        """Remove a reference from each page. ``pages`` are in the order of the sequence.
 
         The last ones are evicted first, because more requests can share a shorter prefix.
         """
@@ -97,15 +97,15 @@ class PagePool:
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> list[str]:
         """Return the violated invariants, given all page tables. O(pages)."""
-        held = [0] * self.num_pages
+        counts = [0] * self.num_pages
         for table in holders:
             for page in table:
-                held[page] += 1
-        held[NULL_PAGE] = 0
+                counts[page] += 1
+        counts[NULL_PAGE] = 0
         faults = [
-            f"page {page} has {refs} references, but is in {held[page]} tables"
+            f"page {page} has {refs} references, but is in {counts[page]} tables"
             for page, refs in enumerate(self._refs)
-            if refs != held[page]
+            if refs != counts[page]
         ]
         idle = [*self._free, *self._evictable]
         if len(set(idle)) != len(idle):

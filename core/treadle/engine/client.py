@@ -70,8 +70,8 @@ class EngineClient(asyncio.Protocol):
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._pings: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = itertools.count(1)
-        self._adding: list[msgspec.Raw] = []
-        self._aborting: list[str] = []
+        self._requests_to_add: list[msgspec.Raw] = []
+        self._ids_to_abort: list[str] = []
         self._flushing = False
         self._closing = False
         self._reported_error: TreadleError | None = None
@@ -91,15 +91,15 @@ class EngineClient(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._ready = loop.create_future()
-        self._child, ours = spawn(self._entry, buffer_bytes=BUFFER)
+        self._child, sock = spawn(self._entry, buffer_bytes=BUFFER)
         try:
-            await loop.create_unix_connection(lambda: self, sock=ours)
+            await loop.create_unix_connection(lambda: self, sock=sock)
             level = logging.getLogger("treadle").getEffectiveLevel()
             self._send(StartEngine(config, level))
             return await self._ready
         except BaseException:
             if self._transport is None:
-                ours.close()
+                sock.close()
             await self.stop(seconds=0.0)
             raise
 
@@ -129,13 +129,13 @@ class EngineClient(asyncio.Protocol):
         Raises ``RequestError`` if one cannot be sent. Then none of them is queued.
         """
         self.check()
-        self._adding += [encode_request(request) for request in requests]
+        self._requests_to_add += [encode_request(request) for request in requests]
         self._schedule_flush()
 
     def abort(self, ids: Sequence[str]) -> None:
         """Queue aborts for sending. Does nothing if the engine is dead."""
         if ids and self.fatal_error is None:
-            self._aborting += ids
+            self._ids_to_abort += ids
             self._schedule_flush()
 
     async def ping(self, timeout: float) -> EngineStats:
@@ -169,15 +169,15 @@ class EngineClient(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        adding, self._adding = self._adding, []
-        aborting, self._aborting = self._aborting, []
+        requests, self._requests_to_add = self._requests_to_add, []
+        request_ids, self._ids_to_abort = self._ids_to_abort, []
         if self.fatal_error is not None:
             return
         try:
-            for part in _parts(adding):
+            for part in _batches(requests):
                 self._send(AddRequests(part))
-            if aborting:
-                self._send(AbortRequests(aborting))
+            if request_ids:
+                self._send(AbortRequests(request_ids))
         except Exception as error:
             # Which of the commands are lost is unknown. End the engine rather than let their
             # requests wait for ever.
@@ -205,9 +205,9 @@ class EngineClient(asyncio.Protocol):
             log.exception("the engine process sent an invalid message")
             self._break("it sent an invalid message", error)
 
-    def _break(self, why: str, cause: BaseException) -> None:
+    def _break(self, reason: str, cause: BaseException) -> None:
         """Fail, close the connection and kill the process."""
-        self._fail(why, cause)
+        self._fail(reason, cause)
         if self._transport is not None:
             self._transport.close()
         if self._child is not None:
@@ -237,10 +237,10 @@ class EngineClient(asyncio.Protocol):
         else:
             self._fail(_exit_reason(self._child), exc)
 
-    def _fail(self, why: str, cause: BaseException | None = None) -> None:
+    def _fail(self, reason: str, cause: BaseException | None = None) -> None:
         if self.fatal_error is not None:
             return
-        self.fatal_error = EngineDeadError(f"the engine has stopped: {why}")
+        self.fatal_error = EngineDeadError(f"the engine has stopped: {reason}")
         self.fatal_error.__cause__ = cause
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(self._reported_error or self.fatal_error)
@@ -253,7 +253,7 @@ class EngineClient(asyncio.Protocol):
         self._observer.on_engine_dead(self.fatal_error)
 
 
-def _parts(requests: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
+def _batches(requests: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
     """Split encoded requests into lists of at most ``FRAME_BYTES``, or one request."""
     part: list[msgspec.Raw] = []
     size = 0

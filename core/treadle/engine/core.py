@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Iterable
-from typing import Any
+from concurrent.futures import Future
 
 from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
@@ -14,6 +14,7 @@ from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
+from treadle.engine.extensions import ConfiguredExtensions
 from treadle.errors import (
     EngineError,
     PluginLoadError,
@@ -24,7 +25,7 @@ from treadle.errors import (
 from treadle.plugins import PluginManager
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.sequence import SequenceState
-from treadle.structured_output import GrammarFuture, StructuredOutputManager
+from treadle.structured_output import StructuredOutputManager, StructuredOutputState
 from treadle.text.request_checks import check_request
 
 __all__ = ("EngineCore",)
@@ -45,14 +46,16 @@ class EngineCore:
     def __init__(self, config: EngineConfig, plugins: PluginManager) -> None:
         self.config = config
         self.plugins = plugins
-        plugins.configure(config)
+        self._extensions = ConfiguredExtensions(plugins, config)
         try:
             self._start()
         except BaseException:
-            plugins.unconfigure()
+            self._extensions.unconfigure()
             raise
         self._structured_output = StructuredOutputManager(config, plugins, self.info)
-        self._waiting_for_grammar: dict[str, tuple[SequenceState, GrammarFuture]] = {}
+        self._waiting_for_grammar: dict[
+            str, tuple[SequenceState, Future[StructuredOutputState]]
+        ] = {}
         self._seeds = random.Random(config.model.seed)
         self._steps = 0
         self._step_seconds = 0.0
@@ -140,15 +143,11 @@ class EngineCore:
                     f"(logits_processors: {', '.join(self._processors) or 'none'})",
                     param="extra_args",
                 )
-            self._check_extra(name, arguments)
-
-    def _check_extra(self, name: str, arguments: Any) -> None:
-        """Raise ``RequestError`` for bad arguments, ``PluginLoadError`` if the plugin fails."""
-        try:
-            self._processors[name].validate_params(arguments)
-        except PluginLoadError as error:
-            log.warning("%s", error, exc_info=error.__cause__)
-            raise
+            try:
+                self._processors[name].validate_params(arguments)
+            except PluginLoadError as error:
+                log.warning("%s", error, exc_info=error.__cause__)
+                raise
 
     def _shutdown_if_strict(self, error: TreadleError) -> None:
         if self.plugins.switches.strict:
@@ -171,14 +170,14 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         scheduler = self.scheduler
-        waits = self._waiting_for_grammar or scheduler.pending_outputs
-        return bool(waits) or scheduler.has_work or scheduler.in_flight > 0
+        pending = self._waiting_for_grammar or scheduler.pending_outputs
+        return bool(pending) or scheduler.has_work or scheduler.in_flight > 0
 
     # -------------------------------------------------------------------------------- steps
 
     def step(self) -> list[TokenOutput]:
         """Launch the next step, get the oldest output, and return the new tokens."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         outputs = self._admit_compiled() if self._waiting_for_grammar else []
         scheduler_output = self.scheduler.schedule()
         if self.scheduler.pending_outputs:
@@ -198,7 +197,7 @@ class EngineCore:
             self.info.num_async_steps if scheduler_output is not None else 0
         ):
             outputs += self._get_output()
-        self._step_seconds += time.perf_counter() - began
+        self._step_seconds += time.perf_counter() - start_time
         for logger in self._loggers:
             logger.record(self.stats)
         return outputs
@@ -224,9 +223,11 @@ class EngineCore:
         outputs = []
         if not self.scheduler.has_work:
             self._structured_output.wait(IDLE_SECONDS)
-        for name, (sequence, ticket) in list(self._waiting_for_grammar.items()):
+        for name, (sequence, future) in list(self._waiting_for_grammar.items()):
+            if not future.done():
+                continue
             try:
-                guide = ticket.result_if_done()
+                state = future.result()
             except RequestError as error:
                 message = TokenOutput(name, [], "error", error=str(error), param=error.param)
                 outputs.append(message)
@@ -235,9 +236,7 @@ class EngineCore:
                 log.error("request %s: %s", name, error)
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
-                if guide is None:
-                    continue
-                sequence.grammar_state, sequence.defer_sampling = guide, True
+                sequence.grammar_state, sequence.defer_sampling = state, True
                 self._queue(sequence)
             del self._waiting_for_grammar[name]
         return outputs
@@ -278,4 +277,4 @@ class EngineCore:
             self._closed = True
             self._structured_output.close()
             self._abort()
-            self.plugins.unconfigure()
+            self._extensions.unconfigure()

@@ -6,7 +6,10 @@ make the receiver create arbitrary objects.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
+from msgspec.msgpack import Decoder
 
 from treadle.api.requests import EngineRequest, TokenOutput
 from treadle.api.stats import EngineStats
@@ -98,12 +101,9 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Report = EngineReady | StepOutputs | RequestRejected | Pong | EngineFailed
 
-_requests: msgspec.msgpack.Decoder[EngineRequest] = msgspec.msgpack.Decoder(EngineRequest)
-_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-decode_request = _requests.decode
-decode_command = _commands.decode
-decode_report = _reports.decode
+decode_request: Callable[[msgspec.Raw], EngineRequest] = Decoder(EngineRequest).decode
+decode_command: Callable[[bytes], Command] = Decoder(Command).decode
+decode_report: Callable[[bytes], Report] = Decoder(Report).decode
 
 
 def encode_request(request: EngineRequest) -> msgspec.Raw:

@@ -1,6 +1,7 @@
 """The engine process: receive commands, run steps, send outputs.
 
-It ends on ``StopEngine``, when the socket closes, when its parent exits, or when the engine fails.
+It ends on ``StopEngine``, when the socket closes, when its parent exits, or when the engine fails. A
+start or a step that does not return is cut off ``EXIT_SECONDS`` after the parent's end.
 It ignores SIGINT and SIGTERM, which terminals and service managers send to every process at once:
 the parent decides which requests to finish first.
 """
@@ -42,6 +43,7 @@ from treadle.engine.ipc import (
 from treadle.errors import EngineError, TreadleError
 from treadle.processes.failure import Failure, printable
 from treadle.processes.framing import FrameDecoder, encode_frame
+from treadle.processes.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from treadle.config import EngineConfig
@@ -54,9 +56,11 @@ log = logging.getLogger("treadle.engine")
 IDLE_SECONDS = 2.0
 # Minimum time between two checks of parent and workers, however many pings an idle engine gets.
 CHECK_SECONDS = 1.0
+# Enough to stop workers that hang, too.
+EXIT_SECONDS = 15.0
 RECEIVE = 256 * 1024
 # Bytes that may wait for a parent that does not read, before steps wait for it too.
-MOST_UNSENT = 64 * 2**20
+MAX_UNSENT_BYTES = 64 * 2**20
 
 
 class ConnectionClosed(Exception):
@@ -104,7 +108,7 @@ class Channel:
         self._unsent.append(memoryview(data))
         self._unsent_bytes += len(data)
         self._flush()
-        while self._unsent_bytes > MOST_UNSENT:  # the parent hangs: bound the memory
+        while self._unsent_bytes > MAX_UNSENT_BYTES:  # the parent hangs: bound the memory
             self._wait(select.POLLOUT, IDLE_SECONDS)
             self._flush()
 
@@ -123,40 +127,40 @@ class Channel:
     def _wait(self, events: int, seconds: float) -> int:
         """Wait up to ``seconds`` and return the ready events, or 0."""
         # Not select(): the descriptor keeps its number in the parent, which may exceed 1023.
-        poll = select.poll()
-        poll.register(self._sock, events)
-        ready = poll.poll(seconds * 1000)
+        poller = select.poll()
+        poller.register(self._sock, events)
+        ready = poller.poll(seconds * 1000)
         return ready[0][1] if ready else 0
 
     def _flush(self) -> None:
         while self._unsent:
             piece = self._unsent[0]
             try:
-                sent = self._sock.send(piece)
+                num_sent = self._sock.send(piece)
             except BlockingIOError:
                 return
             except (ConnectionError, BrokenPipeError) as error:
                 raise ConnectionClosed from error
-            self._unsent_bytes -= sent
-            if sent == len(piece):
+            self._unsent_bytes -= num_sent
+            if num_sent == len(piece):
                 self._unsent.popleft()
             else:
-                self._unsent[0] = piece[sent:]
+                self._unsent[0] = piece[num_sent:]
 
 
-def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
+def serve(channel: Channel, create_core: Callable[[EngineConfig], EngineCore]) -> int:
     """Run an engine until it ends and return the exit status.
 
-    ``make`` creates the engine core from the configuration in the first message.
+    ``create_core`` creates the engine core from the configuration in the first message.
     """
     core: EngineCore | None = None
     parent = os.getppid()
     try:
-        start = _first(channel, parent)
+        start = _receive_start(channel, parent)
         logging.basicConfig(
             level=start.log_level, format="%(levelname)s %(asctime)s engine %(name)s: %(message)s"
         )
-        core = make(start.config)
+        core = create_core(start.config)
         channel.send(EngineReady(core.info))
         _loop(channel, core, parent)
     except ConnectionClosed:
@@ -172,7 +176,7 @@ def serve(channel: Channel, make: Callable[[EngineConfig], EngineCore]) -> int:
     return 0
 
 
-def _first(channel: Channel, parent: int) -> StartEngine:
+def _receive_start(channel: Channel, parent: int) -> StartEngine:
     while True:
         for command in channel.receive(IDLE_SECONDS):
             if isinstance(command, StartEngine):
@@ -182,24 +186,24 @@ def _first(channel: Channel, parent: int) -> StartEngine:
 
 
 def _loop(channel: Channel, core: EngineCore, parent: int) -> None:
-    checked = time.monotonic()
+    check_time = time.monotonic()
     while True:
-        busy = core.has_work
-        commands = channel.receive(0.0 if busy else IDLE_SECONDS)
+        has_work = core.has_work
+        commands = channel.receive(0.0 if has_work else IDLE_SECONDS)
         for command in commands:
             if isinstance(command, StopEngine):
                 return
-            _obey(channel, core, command)
+            _handle_command(channel, core, command)
         if core.has_work:
             if outputs := core.step():
                 channel.send(StepOutputs([_printable(o) if o.error else o for o in outputs]))
-        elif not busy and (not commands or time.monotonic() - checked >= CHECK_SECONDS):
+        elif not has_work and (not commands or time.monotonic() - check_time >= CHECK_SECONDS):
             _check_parent(parent)
             core.check_health()
-            checked = time.monotonic()
+            check_time = time.monotonic()
 
 
-def _obey(channel: Channel, core: EngineCore, command: Command) -> None:
+def _handle_command(channel: Channel, core: EngineCore, command: Command) -> None:
     match command:
         case AddRequests(requests):
             for data in requests:
@@ -249,21 +253,22 @@ def _report_failure(channel: Channel, report: Report) -> None:
         log.warning("the parent has closed the connection; not sent: %s", report)
 
 
-def _make(config: EngineConfig) -> EngineCore:
+def _create_core(config: EngineConfig) -> EngineCore:
     from treadle.engine.core import EngineCore
     from treadle.plugins import PluginManager
 
     return EngineCore(config, PluginManager(config.plugins))
 
 
-def main(fd: int, make: Callable[[EngineConfig], EngineCore] = _make) -> None:
+def main(fd: int, create_core: Callable[[EngineConfig], EngineCore] = _create_core) -> None:
     """Run the child process. ``fd`` is its end of a socket pair. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_passive_omp_wait()
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
-    status = serve(Channel(sock), make)
+    end_with_parent(fd, grace=EXIT_SECONDS)
+    status = serve(Channel(sock), create_core)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads and exit handlers of libraries may hang after a failure, so skip them: the engine

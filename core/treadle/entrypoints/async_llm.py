@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from treadle.api.kinds import RENDERERS
 from treadle.api.requests import TokenOutput, refusal
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
@@ -21,8 +23,8 @@ from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
-from treadle.text.parser_plugins import PluginWatchdogs
 from treadle.text.prompts import Prompt, PromptInput, parse_prompt
+from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
@@ -30,15 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ("AsyncLLM",)
 
-# A text this long is encoded in a thread: the event loop serves others meanwhile.
-LONG_TEXT = 16_384
-
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _ReadyState:
     """What there is once the engine has started."""
 
-    opened: FrontendAssets
+    assets: FrontendAssets
     processor: InputProcessor
     outputs: OutputProcessor
 
@@ -71,9 +70,14 @@ class AsyncLLM:
         self.config = from_options(options, model=model) if config is None else config
         # A server's templates must not be able to hang or fill the process that serves.
         self.plugins = PluginManager(plugin_config(self.config, isolated=True))
+        limits = self.config.scheduler
+        self.texts = TextPool(
+            self.plugins.call_stats.budget(RENDERERS, "render"),
+            limits.max_num_queued_reqs + limits.max_num_seqs,
+        )
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
-        self._ready: _Ready | None = None
+        self._ready: _ReadyState | None = None
         self._streams: dict[str, OutputStream] = {}
         self._sequences = 0
         self._chats: ChatProcessor | None = None
@@ -95,14 +99,14 @@ class AsyncLLM:
         opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, self.config, self.plugins))
         loading = asyncio.create_task(self._client.start(self.config))
         try:
-            opened, info = await asyncio.gather(opening, loading)
+            assets, info = await asyncio.gather(opening, loading)
         except BaseException:
             loading.cancel()
             await asyncio.gather(opening, loading, return_exceptions=True)
             await self._client.stop(seconds=0.0)
             raise
-        outputs = OutputProcessor(opened.guarded_tokenizer, info.eos_token_ids)
-        self._ready = _Ready(opened, opened.processor(info), outputs)
+        outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
+        self._ready = _ReadyState(assets, assets.processor(info), outputs)
 
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
@@ -110,11 +114,12 @@ class AsyncLLM:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
         for request_id in list(self._streams):
-            self._text.outputs.abort(request_id)
+            self._ready_state.outputs.abort(request_id)
         await self._client.stop()
-        if self._chats is not None and self._chats.parser_plugins.watchdogs is not None:
-            self._chats.parser_plugins.watchdogs.close()
-        renderer: Any = None if self._ready is None else self._ready.opened.renderer
+        self.texts.close()
+        if self._chats is not None and self._chats.parser_plugins.watchdog is not None:
+            self._chats.parser_plugins.watchdog.close()
+        renderer: Any = None if self._ready is None else self._ready.assets.renderer
         if hasattr(renderer, "close"):
             renderer.close()
 
@@ -129,30 +134,30 @@ class AsyncLLM:
     @property
     def info(self) -> EngineInfo:
         """Raises ``EngineDeadError`` before ``start``."""
-        return self._text.processor.info
+        return self._ready_state.processor.info
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none, ``EngineDeadError`` before ``start``."""
-        return self._text.opened.need_tokenizer()
+        return self._ready_state.assets.need_tokenizer()
 
     @property
     def traits(self) -> ModelTraits:
         """What the checkpoint says of itself. Raises ``EngineDeadError`` before ``start``."""
-        return self._text.opened.traits
+        return self._ready_state.assets.traits
 
     @property
     def renderer(self) -> ChatRenderer | None:
-        return self._text.opened.renderer
+        return self._ready_state.assets.renderer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
-        return self._text.opened.defaults
+        return self._ready_state.assets.defaults
 
     @property
     def output_limit(self) -> int | None:
         """The checkpoint's ``max_new_tokens``: the most output tokens that a server should grant."""
-        return self._text.opened.output_limit
+        return self._ready_state.assets.output_limit
 
     @property
     def alive(self) -> bool:
@@ -213,11 +218,11 @@ class AsyncLLM:
         The outputs have ``content``, ``reasoning`` and ``tool_calls``, if a parser matches the
         model. Raises ``RequestError``.
         """
-        await self._started()
+        await self._wait_until_started()
         conversation = Conversation(
             messages=messages, tools=tools, tool_choice=tool_choice, **options
         )
-        params = self._text.opened.defaults if sampling_params is None else sampling_params
+        params = self._ready_state.assets.defaults if sampling_params is None else sampling_params
         chat = await self._chat_processor().prepare(conversation, params)
         parser = chat.create_parser()
         stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
@@ -244,7 +249,8 @@ class AsyncLLM:
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
         )
-        return await asyncio.to_thread((await self._started()).processor.render, chat)
+        await self._wait_until_started()
+        return await self._chat_processor().render(chat)
 
     async def prepare(
         self,
@@ -259,11 +265,18 @@ class AsyncLLM:
         With ``submit`` this is ``generate`` in two halves, for frontends that must know whether a
         request is good before they begin to answer.
         """
-        processor = (await self._started()).processor
+        processor = (await self._wait_until_started()).processor
         self._client.check()
         parsed = parse_prompt(prompt)
-        if parsed.ids is None and len(parsed.text or "") >= LONG_TEXT:
-            ids = await asyncio.to_thread(processor.encode, parsed)
+        if parsed.ids is None:
+            processor.check_length(parsed, sampling_params)
+            ids = await self.texts.run(
+                partial(processor.encode, parsed),
+                len(parsed.text or ""),
+                client=parsed.client,
+                guard=getattr(processor.tokenizer, "guard", None),
+                inline=True,
+            )
             parsed = Prompt(text=parsed.text, ids=ids)
         return processor.prepare(parsed, sampling_params, request_id=request_id, priority=priority)
 
@@ -273,15 +286,15 @@ class AsyncLLM:
 
         Raises ``RequestError`` if its id is in use, ``QueueFullError``, ``EngineDeadError``.
         """
-        processor = self._text.outputs
+        processor = self._ready_state.outputs
         self._client.check()
         count = len(request.sequences)
         limits = self.config.scheduler
         # The engine would refuse it too; here it costs nothing and bounds what is on the way.
-        most = limits.max_num_queued_reqs + limits.max_num_seqs
-        if self._sequences + count > max(most, count):
+        max_sequences = limits.max_num_queued_reqs + limits.max_num_seqs
+        if self._sequences + count > max(max_sequences, count):
             raise QueueFullError(
-                f"{self._sequences} sequences are waiting or running; at most {most} are taken: try "
+                f"{self._sequences} sequences are waiting or running; at most {max_sequences} are taken: try "
                 "again later"
             )
         if request.id in self._streams:  # finished perhaps, but not read to its end
@@ -291,12 +304,12 @@ class AsyncLLM:
                 param="request_id",
             )
 
-        def leave(stream: OutputStream) -> None:
+        def on_close(stream: OutputStream) -> None:
             self._sequences -= count
             del self._streams[request.id]
             self._client.abort(processor.drop(request.id))
 
-        stream = OutputStream(request.id, request.params.output_kind == "delta", leave)
+        stream = OutputStream(request.id, request.params.output_kind == "delta", on_close)
         processor.add(request, stream.put)
         self._streams[request.id] = stream
         self._sequences += count
@@ -317,10 +330,10 @@ class AsyncLLM:
         for output in outputs:
             if (error := refusal(output)) is not None:
                 self.on_rejected(output.id, error)
-        self._client.abort(self._text.outputs.process(outputs))
+        self._client.abort(self._ready_state.outputs.process(outputs))
 
     def on_rejected(self, id: str, error: TreadleError) -> None:
-        processor = self._text.outputs
+        processor = self._ready_state.outputs
         request_id = processor.request_of(id)
         if request_id is not None:
             self._client.abort(processor.drop(request_id))
@@ -328,18 +341,18 @@ class AsyncLLM:
 
     def on_engine_dead(self, error: EngineDeadError) -> None:
         for request_id, stream in list(self._streams.items()):
-            self._text.outputs.drop(request_id)
+            self._ready_state.outputs.drop(request_id)
             stream.fail(error)
 
     # --------------------------------------------------------------------------------
 
-    async def _started(self) -> _Ready:
+    async def _wait_until_started(self) -> _ReadyState:
         if self._ready is None:
             await self.start()
-        return self._text
+        return self._ready_state
 
     @property
-    def _text(self) -> _Ready:
+    def _ready_state(self) -> _ReadyState:
         """Raises ``EngineDeadError`` before ``start``."""
         if self._ready is None:
             raise EngineDeadError("the engine is not started; await start() first")
@@ -347,6 +360,6 @@ class AsyncLLM:
 
     def _chat_processor(self) -> ChatProcessor:
         if self._chats is None:
-            ready, watchdogs = self._text, PluginWatchdogs(self.plugins.call_stats)
-            self._chats = ready.opened.chats(self.config, self.plugins, ready.processor, watchdogs)
+            ready = self._ready_state
+            self._chats = ready.assets.chats(self.config, self.plugins, ready.processor, self.texts)
         return self._chats

@@ -71,7 +71,7 @@ class LLM:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         self.config = from_options(options, model=model) if config is None else config
         self._plugins = PluginManager(plugin_config(self.config))
-        opened = open_checkpoint(self.config, self._plugins)
+        assets = open_checkpoint(self.config, self._plugins)
         set_passive_omp_wait()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
@@ -79,10 +79,10 @@ class LLM:
         self._close = weakref.finalize(self, self._core.close)
         for line in self._core.info.report:
             log.info("%s", line)
-        self._assets = opened
-        self._processor = opened.processor(self._core.info)
+        self._assets = assets
+        self._processor = assets.processor(self._core.info)
         self._chat: ChatProcessor | None = None
-        self._outputs = OutputProcessor(opened.guarded_tokenizer, self._core.info.eos_token_ids)
+        self._outputs = OutputProcessor(assets.guarded_tokenizer, self._core.info.eos_token_ids)
         self._failure: EngineError | None = None
         self._rejected: dict[str, RequestError | PluginLoadError] = {}
 
@@ -121,12 +121,12 @@ class LLM:
         ``KeyboardInterrupt``; the engine stays usable. Raises ``RequestError`` for parameters that
         are wrong; a grammar is one that turns out to be so while the others run.
         """
-        parsed = parse_prompts(prompts)
-        given = _for_each("sampling_params", sampling_params, len(parsed))
-        ranks = _for_each("priority", priority, len(parsed))
+        parsed_prompts = parse_prompts(prompts)
+        params_list = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
+        ranks = _broadcast("priority", priority, len(parsed_prompts))
         prepared = [
             self._processor.prepare(p, _final(self._or_default(s)), priority=rank)
-            for p, s, rank in zip(parsed, given, ranks, strict=True)
+            for p, s, rank in zip(parsed_prompts, params_list, ranks, strict=True)
         ]
         return self._finish(prepared, use_tqdm)
 
@@ -150,10 +150,10 @@ class LLM:
         """
         options |= {"tools": tools, "tool_choice": tool_choice}
         conversations = list(_conversations(messages))
-        given = _for_each("sampling_params", sampling_params, len(conversations))
+        params_list = _broadcast("sampling_params", sampling_params, len(conversations))
         chats = [
             self._prepare_chat(conversation, _final(self._or_default(params)), options)
-            for conversation, params in zip(conversations, given, strict=True)
+            for conversation, params in zip(conversations, params_list, strict=True)
         ]
         prepared = [self._processor.prepare(chat.prompt, chat.params) for chat in chats]
         outputs = self._finish(prepared, use_tqdm)
@@ -172,10 +172,13 @@ class LLM:
         ``output_kind`` of the parameters says whether an output holds all (``cumulative``) or what
         is new (``delta``). Closing the iterator aborts what still runs.
         """
-        parsed = parse_prompts(prompts)
-        given = _for_each("sampling_params", sampling_params, len(parsed))
+        parsed_prompts = parse_prompts(prompts)
+        params_list = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
         return self._stream(
-            [self._processor.prepare(p, s) for p, s in zip(parsed, given, strict=True)]
+            [
+                self._processor.prepare(p, s)
+                for p, s in zip(parsed_prompts, params_list, strict=True)
+            ]
         )
 
     def stream_chat(
@@ -194,7 +197,7 @@ class LLM:
         options |= {"tools": tools, "tool_choice": tool_choice}
         chat = self._prepare_chat(messages, self._or_default(sampling_params), options)
         stream = self._stream([self._processor.prepare(chat.prompt, chat.params)])
-        return _parsed(chat.create_parser(), stream)
+        return _parse(chat.create_parser(), stream)
 
     # -- ending ------------------------------------------------------------------------
 
@@ -234,13 +237,13 @@ class LLM:
 
     def _stream(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
         ready: deque[RequestOutput] = deque()
-        left = len(prepared)
+        num_unfinished = len(prepared)
         with self._running(prepared, ready.append) as feed:
-            while left:
+            while num_unfinished:
                 self._pump(prepared, feed)
                 while ready:
                     output = ready.popleft()
-                    left -= output.finished
+                    num_unfinished -= output.finished
                     yield output
 
     @contextmanager
@@ -276,14 +279,14 @@ class LLM:
         a bad grammar ends the whole call.
         """
         self._check_alive()
-        with _whole_step():
+        with _defer_interrupt():
             with self._core_alive():
                 self._feed(feed)
                 outputs = self._core.step()
             for output in outputs:
                 label = self._outputs.request_of(output.id)
-                if label is not None and (refused := refusal(output)) is not None:
-                    self._rejected[label] = refused
+                if label is not None and (rejection := refusal(output)) is not None:
+                    self._rejected[label] = rejection
             aborts = self._outputs.process(outputs)
             if aborts:
                 self._core.abort_requests(aborts)
@@ -331,7 +334,7 @@ class LLM:
             raise EngineDeadError("this LLM was shut down; make a new one")
 
 
-def _parsed(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
+def _parse(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
     for output in stream:
         yield run_inline(parser.parse(output))
 
@@ -341,13 +344,13 @@ def _final(params: SamplingParams) -> SamplingParams:
     return params if params.output_kind == "final" else params.replace(output_kind="final")
 
 
-def _for_each(name: str, given: Any, count: int) -> list[Any]:
+def _broadcast(name: str, value: Any, count: int) -> list[Any]:
     """One value for all, or a list with one for each."""
-    if not isinstance(given, Sequence):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError(f"{name} has {len(given)} entries for {count} prompts", param=name)
-    return list(given)
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} entries for {count} prompts", param=name)
+    return list(value)
 
 
 def _conversations(messages: Any) -> Iterable[Messages]:
@@ -361,7 +364,7 @@ def _conversations(messages: Any) -> Iterable[Messages]:
 
 
 @contextmanager
-def _whole_step() -> Iterator[None]:
+def _defer_interrupt() -> Iterator[None]:
     """Let Control-C wait until the step is complete: half a step would leave the engine in pieces.
 
     A second one is not held back. Elsewhere than in the main thread, or where the program handles
@@ -373,18 +376,18 @@ def _whole_step() -> Iterator[None]:
     ):
         yield
         return
-    asked = False
+    is_interrupted = False
 
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
             signal.default_int_handler(number, frame)
-        asked = True
+        is_interrupted = True
 
-    signal.signal(signal.SIGINT, remember)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
+    if is_interrupted:
         raise KeyboardInterrupt

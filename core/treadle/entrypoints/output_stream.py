@@ -22,14 +22,14 @@ class OutputStream:
     reader, both in one event loop.
     """
 
-    __slots__ = ("_delta", "_error", "_has_left", "_leave", "_output", "_waiter", "request_id")
-
-    def __init__(self, request_id: str, delta: bool, leave: Callable[[OutputStream], None]) -> None:
-        """``leave`` is called once, when the reader is done."""
+    def __init__(
+        self, request_id: str, delta: bool, on_close: Callable[[OutputStream], None]
+    ) -> None:
+        """``on_close`` is called once, when the reader is done."""
         self.request_id = request_id
         self._delta = delta
-        self._leave = leave
-        self._has_left = False
+        self._on_close = on_close
+        self._is_closed = False
         self._output: RequestOutput | None = None
         self._error: TreadleError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -60,11 +60,11 @@ class OutputStream:
     async def __anext__(self) -> RequestOutput:
         """Raises what ``fail`` was given."""
         while self._output is None:
-            if self._has_left:
+            if self._is_closed:
                 raise StopAsyncIteration
             if self._error is not None:
                 self._close()
-                raise _own(self._error)
+                raise _copy_error(self._error)
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -81,13 +81,13 @@ class OutputStream:
         self._close()
 
     def _close(self) -> None:
-        if not self._has_left:
-            self._has_left = True
-            self._leave(self)
+        if not self._is_closed:
+            self._is_closed = True
+            self._on_close(self)
 
 
-def _own(error: TreadleError) -> TreadleError:
+def _copy_error(error: TreadleError) -> TreadleError:
     """An exception for one reader: raising one object in several tasks mixes their tracebacks."""
-    own = Failure.of(error).error()
-    own.__cause__ = error.__cause__
-    return own
+    error_copy = Failure.of(error).error()
+    error_copy.__cause__ = error.__cause__
+    return error_copy

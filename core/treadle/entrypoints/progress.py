@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+
+from tqdm import tqdm
 
 from treadle.outputs import RequestOutput
 
@@ -11,16 +12,14 @@ __all__ = ("Progress",)
 
 
 class Progress:
-    """Counts finished requests and says how fast tokens come. Does nothing if not ``shown``."""
+    """Counts finished requests and says how fast tokens come. Does nothing if not ``use_tqdm``."""
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self._bar: Any = None
+    def __init__(self, total: int, use_tqdm: bool) -> None:
+        self._bar = (
+            tqdm(total=total, desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
+        )
         self._start_time = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
-        if shown:
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
 
     def feed(self, output: RequestOutput) -> None:
         """Take a finished output."""

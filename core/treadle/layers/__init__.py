@@ -4,7 +4,12 @@ The layers that model files are made of are in the distribution ``treadle-layers
 """
 
 from treadle.layers.attention import Attention
-from treadle.layers.collective import SingleRankCommunicator, shard_features, shard_heads
+from treadle.layers.collective import (
+    SingleRankCommunicator,
+    dry_run,
+    shard_features,
+    shard_heads,
+)
 from treadle.layers.device import device_info, dtype_name
 from treadle.layers.weight import (
     Layout,
@@ -32,6 +37,7 @@ __all__ = (
     "WeightMismatchError",
     "WeightTarget",
     "device_info",
+    "dry_run",
     "dtype_name",
     "empty_weight",
     "layout_of",

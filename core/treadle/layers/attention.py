@@ -78,7 +78,7 @@ class Attention(nn.Module):
         self.attn_group = 0
         self.scales = (1.0, 1.0)
         self.kv_scale = empty_weight([2], torch.float32, per_part=True, default=1.0)
-        set_shards([self.kv_scale], (Shard.whole(1), Shard.whole(1)), None)
+        set_shards([self.kv_scale], (Shard.full(1), Shard.full(1)), None)
 
     def process_weights_after_loading(self) -> None:
         """Called once by the loader. Raises ``CheckpointError`` for a scale that is not positive."""
@@ -109,5 +109,5 @@ class Attention(nn.Module):
         return self.backend.forward(q, k, v, self.cache, plan).flatten(-2)
 
     def extra_repr(self) -> str:
-        r = self.request
-        return f"heads={r.num_heads}, kv_heads={r.num_kv_heads}, head_size={r.head_size}, window={r.window}"
+        request = self.request
+        return f"heads={request.num_heads}, kv_heads={request.num_kv_heads}, head_size={request.head_size}, window={request.window}"

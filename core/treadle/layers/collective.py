@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
-from treadle.api.communicators import Communicator
+from treadle.api.communicators import Communicator, SupportsDryRun
 from treadle.errors import ConfigError
 from treadle.layers.weight import Shard
 
-__all__ = ("SingleRankCommunicator", "shard_features", "shard_heads")
+__all__ = ("SingleRankCommunicator", "dry_run", "shard_features", "shard_heads")
 
 
 class SingleRankCommunicator:
@@ -28,6 +29,22 @@ class SingleRankCommunicator:
 
     def all_reduce_min(self, values: Sequence[int]) -> list[int]:
         return list(values)
+
+
+@contextmanager
+def dry_run(communicator: Communicator) -> Iterator[bool]:
+    """Let this rank compile what it is about to run, without meeting the others.
+
+    Yields whether the communicator can (``SupportsDryRun``); if not, there is nothing to do inside.
+    """
+    if not isinstance(communicator, SupportsDryRun):
+        yield False
+        return
+    communicator.set_dry_run(True)
+    try:
+        yield True
+    finally:
+        communicator.set_dry_run(False)
 
 
 def shard_features(tp_group: Communicator, features: int, what: str) -> Shard:
@@ -49,17 +66,17 @@ def shard_heads(
     With fewer key/value heads than ranks, several ranks hold a copy of the same head.
     Raises ``ConfigError`` if the heads cannot be divided.
     """
-    whole = max(kv_heads, tp_group.world_size) % min(kv_heads, tp_group.world_size) == 0
-    if heads % tp_group.world_size or not whole or heads % kv_heads:
+    is_divisible = max(kv_heads, tp_group.world_size) % min(kv_heads, tp_group.world_size) == 0
+    if heads % tp_group.world_size or not is_divisible or heads % kv_heads:
         raise ConfigError(
             f"{heads} query heads and {kv_heads} key/value heads cannot be shared by {tp_group.world_size} "
             "ranks; choose a tensor_parallel_size that divides the query heads and divides, or is a "
             "multiple of, the key/value heads"
         )
-    own = heads // tp_group.world_size
-    own_kv = max(1, kv_heads // tp_group.world_size)
+    num_heads = heads // tp_group.world_size
+    num_kv_heads = max(1, kv_heads // tp_group.world_size)
     first_kv = tp_group.rank * kv_heads // tp_group.world_size
     return (
-        Shard(heads * head_size, tp_group.rank * own * head_size, own * head_size),
-        Shard(kv_heads * head_size, first_kv * head_size, own_kv * head_size),
+        Shard(heads * head_size, tp_group.rank * num_heads * head_size, num_heads * head_size),
+        Shard(kv_heads * head_size, first_kv * head_size, num_kv_heads * head_size),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from treadle.api.cache import DeviceInfo
@@ -18,18 +20,13 @@ DTYPES = {
 }
 
 
-def pick_device(wanted: str, rank: int = 0) -> torch.device:
+def pick_device(name: str, rank: int = 0) -> torch.device:
     """Return a rank's device; ``auto`` is CUDA or CPU. Raises ``ConfigError`` if it is missing."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N"
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {wanted!r}; allowed are auto, cpu, cuda and cuda:N")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
+        raise ConfigError(f"device is {name!r}; allowed are auto, cpu, cuda and cuda:N")
+    device = torch.device(name)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(

@@ -22,13 +22,14 @@ __all__ = (
     "HasCollectiveOps",
     "HasKernelSites",
     "Kernel",
-    "Kernels",
     "Site",
     "apply_fusions",
     "defer_all_reduce",
 )
 
 Kernel = Callable[..., Any]
+FindKernel = Callable[[str, KernelRequest], KernelOffer | None]
+"""Returns the best offer for an operation, as ``PluginManager.kernel`` does."""
 
 
 class Site(NamedTuple):
@@ -76,12 +77,6 @@ class DefersAllReduce(Protocol):
     def defer_all_reduce(self) -> None: ...
 
 
-class Kernels(Protocol):
-    """The part of the plugin host that is used here."""
-
-    def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None: ...
-
-
 @dataclass(slots=True)
 class FusionReport:
     """Which plugin computes which operation, what was fused, and why not elsewhere."""
@@ -100,14 +95,16 @@ class FusionReport:
         yield "kernels      " + ", ".join(f"{op}: {name}" for op, name in self.backends.items())
         for fusion, paths in self.fused.items():
             text = f"fused        {fusion} at {len(paths)} places"
-            for reason, left in self.separate.get(fusion, {}).items():
-                text += f"; not at {left[0]}" + f" and {len(left) - 1} more" * (len(left) > 1)
+            for reason, separate_paths in self.separate.get(fusion, {}).items():
+                text += f"; not at {separate_paths[0]}" + f" and {len(separate_paths) - 1} more" * (
+                    len(separate_paths) > 1
+                )
                 text += f": {reason}"
             yield text
 
 
 def apply_fusions(
-    model: nn.Module, plugins: Kernels, device: DeviceInfo, dtype: str
+    model: nn.Module, find_kernel: FindKernel, device: DeviceInfo, dtype: str
 ) -> FusionReport:
     """Give each module the best kernel that is offered for it. Call it once the cache is allocated.
 
@@ -115,16 +112,16 @@ def apply_fusions(
     """
     defer_all_reduce(model)
     report = FusionReport()
-    loaded: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel | None] = {}
+    kernel_cache: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel | None] = {}
 
     def load(op: str, sizes: Mapping[str, int]) -> Kernel | None:
         key = (op, tuple(sorted(sizes.items())))
-        if key not in loaded:
-            offer = plugins.kernel(op, KernelRequest(device, dtype, sizes))
-            loaded[key] = offer.load() if offer is not None else None
+        if key not in kernel_cache:
+            offer = find_kernel(op, KernelRequest(device, dtype, sizes))
+            kernel_cache[key] = offer.load() if offer is not None else None
             if offer is not None:
                 report.backends[op] = offer.name
-        return loaded[key]
+        return kernel_cache[key]
 
     def kernels_of(site: Site) -> list[Kernel] | str:
         """All kernels, or why there are not all."""
@@ -137,13 +134,13 @@ def apply_fusions(
         return kernels
 
     # All sites first: a kernel that is installed changes what the next fusion would find.
-    found = [
+    sites = [
         site
         for path, module in model.named_modules()
         if isinstance(module, HasKernelSites)
         for site in module.kernel_sites(path)
     ]
-    for site in sorted(found, key=lambda site: site.fuses):
+    for site in sorted(sites, key=lambda site: site.fuses):
         name = " + ".join(site.ops)
         result = kernels_of(site) if site.install is not None else site.reason
         if isinstance(result, str):
@@ -159,10 +156,10 @@ def apply_fusions(
 def _install_collective_ops(model: nn.Module) -> dict[str, str]:
     """Return the communicator's name by operation."""
     installed: dict[str, str] = {}
-    shared: dict[tuple[Any, ...], Kernel | None] = {}
+    shared_kernels: dict[tuple[Any, ...], Kernel | None] = {}
     for module in model.modules():
         if isinstance(module, HasCollectiveOps):
-            installed |= module.install_collective_ops(shared)
+            installed |= module.install_collective_ops(shared_kernels)
     return installed
 
 

@@ -1,6 +1,6 @@
 """Parameters that know how a checkpoint fills them.
 
-A layer or a quantization plugin makes its parameters with ``weight`` and says which dimension
+A layer or a quantization plugin makes its parameters with ``empty_weight`` and says which dimension
 holds output features, which holds input features, and how many features one element stands for.
 The layer then binds its partition to them. With both, the loader cuts the right piece out of a
 checkpoint tensor and puts it into the right place, so that no plugin writes code for tensor
@@ -29,7 +29,7 @@ __all__ = (
     "layout_of",
     "load_weight",
     "set_shards",
-    "slots",
+    "weight_targets",
 )
 
 
@@ -45,7 +45,7 @@ class Shard:
     size: int
 
     @classmethod
-    def whole(cls, features: int) -> Shard:
+    def full(cls, features: int) -> Shard:
         return cls(features, 0, features)
 
 
@@ -143,9 +143,9 @@ def empty_weight(
 
 
 def layout_of(parameter: Tensor) -> Layout:
-    """The layout of a parameter; one that was made without ``weight`` is filled whole."""
-    found = getattr(parameter, "treadle_layout", None)
-    return found if isinstance(found, Layout) else Layout()
+    """The layout of a parameter; one that was made without ``empty_weight`` is filled whole."""
+    layout = getattr(parameter, "treadle_layout", None)
+    return layout if isinstance(layout, Layout) else Layout()
 
 
 def set_shards(
@@ -158,7 +158,7 @@ def set_shards(
         )
 
 
-def slots(name: str, parameter: Tensor) -> Iterator[WeightTarget]:
+def weight_targets(name: str, parameter: Tensor) -> Iterator[WeightTarget]:
     """Every slot of a parameter that must be filled once."""
     layout = layout_of(parameter)
     items: Iterable[int | None] = range(layout.stack) if layout.stack else (None,)
@@ -168,12 +168,12 @@ def slots(name: str, parameter: Tensor) -> Iterator[WeightTarget]:
 
 
 def load_weight(
-    parameter: Tensor, tensor: Tensor, slot: WeightTarget, *, again: bool = False
+    parameter: Tensor, tensor: Tensor, slot: WeightTarget, *, sibling_loaded: bool = False
 ) -> None:
     """Copy this rank's share of a checkpoint tensor into a parameter.
 
     ``slot.part`` ``None`` means that the tensor holds all fused matrices one after the other.
-    ``again`` says that another fused matrix came before; where a parameter has no output features
+    ``sibling_loaded`` says that another fused matrix came before; where a parameter has no output features
     of its own (an input permutation), both must bring the same values.
     Raises ``WeightMismatchError`` when shape or dtype do not fit.
     """
@@ -184,19 +184,19 @@ def load_weight(
             if tensor.shape[:1] != target.shape[:1]:
                 raise WeightMismatchError(f"expected {target.shape[0]} stacked matrices")
             for item in range(layout.stack):
-                _load_shard(layout, target[item], tensor[item], slot.part, again)
+                _load_shard(layout, target[item], tensor[item], slot.part, sibling_loaded)
             return
         target = target[slot.item]
-    _load_shard(layout, target, tensor, slot.part, again)
+    _load_shard(layout, target, tensor, slot.part, sibling_loaded)
 
 
 def _load_shard(
-    layout: Layout, target: Tensor, tensor: Tensor, part: int | None, again: bool
+    layout: Layout, target: Tensor, tensor: Tensor, part: int | None, sibling_loaded: bool
 ) -> None:
     if layout.per_part:
         return _place_scalars(target, tensor, part)
     if layout.output_dim is None or len(layout.outputs) < 2:
-        return _copy(layout, target, tensor, 0, again and layout.output_dim is None)
+        return _copy(layout, target, tensor, 0, sibling_loaded and layout.output_dim is None)
     if part is not None:
         return _copy(layout, target, tensor, part)
     sizes = [_blocks(p.total, layout.output_block) for p in layout.outputs]
@@ -209,55 +209,59 @@ def _load_shard(
 
 
 def _place_scalars(target: Tensor, tensor: Tensor, part: int | None) -> None:
-    chosen = target if part is None else target[part : part + 1]
-    if tensor.numel() not in (1, chosen.numel()):
-        raise WeightMismatchError(f"expected one value or {chosen.numel()}")
+    destination = target if part is None else target[part : part + 1]
+    if tensor.numel() not in (1, destination.numel()):
+        raise WeightMismatchError(f"expected one value or {destination.numel()}")
     _check_dtype(target, tensor)
-    chosen.copy_(tensor.reshape(-1).expand_as(chosen))
+    destination.copy_(tensor.reshape(-1).expand_as(destination))
 
 
-def _copy(layout: Layout, target: Tensor, tensor: Tensor, part: int, again: bool = False) -> None:
-    """Copy one matrix. ``again``: a sibling filled the same place, and must agree with it."""
-    wanted = list(target.shape)
+def _copy(
+    layout: Layout, target: Tensor, tensor: Tensor, part: int, must_match: bool = False
+) -> None:
+    """Copy one matrix. ``must_match``: a sibling filled the same place, and must agree with it."""
+    shape = list(target.shape)
     source_range: list[tuple[int, int, int]] = []  # dimension, first, count: in the checkpoint
     if layout.output_dim is not None and layout.outputs:
-        own, block, dim = layout.outputs[part], layout.output_block, layout.output_dim
-        before = sum(_blocks(p.size, block) for p in layout.outputs[:part])
-        count = _blocks(own.size, block)
-        target = target.narrow(dim, before, count)
-        wanted[dim] = _blocks(own.total, block)
-        source_range.append((dim, _first(own, block), count))
+        shard, block, dim = layout.outputs[part], layout.output_block, layout.output_dim
+        offset = sum(_blocks(p.size, block) for p in layout.outputs[:part])
+        count = _blocks(shard.size, block)
+        target = target.narrow(dim, offset, count)
+        shape[dim] = _blocks(shard.total, block)
+        source_range.append((dim, _first_block(shard, block), count))
     if layout.input_dim is not None and layout.inputs is not None:
-        own, block, dim = layout.inputs, layout.input_block, layout.input_dim
-        wanted[dim] = _blocks(own.total, block)
-        source_range.append((dim, _first(own, block), target.shape[dim]))
-    tensor = _shaped(tensor, wanted)
+        shard, block, dim = layout.inputs, layout.input_block, layout.input_dim
+        shape[dim] = _blocks(shard.total, block)
+        source_range.append((dim, _first_block(shard, block), target.shape[dim]))
+    tensor = _match_shape(tensor, shape)
     _check_dtype(target, tensor)
     for dim, first, count in source_range:
-        here = max(0, min(count, tensor.shape[dim] - first))
-        if here < count:
-            target.narrow(dim, here, count - here).zero_()
-            target = target.narrow(dim, 0, here)
-        tensor = tensor.narrow(dim, min(first, tensor.shape[dim]), here)
-    if again and not torch.equal(target, tensor.to(target.device, target.dtype)):
+        num_available = max(0, min(count, tensor.shape[dim] - first))
+        if num_available < count:
+            target.narrow(dim, num_available, count - num_available).zero_()
+            target = target.narrow(dim, 0, num_available)
+        tensor = tensor.narrow(dim, min(first, tensor.shape[dim]), num_available)
+    if must_match and not torch.equal(target, tensor.to(target.device, target.dtype)):
         raise WeightMismatchError("the fused matrices need the same values here, and they differ")
     target.copy_(tensor)
 
 
-def _shaped(tensor: Tensor, wanted: Sequence[int]) -> Tensor:
+def _match_shape(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """The tensor itself, or the same without or with dimensions of size one."""
-    if list(tensor.shape) == list(wanted):
+    if list(tensor.shape) == list(shape):
         return tensor
-    if [n for n in tensor.shape if n != 1] != [n for n in wanted if n != 1]:
-        raise WeightMismatchError(f"expected shape {list(wanted)}")
-    return tensor.reshape(tuple(wanted))
+    if [n for n in tensor.shape if n != 1] != [n for n in shape if n != 1]:
+        raise WeightMismatchError(f"expected shape {list(shape)}")
+    return tensor.reshape(tuple(shape))
 
 
 def _check_dtype(target: Tensor, tensor: Tensor) -> None:
     """Numbers may change their precision; packed, quantized or integer data may not change."""
-    plain = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    same = target.dtype == tensor.dtype or (target.dtype in plain and tensor.dtype in plain)
-    if not same:
+    float_dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    is_compatible = target.dtype == tensor.dtype or (
+        target.dtype in float_dtypes and tensor.dtype in float_dtypes
+    )
+    if not is_compatible:
         raise WeightMismatchError(f"expected dtype {str(target.dtype).removeprefix('torch.')}")
 
 
@@ -265,11 +269,11 @@ def _blocks(features: int, block: int) -> int:
     return -(-features // block)
 
 
-def _first(part: Shard, block: int) -> int:
-    ends_inside = part.start + part.size < part.total and part.size % block
-    if part.start % block or ends_inside:
+def _first_block(shard: Shard, block: int) -> int:
+    ends_inside = shard.start + shard.size < shard.total and shard.size % block
+    if shard.start % block or ends_inside:
         raise WeightMismatchError(
-            f"this rank's features {part.start} to {part.start + part.size} of {part.total} cut "
+            f"this rank's features {shard.start} to {shard.start + shard.size} of {shard.total} cut "
             f"through blocks of {block}; use a smaller tensor_parallel_size"
         )
-    return part.start // block
+    return shard.start // block

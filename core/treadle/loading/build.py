@@ -53,15 +53,17 @@ def build_model(
     quantization: str = AUTO,
     max_model_len: int | None = None,
     seed: int = 0,
+    progress: Callable[[], None] | None = None,
 ) -> tuple[nn.Module, ModelSpec]:
     """Build the model of a checkpoint on ``device`` and load this rank's shards of its weights.
 
-    The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights.
+    The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights. ``progress``
+    is called for each tensor.
     Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
     and ``CheckpointError`` if the weights do not fit.
     """
     loader = _loader(plugins, files, load_format, seed)
-    started = perf_counter()
+    start_time = perf_counter()
     model, spec, scheme = empty_model(
         hf_config,
         plugins,
@@ -73,8 +75,8 @@ def build_model(
         quantization=quantization,
         max_model_len=max_model_len,
     )
-    load_weights(model, spec, loader, tp_group, rename=_renaming(scheme))
-    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - started)
+    load_weights(model, spec, loader, tp_group, rename=_renaming(scheme), progress=progress)
+    log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - start_time)
     return model.eval(), spec
 
 
@@ -158,10 +160,10 @@ def create_quantization_scheme(
     try:
         return plugins.create_guarded(QUANTIZATION, method, checkpoint=checkpoint, device=device)
     except PluginNotFoundError as error:
-        what = (
+        prefix = (
             "this checkpoint is quantized with" if option == AUTO else "the option quantization is"
         )
-        raise UnsupportedModelError(f"{what} {method!r}: {error}") from error
+        raise UnsupportedModelError(f"{prefix} {method!r}: {error}") from error
 
 
 def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> Decision:
@@ -174,21 +176,21 @@ def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> D
     if method := checkpoint.get("quant_method"):
         return Decision(method, "quantization_config names it as quant_method")
     model = ModelTraits(config={**vars(hf_config), "quantization_config": checkpoint})
-    found = decide(plugins, QUANTIZATION, model, option)
-    if found.key is None:
+    decision = decide(plugins, QUANTIZATION, model, option)
+    if decision.key is None:
         raise CheckpointError(
             f"quantization_config has no quant_method (only {', '.join(checkpoint)}) and no "
             "installed plugin recognizes it; set the method with the option quantization"
         )
-    return found
+    return decision
 
 
 def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
     if load_format == "auto":
-        found = detect_format(files)
-        if found is None:
+        format_name = detect_format(files)
+        if format_name is None:
             raise no_weights(files.root)
-        load_format = found
+        load_format = format_name
     return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 
 
@@ -199,8 +201,8 @@ def _renaming(scheme: object) -> Callable[[str], str | None] | None:
 class _CheckpointNames:
     """A wrapper of a scheme that gives it checkpoint names if the model plugin renames prefixes."""
 
-    def __init__(self, scheme: QuantizationScheme, renamed: Mapping[str, str]) -> None:
-        self._scheme, self._renamed = scheme, renamed
+    def __init__(self, scheme: QuantizationScheme, prefix_map: Mapping[str, str]) -> None:
+        self._scheme, self._prefix_map = scheme, prefix_map
         self.name = scheme.name
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
@@ -215,4 +217,4 @@ class _CheckpointNames:
         return self._scheme.kv_cache_dtype(layer)
 
     def _to_checkpoint_name(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(to_checkpoint_name(name, self._renamed) for name in names)
+        return tuple(to_checkpoint_name(name, self._prefix_map) for name in names)

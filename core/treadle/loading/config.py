@@ -58,11 +58,11 @@ def read_config(
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     kind = raw.get("model_type")
-    known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    family = CONFIG_MAPPING[str(kind)] if known else PreTrainedConfig
+    is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    config_class = CONFIG_MAPPING[str(kind)] if is_known else PreTrainedConfig
     try:
         # A copy, since some configurations edit their argument.
-        return raw, family.from_dict(merge(raw, {}))
+        return raw, config_class.from_dict(merge(raw, {}))
     except Exception as error:  # each family validates in its own way
         raise CheckpointError(
             f"transformers rejects the configuration of {files.root} (model_type {kind!r}): "
@@ -74,9 +74,9 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     """Return a deep copy of ``base`` with ``changes``. Mappings are merged, others replaced."""
     merged = {k: merge(v, {}) if isinstance(v, Mapping) else v for k, v in base.items()}
     for key, value in changes.items():
-        inside = merged.get(key)
+        current = merged.get(key)
         if isinstance(value, Mapping):
-            merged[key] = merge(inside if isinstance(inside, Mapping) else {}, value)
+            merged[key] = merge(current if isinstance(current, Mapping) else {}, value)
         else:
             merged[key] = value
     return merged
@@ -92,9 +92,9 @@ def quantization_config(hf_config: Any) -> dict[str, Any] | None:
     """Return ``quantization_config`` or the older ``compression_config``, or ``None``."""
     for holder in (hf_config, text_config(hf_config)):
         for name in ("quantization_config", "compression_config"):
-            found = getattr(holder, name, None)
-            if found is not None:
-                return dict(found if isinstance(found, Mapping) else found.to_dict())
+            value = getattr(holder, name, None)
+            if value is not None:
+                return dict(value if isinstance(value, Mapping) else value.to_dict())
     return None
 
 
@@ -108,79 +108,79 @@ def resolve_dtype(option: str, hf_config: Any, device: DeviceInfo) -> torch.dtyp
     import torch
 
     table = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    old_gpu = device.capability is not None and device.capability < (8, 0)
+    is_pre_ampere = device.capability is not None and device.capability < (8, 0)
     if option != "auto":
         if option not in table:
             raise ConfigError(f"option dtype is {option!r}; allowed: auto, {', '.join(table)}")
-        if option == "bfloat16" and old_gpu:
+        if option == "bfloat16" and is_pre_ampere:
             raise ConfigError(
                 f"option dtype is 'bfloat16', which {device.name} does not support; use float16"
             )
         return table[option]
-    found = getattr(text_config(hf_config), "dtype", None) or getattr(hf_config, "dtype", None)
-    if isinstance(found, str):
-        found = table.get(found.removeprefix("torch."))
-    if not isinstance(found, torch.dtype) or found not in table.values():
-        found = torch.float32 if device.type == "cpu" else torch.bfloat16
-    if found is torch.float16 and device.type == "cpu":
+    dtype = getattr(text_config(hf_config), "dtype", None) or getattr(hf_config, "dtype", None)
+    if isinstance(dtype, str):
+        dtype = table.get(dtype.removeprefix("torch."))
+    if not isinstance(dtype, torch.dtype) or dtype not in table.values():
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype is torch.float16 and device.type == "cpu":
         log.info("the checkpoint is float16, which is slow on a CPU; using bfloat16")
-        found = torch.bfloat16
-    elif found is torch.bfloat16 and old_gpu:
+        dtype = torch.bfloat16
+    elif dtype is torch.bfloat16 and is_pre_ampere:
         log.info(
             "the checkpoint is bfloat16, which %s does not support; using float16", device.name
         )
-        found = torch.float16
-    return found
+        dtype = torch.float16
+    return dtype
 
 
-def max_model_len(hf_config: Any, wanted: int | None = None) -> int:
-    """Return the maximum sequence length: ``wanted``, or the model's context length.
+def max_model_len(hf_config: Any, requested: int | None = None) -> int:
+    """Return the maximum sequence length: ``requested``, or the model's context length.
 
     Linear and yarn RoPE scaling extend the configured context. Dynamic scaling extends only the
-    limit for ``wanted``, because it changes the results of short sequences as well. Raises
-    ``ConfigError`` if ``wanted`` exceeds the limit, or if neither it nor a context length is set.
+    limit for ``requested``, because it changes the results of short sequences as well. Raises
+    ``ConfigError`` if ``requested`` exceeds the limit, or if neither it nor a context length is set.
     """
     config = text_config(hf_config)
-    stated = next((n for key in LENGTHS if (n := getattr(config, key, None))), None)
-    if stated is None:
-        if wanted is None:
+    context_length = next((n for key in LENGTHS if (n := getattr(config, key, None))), None)
+    if context_length is None:
+        if requested is None:
             raise ConfigError(
                 f"the configuration has no context length ({', '.join(LENGTHS)}); set max_model_len"
             )
-        return wanted
-    usual, limit = _lengthened(config, int(stated))
-    if wanted is not None and wanted > limit:
+        return requested
+    default, limit = _scaled_context_lengths(config, int(context_length))
+    if requested is not None and requested > limit:
         raise ConfigError(
-            f"option max_model_len is {wanted}, but the model supports {limit} tokens; lower it, "
+            f"option max_model_len is {requested}, but the model supports {limit} tokens; lower it, "
             "or set a longer context with hf_overrides '{\"max_position_embeddings\": …}'"
         )
-    return wanted or usual
+    return requested or default
 
 
-def _lengthened(config: Any, stated: int) -> tuple[int, int]:
+def _scaled_context_lengths(config: Any, context_length: int) -> tuple[int, int]:
     """Return ``(default, limit)`` of the context length after RoPE scaling."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type") or rope.get("type")
     factor = rope.get("factor") or 1.0
     if kind == "linear":
-        return int(stated * factor), int(stated * factor)
+        return int(context_length * factor), int(context_length * factor)
     if kind == "dynamic":
-        return stated, int(stated * factor)
+        return context_length, int(context_length * factor)
     if kind == "yarn":
-        trained = rope.get("original_max_position_embeddings") or stated
-        longest = max(stated, int(trained * factor))
-        return longest, longest
-    return stated, stated
+        trained = rope.get("original_max_position_embeddings") or context_length
+        limit = max(context_length, int(trained * factor))
+        return limit, limit
+    return context_length, context_length
 
 
-def eos_ids(hf_config: Any, files: ModelFiles | None = None) -> frozenset[int]:
+def eos_ids(hf_config: Any, files: ModelFiles) -> frozenset[int]:
     """Return all EOS token ids of ``config.json`` and ``generation_config.json``."""
-    found: set[int] = set()
-    stated = [getattr(text_config(hf_config), "eos_token_id", None)]
-    stated.append(getattr(hf_config, "eos_token_id", None))
-    if files is not None:
-        stated.append(read_json(files.root / "generation_config.json").get("eos_token_id"))
-    for value in stated:
+    ids: set[int] = set()
+    for value in (
+        getattr(text_config(hf_config), "eos_token_id", None),
+        getattr(hf_config, "eos_token_id", None),
+        read_json(files.root / "generation_config.json").get("eos_token_id"),
+    ):
         values = value if isinstance(value, (list, tuple)) else [value]
-        found.update(v for v in values if isinstance(v, int) and not isinstance(v, bool))
-    return frozenset(found)
+        ids.update(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+    return frozenset(ids)

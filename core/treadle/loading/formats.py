@@ -39,9 +39,9 @@ def fetch(
     raise no_weights(ref.path)
 
 
-def no_weights(where: object) -> CheckpointError:
+def no_weights(location: object) -> CheckpointError:
     """Return the error for a checkpoint without weights."""
     return CheckpointError(
-        f"{where} has no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
+        f"{location} has no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
         "set another load_format, or use load_format 'dummy' for random weights"
     )

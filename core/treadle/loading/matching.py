@@ -33,11 +33,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The key to use (``None``: no plugin), the reason, and the others, the runner-up first."""
+    """The key to use (``None``: no plugin), the reason, and the alternatives, the runner-up first."""
 
     key: str | None
     reason: str
-    others: Sequence[Candidate] = ()
+    alternatives: Sequence[Candidate] = ()
 
 
 def decide(
@@ -51,8 +51,8 @@ def decide(
         return Decision(None, f"{kind.option} none")
     if option != AUTO:
         return Decision(option, f"{kind.option} {option}")
-    found = candidates(plugins, kind, model)
-    equal = [c for c in found if c.score > 0 and c.score == found[0].score]
+    matches = candidates(plugins, kind, model)
+    equal = [c for c in matches if c.score > 0 and c.score == matches[0].score]
     if len(equal) > 1:
         reasons = "".join(f"\n  {c.key}: {c.reason}" for c in equal)
         raise PluginConflictError(
@@ -60,8 +60,8 @@ def decide(
             f"{kind.option} NAME:{reasons}"
         )
     if not equal:
-        return Decision(None, "no installed plugin matches this model", found)
-    return Decision(equal[0].key, f"{equal[0].reason} (score {equal[0].score})", found[1:])
+        return Decision(None, "no installed plugin matches this model", matches)
+    return Decision(equal[0].key, f"{equal[0].reason} (score {equal[0].score})", matches[1:])
 
 
 def candidates(
@@ -72,18 +72,18 @@ def candidates(
     One that is broken or contested, or that raises, is logged and matches nothing; strict mode
     raises its error. Raises ``ConfigError`` for wrong options of a plugin.
     """
-    found: list[Candidate] = []
+    result: list[Candidate] = []
     for key in plugins.keys(kind.name):
         try:
-            found.append(_candidate(plugins, kind, key, model))
+            result.append(_candidate(plugins, kind, key, model))
         except ConfigError:
             raise
         except TreadleError as error:
             if plugins.switches.strict:
                 raise
             log.warning("%s; it is not asked whether it is made for this model", error)
-            found.append(Candidate(key, 0, str(error)))
-    return sorted(found, key=lambda c: (-c.score, c.key))
+            result.append(Candidate(key, 0, str(error)))
+    return sorted(result, key=lambda c: (-c.score, c.key))
 
 
 def _candidate(
@@ -92,13 +92,13 @@ def _candidate(
     hooks, options = plugins.hooks_for(kind.name, key), plugins.options(kind.name, key)
     match hooks.treadle_match(kind=kind.name, key=key, model=model, options=options):
         case None:
-            says = hasattr(plugins.load(kind.name, key), "treadle_match")
-            reason = "sees nothing of its own" if says else "does not say what it matches"
+            has_hook = hasattr(plugins.load(kind.name, key), "treadle_match")
+            reason = "sees nothing of its own" if has_hook else "does not say what it matches"
             return Candidate(key, 0, reason)
         case Match(score=int(score), reason=str(reason)) if score > 0 and reason:
             return Candidate(key, score, reason)
-        case other:
+        case answer:
             raise PluginLoadError(
-                f"{kind.name}:{key} answered treadle_match with {other!r}; a Match with a score above 0 "
+                f"{kind.name}:{key} answered treadle_match with {answer!r}; a Match with a score above 0 "
                 "and a reason was expected, or None"
             )

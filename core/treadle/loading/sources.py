@@ -11,7 +11,7 @@ from treadle.api.files import ModelFiles, ModelRef, ModelSource
 from treadle.api.hookspecs import impl
 from treadle.errors import CheckpointError
 
-__all__ = ("FolderSource", "files_in", "parse_ref", "treadle_model_source")
+__all__ = ("FolderSource", "parse_ref", "treadle_model_source")
 
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(?!\\)(.+)", re.IGNORECASE)
 
@@ -36,8 +36,8 @@ def parse_ref(text: str, revision: str | None = None, download_dir: str | None =
     folder = Path(text).expanduser()
     if folder.is_dir() or text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
         return ModelRef("file", str(folder), revision, download_dir)
-    if found := SCHEME.fullmatch(text):
-        scheme, path = found[1].lower(), found[2]
+    if match := SCHEME.fullmatch(text):
+        scheme, path = match[1].lower(), match[2]
         if scheme == "file":
             path = str(Path(path.removeprefix("//")).expanduser())
         return ModelRef(scheme, path, revision, download_dir)
@@ -51,9 +51,9 @@ class FolderSource:
         """Return the folder's files. Raises ``CheckpointError`` if the folder does not exist."""
         root = Path(ref.path).expanduser()
         if not root.is_dir():
-            what = "is a file, not a folder" if root.exists() else "does not exist"
+            problem = "is a file, not a folder" if root.exists() else "does not exist"
             raise CheckpointError(
-                f"the model folder {root} {what}; give the folder with config.json, or the "
+                f"the model folder {root} {problem}; give the folder with config.json, or the "
                 "name of a checkpoint on the hub (org/name)"
             )
         return files_in(root, patterns, str(root))

@@ -19,7 +19,7 @@ from treadle.layers.weight import (
     WeightTarget,
     layout_of,
     load_weight,
-    slots,
+    weight_targets,
 )
 
 __all__ = ("finish", "load_weights", "to_checkpoint_name", "to_model_name")
@@ -37,24 +37,25 @@ def load_weights(
     tp_group: Communicator,
     *,
     rename: Rename | None = None,
+    progress: Callable[[], None] | None = None,
 ) -> None:
     """Load the weights of ``model`` from ``loader`` and post-process its layers.
 
     Every checkpoint tensor is used exactly once, unless ``spec.ignored_weights`` matches it, and
     every parameter is filled exactly once. ``rename``, of the quantization scheme, maps names of
-    the checkpoint, to ``None`` if a tensor is not needed. Raises ``CheckpointError`` with the names
-    of tensors that are missing, unknown, duplicate or of the wrong shape.
+    the checkpoint, to ``None`` if a tensor is not needed. ``progress`` is called for each tensor. Raises
+    ``CheckpointError`` with the names of tensors that are missing, unknown, duplicate or of the wrong shape.
     """
     with torch.no_grad():
         if isinstance(loader, SupportsFill):
             loader.fill(model)
         else:
-            _WeightLoading(model, spec, loader, tp_group, rename).run()
+            _WeightLoading(model, spec, loader, tp_group, rename).run(progress)
         finish(model)
 
 
 def finish(model: nn.Module) -> None:
-    """Call ``finish`` of every layer that has it, to repack the loaded weights."""
+    """Call ``process_weights_after_loading`` of every layer that has it."""
     for module in list(model.modules()):
         if isinstance(module, SupportsPostLoad):
             module.process_weights_after_loading()
@@ -80,22 +81,24 @@ class _WeightLoading:
             for name, parameter in self.parameters.items()
             if first.setdefault(id(parameter), name) != name
         }
-        self.empty: dict[str, set[WeightTarget]] = {
-            name: set(slots(name, parameter))
+        self.unfilled: dict[str, set[WeightTarget]] = {
+            name: set(weight_targets(name, parameter))
             for name, parameter in self.parameters.items()
             if name not in self.aliases
         }
-        self.sizes = {name: len(found) for name, found in self.empty.items()}
+        self.sizes = {name: len(targets) for name, targets in self.unfilled.items()}
         self.from_alias: set[str] = set()
         self.stacked = {  # last component of a checkpoint name -> (the model's component, index)
-            theirs: (ours, index)
-            for ours, names in spec.packed_modules_mapping.items()
-            for index, theirs in enumerate(names)
+            checkpoint_name: (model_name, index)
+            for model_name, names in spec.packed_modules_mapping.items()
+            for index, checkpoint_name in enumerate(names)
         }
         self.unknown: list[str] = []
 
-    def run(self) -> None:
+    def run(self, progress: Callable[[], None] | None = None) -> None:
         for name, tensor in self.loader.tensors(self.should_load):
+            if progress is not None:
+                progress()
             slot = self.locate(name)
             if slot is not None:
                 self.fill(name, tensor, slot)
@@ -115,22 +118,22 @@ class _WeightLoading:
 
     def locate(self, name: str) -> WeightTarget | None:
         """Return the target of a checkpoint tensor, or ``None`` if it is unknown or not needed."""
-        renamed = self.rename(name) if self.rename is not None else name
-        if renamed is None:
+        new_name = self.rename(name) if self.rename is not None else name
+        if new_name is None:
             return None
-        name = to_model_name(renamed, self.spec.weight_prefix_map)
+        name = to_model_name(new_name, self.spec.weight_prefix_map)
         if name in self.parameters:
             return WeightTarget(name)
         path, _, leaf = name.rpartition(".")
         for candidate, part in self.fusions(path):
-            if (whole := f"{candidate}.{leaf}") in self.parameters:
-                return WeightTarget(whole, part)
+            if (full_name := f"{candidate}.{leaf}") in self.parameters:
+                return WeightTarget(full_name, part)
         return self.by_module(name)
 
     def fusions(self, path: str) -> Iterator[tuple[str, int]]:
-        for theirs, (ours, index) in self.stacked.items():
-            if path == theirs or path.endswith(f".{theirs}"):
-                yield path[: len(path) - len(theirs)] + ours, index
+        for checkpoint_name, (model_name, index) in self.stacked.items():
+            if path == checkpoint_name or path.endswith(f".{checkpoint_name}"):
+                yield path[: len(path) - len(checkpoint_name)] + model_name, index
 
     def by_module(self, name: str) -> WeightTarget | None:
         """Return the target from the nearest parent module with a ``locate`` method (experts)."""
@@ -139,36 +142,42 @@ class _WeightLoading:
             path = path.rpartition(".")[0]
             module = self.modules.get(path)
             if isinstance(module, SupportsWeightLookup):
-                found = module.locate(name[len(path) + 1 :])
-                return found and found._replace(parameter=f"{path}.{found.parameter}")
+                target = module.locate(name[len(path) + 1 :])
+                return target and target._replace(parameter=f"{path}.{target.parameter}")
         return None
 
     def fill(self, name: str, tensor: Tensor, slot: WeightTarget) -> None:
         alias = slot.parameter in self.aliases
-        own = self.aliases.get(slot.parameter, slot.parameter)
-        slot = slot._replace(parameter=own)
-        taken = {s for s in slots(own, self.parameters[own]) if _within(s, slot)}
-        if alias and not taken <= self.empty[own]:
+        parameter_name = self.aliases.get(slot.parameter, slot.parameter)
+        slot = slot._replace(parameter=parameter_name)
+        targets = {
+            s
+            for s in weight_targets(parameter_name, self.parameters[parameter_name])
+            if _within(s, slot)
+        }
+        if alias and not targets <= self.unfilled[parameter_name]:
             return  # tied weights: the checkpoint has the shared tensor under both names
-        if own in self.from_alias and not alias:
-            self.from_alias.discard(own)
-            self.empty[own] |= taken
-        if not taken or not taken <= self.empty[own]:
+        if parameter_name in self.from_alias and not alias:
+            self.from_alias.discard(parameter_name)
+            self.unfilled[parameter_name] |= targets
+        if not targets or not targets <= self.unfilled[parameter_name]:
             raise CheckpointError(
-                f"{name} in {self.where(name)} fills {own} a second time; the checkpoint has "
+                f"{name} in {self.file_of(name)} fills {parameter_name} a second time; the checkpoint has "
                 "a matrix twice, or the model plugin's fused names are wrong"
             )
-        again = len(self.empty[own]) < self.sizes[own]
+        sibling_loaded = len(self.unfilled[parameter_name]) < self.sizes[parameter_name]
         try:
-            load_weight(self.parameters[own], tensor, slot, again=again)
+            load_weight(
+                self.parameters[parameter_name], tensor, slot, sibling_loaded=sibling_loaded
+            )
         except WeightMismatchError as error:
-            raise CheckpointError(self.mismatch(name, tensor, own, error)) from error
-        self.empty[own] -= taken
+            raise CheckpointError(self.mismatch(name, tensor, parameter_name, error)) from error
+        self.unfilled[parameter_name] -= targets
         if alias:
-            self.from_alias.add(own)
+            self.from_alias.add(parameter_name)
 
     def fill_defaults(self) -> None:
-        for name, missing in self.empty.items():
+        for name, missing in self.unfilled.items():
             default = layout_of(self.parameters[name]).default
             if default is not None and len(missing) == self.sizes[name]:
                 self.parameters[name].data.fill_(default)
@@ -176,12 +185,16 @@ class _WeightLoading:
 
     def report(self) -> None:
         lines: list[str] = []
-        missing = [self.parameter_names(name, found) for name, found in self.empty.items() if found]
+        missing = [
+            self.parameter_names(name, targets)
+            for name, targets in self.unfilled.items()
+            if targets
+        ]
         if missing:
-            lines.append(f"parameters without a tensor ({len(missing)}): {_some(missing)}")
+            lines.append(f"parameters without a tensor ({len(missing)}): {_abbreviate(missing)}")
         if self.unknown:
             lines.append(
-                f"tensors without a parameter ({len(self.unknown)}): {_some(self.unknown)}"
+                f"tensors without a parameter ({len(self.unknown)}): {_abbreviate(self.unknown)}"
             )
         if lines:
             raise CheckpointError(
@@ -198,27 +211,31 @@ class _WeightLoading:
         if items:
             return f"{name} (of {', '.join(map(str, items[:8]))}{', …' if len(items) > 8 else ''})"
         parts = {slot.part for slot in missing}
-        for ours, theirs in self.spec.packed_modules_mapping.items():
-            if path == ours or path.endswith(f".{ours}"):
-                home = path[: len(path) - len(ours)]
-                absent = [f"{home}{n}.{leaf}" for i, n in enumerate(theirs) if i in parts]
-                return ", ".join(absent) or name
+        for model_name, checkpoint_names in self.spec.packed_modules_mapping.items():
+            if path == model_name or path.endswith(f".{model_name}"):
+                prefix = path[: len(path) - len(model_name)]
+                names = [
+                    f"{prefix}{n}.{leaf}" for i, n in enumerate(checkpoint_names) if i in parts
+                ]
+                return ", ".join(names) or name
         return name
 
-    def mismatch(self, name: str, tensor: Tensor, own: str, error: WeightMismatchError) -> str:
-        parameter = self.parameters[own]
-        alone = (
+    def mismatch(
+        self, name: str, tensor: Tensor, parameter_name: str, error: WeightMismatchError
+    ) -> str:
+        parameter = self.parameters[parameter_name]
+        rank_text = (
             ""
             if self.tp_group.world_size == 1
             else f" on rank {self.tp_group.rank} of {self.tp_group.world_size}"
         )
         return (
-            f"{name} in {self.where(name)} is {_described(tensor)}, which does not fit {own} "
-            f"{_described(parameter)}{alone}: {error}; check that config.json belongs to these "
+            f"{name} in {self.file_of(name)} is {_describe(tensor)}, which does not fit {parameter_name} "
+            f"{_describe(parameter)}{rank_text}: {error}; check that config.json belongs to these "
             "weights"
         )
 
-    def where(self, name: str) -> str:
+    def file_of(self, name: str) -> str:
         return (
             self.loader.file_of(name)
             if isinstance(self.loader, SupportsTensorFiles)
@@ -226,39 +243,39 @@ class _WeightLoading:
         )
 
 
-def to_model_name(name: str, renamed: Mapping[str, str]) -> str:
+def to_model_name(name: str, prefix_map: Mapping[str, str]) -> str:
     """Return the model's name of a checkpoint tensor, by ``ModelSpec.weight_prefix_map``."""
-    for theirs, ours in renamed.items():
-        if theirs.startswith("."):
-            name = name.replace(theirs, ours)
-    for theirs, ours in renamed.items():
-        if name.startswith(theirs):
-            return ours + name[len(theirs) :]
+    for checkpoint_prefix, model_prefix in prefix_map.items():
+        if checkpoint_prefix.startswith("."):
+            name = name.replace(checkpoint_prefix, model_prefix)
+    for checkpoint_prefix, model_prefix in prefix_map.items():
+        if name.startswith(checkpoint_prefix):
+            return model_prefix + name[len(checkpoint_prefix) :]
     return name
 
 
-def to_checkpoint_name(name: str, renamed: Mapping[str, str]) -> str:
+def to_checkpoint_name(name: str, prefix_map: Mapping[str, str]) -> str:
     """Return the checkpoint's name of the model's ``name``: the inverse of ``to_model_name``."""
-    for theirs, ours in renamed.items():
-        if not theirs.startswith(".") and name.startswith(ours):
-            name = theirs + name[len(ours) :]
+    for checkpoint_prefix, model_prefix in prefix_map.items():
+        if not checkpoint_prefix.startswith(".") and name.startswith(model_prefix):
+            name = checkpoint_prefix + name[len(model_prefix) :]
             break
-    for theirs, ours in renamed.items():
-        if theirs.startswith("."):
-            name = name.replace(ours, theirs)
+    for checkpoint_prefix, model_prefix in prefix_map.items():
+        if checkpoint_prefix.startswith("."):
+            name = name.replace(model_prefix, checkpoint_prefix)
     return name
 
 
-def _within(slot: WeightTarget, filled: WeightTarget) -> bool:
-    return (filled.part is None or slot.part == filled.part) and (
-        filled.item is None or slot.item == filled.item
+def _within(slot: WeightTarget, target: WeightTarget) -> bool:
+    return (target.part is None or slot.part == target.part) and (
+        target.item is None or slot.item == target.item
     )
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(sorted(names)[:8])
-    return shown + (", …" if len(names) > 8 else "")
+def _abbreviate(names: Sequence[str]) -> str:
+    text = ", ".join(sorted(names)[:8])
+    return text + (", …" if len(names) > 8 else "")

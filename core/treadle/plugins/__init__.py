@@ -4,7 +4,7 @@ from treadle.api.plugin_kind import PluginKind
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.manager import PluginManager
-from treadle.plugins.selection import PluginSelection
+from treadle.plugins.registry import PluginSelection
 
 __all__ = (
     "Entry",

@@ -9,8 +9,6 @@ from time import perf_counter
 from typing import Any
 
 from treadle.api.plugin_kind import PluginKind
-from treadle.errors import ConfigError
-from treadle.plugins.kinds import installed_kinds
 
 __all__ = ("CallCounter", "PluginCallStats")
 
@@ -22,16 +20,14 @@ SECONDS_BETWEEN_WARNINGS = 60.0
 class CallCounter:
     """Calls of one hook or method of one plugin. Safe in threads."""
 
-    __slots__ = ("_lock", "_warn_at", "budget", "error", "hook", "ok", "plugin", "seconds", "slow")
-
     def __init__(self, plugin: str, hook: str, budget: float) -> None:
         self.plugin, self.hook, self.budget = plugin, hook, budget
         self.ok = self.slow = self.error = 0
         self.seconds = 0.0
-        self._warn_at = 0.0
+        self._next_warning_time = 0.0
         self._lock = threading.Lock()
 
-    def done(self, seconds: float) -> None:
+    def record_success(self, seconds: float) -> None:
         """Count a call that returned after ``seconds``; log one that exceeded the budget."""
         with self._lock:
             self.seconds += seconds
@@ -40,9 +36,9 @@ class CallCounter:
                 return
             self.slow += 1
             now = perf_counter()
-            if now < self._warn_at:
+            if now < self._next_warning_time:
                 return
-            self._warn_at = now + SECONDS_BETWEEN_WARNINGS
+            self._next_warning_time = now + SECONDS_BETWEEN_WARNINGS
         log.warning(
             "%s is slow: %s took %.3g s, its budget is %g s (--plugin-time-budget)",
             self.plugin,
@@ -51,7 +47,7 @@ class CallCounter:
             self.budget,
         )
 
-    def failed(self, seconds: float = 0.0) -> None:
+    def record_failure(self, seconds: float = 0.0) -> None:
         """Count a call that raised, or that timed out."""
         with self._lock:
             self.seconds += seconds
@@ -63,35 +59,23 @@ class PluginCallStats:
 
     A call that exceeds the time budget of its kind is ``slow``, one that raises is ``error``, every
     other is ``ok``. ``budgets`` replaces the budgets of some kinds, in seconds. Counts only grow.
-    Safe in threads. Raises ``ConfigError`` for the budget of an unknown kind.
+    Safe in threads.
     """
 
-    def __init__(
-        self,
-        budgets: Mapping[str, float] | None = None,
-        kinds: Mapping[str, PluginKind[Any]] | None = None,
-    ) -> None:
-        self._kinds = installed_kinds() if kinds is None else kinds
+    def __init__(self, budgets: Mapping[str, float] | None = None) -> None:
         self._budgets = budgets or {}
-        for kind in self._budgets:
-            if kind not in self._kinds:
-                raise ConfigError(
-                    f"plugin_time_budget names {kind!r}, which is no kind of plugin; known: "
-                    f"{', '.join(self._kinds)}"
-                )
         self._counters: dict[tuple[str, str], CallCounter] = {}
         self._lock = threading.Lock()
 
-    def budget(self, plugin: str, hook: str) -> float:
+    def budget(self, kind: PluginKind[Any], hook: str) -> float:
         """Return the time budget of a hook or method, in seconds."""
-        kind = plugin.partition(":")[0]
-        return self._kinds[kind].budget_of(hook, self._budgets.get(kind))
+        return kind.budget_of(hook, self._budgets.get(kind.name))
 
-    def counter(self, plugin: str, hook: str) -> CallCounter:
+    def counter(self, kind: PluginKind[Any], plugin: str, hook: str) -> CallCounter:
         """Return the counter of a hook or method."""
         with self._lock:
             if (counter := self._counters.get((plugin, hook))) is None:
-                counter = CallCounter(plugin, hook, self.budget(plugin, hook))
+                counter = CallCounter(plugin, hook, self.budget(kind, hook))
                 self._counters[plugin, hook] = counter
             return counter
 

@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from treadle.api.plugin_kind import PluginKind
-from treadle.plugins.kinds import FALLBACK, OVERRIDES, parse_group
+from treadle.api.plugin_kind import FALLBACK, OVERRIDES, PluginKind, parse_group
 
 __all__ = ("Entry", "State", "check_kind", "normal", "scan")
 
@@ -25,7 +24,7 @@ State = Literal["ready", "loaded", "disabled", "incompatible", "broken"]
 class Entry:
     """One declared key. The plugin manager that made it owns it and moves its ``state``.
 
-    ``why`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
+    ``reason`` explains every state but ``ready`` and ``loaded``; ``error`` is what a broken plugin
     raised. ``file`` is the path of a local file, whose ``version`` is a hash of its content.
     ``generation`` is that of its entry-point group, ``None`` if it was not declared by one.
     """
@@ -39,7 +38,7 @@ class Entry:
     file: str | None = None
     generation: int | None = None
     state: State = "ready"
-    why: str = ""
+    reason: str = ""
     error: BaseException | None = field(default=None, repr=False)
 
     @property
@@ -77,8 +76,8 @@ class Entry:
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             path, module = Path(frame.f_code.co_filename), frame.f_globals.get("__name__", "")
             if module.partition(".")[0] == top or str(path) == self.file:
-                inside = module.count(".") + 1 + (path.stem == "__init__")
-                return f"{text} ({'/'.join(path.parts[-inside:])}, line {line})"
+                depth = module.count(".") + 1 + (path.stem == "__init__")
+                return f"{text} ({'/'.join(path.parts[-depth:])}, line {line})"
         return text
 
     def unloaded(self, key: str | None = None) -> Entry:
@@ -86,10 +85,10 @@ class Entry:
         key = key or self.key
         return Entry(self.kind, key, self.target, self.dist, self.version, file=self.file)
 
-    def close(self, state: State, why: str) -> None:
+    def close(self, state: State, reason: str) -> None:
         """Take the entry out of use, unless it is already, and say why."""
         if self.usable:
-            self.state, self.why = state, why
+            self.state, self.reason = state, reason
 
 
 def scan() -> Iterator[Entry]:
@@ -115,10 +114,10 @@ def check_kind(entry: Entry, kinds: Mapping[str, PluginKind[object]]) -> None:
     """Close an entry whose kind or generation this treadle does not know."""
     kind = kinds.get(entry.kind)
     if kind is None or not entry.key:
-        known = ", ".join(kinds)
+        kind_names = ", ".join(kinds)
         entry.close(
             "incompatible",
-            f"unknown kind {entry.kind!r} (known: {known}); a newer treadle, or the distribution "
+            f"unknown kind {entry.kind!r} (known: {kind_names}); a newer treadle, or the distribution "
             "that declares it, may know it",
         )
     elif entry.generation not in (None, kind.generation):

@@ -58,7 +58,7 @@ class PluginGuard:
 
     def counter(self, method: str) -> CallCounter:
         """Return the counter of a hook or method."""
-        return self._stats.counter(self.entry.id, method)
+        return self._stats.counter(self.kind, self.entry.id, method)
 
     def fail(
         self,
@@ -66,7 +66,7 @@ class PluginGuard:
         error: BaseException,
         *,
         in_step: bool = True,
-        began: float | None = None,
+        start_time: float | None = None,
         error_class: type[TreadleError] | None = None,
     ) -> NoReturn:
         """Count and raise what ``method`` raised as an error that names plugin, method and cause.
@@ -77,16 +77,18 @@ class PluginGuard:
         """
         if isinstance(error, PluginError):
             raise error
-        self.counter(method).failed(0.0 if began is None else perf_counter() - began)
+        self.counter(method).record_failure(
+            0.0 if start_time is None else perf_counter() - start_time
+        )
         if isinstance(error, TreadleError) and not in_step:
             raise error
         text = self.entry.failure(method, error)
         if self._is_fatal and error_class is None:
             raise strict_error(text) from error
-        named = (error_class or self.kind.error)(text)
-        if isinstance(named, PluginError):
-            named.plugin = self.entry.id
-        raise named from error
+        plugin_error = (error_class or self.kind.error)(text)
+        if isinstance(plugin_error, PluginError):
+            plugin_error.plugin = self.entry.id
+        raise plugin_error from error
 
     def handle(
         self,
@@ -94,23 +96,27 @@ class PluginGuard:
         rules: MethodRules,
         error: BaseException,
         arguments: tuple[Any, ...],
-        began: float | None = None,
+        start_time: float | None = None,
     ) -> Any:
         """Raise the error of a failed call, or return what kind and ``rules`` give instead."""
         if self.kind.failure == "itself":
-            return self.strike(method, error, began)
+            return self.strike(method, error, start_time)
         try:
-            self.fail(method, error, in_step=rules.in_step, began=began, error_class=rules.error)
-        except TreadleError as named:
+            self.fail(
+                method, error, in_step=rules.in_step, start_time=start_time, error_class=rules.error
+            )
+        except TreadleError as plugin_error:
             if rules.fallback is None or self._is_fatal:
                 raise
-            log.warning("%s; a replacement is used", named)
-            return rules.fallback(named, *arguments)
+            log.warning("%s; a replacement is used", plugin_error)
+            return rules.fallback(plugin_error, *arguments)
 
-    def strike(self, method: str, error: BaseException, began: float | None = None) -> None:
+    def strike(self, method: str, error: BaseException, start_time: float | None = None) -> None:
         """Record a failure that costs only the plugin; in strict mode raise ``EngineError``."""
         entry = self.entry
-        self.counter(method).failed(0.0 if began is None else perf_counter() - began)
+        self.counter(method).record_failure(
+            0.0 if start_time is None else perf_counter() - start_time
+        )
         text = entry.failure(method, error)
         if self.is_strict:
             raise strict_error(text) from error
@@ -119,5 +125,5 @@ class PluginGuard:
         if self.strikes >= MAX_CONSECUTIVE_FAILURES:
             self.is_open = True
             entry.state, entry.error = "broken", error
-            entry.why = f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}"
+            entry.reason = f"failed {MAX_CONSECUTIVE_FAILURES} times in a row: {error}"
             log.error("%s is not called any more", entry.id)

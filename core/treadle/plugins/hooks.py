@@ -33,7 +33,7 @@ class PluginHooks:
     ) -> None:
         self._pm, self._guard = loader.pm, guard
         self._plugin = loader.load(guard.entry)
-        self._extensions = {id(loader.load(each.entry)): each for each in extensions}
+        self._extensions = {id(loader.load(extension.entry)): extension for extension in extensions}
         self._extensions.pop(id(self._plugin), None)
 
     def __getattr__(self, hook: str) -> Callable[..., Any]:
@@ -41,24 +41,28 @@ class PluginHooks:
 
     def call(self, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call ``hook``; what it raises, other than ``TreadleError``, is a ``PluginLoadError``."""
-        others = [plugin for plugin in self._pm.get_plugins() if plugin is not self._plugin]
-        call: Callable[[], Any] = partial(self._pm.subset_hook_caller(hook, others), **arguments)
+        other_plugins = [plugin for plugin in self._pm.get_plugins() if plugin is not self._plugin]
+        call: Callable[[], Any] = partial(
+            self._pm.subset_hook_caller(hook, other_plugins), **arguments
+        )
         caller: pluggy.HookCaller = getattr(self._pm.hook, hook)
-        for found in caller.get_hookimpls():  # the outermost is the last
-            extension = self._extensions.get(id(found.plugin)) if found.wrapper else None
+        for impl in caller.get_hookimpls():  # the outermost is the last
+            extension = self._extensions.get(id(impl.plugin)) if impl.wrapper else None
             if extension is not None and not extension.is_open:
-                given = [arguments[name] for name in found.argnames]
+                impl_arguments = [arguments[name] for name in impl.argnames]
                 call = partial(
-                    self._wrapped, hook, extension, partial(found.function, *given), call
+                    self._wrapped, hook, extension, partial(impl.function, *impl_arguments), call
                 )
-        began = perf_counter()
+        start_time = perf_counter()
         try:
             result = call()
         except NOT_CAUGHT:
             raise
         except BaseException as error:
-            self._guard.fail(hook, error, in_step=False, began=began, error_class=PluginLoadError)
-        self._guard.counter(hook).done(perf_counter() - began)
+            self._guard.fail(
+                hook, error, in_step=False, start_time=start_time, error_class=PluginLoadError
+            )
+        self._guard.counter(hook).record_success(perf_counter() - start_time)
         return result
 
     def _wrapped(
@@ -85,8 +89,8 @@ class PluginHooks:
             if end.value is not None or (result is None and failure is None):
                 return end.value
             if failure is None:
-                lost = TypeError("a wrapper returned None and not the answer of the hook")
-                self._blame(hook, extension, lost)
+                return_error = TypeError("a wrapper returned None and not the answer of the hook")
+                self._blame(hook, extension, return_error)
         except (TreadleError, *NOT_CAUGHT):
             raise  # raised deliberately, in words for the user
         except BaseException as error:

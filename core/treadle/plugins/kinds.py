@@ -1,31 +1,21 @@
-"""Which kinds of plugins are installed, and the names of their entry-point groups."""
+"""Which kinds of plugins are installed: the core's, and those that other distributions declare."""
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
-from treadle.api.hookspecs import PROJECT
 from treadle.api.kinds import CORE_KINDS
-from treadle.api.plugin_kind import PluginKind
+from treadle.api.plugin_kind import DECLARATIONS, PluginKind
+from treadle.errors import ConfigError
 
-__all__ = ("FALLBACK", "OVERRIDES", "installed_kinds", "parse_group")
+__all__ = ("check_known", "installed_kinds")
 
 log = logging.getLogger("treadle.plugins")
-
-FALLBACK = "*"
-"""The key that serves every key of its kind that no other plugin declares."""
-
-OVERRIDES = "overrides"
-"""The group whose entries are named ``kind.key`` and replace the plain owner of that key."""
-
-DECLARATIONS = f"{PROJECT}.kinds"
-_GROUP = re.compile(rf"{PROJECT}\.([a-z_]+)(?:\.v([1-9][0-9]*))?")
 
 
 @cache
@@ -45,10 +35,7 @@ def installed_kinds() -> Mapping[str, PluginKind[Any]]:
     return MappingProxyType(kinds)
 
 
-def parse_group(group: str) -> tuple[str, int] | None:
-    """Return ``("models", 2)`` for ``treadle.models.v2``, ``None`` for a group without plugins."""
-    if group == DECLARATIONS or not group.startswith(f"{PROJECT}."):
-        return None
-    if match := _GROUP.fullmatch(group):
-        return match[1], int(match[2] or 1)
-    return group.removeprefix(f"{PROJECT}."), 0
+def check_known(kind: str, kinds: Mapping[str, PluginKind[Any]], where: str) -> None:
+    """Raise ``ConfigError`` for a name that is no kind; ``where`` is what the user wrote."""
+    if kind not in kinds:
+        raise ConfigError(f"{where}: there is no kind {kind!r}; known kinds: {', '.join(kinds)}")

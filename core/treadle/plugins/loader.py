@@ -11,10 +11,10 @@ import pluggy
 
 from treadle.api.hookspecs import PROJECT
 from treadle.api.plugin_kind import PluginKind
+from treadle.api.plugin_options import declared_options
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
 from treadle.plugins.local import import_file, module_name
-from treadle.plugins.options import declared_options
 
 __all__ = ("PluginLoader",)
 
@@ -22,16 +22,18 @@ __all__ = ("PluginLoader",)
 class PluginLoader:
     """Owns one pluggy manager, ``pm``. Loading is safe in threads.
 
-    ``foreign`` names plugins that also declare keys of kinds which are unknown here: they may
+    ``foreign_plugins`` names plugins that also declare keys of kinds which are unknown here: they may
     implement hooks of the distribution that declares such a kind. ``plugins`` are the loaded ones
     by name: one object serves many entries.
     """
 
-    def __init__(self, kinds: Iterable[PluginKind[Any]], foreign: Collection[str] = ()) -> None:
+    def __init__(
+        self, kinds: Iterable[PluginKind[Any]], foreign_plugins: Collection[str] = ()
+    ) -> None:
         self.pm = pluggy.PluginManager(PROJECT)
         for specs in dict.fromkeys(kind.specs for kind in kinds):
             self.pm.add_hookspecs(specs)
-        self.foreign = foreign
+        self.foreign_plugins = foreign_plugins
         self.plugins: dict[str, object] = {}
         self._lock = threading.RLock()
 
@@ -41,15 +43,15 @@ class PluginLoader:
             if entry.state == "ready":
                 try:
                     if entry.plugin not in self.plugins:
-                        self.add(entry.plugin, _imported(entry))
+                        self.add(entry.plugin, _import(entry))
                     entry.state = "loaded"
                 except (Exception, SystemExit) as error:  # an import may do anything
-                    ours = isinstance(error, PluginLoadError)
-                    entry.close("broken", str(error) if ours else entry.error_text(error))
+                    is_load_error = isinstance(error, PluginLoadError)
+                    entry.close("broken", str(error) if is_load_error else entry.error_text(error))
                     entry.error = error
             if entry.state != "loaded":
                 raise PluginLoadError(
-                    f"{entry.id} from {entry.owner} failed to load: {entry.why}"
+                    f"{entry.id} from {entry.owner} failed to load: {entry.reason}"
                 ) from entry.error
             return self.plugins[entry.plugin]
 
@@ -63,7 +65,7 @@ class PluginLoader:
         if not self.pm.is_registered(plugin):  # two distributions may name one object
             try:
                 self.pm.register(plugin, name=name)
-                self._check_hooks(plugin, name in self.foreign)
+                self._check_hooks(plugin, name in self.foreign_plugins)
             except BaseException:
                 # Left registered, the failed plugin would be blamed on whoever is registered next.
                 if self.pm.is_registered(plugin):
@@ -76,15 +78,17 @@ class PluginLoader:
         callers = self.pm.get_hookcallers(plugin) or []
         for caller in callers:
             if not caller.has_spec() and not may_be_foreign:
-                known = ", ".join(sorted(n for n in dir(self.pm.hook) if n.startswith("treadle_")))
+                hook_names = ", ".join(
+                    sorted(n for n in dir(self.pm.hook) if n.startswith("treadle_"))
+                )
                 raise PluginLoadError(
-                    f"it implements the unknown hook {caller.name!r} (known: {known})"
+                    f"it implements the unknown hook {caller.name!r} (known: {hook_names})"
                 )
             if not hasattr(plugin, caller.name):
                 raise PluginLoadError(
                     f"it implements {caller.name!r} under another name; give the function that name"
                 )
-            if any(found.hookwrapper for found in caller.get_hookimpls()):
+            if any(impl.hookwrapper for impl in caller.get_hookimpls()):
                 raise PluginLoadError(
                     f"it wraps {caller.name!r} with hookwrapper=True; write wrapper=True"
                 )
@@ -95,8 +99,8 @@ class PluginLoader:
         declared_options(plugin)
 
 
-def _imported(entry: Entry) -> object:
+def _import(entry: Entry) -> object:
     if entry.file is not None:
         return import_file(module_name(entry), entry.file)
-    loaded = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()
-    return loaded() if isinstance(loaded, type) else loaded
+    plugin = metadata.EntryPoint(entry.key, entry.target, entry.kind).load()
+    return plugin() if isinstance(plugin, type) else plugin

@@ -23,7 +23,7 @@ import msgspec
 
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
-from treadle.plugins.kinds import installed_kinds
+from treadle.plugins.kinds import check_known, installed_kinds
 
 __all__ = ("import_file", "local_entries", "module_name")
 
@@ -57,25 +57,21 @@ def _declaration(name: str, source: bytes) -> dict[str, list[str]]:
         if isinstance(statement, ast.AnnAssign):
             target = statement.target
         if isinstance(target, ast.Name) and target.id == "TREADLE":
-            return _checked(name, statement.value)  # type: ignore[attr-defined]
+            return _check_declaration(name, statement.value)  # type: ignore[attr-defined]
     return {"extensions": [Path(name).stem]}
 
 
-def _checked(name: str, value: ast.expr | None) -> dict[str, list[str]]:
+def _check_declaration(name: str, value: ast.expr | None) -> dict[str, list[str]]:
     shape = 'TREADLE must be a literal like {"tool_parsers": ["mine"]}'
     try:
-        declared = msgspec.convert(ast.literal_eval(value or ast.Constant(None)), Declaration)
+        declaration = msgspec.convert(ast.literal_eval(value or ast.Constant(None)), Declaration)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--plugin-file {name}: {shape}; {error}") from error
     except ValueError as error:
         raise ConfigError(f"--plugin-file {name}: {shape}, not computed") from error
-    known = installed_kinds()
-    for kind in declared:
-        if kind not in known:
-            raise ConfigError(
-                f"--plugin-file {name} declares the kind {kind!r}; known: {', '.join(known)}"
-            )
-    return declared
+    for kind in declaration:
+        check_known(kind, installed_kinds(), f"--plugin-file {name}")
+    return declaration
 
 
 def module_name(entry: Entry) -> str:

@@ -16,26 +16,24 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from treadle.api.hookspecs import Options
-from treadle.api.kinds import COMMUNICATORS, KERNEL_OPS
-from treadle.api.plugin_kind import PluginKind
+from treadle.api.kinds import EXTENSIONS, KERNEL_OPS
+from treadle.api.plugin_kind import FALLBACK, PluginKind
+from treadle.api.plugin_options import check_options
+from treadle.api.result_checks import is_offer
+from treadle.api.types import Refusal
 from treadle.config import PluginConfig
-from treadle.errors import PluginLoadError, PluginNotFoundError
+from treadle.errors import PluginConflictError, PluginLoadError, PluginNotFoundError
 from treadle.plugins.boundary import wrap
 from treadle.plugins.call_stats import PluginCallStats
 from treadle.plugins.entries import Entry, scan
 from treadle.plugins.guard import PluginGuard
 from treadle.plugins.hooks import PluginHooks
-from treadle.plugins.kinds import FALLBACK
 from treadle.plugins.loader import PluginLoader
-from treadle.plugins.offers import ranked
-from treadle.plugins.options import checked
-from treadle.plugins.registry import PluginRegistry
-from treadle.plugins.selection import PluginSelection
+from treadle.plugins.registry import PluginRegistry, PluginSelection
 from treadle.plugins.switches import Switches
 
 if TYPE_CHECKING:
     from treadle.api import types as t
-    from treadle.config import EngineConfig
 
 __all__ = ("PluginManager",)
 
@@ -49,12 +47,11 @@ class PluginManager(PluginRegistry):
     def __init__(self, config: PluginConfig | None = None, **parts: Any) -> None:
         """``parts`` are those of ``PluginRegistry``."""
         super().__init__(config, **parts)
-        foreign = {e.plugin for e in self.entries if e.kind not in self.kinds}
-        self.loader = PluginLoader(self.kinds.values(), foreign)
-        self.call_stats = PluginCallStats(self.config.plugin_time_budget, self.kinds)
+        foreign_plugins = {e.plugin for e in self.entries if e.kind not in self.kinds}
+        self.loader = PluginLoader(self.kinds.values(), foreign_plugins)
+        self.call_stats = PluginCallStats(self.config.plugin_time_budget)
         self._guards: dict[int, PluginGuard] = {}
         self._extensions: list[Entry] | None = None
-        self._configured: list[Entry] = []
 
     @classmethod
     def from_selection(
@@ -84,7 +81,13 @@ class PluginManager(PluginRegistry):
 
     def options(self, kind: str, key: str) -> Options:
         """Return the checked options of the plugin that serves ``kind:key``."""
-        return self._options(self.choose(kind, key), key)
+        return self.options_of(self.choose(kind, key), key)
+
+    def options_of(self, entry: Entry, key: str) -> Options:
+        """Return the checked options of one plugin, as the server of ``key``."""
+        table = self.config.plugin_options
+        given = table.get(f"{entry.kind}:{key}", table.get(entry.id, {}))
+        return check_options(self.loader.load(entry), entry.kind, key, given)
 
     def states(self) -> dict[str, str]:
         """Return the state of every plugin that was imported, by ``kind:key``."""
@@ -98,16 +101,16 @@ class PluginManager(PluginRegistry):
         ``arguments`` are those of the hook, without the key and ``options``.
         """
         arguments |= {kind.key_argument: key, "options": self.options(kind.name, key)}
-        built: T | None = self.hooks_for(kind.name, key).call(kind.hook, arguments)
-        if built is not None:
-            return built
+        instance: T | None = self.hooks_for(kind.name, key).call(kind.hook, arguments)
+        if instance is not None:
+            return instance
         entry = self.choose(kind.name, key)
         if entry.key == FALLBACK and key != FALLBACK:
             reason = self.missing(kind.name, key)
             raise PluginNotFoundError(
                 f"{reason}; the fallback of {entry.owner} cannot serve it either"
             )
-        self.guard(kind, key).counter(kind.hook).failed()
+        self.guard(kind, key).counter(kind.hook).record_failure()
         raise PluginLoadError(
             f"{kind.name}:{key} is declared by {entry.owner}, but its {kind.hook} returned None; "
             "report this to its authors"
@@ -115,15 +118,15 @@ class PluginManager(PluginRegistry):
 
     def create_guarded(self, kind: PluginKind[T], key: str, **arguments: Any) -> T:
         """Return what ``create`` returns, behind the boundary that the kind declares."""
-        built: T = self.guarded(kind, key, self.create(kind, key, **arguments))
-        return built
+        instance: T = self.guarded(kind, key, self.create(kind, key, **arguments))
+        return instance
 
-    def guarded(self, kind: PluginKind[Any], key: str, built: Any, contract: str = "") -> Any:
-        """Return ``built``, which the plugin of ``key`` has built, behind the boundary.
+    def guarded(self, kind: PluginKind[Any], key: str, instance: Any, contract: str = "") -> Any:
+        """Return ``instance``, which the plugin of ``key`` has built, behind the boundary.
 
         ``contract`` names its protocol, if it is not what the hook builds.
         """
-        return wrap(built, self.guard(kind, key), contract=contract)
+        return wrap(instance, self.guard(kind, key), contract=contract)
 
     def guard(self, kind: PluginKind[Any], key: str) -> PluginGuard:
         """Return what attributes failures to the plugin that serves ``key``."""
@@ -138,34 +141,22 @@ class PluginManager(PluginRegistry):
         extensions = [e for e in self.extensions() if e is not entry] if wrapped else []
         return PluginHooks(self.loader, self._guard(entry), map(self._guard, extensions))
 
-    def call_all(self, kind: PluginKind[Any], **arguments: Any) -> list[Any]:
-        """Call all plugins of an ``always`` kind in name order; return the answers.
-
-        ``options`` are added for each of them. Broken plugins are left out.
-        """
-        answers: list[Any] = []
-        for entry in self._loaded(self._usable(kind.name)):
-            arguments["options"] = self._options(entry, entry.key)
-            answer = self.hooks(entry).call(kind.hook, arguments)
-            answers += answer if isinstance(answer, list) else [answer]
-        return [answer for answer in answers if answer is not None]
-
     # ---------------------------------------------------------------------------- offers
 
     def offers(
         self, kind: PluginKind[T], pin: str | None = None, **arguments: Any
-    ) -> tuple[list[T], list[t.Refusal]]:
+    ) -> tuple[list[T], list[Refusal]]:
         """Return the offers of all backends, or of the backend ``pin``, and their refusals.
 
-        The best offer is the first. An error of the pinned backend is raised, one of others is a
-        refusal.
+        The highest score is the first, equal ones are in the order of their names. An error of the
+        pinned backend is raised, one of others is a refusal.
         """
-        offers, refusals = ranked(self, kind, arguments, pin)
+        offers, refusals = self._ranked_offers(kind, arguments, pin)
         return [offer for offer, _ in offers], refusals
 
     def best_offer(self, kind: PluginKind[T], pin: str | None = None, **arguments: Any) -> T | None:
         """Return the best of ``offers`` behind the boundary; ``None`` if every backend refuses."""
-        offers, _ = ranked(self, kind, arguments, pin)
+        offers, _ = self._ranked_offers(kind, arguments, pin)
         label = arguments.get("op", "")
         return wrap(offers[0][0], self._guard(offers[0][1]), label=label) if offers else None
 
@@ -173,41 +164,63 @@ class PluginManager(PluginRegistry):
         """Return the best offer for one operation behind the boundary; ``None`` if there is none."""
         return self.best_offer(KERNEL_OPS, op=op, request=request)
 
-    def communicator(self, request: t.CommunicatorRequest) -> t.CommunicatorOffer | None:
-        """Return the best offer behind the boundary; ``None`` if there is none."""
-        return self.best_offer(COMMUNICATORS, request=request)
+    def _ranked_offers(
+        self, kind: PluginKind[Any], arguments: dict[str, Any], pin: str | None
+    ) -> tuple[list[tuple[Any, Entry]], list[Refusal]]:
+        """Return the offers with their plugins, the best first, and all refusals.
+
+        Of several backends, one that is broken or contested refuses with the reason; strict mode
+        raises its error.
+        """
+        # A module behind two keys is asked twice and answers the same.
+        offers: dict[tuple[str, str, str], tuple[Any, Entry]] = {}
+        refusals: dict[str, Refusal] = {}
+        for key in self.keys(kind.name) if pin is None else [pin]:
+            try:
+                entry = self.choose(kind.name, key)
+                answers = self._request_offers(kind, entry, key, arguments)
+            except (PluginLoadError, PluginConflictError) as error:
+                if self.switches.strict or pin is not None:
+                    raise
+                answers = [Refusal(key, (str(error),))]
+            if pin is not None:
+                answers = [answer for answer in answers if answer.name == pin] or answers
+            for answer in answers:
+                if isinstance(answer, Refusal):
+                    refusals[answer.name] = answer
+                else:
+                    offers.setdefault((entry.dist, entry.target, answer.name), (answer, entry))
+        best = sorted(offers.values(), key=lambda offer: (-offer[0].score, offer[0].name))
+        return best, [refusals[name] for name in sorted(refusals)]
+
+    def _request_offers(
+        self, kind: PluginKind[Any], entry: Entry, key: str, arguments: dict[str, Any]
+    ) -> list[Any]:
+        """Return the offers and refusals of one backend. Raises ``PluginLoadError`` for others."""
+        options = self.options_of(entry, key)
+        answers: list[Any] = self.hooks(entry).call(kind.hook, {**arguments, "options": options})
+        for answer in answers:
+            if not is_offer(answer):
+                raise PluginLoadError(
+                    f"{entry.id} answered {kind.hook} with {answer!r:.200}; an offer with a name, a "
+                    "number as score and, for attention, page sizes was expected, or a Refusal with "
+                    "reasons"
+                )
+        return answers
 
     # ------------------------------------------------------------------------ extensions
-
-    def configure(self, config: EngineConfig) -> None:
-        """Call ``treadle_configure`` of the extensions, in name order.
-
-        If one fails, those before it are unconfigured and ``PluginLoadError`` is raised.
-        """
-        for entry in self.extensions():
-            try:
-                self.hooks(entry, wrapped=False).treadle_configure(config=config)
-            except Exception:
-                self.unconfigure()
-                raise
-            self._configured.append(entry)
-
-    def unconfigure(self) -> None:
-        """Let the configured extensions release their resources. Failures are logged."""
-        while self._configured:
-            entry = self._configured.pop()
-            try:
-                self.hooks(entry, wrapped=False).treadle_unconfigure()
-            except Exception as error:  # the others must still be released
-                log.error("%s", error, exc_info=error)
 
     def extensions(self) -> list[Entry]:
         """Return the loaded extensions. The first call imports them, in strict mode everything."""
         if self._extensions is None:
             if self.switches.strict:
-                self._loaded(e for e in self.entries if e.usable)
-            self._extensions = self._loaded(self._usable("extensions"))
+                self._load_all(e for e in self.entries if e.usable)
+            self._extensions = self.loaded(EXTENSIONS)
         return [e for e in self._extensions if e.state == "loaded"]
+
+    def loaded(self, kind: PluginKind[Any]) -> list[Entry]:
+        """Load all plugins of a kind; return them in name order without broken ones."""
+        return self._load_all(self._usable(kind.name))
 
     # ------------------------------------------------------------------------- internals
 
@@ -220,14 +233,9 @@ class PluginManager(PluginRegistry):
             self._guards[id(entry)] = guard
         return guard
 
-    def _options(self, entry: Entry, key: str) -> Options:
-        table = self.config.plugin_options
-        given = table.get(f"{entry.kind}:{key}", table.get(entry.id, {}))
-        return checked(self.loader.load(entry), entry.kind, key, given)
-
-    def _loaded(self, entries: Iterable[Entry]) -> list[Entry]:
+    def _load_all(self, entries: Iterable[Entry]) -> list[Entry]:
         """Load ``entries``; return them in name order without broken ones, which strict mode refuses."""
-        loaded: list[Entry] = []
+        loaded_entries: list[Entry] = []
         problems: list[PluginLoadError] = []
         for entry in sorted(entries, key=lambda e: (e.key, e.dist)):
             try:
@@ -235,10 +243,10 @@ class PluginManager(PluginRegistry):
             except PluginLoadError as error:
                 problems.append(error)
             else:
-                loaded.append(entry)
+                loaded_entries.append(entry)
         if problems and self.switches.strict:
-            said = "\n  ".join(map(str, problems))
-            raise PluginLoadError(f"strict mode, and plugins are broken:\n  {said}")
+            text = "\n  ".join(map(str, problems))
+            raise PluginLoadError(f"strict mode, and plugins are broken:\n  {text}")
         for problem in problems:
             log.warning("%s; treadle goes on without it", problem)
-        return loaded
+        return loaded_entries

@@ -9,23 +9,51 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from treadle.api.plugin_kind import PluginKind
+import msgspec
+
+from treadle.api.plugin_kind import FALLBACK, PluginKind
 from treadle.config import PluginConfig
 from treadle.errors import ConfigError, PluginConflictError, PluginNotFoundError
-from treadle.known_plugins import KNOWN, install_hint
+from treadle.known_plugins import DISTRIBUTION_OF_KEY, install_hint
+from treadle.plugin_lock import VERSION, Lock, LockedPlugin, check_lock
 from treadle.plugins.entries import Entry, check_kind, normal, scan
-from treadle.plugins.kinds import FALLBACK, installed_kinds
+from treadle.plugins.kinds import check_known, installed_kinds
 from treadle.plugins.local import local_entries
-from treadle.plugins.selection import PluginSelection, check_lock
 from treadle.plugins.switches import Switches
 
-__all__ = ("PluginRegistry",)
+__all__ = ("PluginRegistry", "PluginSelection")
 
 log = logging.getLogger("treadle.plugins")
-MANY_KEYS = 24
+MAX_LISTED_KEYS = 24
+
+
+class PluginSelection(msgspec.Struct, frozen=True, array_like=True):
+    """Every selected plugin of one manager, not loaded yet. Travels to child processes as msgpack.
+
+    A child process does not select again: it imports the named plugins, and refuses those that
+    differ in its installation.
+    """
+
+    choices: list[Entry]
+
+    def entries(self, installed: Callable[[], Iterable[Entry]] = scan) -> Iterator[Entry]:
+        """Yield the selected entries; one whose plugin differs here is broken, with the reason."""
+        files = {e.file for e in self.choices if e.file and Path(e.file).is_file()}
+        candidates = chain(installed(), *map(local_entries, files))
+        versions = {(normal(e.dist), e.source): e.version for e in candidates}
+        for choice in self.choices:
+            entry, version = choice.unloaded(), versions.get((normal(choice.dist), choice.source))
+            if version != entry.version:
+                installed_version = version or "none"
+                entry.close(
+                    "broken", f"the parent has {entry.owner}, this worker has {installed_version}"
+                )
+            yield entry
 
 
 class PluginRegistry:
@@ -48,7 +76,7 @@ class PluginRegistry:
         self.switches = switches or Switches.read(self.config)
         self.kinds = installed_kinds() if kinds is None else kinds
         self._source = source or scan
-        self.chosen: dict[tuple[str, str], Entry] = {}
+        self.resolved_entries: dict[tuple[str, str], Entry] = {}
         """Who serves a key, as far as that was asked."""
         self.entries = self.declared()
         self._check_names()
@@ -67,7 +95,16 @@ class PluginRegistry:
     def check_lock(self) -> None:
         """Raise ``PluginConflictError`` if the entries differ from the lock file of the options."""
         if self.config.plugin_lock_file is not None:
-            check_lock(self.entries, self.config.plugin_lock_file)
+            check_lock(self.lock(), self.config.plugin_lock_file)
+
+    def lock(self) -> Lock:
+        """Return every usable entry, sorted by name so that files can be compared."""
+        plugins = {
+            LockedPlugin(e.id, normal(e.dist), e.version, self.kinds[e.kind].generation)
+            for e in self.entries
+            if e.usable
+        }
+        return Lock(VERSION, sorted(plugins))
 
     def kind(self, name: str) -> PluginKind[Any]:
         """Return a kind by name. Raises ``PluginNotFoundError`` if there is none."""
@@ -86,12 +123,12 @@ class PluginRegistry:
 
         Raises ``PluginNotFoundError`` if nobody does and ``PluginConflictError`` if several do.
         """
-        if (kind, key) not in self.chosen:
+        if (kind, key) not in self.resolved_entries:
             self.kind(kind)
             dist = self.switches.pins.get(f"{kind}:{key}")
-            entry = self._pinned(kind, key, dist) if dist else self._owner(kind, key)
-            self.chosen[kind, key] = entry
-        return self.chosen[kind, key]
+            entry = self._pinned_entry(kind, key, dist) if dist else self._owner(kind, key)
+            self.resolved_entries[kind, key] = entry
+        return self.resolved_entries[kind, key]
 
     def selection(self) -> PluginSelection:
         """Return what serves each key, for a worker process.
@@ -113,12 +150,14 @@ class PluginRegistry:
 
     def missing(self, kind: str, key: str) -> str:
         """Say why nobody serves a key, what is known instead, and what to install."""
-        closed = [e for e in self.entries if (e.kind, e.key) == (kind, key) and not e.usable]
-        if closed:
-            reasons = "; ".join(f"{e.owner} is {e.state}: {e.why}" for e in closed)
+        unusable_entries = [
+            e for e in self.entries if (e.kind, e.key) == (kind, key) and not e.usable
+        ]
+        if unusable_entries:
+            reasons = "; ".join(f"{e.owner} is {e.state}: {e.reason}" for e in unusable_entries)
             return f"no plugin provides {kind}:{key} ({reasons})"
-        message = f"no plugin provides {kind}:{key} (known: {_some(self.keys(kind), key)})"
-        dist = KNOWN.get(f"{kind}:{key}")
+        message = f"no plugin provides {kind}:{key} (known: {_abbreviate(self.keys(kind), key)})"
+        dist = DISTRIBUTION_OF_KEY.get(f"{kind}:{key}")
         if dist and normal(dist) not in {normal(e.dist) for e in self.entries}:
             return f"{message}; {install_hint(dist)}"
         return message
@@ -127,39 +166,41 @@ class PluginRegistry:
         return [e for e in self.entries if e.kind == kind and e.usable]
 
     def _owner(self, kind: str, key: str) -> Entry:
-        found = [e for e in self._usable(kind) if e.key == key]
-        found = [e for e in found if e.override] or found
-        if len(found) == 1:
-            return found[0]
-        if found:
-            who = ", ".join(sorted(e.owner for e in found))
+        entries = [e for e in self._usable(kind) if e.key == key]
+        entries = [e for e in entries if e.override] or entries
+        if len(entries) == 1:
+            return entries[0]
+        if entries:
+            owners = ", ".join(sorted(e.owner for e in entries))
             raise PluginConflictError(
-                f"{kind}:{key} is provided by {who}; choose one with --pin-plugin {kind}:{key}=DIST"
+                f"{kind}:{key} is provided by {owners}; choose one with --pin-plugin {kind}:{key}=DIST"
             )
         if key != FALLBACK and any(e.key == FALLBACK for e in self._usable(kind)):
             return self.choose(kind, FALLBACK)
         raise PluginNotFoundError(self.missing(kind, key))
 
-    def _pinned(self, kind: str, key: str, dist: str) -> Entry:
+    def _pinned_entry(self, kind: str, key: str, dist: str) -> Entry:
         """A pin may also name the owner of the fallback, which then serves this key."""
-        able = [e for e in self.entries if e.kind == kind and e.key in (key, FALLBACK)]
-        mine = [e for e in able if normal(e.dist) == normal(dist)]
-        for entry in sorted(mine, key=lambda e: (e.key == FALLBACK, not e.override)):
+        candidates = [e for e in self.entries if e.kind == kind and e.key in (key, FALLBACK)]
+        entries = [e for e in candidates if normal(e.dist) == normal(dist)]
+        for entry in sorted(entries, key=lambda e: (e.key == FALLBACK, not e.override)):
             if entry.usable:
                 return entry
-        if mine:
+        if entries:
             raise PluginNotFoundError(
-                f"{kind}:{key} is pinned to {dist}, which is {mine[0].state}: {mine[0].why}"
+                f"{kind}:{key} is pinned to {dist}, which is {entries[0].state}: {entries[0].reason}"
             )
-        others = ", ".join(sorted({e.dist for e in able if e.usable})) or "nobody"
+        distributions = ", ".join(sorted({e.dist for e in candidates if e.usable})) or "nobody"
         raise PluginNotFoundError(
-            f"{kind}:{key} is pinned to {dist}, which does not provide it (provided by: {others}); "
+            f"{kind}:{key} is pinned to {dist}, which does not provide it (provided by: {distributions}); "
             f"{install_hint(dist)}; or change --pin-plugin {kind}:{key}=DIST"
         )
 
     def _check_names(self) -> None:
         """Refuse options for plugins that are not there: a spelling mistake would be ignored."""
-        declared = {e.id for e in self.entries}
+        for kind in self.config.plugin_time_budget:
+            check_known(kind, self.kinds, "plugin_time_budget")
+        entry_ids = {e.id for e in self.entries}
         for name in self.config.plugin_options:
             kind, _, key = name.partition(":")
             if kind not in self.kinds or not key:
@@ -167,16 +208,16 @@ class PluginRegistry:
                     f"plugin_options names {name!r}; write kind:key with a kind of: "
                     f"{', '.join(self.kinds)}"
                 )
-            if name not in declared and f"{kind}:{FALLBACK}" not in declared:
+            if name not in entry_ids and f"{kind}:{FALLBACK}" not in entry_ids:
                 raise ConfigError(f"plugin_options: {self.missing(kind, key)}")
-        present = declared | {normal(e.dist) for e in self.entries}
+        known_names = entry_ids | {normal(e.dist) for e in self.entries}
         for name in self.config.disable_plugin:
-            if (name if ":" in name else normal(name)) not in present:
+            if (name if ":" in name else normal(name)) not in known_names:
                 log.warning("--disable-plugin %s: nothing of that name is installed", name)
 
 
-def _some(known: Sequence[str], key: str) -> str:
-    if len(known) <= MANY_KEYS:
-        return ", ".join(known) or "none"
-    near = difflib.get_close_matches(key, known, n=5, cutoff=0.4) or list(known[:5])
-    return f"{', '.join(near)} and {len(known) - len(near)} more"
+def _abbreviate(keys: Sequence[str], key: str) -> str:
+    if len(keys) <= MAX_LISTED_KEYS:
+        return ", ".join(keys) or "none"
+    matches = difflib.get_close_matches(key, keys, n=5, cutoff=0.4) or list(keys[:5])
+    return f"{', '.join(matches)} and {len(keys) - len(matches)} more"

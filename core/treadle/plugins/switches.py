@@ -14,7 +14,7 @@ from treadle.config import PluginConfig, environment
 from treadle.errors import ConfigError
 from treadle.known_plugins import ALWAYS_ALLOWED, DISTRIBUTIONS
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import installed_kinds
+from treadle.plugins.kinds import check_known, installed_kinds
 
 __all__ = ("Switches",)
 
@@ -35,8 +35,8 @@ class Switches:
         variables: dict[str, Any] = environment()
         return cls(
             pins=dict(_pin(text) for text in config.pin_plugin),
-            disabled=frozenset(map(_plain, [*config.disable_plugin, *variables["disable"]])),
-            allowed=frozenset(map(_plain, variables["allow"])),
+            disabled=frozenset(map(_normalize, [*config.disable_plugin, *variables["disable"]])),
+            allowed=frozenset(map(_normalize, variables["allow"])),
             autoload=variables["autoload"],
             strict=config.plugin_strict or variables["strict"],
         )
@@ -62,13 +62,9 @@ def _pin(text: str) -> tuple[str, str]:
         raise ConfigError(
             f"--pin-plugin is {text!r}; write kind:key=distribution, as in quantization:awq=treadle-awq"
         )
-    if kind not in installed_kinds():
-        known = ", ".join(installed_kinds())
-        raise ConfigError(
-            f"--pin-plugin is {text!r}: there is no kind {kind!r}; known kinds: {known}"
-        )
+    check_known(kind, installed_kinds(), f"--pin-plugin is {text!r}")
     return name, dist
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name if ":" in name else normal(name)

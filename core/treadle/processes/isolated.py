@@ -23,6 +23,9 @@ from treadle.processes.spawn import spawn
 
 __all__ = ("IsolatedProcess", "limit_cpu", "limit_memory", "resident", "serve_requests")
 
+HELLO_SECONDS = 120.0
+"""How long a new child may take for its first response, for which it may import and read files."""
+
 
 class IsolatedProcess:
     """A child process that serves one request at a time. Thread-safe.
@@ -32,12 +35,9 @@ class IsolatedProcess:
     ignored. The child starts when it is first needed and ends with this object or its process.
     """
 
-    def __init__(
-        self, entry: str, hello: bytes | None = None, *, hello_seconds: float = 120.0
-    ) -> None:
+    def __init__(self, entry: str, hello: bytes | None = None) -> None:
         self._entry = entry
         self._hello = hello
-        self._hello_seconds = hello_seconds
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
@@ -88,16 +88,16 @@ class IsolatedProcess:
         self._sock = self._child = self._stop = None
 
     def _start(self) -> socket.socket:
-        child, ours = spawn(self._entry)
-        self._child, self._sock = child, ours
-        self._stop = weakref.finalize(self, _kill, child, ours)
+        child, sock = spawn(self._entry)
+        self._child, self._sock = child, sock
+        self._stop = weakref.finalize(self, _kill, child, sock)
         if self._hello is not None:
             try:
-                _exchange(ours, self._hello, self._hello_seconds)
+                _exchange(sock, self._hello, HELLO_SECONDS)
             except OSError:
                 self._end()
                 raise
-        return ours
+        return sock
 
 
 def serve_requests(fd: int, handle: Callable[[bytes], bytes]) -> None:
@@ -116,8 +116,8 @@ def limit_memory(more: int) -> None:
 
 def limit_cpu(seconds: float) -> None:
     """Kill this process once it has used ``seconds`` more of CPU time, rounded up."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 1)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1)
 
 
 def resident() -> int:

@@ -32,10 +32,10 @@ def spawn(
     send buffer of both ends, ``None`` for the system's. Raises ``OSError``.
     """
     module, _, name = entry.partition(":")
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_sock, child_sock = socket.socketpair()
+    with child_sock:
         if buffer_bytes is not None:
-            for end in (ours, theirs):
+            for end in (parent_sock, child_sock):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         command = [
             sys.executable,
@@ -43,17 +43,17 @@ def spawn(
             "-P",
             "-c",
             BOOT.format(module=module, name=name),
-            str(theirs.fileno()),
+            str(child_sock.fileno()),
             json.dumps(sys.path),
         ]
         try:
             child = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+                command, pass_fds=[child_sock.fileno()], stdin=subprocess.DEVNULL, process_group=0
             )
         except BaseException:
-            ours.close()
+            parent_sock.close()
             raise
-    return child, ours
+    return child, parent_sock
 
 
 def exit_reason(status: int) -> str:

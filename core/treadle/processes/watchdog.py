@@ -16,7 +16,13 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-__all__ = ("MAX_STUCK_THREADS", "TIMEOUT_FACTOR", "WatchdogExecutor")
+__all__ = (
+    "MAX_STUCK_THREADS",
+    "TIMEOUT_FACTOR",
+    "PendingCall",
+    "WatchdogExecutor",
+    "WatchdogThread",
+)
 
 T = TypeVar("T")
 
@@ -61,7 +67,7 @@ class WatchdogThread:
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         self._loop, self._deliver = loop, deliver
         # A daemon: a thread that never returns must not keep the process alive.
-        threading.Thread(target=self._run, name="treadle-parser", daemon=True).start()
+        threading.Thread(target=self._run, name="treadle-plugin", daemon=True).start()
 
     def wake(self, keep_running: bool = True) -> None:
         self._wakeups.put(keep_running)
@@ -98,20 +104,15 @@ class WatchdogExecutor:
     def __init__(self, budget: float) -> None:
         self.budget = budget
         self._thread: WatchdogThread | None = None
-        self._slow: list[WatchdogThread] = []
+        self._slow_threads: list[WatchdogThread] = []
         self._num_waiting = 0
-        self._waking = False
+        self._wake_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        """Calls that have neither returned nor timed out."""
-        return self._num_waiting
 
     @property
     def num_stuck(self) -> int:
         """Threads whose call has timed out and has not returned."""
-        return sum((call := t.current) is not None and call.abandoned for t in self._slow)
+        return sum((call := t.current) is not None and call.abandoned for t in self._slow_threads)
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Return a future of what ``work`` returns or raises.
@@ -121,15 +122,15 @@ class WatchdogExecutor:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        if self._slow and self.num_stuck >= MAX_STUCK_THREADS:
+        if self._slow_threads and self.num_stuck >= MAX_STUCK_THREADS:
             future.set_exception(TimeoutError(f"{MAX_STUCK_THREADS} threads are stuck in plugins"))
             return future
         if self._thread is None:
             self._thread = WatchdogThread(loop, self._deliver)
         self._thread.calls.append(PendingCall(work, future))
         self._num_waiting += 1
-        if not self._waking:
-            self._waking = True
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
             loop.call_soon(self._wake)
         if self._timer is None:
             self._timer = loop.call_later(self.budget, self._check)
@@ -137,7 +138,9 @@ class WatchdogExecutor:
 
     def discard_stuck(self) -> None:
         """Stop counting stuck threads, because the code that they run is not used any more."""
-        self._slow = [t for t in self._slow if (call := t.current) is None or not call.abandoned]
+        self._slow_threads = [
+            t for t in self._slow_threads if (call := t.current) is None or not call.abandoned
+        ]
 
     def close(self) -> None:
         if self._timer is not None:
@@ -146,7 +149,7 @@ class WatchdogExecutor:
             self._thread.wake(False)
 
     def _wake(self) -> None:
-        self._waking = False
+        self._wake_scheduled = False
         if self._thread is not None:
             self._thread.wake()
 
@@ -156,8 +159,8 @@ class WatchdogExecutor:
             if not call.abandoned:
                 self._num_waiting -= 1
                 call.complete_future()
-        if thread in self._slow and thread.current is None:
-            self._slow.remove(thread)
+        if thread in self._slow_threads and thread.current is None:
+            self._slow_threads.remove(thread)
 
     def _check(self) -> None:
         loop, now = asyncio.get_running_loop(), monotonic()
@@ -165,8 +168,8 @@ class WatchdogExecutor:
         if thread is not None and (call := thread.current) and now - call.start_time > self.budget:
             self._replace(thread)
         max_seconds = TIMEOUT_FACTOR * self.budget
-        for slow in self._slow:
-            running = slow.current
+        for slow_thread in self._slow_threads:
+            running = slow_thread.current
             if running is None or running.abandoned or now - running.start_time <= max_seconds:
                 continue
             running.abandoned = True
@@ -180,7 +183,7 @@ class WatchdogExecutor:
     def _replace(self, thread: WatchdogThread) -> None:
         """Move the calls after a slow one to a new thread."""
         self._deliver(thread)
-        self._slow.append(thread)
+        self._slow_threads.append(thread)
         thread.wake(False)  # it ends when its call returns
         self._thread = WatchdogThread(asyncio.get_running_loop(), self._deliver)
         while thread.calls:

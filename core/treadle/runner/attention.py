@@ -21,6 +21,7 @@ from treadle.api.step_types import KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, PluginNotFoundError
 from treadle.known_plugins import install_hint, known_distributions
+from treadle.layers import Attention
 from treadle.layers.device import torch_dtype
 from treadle.plugins import PluginManager
 
@@ -49,8 +50,8 @@ def attention_offer(
         )
     reasons = "".join(f"\n  {r.name}: {'; '.join(r.reasons)}" for r in refusals)
     installed = {entry.dist for entry in plugins.entries}
-    known = known_distributions(ATTENTION_BACKENDS.name)
-    missing = [dist for dist in known if dist not in installed]
+    distributions = known_distributions(ATTENTION_BACKENDS.name)
+    missing = [dist for dist in distributions if dist not in installed]
     hint = f"\n  not installed: {', '.join(missing)}; {install_hint(*missing)}" if missing else ""
     raise PluginNotFoundError(
         f"no attention backend can serve this model:{reasons or ' none is installed'}{hint}"
@@ -79,8 +80,7 @@ class AttentionLayers:
         self.page_size = config.cache.page_size
         self.attention_groups: list[AttentionGroup] = []
         self.cache_groups: list[tuple[str, int | None]] = []
-        self.specs: list[tuple[KVCacheSpec, int]] = []
-        self.caches: dict[str, Tensor] = {}
+        self.specs: dict[str, tuple[KVCacheSpec, AttentionGroup]] = {}
         self._config = config
         self._plugins = plugins
         self._device = device
@@ -95,7 +95,7 @@ class AttentionLayers:
         group = next((g for g in self.attention_groups if g.request == request), None)
         if group is None:
             group = self._create_group(request, spec)
-        self.specs.append((spec, self.attention_groups.index(group)))
+        self.specs[spec.layer] = (spec, group)
         return group.backend
 
     def _create_group(self, request: AttentionRequest, spec: KVCacheSpec) -> AttentionGroup:
@@ -125,12 +125,6 @@ class AttentionLayers:
     def names(self) -> str:
         return ", ".join(sorted({group.name for group in self.attention_groups}))
 
-    def _layer_bytes(self, spec: KVCacheSpec, plan_group: int) -> int:
-        """Return the bytes of a page of one layer."""
-        backend = self.attention_groups[plan_group].backend
-        shape = backend.kv_cache_shape(1, self._size, spec)
-        return math.prod(shape) * torch_dtype(spec.dtype).itemsize
-
     @property
     def _size(self) -> int:
         if self.page_size is None:
@@ -140,15 +134,15 @@ class AttentionLayers:
     def page_bytes(self) -> list[int]:
         """Return the bytes of a page of each KV cache group, over all its layers."""
         totals = [0] * len(self.cache_groups)
-        for spec, plan_group in self.specs:
-            group = self.attention_groups[plan_group].cache_group
-            totals[group] += self._layer_bytes(spec, plan_group)
+        for spec, group in self.specs.values():
+            shape = group.backend.kv_cache_shape(1, self._size, spec)
+            totals[group.cache_group] += math.prod(shape) * torch_dtype(spec.dtype).itemsize
         return totals
 
     def describe(self, pages: list[int]) -> list[KVCacheGroup]:
         counts = [0] * len(self.cache_groups)
-        for _, plan_group in self.specs:
-            counts[self.attention_groups[plan_group].cache_group] += 1
+        for _, group in self.specs.values():
+            counts[group.cache_group] += 1
         return [
             KVCacheGroup(kind=kind, window=window, num_pages=n, layers=layers, page_bytes=size)
             for (kind, window), n, layers, size in zip(
@@ -161,25 +155,16 @@ class AttentionLayers:
 
         The cache is zeroed, since padding rows read it and must not read NaN.
         """
-        from treadle.layers import Attention
-
-        groups = {}
-        self.caches = {}
-        for spec, plan_group in self.specs:
-            group = self.attention_groups[plan_group]
-            shape = group.backend.kv_cache_shape(pages[group.cache_group], self._size, spec)
-            self.caches[spec.layer] = torch.zeros(
-                shape, dtype=torch_dtype(spec.dtype), device=device
-            )
-            groups[spec.layer] = plan_group
         for module in model.modules():
             if isinstance(module, Attention):
-                module.cache = self.caches[module.spec.layer]
-                module.attn_group = groups[module.spec.layer]
+                spec, group = self.specs[module.spec.layer]
+                shape = group.backend.kv_cache_shape(pages[group.cache_group], self._size, spec)
+                module.cache = torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=device)
+                module.attn_group = self.attention_groups.index(group)
 
     def build_metadata(
-        self, batches: list[CommonAttentionMetadata], wanted: Tensor | None = None
+        self, batches: list[CommonAttentionMetadata], logits_indices: Tensor | None = None
     ) -> ForwardContext:
         """Return the forward context of a step. ``batches`` are by KV cache group."""
-        plans = [g.backend.build_metadata(batches[g.cache_group]) for g in self.attention_groups]
-        return ForwardContext(plans, wanted)
+        metadata = [g.backend.build_metadata(batches[g.cache_group]) for g in self.attention_groups]
+        return ForwardContext(metadata, logits_indices)

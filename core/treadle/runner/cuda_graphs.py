@@ -12,19 +12,21 @@ from torch import Tensor
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.models import CausalModel
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.inputs import Packer, PageTables
+from treadle.runner.inputs import PageTables
 from treadle.runner.outputs import flag_invalid
+from treadle.runner.startup import StartStages
 from treadle.sampling.features import Features
 from treadle.sampling.sampler import Sampler
+from treadle.sampling.transfer import Packer
 
 __all__ = ("DecodeGraphs", "bucket_sizes")
 
 
-def bucket_sizes(most: int) -> list[int]:
+def bucket_sizes(max_size: int) -> list[int]:
     """Return the batch sizes to capture, denser where padding would cost more."""
     sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
-    sizes += range(576, most + 64, 64)
-    return [*(size for size in sizes if size < most), most]
+    sizes += range(576, max_size + 64, 64)
+    return [*(size for size in sizes if size < max_size), max_size]
 
 
 @dataclass(slots=True)
@@ -34,24 +36,24 @@ class CapturedForward:
     rows: int
     inputs: Tensor  # int64 [2 + 3 * groups, rows]: slots, positions; for each group: slot mapping,
     # flat index of the token's page in the page table, and the page id (int32, first half)
-    num_computed_tokens: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
+    query_start_loc: Tensor  # int32 [rows + 1]: 0, 1, …; constant, read by every replay
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # [rows, vocab]
 
 
 @dataclass(slots=True)
 class CapturedSampling:
-    """CapturedForward sampling after a captured forward pass, for a set of features."""
+    """Captured sampling after a captured forward pass, for a set of features."""
 
     graph: torch.cuda.CUDAGraph
     tokens: Tensor  # int64 [rows], from ``flag_invalid``
 
 
 class DecodeGraphs:
-    """CapturedForward decode steps by batch size.
+    """Captures and replays decode steps by batch size.
 
     A step of ``n`` rows replays the smallest captured size of at least ``n``; the other rows use
-    the padding slot. CapturedSampling is captured separately, when a set of features first occurs: there
+    the padding slot. Sampling is captured separately, when a set of features first occurs: there
     are many sets, and each has only a few kernels.
     """
 
@@ -84,22 +86,32 @@ class DecodeGraphs:
     # ----------------------------------------------------------------------------- capture
 
     def capture(
-        self, sizes: Sequence[int], progress: Callable[[Sequence[int]], Sequence[int]]
+        self,
+        sizes: Sequence[int],
+        progress: Callable[[Sequence[int]], Sequence[int]],
+        stages: StartStages,
     ) -> None:
         """Capture the forward pass of each size, the largest first so that all share its memory."""
         for rows in progress(sorted(sizes, reverse=True)):
-            self._captured[rows] = self._capture_forward(rows)
+            stages.step(f"{rows} rows")
+            self._captured[rows] = self._capture_forward(rows, stages)
         self._sizes = sorted(self._captured)
 
-    def _capture_forward(self, rows: int) -> CapturedForward:
+    def _capture_forward(self, rows: int, stages: StartStages) -> CapturedForward:
         inputs = torch.zeros(
             2 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
         )
         inputs[0] = self._padding
         starts = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
-        # Run once before the capture, to compile kernels and create handles of libraries.
+        # Run before the capture, to compile kernels and create handles of libraries: first each rank alone,
+        # so that no kernel waits on a device for a rank that is still compiling.
+        with stages.dry_run() as compiles:
+            if compiles:
+                self._forward(inputs, starts)
+                torch.cuda.synchronize(self._device)
         self._forward(inputs, starts)
         torch.cuda.synchronize(self._device)
+        stages.meet()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._forward(inputs, starts)
@@ -111,10 +123,10 @@ class DecodeGraphs:
         kv_lens = torch.empty(rows, dtype=torch.int32, device=self._device)
         torch.add(positions, 1, out=kv_lens)
         groups = list(zip(self._tables.device, inputs[2:].split(3), strict=True))
-        for table, (_, where, pages) in groups:
+        for table, (_, indices, pages) in groups:
             # Write the page of the new token here: a separate copy between two graphs would cost
             # 10 to 25 us.
-            table.view(-1).index_copy_(0, where, pages.view(torch.int32)[:rows])
+            table.view(-1).index_copy_(0, indices, pages.view(torch.int32)[:rows])
         batches = [
             CommonAttentionMetadata(
                 page_size=self._page_size,
@@ -144,11 +156,11 @@ class DecodeGraphs:
 
     def _sample(self, captured: CapturedForward, features: Features) -> Tensor:
         slots, positions = captured.inputs[0], captured.inputs[1]
-        tokens, bad = self._sampler.sample_graphable(
+        tokens, invalid = self._sampler.sample_graphable(
             captured.logits, slots, positions + 1, features
         )
         self._last_tokens.index_copy_(0, slots, tokens)
-        return flag_invalid(tokens, bad)
+        return flag_invalid(tokens, invalid)
 
     # ------------------------------------------------------------------------------ replay
 
@@ -168,10 +180,10 @@ class DecodeGraphs:
         inputs[1, :rows] = positions
         column = inputs[1] // size
         for group, table in enumerate(self._tables.tables_cpu):
-            mapping, where, pages = inputs[2 + 3 * group : 5 + 3 * group]
-            pages.view(np.int32)[: len(pages)] = found = table[inputs[0], column]
-            mapping[:] = found.astype(np.int64) * size + inputs[1] % size
-            where[:] = inputs[0] * table.shape[1] + column
+            mapping, indices, pages = inputs[2 + 3 * group : 5 + 3 * group]
+            pages.view(np.int32)[: len(pages)] = page_ids = table[inputs[0], column]
+            mapping[:] = page_ids.astype(np.int64) * size + inputs[1] % size
+            indices[:] = inputs[0] * table.shape[1] + column
         self._packer.copy_to(captured.inputs, inputs)
         captured.graph.replay()
         return captured.logits[:rows]

@@ -30,8 +30,9 @@ from treadle.runner.memory import (
     plain_bytes,
     weight_bytes,
 )
-from treadle.runner.report import StartupTimer, memory_lines
+from treadle.runner.report import memory_lines
 from treadle.runner.scales import calculate_scales
+from treadle.runner.startup import StartStages
 
 __all__ = ("LoadedModel", "start_model")
 
@@ -46,34 +47,40 @@ class LoadedModel:
     attention: AttentionLayers
     info: EngineInfo
     memory: MemoryUsage
-    timer: StartupTimer
+    stages: StartStages
 
 
 def start_model(
-    config: EngineConfig, plugins: PluginManager, tp_group: Communicator | None
+    config: EngineConfig,
+    plugins: PluginManager,
+    tp_group: Communicator | None,
+    stages: StartStages | None = None,
 ) -> LoadedModel:
     """Build and load the model, then size and allocate its KV cache."""
-    stages = StartupTimer()
     tp_group = tp_group or SingleRankCommunicator()
-    device = pick_device(config.device.device, tp_group.rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif config.device.cpu_threads is not None:
-        torch.set_num_threads(config.device.cpu_threads)
-    options = config.model
-    ref = parse_ref(options.model, options.revision, options.download_dir)
-    files = fetch(plugins, ref, options.load_format)
-    _, hf_config = read_config(files, options.hf_overrides)
-    info = device_info(device)
-    dtype = resolve_dtype(options.dtype, hf_config, info)
-    max_len = max_model_len(hf_config, options.max_model_len)
-    vocab_size: int = text_config(hf_config).vocab_size
-    attention = AttentionLayers(config, plugins, info)
-    usage = MemoryUsage(total=info.memory or 0)
-    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    stages.done("configuration")
+    stages = stages or StartStages(tp_group)
+    with stages.stage("configuration"):
+        device = pick_device(config.device.device, tp_group.rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        elif config.device.cpu_threads is not None:
+            torch.set_num_threads(config.device.cpu_threads)
+        options = config.model
+        ref = parse_ref(options.model, options.revision, options.download_dir)
+        files = fetch(plugins, ref, options.load_format)
+        _, hf_config = read_config(files, options.hf_overrides)
+        info = device_info(device)
+        dtype = resolve_dtype(options.dtype, hf_config, info)
+        max_len = max_model_len(hf_config, options.max_model_len)
+        vocab_size: int = text_config(hf_config).vocab_size
+        attention = AttentionLayers(config, plugins, info)
+        usage = MemoryUsage(total=info.memory or 0)
+        base_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     advice = "use a larger tensor_parallel_size, a quantized checkpoint, or quantization=fp8"
-    with explain_out_of_memory(device, "loading the weights", advice):
+    with (
+        stages.stage("weights"),
+        explain_out_of_memory(device, "loading the weights", advice),
+    ):
         model, spec = build_model(
             files,
             hf_config,
@@ -86,26 +93,37 @@ def start_model(
             quantization=options.quantization,
             max_model_len=max_len,
             seed=options.seed,
+            progress=stages.alive,
         )
-    stages.done("weights")
-    guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")
-    usage.weights, usage.quantizable = weight_bytes(model), plain_bytes(model)
-    if device.type == "cuda":
-        usage.weights = torch.cuda.memory_allocated(device) - before
-    pages = _size_cache(config, guarded, attention, device, max_len, usage)
-    pages = tp_group.all_reduce_min(pages)
-    max_len = _fit_length(config, attention, pages, max_len)
-    usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
-    with explain_out_of_memory(
-        device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
-    ):
-        attention.allocate(pages, device, model)
-    if config.cache.calculate_kv_scales:
-        calculate_scales(guarded, attention, tp_group, pages, device, vocab_size, max_len)
-    fusions = apply_fusions(model, plugins, info, dtype_name(dtype))
-    usage.shared = tp_group.memory_bytes
-    groups = attention.describe(pages)
-    stages.done("cache and kernels")
+    with stages.stage("cache"):
+        guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")
+        stages.check_alike(
+            "attention backends",
+            attention.names,
+            attention.page_size,
+            max_len,
+            attention.graph_safe,
+        )
+        usage.weights, usage.quantizable = weight_bytes(model), plain_bytes(model)
+        if device.type == "cuda":
+            usage.weights = torch.cuda.memory_allocated(device) - base_bytes
+        pages = _size_cache(config, guarded, attention, device, max_len, usage, stages)
+        pages = tp_group.all_reduce_min(pages)
+        max_len = _fit_length(config, attention, pages, max_len)
+        usage.cache = sum(n * size for n, size in zip(pages, attention.page_bytes(), strict=True))
+        with explain_out_of_memory(
+            device, f"allocating {usage.cache / GIB:.2f} GiB of KV cache", "lower num_pages"
+        ):
+            attention.allocate(pages, device, model)
+        if config.cache.calculate_kv_scales:
+            stages.step("scales")
+            calculate_scales(
+                guarded, attention, tp_group, stages, pages, device, vocab_size, max_len
+            )
+    with stages.stage("kernels"):
+        fusions = apply_fusions(model, plugins.kernel, info, dtype_name(dtype))
+        usage.shared = tp_group.memory_bytes
+        groups = attention.describe(pages)
     facts = EngineInfo(
         model=config.model.model,
         architecture=spec.architecture,
@@ -134,6 +152,7 @@ def _size_cache(
     device: torch.device,
     max_len: int,
     usage: MemoryUsage,
+    stages: StartStages,
 ) -> list[int]:
     """Return the pages of each group. Sets ``usage.activations``, the memory of a full step."""
     if device.type == "cuda":
@@ -141,7 +160,7 @@ def _size_cache(
         with explain_out_of_memory(
             device, f"measuring a step of {tokens} tokens", "lower max_num_batched_tokens"
         ):
-            usage.activations = _measure_activations(config, model, attention, device)
+            usage.activations = _measure_activations(config, model, attention, device, stages)
     return count_pages(
         config,
         attention.page_bytes(),
@@ -159,18 +178,31 @@ def _measure_activations(
     model: Any,
     attention: AttentionLayers,
     device: torch.device,
+    stages: StartStages,
 ) -> int:
     """Measure the peak bytes of a step with the maximum number of tokens, on null pages."""
-    tokens = config.scheduler.max_num_batched_tokens
-    rows = min(tokens, config.scheduler.max_num_seqs)
-    size = attention.page_size or 0
     attention.allocate([2] * len(attention.cache_groups), device, model)
+    with stages.dry_run() as compiles:
+        if compiles:
+            _largest_step(config, model, attention, device)
+            torch.cuda.synchronize(device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    base_bytes = torch.cuda.memory_allocated(device)
+    _largest_step(config, model, attention, device)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - base_bytes
+
+
+def _largest_step(
+    config: EngineConfig, model: Any, attention: AttentionLayers, device: torch.device
+) -> None:
+    """Run a step with the maximum number of tokens, and what a sampler needs for its rows."""
+    tokens = config.scheduler.max_num_batched_tokens
+    rows = min(tokens, config.scheduler.max_num_seqs)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
     batch = CommonAttentionMetadata(
-        page_size=size,
+        page_size=attention.page_size or 0,
         num_decodes=tokens,
         max_query_len=1,
         max_seq_len=1,
@@ -186,11 +218,7 @@ def _measure_activations(
     logits = model.compute_logits(hidden[:rows])
     # The sampler needs a few float32 copies of the logits.
     logits = logits.float()
-    scratch = [logits.clone() for _ in range(3)]
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - before
-    del logits, scratch, hidden
-    return peak
+    _ = [logits.clone() for _ in range(3)]
 
 
 def _fit_length(
@@ -205,11 +233,11 @@ def _fit_length(
     ]
     if not full or min(full) * size >= max_len:
         return max_len
-    room = min(full) * size
+    limit = min(full) * size
     if config.model.max_model_len is not None:
         raise ConfigError(
-            f"max_model_len is {max_len} tokens, but the KV cache holds {room} "
+            f"max_model_len is {max_len} tokens, but the KV cache holds {limit} "
             f"({min(full)} pages of {size}); lower max_model_len or raise num_pages, "
             "gpu_memory_utilization or kv_cache_memory_bytes"
         )
-    return room
+    return limit

@@ -63,14 +63,14 @@ def weight_bytes(model: nn.Module) -> int:
 
 def plain_bytes(model: nn.Module) -> int:
     """Return the bytes of 16-bit weights that could be quantized."""
-    plain = (w for m in model.modules() if isinstance(m, Quantizable) for w in m.quantizable())
-    return sum(w.numel() * 2 for w in plain if w.element_size() == 2)
+    weights = (w for m in model.modules() if isinstance(m, Quantizable) for w in m.quantizable())
+    return sum(w.numel() * 2 for w in weights if w.element_size() == 2)
 
 
 def max_pages_per_sequence(max_model_len: int, window: int | None, page_size: int) -> int:
     """Return the maximum number of pages of a sequence in a group with ``window``."""
-    longest = -(-max_model_len // page_size)
-    return longest if window is None else min(longest, -(-window // page_size) + 2)
+    num_pages = -(-max_model_len // page_size)
+    return num_pages if window is None else min(num_pages, -(-window // page_size) + 2)
 
 
 def count_pages(
@@ -92,35 +92,39 @@ def count_pages(
         return [config.cache.num_pages] * len(page_bytes)
     seqs = config.scheduler.max_num_seqs
     step = config.scheduler.chunked_prefill_size or config.scheduler.max_num_batched_tokens
-    most = []
+    max_pages = []
     for window in windows:
-        held = max_pages_per_sequence(max_model_len, window, page_size)
-        most.append(1 + held * seqs + (0 if window is None else -(-step // page_size)))
-    wanted = sum(n * size for n, size in zip(most, page_bytes, strict=True))
-    if wanted <= available:
-        return most
-    share = max(0.0, available / wanted)
-    pages = [int(n * share) for n in most]
+        pages_per_sequence = max_pages_per_sequence(max_model_len, window, page_size)
+        max_pages.append(
+            1 + pages_per_sequence * seqs + (0 if window is None else -(-step // page_size))
+        )
+    required_bytes = sum(n * size for n, size in zip(max_pages, page_bytes, strict=True))
+    if required_bytes <= available:
+        return max_pages
+    share = max(0.0, available / required_bytes)
+    pages = [int(n * share) for n in max_pages]
     if min(pages) < 2:
         raise OutOfMemoryError(_too_little(config, available, 2 * sum(page_bytes), usage))
     return pages
 
 
-def _too_little(config: EngineConfig, available: int, needed: int, usage: MemoryUsage) -> str:
+def _too_little(
+    config: EngineConfig, available: int, required_bytes: int, usage: MemoryUsage
+) -> str:
     text = (
         f"{max(0, available) / GIB:.2f} GiB are left for the KV cache, but the smallest one needs "
-        f"{needed / GIB:.2f} GiB"
+        f"{required_bytes / GIB:.2f} GiB"
     )
     if not usage.total or config.cache.kv_cache_memory_bytes is not None:
         return f"{text}; raise kv_cache_memory_bytes or lower page_size"
     fraction = config.cache.gpu_memory_utilization
     allowed = fraction * usage.total
-    others = allowed - available - usage.weights - usage.activations
+    other_bytes = allowed - available - usage.weights - usage.activations
     return (
         f"{text}: gpu_memory_utilization {fraction} of {usage.total / GIB:.1f} GiB allows "
         f"{allowed / GIB:.2f}, of which the weights take {usage.weights / GIB:.2f}, the activations "
         f"of a step {usage.activations / GIB:.2f} and everything else on the device "
-        f"{max(0.0, others) / GIB:.2f}; raise gpu_memory_utilization "
+        f"{max(0.0, other_bytes) / GIB:.2f}; raise gpu_memory_utilization "
         f"(0.01 is {usage.total / 100 / GIB:.2f} GiB), use a larger tensor_parallel_size, or free memory with "
         + ", ".join(f"{option} ({size / GIB:.2f} GiB)" for option, size in savings(config, usage))
     )
@@ -129,15 +133,15 @@ def _too_little(config: EngineConfig, available: int, needed: int, usage: Memory
 def savings(config: EngineConfig, usage: MemoryUsage) -> list[tuple[str, int]]:
     """Return options that would free memory, with estimated bytes, the largest first."""
     tokens, seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    narrow = config.cache.kv_cache_dtype.startswith("fp8")
-    found = [
+    is_fp8 = config.cache.kv_cache_dtype.startswith("fp8")
+    options = [
         ("quantization=fp8", usage.quantizable // 2 if usage.total else 0),
-        ("kv_cache_dtype=fp8_e4m3 for as many tokens", 0 if narrow else usage.cache // 2),
+        ("kv_cache_dtype=fp8_e4m3 for as many tokens", 0 if is_fp8 else usage.cache // 2),
         (f"max_num_batched_tokens={max(1, tokens // 2)}", usage.activations // 2),
         (f"max_num_seqs={max(1, seqs // 2)}", usage.graphs // 2),
         ("enforce_eager", usage.graphs),
     ]
-    return sorted((item for item in found if item[1] > 0), key=lambda item: -item[1])
+    return sorted((item for item in options if item[1] > 0), key=lambda item: -item[1])
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -148,7 +152,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explain_out_of_memory(device: torch.device, doing: str, advice: str) -> Iterator[None]:
+def explain_out_of_memory(device: torch.device, activity: str, advice: str) -> Iterator[None]:
     """Convert torch's out-of-memory errors to ``OutOfMemoryError`` with figures and ``advice``."""
     try:
         yield
@@ -158,11 +162,11 @@ def explain_out_of_memory(device: torch.device, doing: str, advice: str) -> Iter
         state = ""
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-            mine = torch.cuda.memory_allocated(device)
+            used_bytes = torch.cuda.memory_allocated(device)
             state = (
-                f": treadle uses {mine / GIB:.2f} GiB of {total / GIB:.1f} GiB, "
+                f": treadle uses {used_bytes / GIB:.2f} GiB of {total / GIB:.1f} GiB, "
                 f"{free / GIB:.2f} GiB are free"
             )
         raise OutOfMemoryError(
-            f"the device ran out of memory while {doing}{state}; {advice}"
+            f"the device ran out of memory while {activity}{state}; {advice}"
         ) from error

@@ -16,21 +16,23 @@ from tqdm import tqdm
 from treadle.api.communicators import Communicator
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
-from treadle.api.plugin_kind import unexpected
+from treadle.api.result_checks import unexpected
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
 from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
 from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
-from treadle.runner.inputs import Packer, PageTables, build_inputs
+from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.load import LoadedModel, start_model
 from treadle.runner.memory import GIB, explain_out_of_memory
 from treadle.runner.outputs import InFlightOutput, flag_invalid
 from treadle.runner.report import option_line, stage_line
+from treadle.runner.startup import Announce, StartStages
 from treadle.sampling.kernels import install_sampler_kernels
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.sampler import Sampler
+from treadle.sampling.transfer import Packer
 
 __all__ = ("ModelRunner",)
 
@@ -59,35 +61,47 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: EngineConfig, plugins: PluginManager, tp_group: Communicator | None = None
+        self,
+        config: EngineConfig,
+        plugins: PluginManager,
+        tp_group: Communicator | None = None,
+        announce: Announce | None = None,
     ) -> None:
-        """Build and load the model, allocate the KV cache, capture CUDA graphs."""
-        self._started: LoadedModel = start_model(config, plugins, tp_group)
-        self.model = self._started.model
-        self.device = self._started.device
-        self.info: EngineInfo = self._started.info
+        """Build and load the model, allocate the KV cache, capture CUDA graphs.
+
+        ``announce`` is told each stage of it.
+        """
+        stages = StartStages(tp_group, announce)
+        self._loaded_model: LoadedModel = start_model(config, plugins, tp_group, stages)
+        self.model = self._loaded_model.model
+        self.device = self._loaded_model.device
+        self.info: EngineInfo = self._loaded_model.info
         slots = config.scheduler.max_num_seqs + 1  # the last one is for padding rows
         columns = -(-self.info.max_model_len // self.info.page_size)
         self._packer = Packer(self.device)
         groups = len(self.info.kv_cache_groups)
         self._tables = PageTables(groups, slots, columns, self._packer, self.device)
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self._sampler = Sampler(slots, self.info.vocab_size, self.device)
-        kernels = install_sampler_kernels(
-            self._sampler, plugins, device_info(self.device), self.info.dtype
-        )
+        self._prompts: dict[int, tuple[list[int], int]] = {}
+        names = config.plugins.logits_processors
+        with stages.stage("sampler"):
+            self._sampler = Sampler(slots, self.info.vocab_size, self.device)
+            kernels = install_sampler_kernels(
+                self._sampler, plugins, device_info(self.device), self.info.dtype
+            )
+            stages.check_alike("kernels of the sampler", *kernels.values())
+            self._processors = {
+                name: plugins.create_guarded(
+                    LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size
+                )
+                for name in names
+            }
         if kernels:
             self.info.report.append(
                 "sampler      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
             )
-        self._prompts: dict[int, tuple[list[int], int]] = {}
-        names = config.plugins.logits_processors
-        self._processors = {
-            name: plugins.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size)
-            for name in names
-        }
-        self._guards = {name: plugins.guard(LOGITS_PROCESSORS, name) for name in names}
-        self._model_guard = plugins.guard(MODELS, self._started.spec.architecture)
+        self._processor_guards = {name: plugins.guard(LOGITS_PROCESSORS, name) for name in names}
+        self._model_guard = plugins.guard(MODELS, self._loaded_model.spec.architecture)
         self._processor_args: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[InFlightOutput] = deque()
@@ -95,21 +109,23 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if self.device.type == "cuda" and not config.device.enforce_eager:
             advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
-            with explain_out_of_memory(self.device, "capturing CUDA graphs", advice):
+            with (
+                stages.stage("graphs"),
+                explain_out_of_memory(self.device, "capturing CUDA graphs", advice),
+            ):
                 self._capture(config.scheduler.max_num_seqs)
-            self._started.timer.done("graphs")
-        self.info.report.append(option_line(config, self._started.memory))
-        self.info.report.append(stage_line(self._started.timer))
+        self.info.report.append(option_line(config, self._loaded_model.memory))
+        self.info.report.append(stage_line(stages.seconds))
 
     @torch.inference_mode()
     def _capture(self, max_rows: int) -> None:
-        attention = self._started.attention
+        attention = self._loaded_model.attention
         if not attention.graph_safe:
             self.info.report.append(
                 f"graphs       none: attention {attention.names} is not graph-safe"
             )
             return
-        before = torch.cuda.mem_get_info(self.device)[0]
+        free_bytes = torch.cuda.mem_get_info(self.device)[0]
         self._graphs = DecodeGraphs(
             self.model,
             attention,
@@ -125,10 +141,12 @@ class ModelRunner:
             return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
 
         sizes = bucket_sizes(max_rows)
-        self._graphs.capture(sizes, progress)
-        used = before - torch.cuda.mem_get_info(self.device)[0]
-        self._started.memory.graphs = used
-        self.info.report.append(f"graphs       {used / GIB:8.3f} GiB: {len(sizes)} batch sizes")
+        self._graphs.capture(sizes, progress, self._loaded_model.stages)
+        graph_bytes = free_bytes - torch.cuda.mem_get_info(self.device)[0]
+        self._loaded_model.memory.graphs = graph_bytes
+        self.info.report.append(
+            f"graphs       {graph_bytes / GIB:8.3f} GiB: {len(sizes)} batch sizes"
+        )
 
     # ------------------------------------------------------------------------------- steps
 
@@ -152,17 +170,17 @@ class ModelRunner:
                 if scheduler_output.defer_sampling
                 else self._sampler.features(scheduler_output.slots)
             )
-            which = list(range(scheduler_output.num_decodes))
+            row_indices = list(range(scheduler_output.num_decodes))
             if features is not None:
                 sampled = self._graphs.sample(captured, scheduler_output.num_decodes, features)
-                pending.sampled(which, scheduler_output.slots, sampled)
+                pending.sampled(row_indices, scheduler_output.slots, sampled)
                 rows = None
             else:
                 slots, positions = (
-                    captured.inputs[0, : len(which)],
-                    captured.inputs[1, : len(which)],
+                    captured.inputs[0, : len(row_indices)],
+                    captured.inputs[1, : len(row_indices)],
                 )
-                rows = SampleRows(which, scheduler_output.slots, logits, slots, positions + 1)
+                rows = SampleRows(row_indices, scheduler_output.slots, logits, slots, positions + 1)
         if scheduler_output.defer_sampling:
             self._deferred = rows
             return
@@ -175,7 +193,7 @@ class ModelRunner:
         """Complete the newest step, which has deferred sampling."""
         pending = self._pending[-1]
         if self._deferred is not None:
-            self._sample(pending, self._processed(self._deferred, pending), grammar_output)
+            self._sample(pending, self._apply_processors(self._deferred, pending), grammar_output)
         self._deferred = None
         pending.record()
 
@@ -185,21 +203,23 @@ class ModelRunner:
         inputs = build_inputs(
             scheduler_output, self._tables, self._last_tokens, self.info.page_size, self._packer
         )
-        asked = any(slot in self._prompts for slot in scheduler_output.slots)
-        forward_ctx = self._started.attention.build_metadata(
-            inputs.batches, None if asked else inputs.logits_indices
+        needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
+        forward_ctx = self._loaded_model.attention.build_metadata(
+            inputs.batches, None if needs_prompt_logprobs else inputs.logits_indices
         )
         hidden = self.model.forward(inputs.input_ids, inputs.positions, forward_ctx)
-        if asked:
+        if needs_prompt_logprobs:
             self._prompt_logprobs(scheduler_output, hidden, pending)
-        if not inputs.num_sampled:
+        if not inputs.sample_slots_cpu:
             return None
         if inputs.logits_indices is not None and len(hidden) != len(inputs.logits_indices):
             hidden = hidden.index_select(0, inputs.logits_indices)
-        which = [row for row, samples in enumerate(scheduler_output.needs_sampling) if samples]
+        row_indices = [
+            row for row, samples in enumerate(scheduler_output.needs_sampling) if samples
+        ]
         return SampleRows(
-            which,
-            inputs.num_sampled,
+            row_indices,
+            inputs.sample_slots_cpu,
             self._logits(hidden),
             inputs.sample_slots,
             inputs.sample_positions,
@@ -216,12 +236,12 @@ class ModelRunner:
     ) -> None:
         bitmask = bitmask_rows = None
         if grammar_output is not None and grammar_output.rows:
-            at = {row: i for i, row in enumerate(rows.rows)}
+            index_of_row = {row: i for i, row in enumerate(rows.rows)}
             words = np.frombuffer(grammar_output.bitmask, dtype=np.int32).reshape(
                 len(grammar_output.rows), -1
             )
-            which = np.array([at[row] for row in grammar_output.rows], dtype=np.int64)
-            bitmask, bitmask_rows = self._packer.upload(words.copy(), which)
+            indices = np.array([index_of_row[row] for row in grammar_output.rows], dtype=np.int64)
+            bitmask, bitmask_rows = self._packer.upload(words.copy(), indices)
         output = self._sampler.sample(
             rows.logits,
             rows.slots,
@@ -235,7 +255,7 @@ class ModelRunner:
         tokens = flag_invalid(output.token_ids, output.invalid)
         pending.sampled(rows.rows, rows.slots_cpu, tokens, output.logprobs)
 
-    def _processed(self, rows: SampleRows, pending: InFlightOutput) -> SampleRows:
+    def _apply_processors(self, rows: SampleRows, pending: InFlightOutput) -> SampleRows:
         """Apply the logits processors that the rows' requests name.
 
         If a processor fails, it is applied to each row separately, so that only the rows for which
@@ -243,19 +263,19 @@ class ModelRunner:
         """
         logits = rows.logits
         for name, processor in self._processors.items():
-            asked = [
+            row_indices = [
                 i for i, s in enumerate(rows.slots_cpu) if name in self._processor_args.get(s, {})
             ]
-            if not asked:
+            if not row_indices:
                 continue
             if logits is rows.logits:
                 logits = logits.float().clone()
-            for i in asked:
+            for i in row_indices:
                 pending.is_edited.setdefault(i, []).append(name)
             try:
-                self._apply_logits_processors(name, processor, logits, asked, rows.slots_cpu)
+                self._apply_logits_processors(name, processor, logits, row_indices, rows.slots_cpu)
             except PluginLoadError:
-                for i in asked:
+                for i in row_indices:
                     try:
                         self._apply_logits_processors(name, processor, logits, [i], rows.slots_cpu)
                     except PluginLoadError as error:
@@ -268,15 +288,15 @@ class ModelRunner:
         name: str,
         processor: LogitsProcessor,
         logits: Tensor,
-        which: list[int],
+        row_indices: list[int],
         slots: list[int],
     ) -> None:
-        """Apply ``processor`` to rows ``which``. Raises ``PluginLoadError``, changing nothing."""
-        index = torch.tensor(which, device=self.device)
+        """Apply ``processor`` to rows ``row_indices``. Raises ``PluginLoadError``, changing nothing."""
+        index = torch.tensor(row_indices, device=self.device)
         edited = processor.apply(
             logits.index_select(0, index),
-            [self._processor_args[slots[i]][name] for i in which],
-            [self._histories[slots[i]] for i in which],
+            [self._processor_args[slots[i]][name] for i in row_indices],
+            [self._histories[slots[i]] for i in row_indices],
         )
         logits.index_copy_(0, index, edited)
 
@@ -333,9 +353,9 @@ class ModelRunner:
         pending = self._pending.popleft()
         result = pending.result()
         for i in pending.is_edited.keys() & set(result.invalid_rows) - result.row_errors.keys():
-            guards = [self._guards[name] for name in pending.is_edited[i]]
+            guards = [self._processor_guards[name] for name in pending.is_edited[i]]
             for guard in guards:
-                guard.counter("apply").failed()
+                guard.counter("apply").record_failure()
             ids = ", ".join(guard.entry.id for guard in guards)
             result.row_errors[i] = (
                 f"{ids} left no token to sample: the logits are NaN or all masked"

@@ -11,9 +11,9 @@ from treadle.sampling.logprobs import Logprobs
 __all__ = ("InFlightOutput", "flag_invalid")
 
 
-def flag_invalid(tokens: Tensor, bad: Tensor) -> Tensor:
-    """Return ``tokens`` with negative values where ``bad``, to copy one tensor instead of two."""
-    return torch.add(tokens, bad, alpha=-(1 << 40))
+def flag_invalid(tokens: Tensor, invalid: Tensor) -> Tensor:
+    """Return ``tokens`` with negative values where ``invalid``, to copy one tensor instead of two."""
+    return torch.add(tokens, invalid, alpha=-(1 << 40))
 
 
 class InFlightOutput:
@@ -66,12 +66,12 @@ class InFlightOutput:
             rows = (self._rows[i] for i in self._logprobs.rows)
             logprobs = dict(zip(rows, self._logprobs.to_host(), strict=True))
         tokens: list[int] = self._tokens.tolist() if self._tokens is not None else []
-        bad = [i for i, token in enumerate(tokens) if token < 0]
+        invalid_rows = [i for i, token in enumerate(tokens) if token < 0]
         return ModelRunnerOutput(
             id=self._id,
             sampled_token_ids=tokens,
             logprobs=logprobs,
             prompt_logprobs={row: values.to_host() for row, values in self._prompts},
-            invalid_rows=sorted({*bad, *self.row_errors}),
+            invalid_rows=sorted({*invalid_rows, *self.row_errors}),
             row_errors=self.row_errors,
         )

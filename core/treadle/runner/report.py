@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.runner.memory import GIB, MemoryUsage, max_pages_per_sequence, savings
 
-__all__ = ("StartupTimer", "memory_lines", "option_line", "process_seconds", "stage_line")
-
-
-class StartupTimer:
-    """Seconds of each stage of the startup, in order."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def done(self, name: str) -> None:
-        """Record the end of a stage, which began at the end of the previous one."""
-        now = time.perf_counter()
-        self.seconds[name] = round(now - self._last, 3)
-        self._last = now
+__all__ = ("memory_lines", "option_line", "process_seconds", "stage_line")
 
 
 def memory_lines(info: EngineInfo, usage: MemoryUsage, step_tokens: int) -> Iterator[str]:
@@ -38,13 +24,13 @@ def memory_lines(info: EngineInfo, usage: MemoryUsage, step_tokens: int) -> Iter
         f"{g.num_pages} pages x {size} = {g.num_pages * size} tokens ({g.kind})"
         for g in info.kv_cache_groups
     )
-    longest = min(
+    max_sequences = min(
         (g.num_pages - 1) / max_pages_per_sequence(length, g.window, size)
         for g in info.kv_cache_groups
     )
     yield (
         f"KV cache     {usage.cache / GIB:8.3f} GiB: {parts}, "
-        f"enough for {longest:.1f} sequences of {length} tokens"
+        f"enough for {max_sequences:.1f} sequences of {length} tokens"
     )
     if usage.shared:
         yield f"shared       {usage.shared / GIB:8.3f} GiB of symmetric buffers between ranks"
@@ -60,13 +46,13 @@ def option_line(config: EngineConfig, usage: MemoryUsage) -> str:
     return "would free   " + ", ".join(parts)
 
 
-def stage_line(stages: StartupTimer) -> str:
-    """Return a line with the time of each stage and the age of the process."""
-    took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.seconds.items())
-    total = sum(stages.seconds.values())
+def stage_line(stages: Mapping[str, float]) -> str:
+    """Return a line with the seconds of each stage and the age of the process."""
+    stage_times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.items())
+    total = sum(stages.values())
     age = process_seconds()
-    since = "" if age is None else f", ready {age:.1f} s after the process began"
-    return f"start        {total:8.1f} s: {took}{since}"
+    age_text = "" if age is None else f", ready {age:.1f} s after the process began"
+    return f"start        {total:8.1f} s: {stage_times}{age_text}"
 
 
 def process_seconds() -> float | None:

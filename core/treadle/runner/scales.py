@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
 from treadle.runner.attention import AttentionLayers
+from treadle.runner.startup import StartStages
 
 __all__ = ("calculate_scales",)
 
@@ -27,6 +28,7 @@ def calculate_scales(
     model: nn.Module,
     attention: AttentionLayers,
     tp_group: Communicator,
+    stages: StartStages,
     pages: Sequence[int],
     device: torch.device,
     vocab_size: int,
@@ -45,34 +47,38 @@ def calculate_scales(
             "calculate_kv_scales is on, but no cache is fp8; set kv_cache_dtype to fp8_e4m3 or "
             "fp8_e5m2, or do not set calculate_kv_scales"
         )
-    largest = torch.zeros(len(layers), 2, device=device)
+    max_abs = torch.zeros(len(layers), 2, device=device)
+    rows = dict(zip(layers, max_abs, strict=True))
 
-    def watch(index: int) -> Callable[[Any, tuple[Any, ...]], None]:
-        def hook(_: Any, arguments: tuple[Any, ...]) -> None:
-            new = arguments[1:3]
-            largest[index] = torch.stack([x.abs().amax().float() for x in new])
+    def record(layer: Attention, arguments: tuple[Any, ...]) -> None:
+        _, k, v, _ = arguments
+        rows[layer].copy_(torch.stack([k.abs().amax(), v.abs().amax()]))
 
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(watch(i)) for i, layer in enumerate(layers)]
+    batch = _prompt(attention.page_size or 0, pages, device, max_len)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocab_size, (batch.max_seq_len,), generator=generator).to(device)
+    positions = torch.arange(batch.max_seq_len, device=device)
+    forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
+    with stages.dry_run() as compiles:
+        if compiles:
+            model.forward(ids, positions, forward_ctx)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
-        batch = _prompt(attention.page_size or 0, pages, device, max_len)
-        drawn = torch.Generator().manual_seed(0)
-        ids = torch.randint(vocab_size, (batch.max_seq_len,), generator=drawn).to(device)
-        forward_ctx = attention.build_metadata([batch] * len(attention.cache_groups))
-        model.forward(ids, torch.arange(batch.max_seq_len, device=device), forward_ctx)
+        model.forward(ids, positions, forward_ctx)
     finally:
-        for made in hooks:
-            made.remove()
-    of_ranks = tp_group.all_gather(largest, dim=0).view(tp_group.world_size, len(layers), 2)
-    for layer, (key, value) in zip(layers, of_ranks.amax(dim=0).tolist(), strict=True):
+        for handle in hooks:
+            handle.remove()
+    gathered = tp_group.all_gather(max_abs, dim=0).view(tp_group.world_size, len(layers), 2)
+    for layer, (key, value) in zip(layers, gathered.amax(dim=0).tolist(), strict=True):
         limit = torch.finfo(layer.cache.dtype).max
         layer.scales = (_scale(key, limit), _scale(value, limit))
 
 
-def _scale(largest: float, limit: float) -> float:
+def _scale(max_abs: float, limit: float) -> float:
     """Return the scale for the largest value; 1 if it is zero or not finite."""
-    scale = MARGIN * largest / limit
+    scale = MARGIN * max_abs / limit
     return scale if 0.0 < scale < float("inf") else 1.0
 
 
@@ -82,7 +88,6 @@ def _prompt(
     """Return a batch of one prompt, of at most ``TOKENS`` tokens, in the pages from 1 on."""
     length = min(TOKENS, max_len, (min(pages) - 1) * size)
     count = -(-length // size)
-    slots = torch.arange(size, size + length, device=device)
     return CommonAttentionMetadata(
         page_size=size,
         num_decodes=int(length == 1),
@@ -91,7 +96,7 @@ def _prompt(
         query_start_loc=torch.tensor([0, length], dtype=torch.int32, device=device),
         seq_lens=torch.tensor([length], dtype=torch.int32, device=device),
         page_table=torch.arange(1, count + 1, dtype=torch.int32, device=device).view(1, count),
-        slot_mapping=slots,
+        slot_mapping=torch.arange(size, size + length, device=device),
         query_lens_cpu=[length],
         seq_lens_cpu=[length],
     )

@@ -24,13 +24,13 @@ class Blocks:
     vocab_size: int
     width: int
     count: int
-    num_lanes: Tensor  # int64 [width]: 0, 1, …; on the device, so that a CUDA graph can read it
+    lanes: Tensor  # int64 [width]: 0, 1, …; on the device, so that a CUDA graph can read it
 
     @classmethod
     def of(cls, vocab_size: int, device: torch.device) -> Blocks:
         # A width that divides the vocabulary saves the two extra launches for a short block.
-        exact = [width for width in range(64, 513) if vocab_size % width == 0]
-        width = min(exact, key=lambda width: abs(width - PREFERRED), default=PREFERRED)
+        divisors = [width for width in range(64, 513) if vocab_size % width == 0]
+        width = min(divisors, key=lambda width: abs(width - PREFERRED), default=PREFERRED)
         width = min(width, vocab_size)
         lanes = torch.arange(width, dtype=torch.int64, device=device)
         return cls(vocab_size, width, -(-vocab_size // width), lanes)
@@ -51,30 +51,30 @@ class Blocks:
             parts.insert(0, reduction(full, -1))
         return torch.cat(parts, dim=1)
 
-    def members(self, chosen: Tensor) -> Tensor:
-        """Return the token ids ``[rows, n * width]`` of blocks ``chosen`` (int64 ``[rows, n]``).
+    def members(self, block_ids: Tensor) -> Tensor:
+        """Return the token ids ``[rows, n * width]`` of blocks ``block_ids`` (int64 ``[rows, n]``).
 
         Ids past the end of a short block are ``vocab_size`` or larger.
         """
-        ids = (chosen * self.width).unsqueeze(-1) + self.num_lanes
+        ids = (block_ids * self.width).unsqueeze(-1) + self.lanes
         return ids.flatten(1)
 
     def gather(self, values: Tensor, ids: Tensor, fill: float) -> Tensor:
         """Return ``values`` (``[rows, vocab]``) at ids of ``members``; ``fill`` past the end."""
         if not self.tail:
             return values.gather(1, ids)
-        found = values.gather(1, ids.clamp(max=self.vocab_size - 1))
-        return found.masked_fill_(ids >= self.vocab_size, fill)
+        result = values.gather(1, ids.clamp(max=self.vocab_size - 1))
+        return result.masked_fill_(ids >= self.vocab_size, fill)
 
-    def largest(self, values: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Return the ``most`` largest values of each row in descending order, and their ids.
+    def largest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the ``k`` largest values of each row in descending order, and their ids.
 
-        The result is exact: these values are all in the ``most`` blocks with the largest maxima.
+        The result is exact: these values are all in the ``k`` blocks with the largest maxima.
         """
-        if most * self.width * 2 >= self.vocab_size:
-            found, ids = values.topk(min(most, self.vocab_size), dim=-1)
-            return found, ids
+        if k * self.width * 2 >= self.vocab_size:
+            top, ids = values.topk(min(k, self.vocab_size), dim=-1)
+            return top, ids
         maxima = self.reduce(values, Tensor.amax)
-        members = self.members(maxima.topk(most, dim=-1, sorted=False).indices)
-        found, places = self.gather(values, members, float("-inf")).topk(most, dim=-1)
-        return found, members.gather(1, places)
+        members = self.members(maxima.topk(k, dim=-1, sorted=False).indices)
+        top, indices = self.gather(values, members, float("-inf")).topk(k, dim=-1)
+        return top, members.gather(1, indices)

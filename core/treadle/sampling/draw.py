@@ -34,10 +34,10 @@ def argmax(logits: Tensor, blocks: Blocks) -> tuple[Tensor, Tensor]:
         values, tokens = logits.max(dim=-1)
     else:
         # On a CPU only reductions without indices are vectorised: search the index in one block.
-        values, chosen = blocks.reduce(logits, Tensor.amax).max(dim=-1, keepdim=True)
-        ids = blocks.members(chosen)
-        inside = blocks.gather(logits, ids, float("-inf")).argmax(dim=-1)
-        tokens, values = ids[:, 0] + inside, values.squeeze(1)
+        values, block_ids = blocks.reduce(logits, Tensor.amax).max(dim=-1, keepdim=True)
+        ids = blocks.members(block_ids)
+        offset = blocks.gather(logits, ids, float("-inf")).argmax(dim=-1)
+        tokens, values = ids[:, 0] + offset, values.squeeze(1)
     # 0 * x is 0 for a finite x and NaN otherwise.
     return tokens, values.mul(0).ne(0)
 
@@ -51,21 +51,21 @@ def draw(weights: Tensor, uniforms: Tensor, blocks: Blocks) -> tuple[Tensor, Ten
     """
     sums = blocks.reduce(weights, Tensor.sum)
     # NaN in the input of a softmax makes the whole row NaN, so checking one entry is enough.
-    bad = sums[:, 0].isnan()
+    invalid = sums[:, 0].isnan()
     cumulative = sums.mul_(SCALE).long().cumsum(dim=-1)
-    chosen = invert(cumulative, uniforms[:, :1])
+    block_ids = invert(cumulative, uniforms[:, :1])
 
-    ids = blocks.members(chosen)
-    inside = blocks.gather(weights, ids, 0.0)
-    scale = torch.div(LOCAL, inside.amax(dim=-1, keepdim=True))
-    lane = invert(inside.mul_(scale).long().cumsum(dim=-1), uniforms[:, 1:])
-    tokens = chosen.mul_(blocks.width).add_(lane).squeeze(1)
+    ids = blocks.members(block_ids)
+    block_weights = blocks.gather(weights, ids, 0.0)
+    scale = torch.div(LOCAL, block_weights.amax(dim=-1, keepdim=True))
+    lane = invert(block_weights.mul_(scale).long().cumsum(dim=-1), uniforms[:, 1:])
+    tokens = block_ids.mul_(blocks.width).add_(lane).squeeze(1)
     # Only rows with NaN can have an id out of range here.
-    return tokens.clamp_(max=blocks.vocab_size - 1), bad
+    return tokens.clamp_(max=blocks.vocab_size - 1), invalid
 
 
 def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
     """Return the first index with a cumulative sum above ``uniform * total``: ``[rows, 1]``."""
     target = (cumulative[:, -1:] * uniform).long()
-    found = torch.searchsorted(cumulative, target, right=True)
-    return found.clamp_(max=cumulative.shape[1] - 1)
+    indices = torch.searchsorted(cumulative, target, right=True)
+    return indices.clamp_(max=cumulative.shape[1] - 1)

@@ -15,7 +15,7 @@ __all__ = ("Features",)
 class Features:
     """The stages of ``Sampler.sample_graphable``. Hashable: the key of captured CUDA graphs.
 
-    A step may run with more features than its rows need (``covers``), with the same tokens.
+    A step may run with more features than its rows need (their union, ``|``), with the same tokens.
     """
 
     greedy: bool = False
@@ -63,7 +63,3 @@ class Features:
     def needs_thresholds(self) -> bool:
         """Whether a filter needs a binary search, with many passes over the vocabulary."""
         return self.top_k > HEAD or self.long_top_p
-
-    def covers(self, other: Features) -> bool:
-        """Return whether a step that needs ``other`` may run with these features."""
-        return self | other == self

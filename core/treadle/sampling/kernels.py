@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treadle.api.attention import KernelRequest
 from treadle.api.cache import DeviceInfo
-from treadle.layers.fusion import Kernels
+from treadle.plugins import PluginManager
 from treadle.sampling.sampler import Sampler
 
 __all__ = ("SAMPLER_OPS", "install_sampler_kernels")
@@ -14,7 +14,7 @@ SAMPLER_OPS = ("sample", "argmax")
 
 
 def install_sampler_kernels(
-    sampler: Sampler, plugins: Kernels, device: DeviceInfo, dtype: str
+    sampler: Sampler, plugins: PluginManager, device: DeviceInfo, dtype: str
 ) -> dict[str, str]:
     """Give the sampler the best kernel that is offered for each operation.
 

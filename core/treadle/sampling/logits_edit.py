@@ -11,7 +11,7 @@ from torch import Tensor
 from treadle.api.step_types import NewSequenceData
 from treadle.sampling.transfer import Int32Packer
 
-__all__ = ("EditRows", "LogitsEdit", "SlotRowPool", "grown")
+__all__ = ("EditRows", "LogitsEdit", "SlotRowPool", "grow")
 
 FIRST_ROWS = 4
 
@@ -41,9 +41,9 @@ class SlotRowPool:
         if slot in self._rows:
             return self._rows[slot]
         if not self._free:
-            grown = max(FIRST_ROWS, self.capacity * 2)
-            self._free = list(range(grown - 1, self.capacity - 1, -1))
-            self.capacity = grown
+            capacity = max(FIRST_ROWS, self.capacity * 2)
+            self._free = list(range(capacity - 1, self.capacity - 1, -1))
+            self.capacity = capacity
         row = self._free.pop()
         self._rows[slot] = row
         return row
@@ -56,12 +56,12 @@ class SlotRowPool:
             self._free.sort(reverse=True)
 
 
-def grown(table: Tensor, *shape: int, fill: float = 0) -> Tensor:
+def grow(table: Tensor, *shape: int, fill: float = 0) -> Tensor:
     """Return ``table`` if it is at least ``shape``, else a larger copy padded with ``fill``."""
-    wanted = [max(old, new) for old, new in zip(table.shape, shape, strict=True)]
-    if list(table.shape) == wanted:
+    target_shape = [max(old, new) for old, new in zip(table.shape, shape, strict=True)]
+    if list(table.shape) == target_shape:
         return table
-    larger = torch.full(wanted, fill, dtype=table.dtype, device=table.device)
+    larger = torch.full(target_shape, fill, dtype=table.dtype, device=table.device)
     larger[tuple(slice(0, size) for size in table.shape)] = table
     return larger
 
@@ -79,14 +79,12 @@ class LogitsEdit(Protocol):
     """A logits edit: parameters that few slots have, in rows of tables that grow on demand."""
 
     pool: SlotRowPool
-    needs_sampled_tokens: bool
-    """Whether ``record_sampled`` must be called after sampling."""
 
-    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
-        """Assign a row and add its data to ``parcel``, if the sequence needs this edit."""
+    def pack(self, start: NewSequenceData, packer: Int32Packer) -> None:
+        """Assign a row and add its data to ``packer``, if the sequence needs this edit."""
 
     def write(self, data: Tensor) -> None:
-        """Fill the assigned rows from the parcel's ``data`` (int32, on the device)."""
+        """Fill the assigned rows from ``data``, the packer's contents on the device (int32)."""
 
     def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
         """Edit ``logits[part.rows]`` in place.
@@ -95,4 +93,4 @@ class LogitsEdit(Protocol):
         """
 
     def record_sampled(self, part: EditRows, tokens: Tensor) -> None:
-        """Record ``tokens[part.rows]``; ``tokens`` is int64 ``[batch]``."""
+        """Record ``tokens[part.rows]`` if the edit depends on it; ``tokens`` is int64 ``[batch]``."""

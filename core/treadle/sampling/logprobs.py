@@ -12,7 +12,6 @@ from treadle.api.step_types import TokenLogprobs
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.scratch import spans
 from treadle.sampling.thresholds import mask_dtype
-from treadle.sampling.transfer import download
 
 __all__ = ("Logprobs", "gather_logprobs", "prompt_logprobs")
 
@@ -33,9 +32,11 @@ class Logprobs:
 
     def cpu(self) -> Logprobs:
         """Return a copy on the CPU side, valid once the device's stream has reached it."""
-        return Logprobs(
-            self.rows, self.counts, download(self.ids), download(self.values), download(self.ranks)
+        # torch copies to pinned memory if the copy is non-blocking.
+        ids, values, ranks = (
+            x.to("cpu", non_blocking=True) for x in (self.ids, self.values, self.ranks)
         )
+        return Logprobs(self.rows, self.counts, ids, values, ranks)
 
     def to_host(self) -> list[TokenLogprobs]:
         """Return one entry per line, with the requested number of alternatives.
@@ -74,17 +75,17 @@ def gather_piece(
     logits: Tensor, tokens: Tensor, k: int, blocks: Blocks
 ) -> tuple[Tensor, Tensor, Tensor]:
     ids = tokens.unsqueeze(1)
-    chosen = values = logits.gather(1, ids)
+    token_logits = values = logits.gather(1, ids)
     if k:
         top, top_ids = blocks.largest(logits, min(k, logits.shape[1]))
         values = torch.cat((values, top), dim=1)
         ids = torch.cat((ids, top_ids), dim=1)
-    above = torch.empty_like(logits, dtype=mask_dtype(logits.device))
-    ranks = torch.gt(logits, chosen, out=above).sum(dim=-1).long().add_(1)
+    is_larger = torch.empty_like(logits, dtype=mask_dtype(logits.device))
+    ranks = torch.gt(logits, token_logits, out=is_larger).sum(dim=-1).long().add_(1)
     # Normalizing only the returned values avoids a log_softmax over the vocabulary.
-    most = logits.amax(dim=-1, keepdim=True)
-    total = (logits - most).exp_().sum(dim=-1, keepdim=True)
-    return ids, values - most - total.log_(), ranks
+    max_logits = logits.amax(dim=-1, keepdim=True)
+    total = (logits - max_logits).exp_().sum(dim=-1, keepdim=True)
+    return ids, values - max_logits - total.log_(), ranks
 
 
 def prompt_logprobs(logits: Tensor, targets: Tensor, k: int) -> Logprobs:

@@ -1,4 +1,4 @@
-"""AllowedTokenIds tokens: grammar bitmasks of a step, and ``allowed_token_ids`` of a slot."""
+"""Allowed tokens: grammar bitmasks of a step, and ``allowed_token_ids`` of a slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from treadle.api.step_types import NewSequenceData
-from treadle.sampling.logits_edit import EditRows, SlotRowPool, grown
+from treadle.sampling.logits_edit import EditRows, SlotRowPool, grow
 from treadle.sampling.transfer import Int32Packer
 
 __all__ = ("AllowedTokenIds", "apply_bitmask", "bitmask_words")
@@ -39,26 +39,26 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -
 class AllowedTokenIds:
     """The logits edit of ``allowed_token_ids``: a table bool ``[capacity, vocab]`` of bans."""
 
-    needs_sampled_tokens = False
-
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.pool = SlotRowPool()
-        self._forbidden = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._forbidden_mask = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._pending: list[tuple[int, slice]] = []
 
-    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
+    def pack(self, start: NewSequenceData, packer: Int32Packer) -> None:
         ids = start.params.allowed_token_ids
         if ids is not None:
-            self._pending.append((self.pool.assign(start.slot), parcel.add(ids)))
+            self._pending.append((self.pool.assign(start.slot), packer.add(ids)))
 
     def write(self, data: Tensor) -> None:
-        self._forbidden = grown(self._forbidden, self.pool.capacity, self._forbidden.shape[1])
+        self._forbidden_mask = grow(
+            self._forbidden_mask, self.pool.capacity, self._forbidden_mask.shape[1]
+        )
         for row, ids in self._pending:
-            self._forbidden[row].fill_(True).index_fill_(0, data[ids].long(), False)
+            self._forbidden_mask[row].fill_(True).index_fill_(0, data[ids].long(), False)
         self._pending = []
 
     def apply(self, logits: Tensor, part: EditRows, positions: Tensor) -> None:
-        forbidden = self._forbidden.index_select(0, part.owned)
+        forbidden = self._forbidden_mask.index_select(0, part.owned)
         masked = logits.index_select(0, part.rows).masked_fill_(forbidden, float("-inf"))
         logits.index_copy_(0, part.rows, masked)
 

@@ -52,9 +52,9 @@ def uniforms(offsets: Tensor, strides: Tensor, positions: Tensor) -> Tensor:
     return logical_shift(z, 64 - BITS).double().mul_(2.0**-BITS)
 
 
-def logical_shift(z: Tensor, by: int) -> Tensor:
+def logical_shift(z: Tensor, num_bits: int) -> Tensor:
     # torch shifts int64 arithmetically; the mask clears the copies of the sign.
-    return (z >> by).bitwise_and_((1 << (64 - by)) - 1)
+    return (z >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
 
 
 def mix(z: int) -> int:

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import NewSequenceData
-from treadle.errors import RequestError
 from treadle.sampling.biases import Biases
 from treadle.sampling.blocks import Blocks
 from treadle.sampling.draw import argmax, draw
@@ -35,10 +33,10 @@ from treadle.sampling.scratch import Scratch, spans
 from treadle.sampling.selection import FilterGroup, SamplingMetadata
 from treadle.sampling.slot_params import RowParams, SlotParams
 from treadle.sampling.thresholds import apply_filters, mask_dtype
-from treadle.sampling.transfer import Int32Packer
+from treadle.sampling.transfer import Int32Packer, Packer
 from treadle.sampling.words import BadWords
 
-__all__ = ("SampleOutput", "Sampler", "check_ids")
+__all__ = ("SampleOutput", "Sampler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,7 @@ class Sampler:
             Penalties(vocab_size, self.device),
         )
         self._scratch = Scratch()
+        self._packer = Packer(self.device)
         self._features = [Features(greedy=True)] * slots
         self._logprobs: dict[int, int] = {}
         self._selected: SamplingMetadata | None = None
@@ -81,22 +80,21 @@ class Sampler:
     def add_sequences(self, starts: Sequence[NewSequenceData]) -> None:
         """Set the parameters of slots, replacing earlier ones, in one transfer to the device.
 
-        Raises ``RequestError``, without changing any slot, if a token id is outside the vocabulary.
+        The ids of ``logit_bias`` and ``allowed_token_ids`` are in the vocabulary: ``check_request``
+        refuses others.
         """
         if not starts:
             return
-        for start in starts:
-            check_ids(start.params, self.vocab_size)
         self.remove_slots([start.slot for start in starts])
-        parcel = Int32Packer()
+        packer = Int32Packer()
         for start in starts:
             self._features[start.slot] = Features.of(start.params, self.vocab_size)
             if start.params.logprobs is not None:
                 self._logprobs[start.slot] = start.params.logprobs
-            self._slots.pack(start, parcel)
+            self._slots.pack(start, packer)
             for table in self._logits_edits:
-                table.pack(start, parcel)
-        data = parcel.to_device(self.device)
+                table.pack(start, packer)
+        data = packer.to_device(self._packer)
         self._slots.write(data)
         for table in self._logits_edits:
             table.write(data)
@@ -128,7 +126,7 @@ class Sampler:
         bitmask_rows: Tensor | None = None,
         raw: Tensor | None = None,
     ) -> SampleOutput:
-        """Sample one token per row and record it for the logits edits that need it.
+        """Sample one token per row and record it for the logits edits.
 
         ``logits`` is ``[rows, vocab]`` and is not modified. ``slots`` and ``positions`` are int64
         ``[rows]`` on the device; a position is the index of the new token in its sequence. ``rows``
@@ -138,17 +136,20 @@ class Sampler:
         """
         selection = self._select(rows)
         edited = self._apply_edits(logits, positions, selection, bitmask, bitmask_rows)
-        tokens, bad = self._choose(edited, slots, positions, selection.features, selection.groups)
+        tokens, invalid = self._choose(
+            edited, slots, positions, selection.features, selection.groups
+        )
         for table, part in selection.edits:
-            if table.needs_sampled_tokens:
-                table.record_sampled(part, tokens)
+            table.record_sampled(part, tokens)
         logprobs = None
         if selection.logprobs is not None:
             source = (logits if raw is None else raw).index_select(0, selection.logprobs)
-            chosen = tokens.index_select(0, selection.logprobs)
-            found = gather_logprobs(source, chosen, max(selection.logprob_counts), self.blocks)
-            logprobs = Logprobs(selection.logprob_rows, selection.logprob_counts, *found)
-        return SampleOutput(tokens, bad, logprobs)
+            token_ids = tokens.index_select(0, selection.logprobs)
+            logprob_values = gather_logprobs(
+                source, token_ids, max(selection.logprob_counts), self.blocks
+            )
+            logprobs = Logprobs(selection.logprob_rows, selection.logprob_counts, *logprob_values)
+        return SampleOutput(tokens, invalid, logprobs)
 
     def sample_graphable(
         self, logits: Tensor, slots: Tensor, positions: Tensor, features: Features
@@ -160,31 +161,6 @@ class Sampler:
         """
         groups = [FilterGroup(None, features)] if features.filters else []
         return self._choose(logits, slots, positions, features, groups)
-
-    def distribution(
-        self,
-        logits: Tensor,
-        slots: Tensor,
-        positions: Tensor,
-        rows: Sequence[int],
-        *,
-        bitmask: Tensor | None = None,
-        bitmask_rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the probabilities that ``sample`` draws from: float32 ``[rows, vocab]``.
-
-        Greedy rows are one-hot. Records nothing.
-        """
-        selection = self._select(rows)
-        edited = self._apply_edits(logits, positions, selection, bitmask, bitmask_rows)
-        cells = self._slots.cells(slots)
-        weights = self._weights(edited, cells, selection.groups)
-        probs = weights / weights.sum(dim=-1, keepdim=True)
-        if selection.features.greedy:
-            best = argmax(edited, self.blocks)[0].unsqueeze(1)
-            one_hot = torch.zeros_like(probs).scatter_(1, best, 1.0)
-            probs = torch.where(cells.greedy.unsqueeze(1) > 0, one_hot, probs)
-        return probs
 
     def _apply_edits(
         self,
@@ -214,76 +190,63 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         if not features.random:
             return self._argmax(logits)
-        cells = self._slots.cells(slots)
+        params = self._slots.row_params(slots)
         if self.sample_op is not None and not groups:
             return self.sample_op(
                 logits,
                 self.blocks.width,
-                cells.temperature[:, 0],
-                cells.greedy,
-                cells.offsets,
-                cells.strides,
+                params.temperature[:, 0],
+                params.greedy,
+                params.offsets,
+                params.strides,
                 positions,
                 features.greedy,
             )
-        weights = self._weights(logits, cells, groups)
-        noise = uniforms(cells.offsets, cells.strides, positions)
-        tokens, bad = draw(weights, noise, self.blocks)
+        weights = self._weights(logits, params, groups)
+        noise = uniforms(params.offsets, params.strides, positions)
+        tokens, invalid = draw(weights, noise, self.blocks)
         if features.greedy:
-            tokens = torch.where(cells.greedy > 0, self._argmax(logits)[0], tokens)
-        return tokens, bad
+            tokens = torch.where(params.greedy > 0, self._argmax(logits)[0], tokens)
+        return tokens, invalid
 
     def _argmax(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if self.argmax_op is not None:
             return self.argmax_op(logits)
         return argmax(logits, self.blocks)
 
-    def _weights(self, logits: Tensor, cells: RowParams, groups: Sequence[FilterGroup]) -> Tensor:
+    def _weights(self, logits: Tensor, params: RowParams, groups: Sequence[FilterGroup]) -> Tensor:
         """Return a softmax with the entries removed by filters set to zero (stage 4)."""
         probs = self._scratch.get("probs", logits)
         for rows in spans(logits):
             # Dividing float16 by a float32 column gives float32 in one pass.
             scaled = self._scratch.get("scaled", logits[rows])
-            torch.div(logits[rows], cells.temperature[rows], out=scaled)
+            torch.div(logits[rows], params.temperature[rows], out=scaled)
             torch.softmax(scaled, dim=-1, out=probs[rows])
         for group in groups:
             if group.rows is None:
-                self._filter(probs, cells, group.features)
+                self._filter(probs, params, group.features)
             else:
                 part = probs.index_select(0, group.rows)
-                self._filter(part, cells.index(group.rows), group.features)
+                self._filter(part, params.index(group.rows), group.features)
                 probs.index_copy_(0, group.rows, part)
         return probs
 
-    def _filter(self, probs: Tensor, cells: RowParams, features: Features) -> None:
+    def _filter(self, probs: Tensor, params: RowParams, features: Features) -> None:
         for rows in spans(probs):
             part = probs[rows]
             apply_filters(
                 part,
                 self._scratch.get("scaled", part, mask_dtype(part.device)),
                 self.blocks,
-                top_k=(cells.top_k[rows].long(), features.top_k) if features.top_k else None,
-                top_p=(cells.top_p[rows], not features.long_top_p) if features.top_p else None,
-                min_p=cells.min_p[rows] if features.min_p else None,
+                top_k=(params.top_k[rows].long(), features.top_k) if features.top_k else None,
+                top_p=(params.top_p[rows], not features.long_top_p) if features.top_p else None,
+                min_p=params.min_p[rows] if features.min_p else None,
             )
 
     def _select(self, rows: Sequence[int]) -> SamplingMetadata:
         """Return the metadata of ``rows``, cached: successive decode steps have the same rows."""
         if self._selected is None or self._selected.rows != rows:
             self._selected = SamplingMetadata.of(
-                rows, self._features, self._logits_edits, self._logprobs, self.device
+                rows, self._features, self._logits_edits, self._logprobs, self._packer
             )
         return self._selected
-
-
-def check_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise ``RequestError`` if a parameter contains a token id outside the vocabulary."""
-    for name, ids in (
-        ("logit_bias", params.logit_bias),
-        ("allowed_token_ids", params.allowed_token_ids),
-    ):
-        if ids and max(ids) >= vocab_size:
-            raise RequestError(
-                f"{name} has token {max(ids)}; the highest id of the model is {vocab_size - 1}",
-                param=name,
-            )

@@ -40,7 +40,7 @@ class Scratch:
         if not like.is_cpu:
             return torch.empty(like.shape, dtype=dtype, device=like.device)
         size = like.numel() * dtype.itemsize
-        kept = self._buffers.get(name)
-        if kept is None or kept.numel() < size:
-            self._buffers[name] = kept = torch.empty(size, dtype=torch.uint8)
-        return kept[:size].view(dtype).view(like.shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            self._buffers[name] = buffer = torch.empty(size, dtype=torch.uint8)
+        return buffer[:size].view(dtype).view(like.shape)

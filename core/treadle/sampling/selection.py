@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from treadle.sampling.features import Features
 from treadle.sampling.logits_edit import EditRows, LogitsEdit, SlotRowPool
-from treadle.sampling.transfer import upload
+from treadle.sampling.transfer import Packer
 
 __all__ = ("FilterGroup", "SamplingMetadata")
 
@@ -42,30 +42,31 @@ class SamplingMetadata:
         features: Sequence[Features],
         tables: Sequence[LogitsEdit],
         logprobs: Mapping[int, int],
-        device: torch.device,
+        packer: Packer,
     ) -> SamplingMetadata:
         """Create the metadata. ``features`` and ``logprobs`` (alternatives) are by slot."""
-        asked = [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
-        chosen = [(table, rows_in_pool(table.pool, rows)) for table in tables]
-        chosen = [(table, batch) for table, batch in chosen if batch]
+        rows_with_logprobs = (
+            [row for row, slot in enumerate(rows) if slot in logprobs] if logprobs else []
+        )
+        edits = [(table, rows_in_pool(table.pool, rows)) for table in tables]
+        edits = [(table, batch) for table, batch in edits if batch]
         kinds = {features[slot] for slot in rows}
         groups = split(rows, features, kinds)
 
-        lists = [asked]
-        for table, batch in chosen:
+        lists = [rows_with_logprobs] if rows_with_logprobs else []
+        for table, batch in edits:
             lists += [batch, [table.pool[rows[row]] for row in batch]]
         lists += [batch for batch, _ in groups if batch is not None]
-        tensors = iter(upload_lists(lists, device))
-        logprob_rows = next(tensors)
+        tensors = iter(packer.upload(*(np.array(values, dtype=np.int64) for values in lists)))
         return cls(
             rows=list(rows),
             features=union(kinds),
-            logprobs=logprob_rows if asked else None,
-            logprob_rows=asked,
-            logprob_counts=[logprobs[rows[row]] for row in asked],
+            logprobs=next(tensors) if rows_with_logprobs else None,
+            logprob_rows=rows_with_logprobs,
+            logprob_counts=[logprobs[rows[row]] for row in rows_with_logprobs],
             edits=[
                 (table, EditRows(next(tensors), next(tensors), [rows[row] for row in batch]))
-                for table, batch in chosen
+                for table, batch in edits
             ],
             groups=[
                 FilterGroup(None if batch is None else next(tensors), kind)
@@ -93,28 +94,14 @@ def split(
     Otherwise one row with a binary search would cause a search for the whole batch.
     """
     groups: list[tuple[list[int] | None, Features]] = []
-    searching = {kind for kind in kinds if kind.needs_thresholds}
-    listing = {kind for kind in kinds if kind.filters} - searching
-    for members in (listing, searching):
+    search_kinds = {kind for kind in kinds if kind.needs_thresholds}
+    list_kinds = {kind for kind in kinds if kind.filters} - search_kinds
+    for members in (list_kinds, search_kinds):
         if not members:
             continue
         batch = [row for row, slot in enumerate(rows) if features[slot] in members]
         # Copying rows out and back costs about as much as filtering twice as many rows.
-        most = not searching and 2 * len(batch) > len(rows)
-        everywhere = most or len(batch) == len(rows)
-        groups.append((None if everywhere else batch, union(members)))
+        is_majority = not search_kinds and 2 * len(batch) > len(rows)
+        covers_all = is_majority or len(batch) == len(rows)
+        groups.append((None if covers_all else batch, union(members)))
     return groups
-
-
-def upload_lists(lists: Sequence[list[int]], device: torch.device) -> list[Tensor]:
-    """Return each list as int64 ``[n]`` on the device, in one transfer."""
-    flat = [value for values in lists for value in values]
-    data = torch.empty(0, dtype=torch.int64, device=device)
-    if flat:
-        data = upload(torch.tensor(flat, dtype=torch.int64), device)
-    parts = []
-    start = 0
-    for values in lists:
-        parts.append(data[start : start + len(values)])
-        start += len(values)
-    return parts

@@ -66,18 +66,18 @@ class SlotParams:
         self._table = row.repeat(count, 1).to(device)
         self._pending: list[tuple[slice, slice]] = []
 
-    def pack(self, start: NewSequenceData, parcel: Int32Packer) -> None:
-        where = parcel.add((start.slot,))
-        self._pending.append((where, parcel.add(struct.unpack(f"={WIDTH}i", self._pack(start)))))
+    def pack(self, start: NewSequenceData, packer: Int32Packer) -> None:
+        span = packer.add((start.slot,))
+        self._pending.append((span, packer.add(struct.unpack(f"={WIDTH}i", self._pack(start)))))
 
     def write(self, data: Tensor) -> None:
-        """Fill the rows that ``pack`` added, from the parcel's ``data`` on the device."""
-        slots = torch.cat([data[where] for where, _ in self._pending]).long()
+        """Fill the rows that ``pack`` added, from ``data``, the packer's contents on the device."""
+        slots = torch.cat([data[span] for span, _ in self._pending]).long()
         rows = torch.stack([data[row] for _, row in self._pending])
         self._table.index_copy_(0, slots, rows)
         self._pending = []
 
-    def cells(self, slots: Tensor) -> RowParams:
+    def row_params(self, slots: Tensor) -> RowParams:
         """Return the parameters of ``slots`` (int64 ``[rows]``)."""
         rows = self._table.index_select(0, slots)
         longs, floats = rows.view(torch.int64), rows.view(torch.float32)

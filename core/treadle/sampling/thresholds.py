@@ -58,25 +58,25 @@ def apply_filters(
     """
     largest = None
     if top_k is not None:
-        k, most = top_k
-        if most <= HEAD:
-            largest = blocks.largest(probs, most)[0]
+        k, max_k = top_k
+        if max_k <= HEAD:
+            largest = blocks.largest(probs, max_k)[0]
             kth = largest.gather(1, (k - 1).clamp_(max=largest.shape[1] - 1))
         else:
             kth = search(probs, mask, lambda mask: mask.sum(dim=-1, keepdim=True) >= k)
         keep(probs, mask, kth * (k < blocks.vocab_size))
     threshold: Tensor | None = None
     if top_p is not None:
-        p, listed = top_p
+        p, in_head = top_p
         total = blocks.reduce(probs, Tensor.sum).sum(dim=-1, keepdim=True, dtype=torch.float64)
         budget = total * p
-        if listed and largest is not None:
-            found = top_p_threshold_sorted(largest, budget)
+        if in_head and largest is not None:
+            cutoff = top_p_threshold_sorted(largest, budget)
         elif probs.is_cpu:
-            found = top_p_threshold(probs, budget, blocks)
+            cutoff = top_p_threshold(probs, budget, blocks)
         else:
-            found = search(probs, mask, lambda mask: kept_probability(probs, mask) >= budget)
-        threshold = found * (p < 1)
+            cutoff = search(probs, mask, lambda mask: kept_probability(probs, mask) >= budget)
+        threshold = cutoff * (p < 1)
     if min_p is not None:
         floor = probs.amax(dim=-1, keepdim=True) * min_p
         threshold = floor if threshold is None else torch.maximum(threshold, floor)
@@ -99,17 +99,17 @@ def kept_probability(probs: Tensor, mask: Tensor) -> Tensor:
     return (probs * mask).sum(dim=-1, keepdim=True, dtype=torch.float64)
 
 
-def search(probs: Tensor, mask: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the largest threshold with ``enough(probs >= threshold)``: float32 ``[rows, 1]``.
+def search(probs: Tensor, mask: Tensor, predicate: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the largest threshold with ``predicate(probs >= threshold)``: float32 ``[rows, 1]``.
 
-    ``enough`` maps a mask ``[rows, vocab]`` to bool ``[rows, 1]``. It must be true at threshold 0
+    ``predicate`` maps a mask ``[rows, vocab]`` to bool ``[rows, 1]``. It must be true at threshold 0
     and, once false, stay false for larger thresholds. The search sets the threshold's bits from
     the highest down: it is exact, has a fixed number of passes, and does not wait for the device.
     """
     bits = torch.zeros(probs.shape[0], 1, dtype=torch.int32, device=probs.device)
     for bit in range(PROBABILITY_BITS - 1, -1, -1):
         candidate = (bits + (1 << bit)).view(torch.float32)
-        bits.add_(enough(torch.ge(probs, candidate, out=mask)), alpha=1 << bit)
+        bits.add_(predicate(torch.ge(probs, candidate, out=mask)), alpha=1 << bit)
     return bits.view(torch.float32)
 
 
@@ -120,11 +120,11 @@ def top_p_threshold_sorted(values: Tensor, budget: Tensor) -> Tensor:
     (float64 ``[rows, 1]``). ``values`` (``[rows, n]``) are the largest probabilities in descending
     order, including the threshold.
     """
-    listed = values.double()
+    probs = values.double()
     # The sum before an entry; for the first of equal entries, the sum of the strictly larger ones.
-    before = listed.cumsum(dim=-1).sub_(listed)
-    inside = (before < budget).sum(dim=-1, keepdim=True)
-    return values.gather(1, inside.sub_(1).clamp_(min=0))
+    sum_before = probs.cumsum(dim=-1).sub_(probs)
+    num_kept = (sum_before < budget).sum(dim=-1, keepdim=True)
+    return values.gather(1, num_kept.sub_(1).clamp_(min=0))
 
 
 def top_p_threshold(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
@@ -133,11 +133,11 @@ def top_p_threshold(probs: Tensor, budget: Tensor, blocks: Blocks) -> Tensor:
     The 128 largest are nearly always enough; otherwise the row is partitioned as in quickselect.
     """
     largest = blocks.largest(probs, min(HEAD, probs.shape[1]))[0]
-    found = top_p_threshold_sorted(largest, budget)
-    listed = largest.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    for row in (listed < budget).squeeze(1).nonzero().squeeze(1).tolist():
-        found[row, 0] = select(probs[row], float(budget[row]))
-    return found
+    thresholds = top_p_threshold_sorted(largest, budget)
+    top_sums = largest.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    for row in (top_sums < budget).squeeze(1).nonzero().squeeze(1).tolist():
+        thresholds[row, 0] = select(probs[row], float(budget[row]))
+    return thresholds
 
 
 def select(values: Tensor, budget: float) -> Tensor:
@@ -146,15 +146,15 @@ def select(values: Tensor, budget: float) -> Tensor:
     while len(values) > SORTED:
         pivot = values[:: max(1, len(values) // 64)].median()
         above = values[values > pivot]
-        held = float(above.sum(dtype=torch.float64))
-        if held >= budget:
+        cumulative_prob = float(above.sum(dtype=torch.float64))
+        if cumulative_prob >= budget:
             values = above
             continue
         below = values[values < pivot]
-        held += float(pivot.double()) * (len(values) - len(above) - len(below))
-        if held >= budget:
+        cumulative_prob += float(pivot.double()) * (len(values) - len(above) - len(below))
+        if cumulative_prob >= budget:
             return pivot
-        values, budget = below, budget - held
+        values, budget = below, budget - cumulative_prob
     if not len(values):
         return pivot  # the budget is the whole sum, up to rounding
     values = values.sort(descending=True).values

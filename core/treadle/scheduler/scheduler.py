@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import compress
 
 from treadle.api.engine import SchedulingPolicy
 from treadle.api.requests import TokenOutput
@@ -113,8 +114,8 @@ class Scheduler:
             return None
         self._next_id += 1
         self._in_flight.append(step)
-        closed, self._freed_slots = self._freed_slots, []
-        return step.to_output(closed)
+        freed_slots, self._freed_slots = self._freed_slots, []
+        return step.to_output(freed_slots)
 
     def _schedule_rows(self, step: InFlightStep) -> None:
         budget = self.config.max_num_batched_tokens
@@ -126,23 +127,18 @@ class Scheduler:
             self._admit(step, budget)
 
     def _schedule_decodes(self, step: InFlightStep, budget: int) -> int:
+        page_size = self.cache.page_size
         while True:
             ready = [
-                s
-                for s in self.running
-                if s.last_on_device
-                and s.num_tokens - s.num_computed_tokens == 1
-                and s.num_tokens < s.max_num_tokens
+                s for s in self.running if s.last_on_device and s.num_tokens < s.max_num_tokens
             ][:budget]
-            size = self.cache.page_size
-            growing = [s for s in ready if s.num_computed_tokens >= len(s.page_tables[0]) * size]
+            # Tables have no spare page, so that a token needs one if those before it fill theirs.
+            growing = [s for s in ready if s.num_computed_tokens % page_size == 0]
             if len(growing) <= self.cache.available:
                 break
             self._preempt()
-        for sequence in growing:
-            step.add_page_table_update(
-                self.cache.allocate_pages(sequence, sequence.num_computed_tokens + 1)
-            )
+        if growing:
+            step.add_page_table_update(self.cache.append_page(growing))
         if ready:
             step.add_decodes(ready)
         return len(ready)
@@ -151,12 +147,12 @@ class Scheduler:
         self, step: InFlightStep, sequence: SequenceState, budget: int
     ) -> int:
         """Schedule known tokens within ``budget`` and the available pages; return their number."""
-        most = min(budget, self.config.chunked_prefill_size or budget)
+        max_tokens = min(budget, self.config.chunked_prefill_size or budget)
         count = (
             min(len(sequence.token_ids), self.cache.max_tokens_for(sequence))
             - sequence.num_computed_tokens
         )
-        count = min(count, most)
+        count = min(count, max_tokens)
         if count <= 0:
             return 0
         step.add_page_table_update(
@@ -167,10 +163,10 @@ class Scheduler:
         return count
 
     def _admit(self, step: InFlightStep, budget: int) -> None:
-        held = []
+        skipped = []
         while budget and self._free_slots and (sequence := self.waiting.peek()) is not None:
             if sequence.num_pending_tokens or self._waits_for_leader(sequence):
-                held.append(self.waiting.pop())
+                skipped.append(self.waiting.pop())
                 continue
             if not self._try_admit(sequence):
                 break
@@ -179,7 +175,7 @@ class Scheduler:
             self.running.append(sequence)
             step.add_new_sequence(sequence, self.cache.page_table_updates(sequence))
             budget -= self._schedule_prefill_chunk(step, sequence, budget)
-        for sequence in held:
+        for sequence in skipped:
             self.waiting.push(sequence)
 
     def _waits_for_leader(self, sequence: SequenceState) -> bool:
@@ -191,14 +187,16 @@ class Scheduler:
         """Start the page tables with cached pages; undo it if the other tokens do not fit now."""
         cache = self.cache
         leader = self.sequences.get(sequence.prefix_leader) if sequence.prefix_leader else None
-        most = (sequence.num_prompt_tokens - 1) // cache.page_size
-        whole = sequence.prompt_logprobs is not None and not sequence.num_output_tokens
-        if whole:
+        max_pages = (sequence.num_prompt_tokens - 1) // cache.page_size
+        needs_full_prompt = sequence.prompt_logprobs is not None and not sequence.num_output_tokens
+        if needs_full_prompt:
             hit = 0
         elif (
-            leader is not None and leader.is_running and cache.share_tables(sequence, leader, most)
+            leader is not None
+            and leader.is_running
+            and cache.share_tables(sequence, leader, max_pages)
         ):
-            hit = most
+            hit = max_pages
         else:
             hit = cache.find_cached_prefix(sequence, sequence.token_ids)
             cache.share_prefix(sequence, hit)
@@ -221,10 +219,12 @@ class Scheduler:
         victim = self.running[self.policy.select_victim(tuple(self.running))]
         self._free_slot(victim)
         self.cache.free(victim)
+        for step in self._in_flight:
+            step.preempted.add(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        if victim.prompt_logprobs is not None and not victim.num_output_tokens:
-            victim.prompt_logprobs = []
+        if victim.prompt_logprobs is not None and victim.num_tokens == victim.num_prompt_tokens:
+            victim.prompt_logprobs = []  # the whole prompt is computed again
         self.waiting.push(victim)
         self.counters.num_preemptions += 1
 
@@ -247,37 +247,68 @@ class Scheduler:
                 f"the executor returned {len(result.sampled_token_ids)} tokens for step {step.id}; "
                 f"expected {sum(step.needs_sampling)}"
             )
+        errors = self._fail_invalid_rows(step, result) if result.invalid_rows else []
+        outputs = self._update_decodes(step, result)
+        outputs += self._update_chunks(step, result)
+        self.counters.generation_tokens += len(outputs)
+        return errors + outputs
+
+    def _fail_invalid_rows(
+        self, step: InFlightStep, result: ModelRunnerOutput
+    ) -> list[TokenOutput]:
+        """End the sequences for which no token could be sampled."""
+        invalid = set(result.invalid_rows)
+        return [
+            self._error(s, result.row_errors.get(index) or _grammar_error(s) or NO_TOKEN)
+            for index, s in enumerate(compress(step.sequences, step.needs_sampling))
+            if index in invalid and not s.finished
+        ]
+
+    def _update_decodes(self, step: InFlightStep, result: ModelRunnerOutput) -> list[TokenOutput]:
+        """Append the tokens of the rows that generate, none of which is its sequence's first.
+
+        All sequences pass through this loop in each step, so that it does for most of them only
+        what each token needs.
+        """
+        page_size, logprobs = self.cache.page_size, result.logprobs
+        decodes = zip(step.sequences[: step.num_decodes], result.sampled_token_ids, strict=False)
         outputs = []
-        sampled = iter(result.sampled_token_ids)
-        bad = set(result.invalid_rows)
-        index = -1
-        size = self.cache.page_size
-        for row, sequence in enumerate(step.sequences):
-            token = None
-            if step.needs_sampling[row]:
-                token = next(sampled)
-                index += 1
+        for row, (sequence, token) in enumerate(decodes):
             if sequence.finished:
                 continue
-            end = step.num_computed_tokens_after[row]
-            current = step.num_preemptions[row] == sequence.num_preemptions
+            token_ids = sequence.token_ids
+            computed = len(token_ids)
+            token_ids.append(token)
+            if computed % page_size == 0 and sequence not in step.preempted:
+                self.cache.cache_full_pages(sequence, token_ids, computed)
+            if (
+                token in sequence.stop_token_ids
+                or computed + 1 >= sequence.max_num_tokens
+                or sequence.grammar_state is not None
+                or row in logprobs
+            ):
+                outputs.append(self._advance(sequence, token, logprobs.get(row)))
+            else:
+                outputs.append(TokenOutput(sequence.id, [token]))
+        return outputs
+
+    def _update_chunks(self, step: InFlightStep, result: ModelRunnerOutput) -> list[TokenOutput]:
+        """Cache what the rows of known tokens computed, and append the tokens they sampled."""
+        sampled = iter(result.sampled_token_ids[step.num_decodes :])
+        outputs = []
+        for row in range(step.num_decodes, len(step)):
+            sequence = step.sequences[row]
+            token = next(sampled) if step.needs_sampling[row] else None
+            if sequence.finished:
+                continue
             if token is not None:
-                sequence.num_pending_tokens -= 1
-                if index in bad:
-                    outputs.append(
-                        self._error(
-                            sequence,
-                            result.row_errors.get(index) or _guide_error(sequence) or NO_TOKEN,
-                        )
-                    )
-                    continue
                 sequence.token_ids.append(token)
-            if current and (
-                end % size == 0 or step.num_scheduled_tokens[row] > 1
-            ):  # a page may be full now
-                self.cache.cache_full_pages(sequence, sequence.token_ids, end)
-            if row in result.prompt_logprobs and current and sequence.prompt_logprobs is not None:
-                sequence.prompt_logprobs.extend(result.prompt_logprobs[row])
+            if sequence not in step.preempted:
+                computed = step.num_computed_tokens[row] + step.num_scheduled_tokens[row]
+                self.cache.cache_full_pages(sequence, sequence.token_ids, computed)
+            prompt_logprobs = step.prompt_logprobs[row - step.num_decodes]
+            if prompt_logprobs is not None:
+                prompt_logprobs.extend(result.prompt_logprobs.get(row, ()))
             if token is not None:
                 outputs.append(self._advance(sequence, token, result.logprobs.get(row)))
         return outputs
@@ -285,9 +316,8 @@ class Scheduler:
     def _advance(
         self, sequence: SequenceState, token: int, logprobs: TokenLogprobs | None
     ) -> TokenOutput:
-        self.counters.generation_tokens += 1
         reason, stop = self._stops(sequence, token)
-        if (error := _guide_error(sequence)) is not None:
+        if (error := _grammar_error(sequence)) is not None:
             return self._error(sequence, error)
         first = sequence.num_output_tokens == 1
         output = TokenOutput(
@@ -344,18 +374,17 @@ class Scheduler:
         for sequence in self.sequences.values():
             if not sequence.is_running and any(sequence.page_tables):
                 faults.append(f"{sequence!r} is waiting, but has pages")
-            if (
-                sequence.is_running
-                and sequence.num_computed_tokens
-                > len(sequence.page_tables[0]) * self.cache.page_size
-            ):
-                faults.append(f"{sequence!r} has fewer pages than tokens")
+            pages = self.cache.num_pages_for(sequence.num_computed_tokens)
+            if sequence.is_running and len(sequence.page_tables[0]) != pages:
+                faults.append(f"{sequence!r} has more or fewer pages than its tokens fill")
+            if sequence.last_on_device and sequence.num_tokens != sequence.num_computed_tokens + 1:
+                faults.append(f"{sequence!r} generates, but its last token is not the next one")
         if len(self.sequences) != len(self.running) + len(self.waiting):
             faults.append("a live sequence is neither running nor waiting")
         return faults
 
 
-def _guide_error(sequence: SequenceState) -> str | None:
+def _grammar_error(sequence: SequenceState) -> str | None:
     return None if sequence.grammar_state is None else sequence.grammar_state.error
 
 

@@ -12,9 +12,10 @@ __all__ = ("SequenceState",)
 class SequenceState:
     """State of a sequence from its arrival in the queue until it is finished.
 
-    ``token_ids`` are the ids known on the CPU side: prompt, then output. ``num_computed_tokens``
-    and ``num_pending_tokens`` include the steps in flight: tokens with keys and values in the
-    cache, and sampled tokens that are not in ``token_ids`` yet. ``slot`` is -1 while it waits.
+    ``token_ids`` are the ids known on the CPU side: prompt, then output. ``num_tokens`` and
+    ``num_computed_tokens`` include the steps in flight: tokens that are known or will be sampled,
+    and tokens with keys and values in the cache. ``slot`` is -1 while it waits. While
+    ``last_on_device`` is set, exactly one token is not computed: the last one sampled in the slot.
     ``defer_sampling`` is set if the CPU side needs each token before the next one is sampled.
     """
 
@@ -29,9 +30,9 @@ class SequenceState:
         "num_cached_pages",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_tokens",
         "page_hashes",
         "page_tables",
         "params",
@@ -58,10 +59,10 @@ class SequenceState:
         self.priority = params.priority
         self.prefix_leader = request.prefix_leader
         self.token_ids = list(request.prompt_ids)
-        self.num_prompt_tokens = len(self.token_ids)
-        room = info.max_model_len - self.num_prompt_tokens
-        wanted = room if params.max_tokens is None else params.max_tokens
-        self.max_num_tokens = self.num_prompt_tokens + min(wanted, room)
+        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
+        remaining = info.max_model_len - self.num_prompt_tokens
+        requested = remaining if params.max_tokens is None else params.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + min(requested, remaining)
         stops = set(params.stop_token_ids or ())
         if not params.ignore_eos:
             stops.update(info.eos_token_ids)
@@ -73,7 +74,6 @@ class SequenceState:
         self.root_hash = root_hash
         self.num_cached_pages = 0
         self.num_computed_tokens = 0
-        self.num_pending_tokens = 0
         self.num_preemptions = 0
         self.last_on_device = False
         self.num_cached_tokens = 0
@@ -90,9 +90,9 @@ class SequenceState:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def num_tokens(self) -> int:
-        """Number of tokens, including those that the steps in flight will sample."""
-        return len(self.token_ids) + self.num_pending_tokens
+    def num_pending_tokens(self) -> int:
+        """Number of tokens that the steps in flight will sample."""
+        return self.num_tokens - len(self.token_ids)
 
     @property
     def is_running(self) -> bool:

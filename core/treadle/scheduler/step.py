@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from treadle.api.step_types import NewSequenceData, PageTableUpdate, SchedulerOutput
+from treadle.api.step_types import (
+    NewSequenceData,
+    PageTableUpdate,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from treadle.scheduler.sequence import SequenceState
 
 __all__ = ("InFlightStep",)
@@ -18,13 +23,16 @@ class InFlightStep:
     def __init__(self, step_id: int) -> None:
         self.id = step_id
         self.sequences: list[SequenceState] = []
-        self.num_preemptions: list[int] = []
-        self.num_computed_tokens_after: list[int] = []
+        self.preempted: set[SequenceState] = set()
+        """Sequences that have lost their pages since the step was scheduled."""
+        self.num_decodes = 0
+        self.num_computed_tokens: list[int] = []
         self.num_scheduled_tokens: list[int] = []
         self.needs_sampling: list[bool] = []
+        self.prompt_logprobs: list[list[TokenLogprobs] | None] = []
+        """Of each chunk: the list that its sequence has at this time, for those of its tokens."""
+        self._defer_sampling = False
         self._slots: list[int] = []
-        self._num_computed_tokens: list[int] = []
-        self._num_decodes = 0
         self._tokens: list[int] = []
         self._new_sequences: list[NewSequenceData] = []
         self._page_table_updates: list[PageTableUpdate] = []
@@ -39,16 +47,15 @@ class InFlightStep:
         its programs in the order of rows, and a long one that starts last would run alone.
         """
         self.sequences = sorted(sequences, key=_num_computed_tokens_of, reverse=True)
-        self._num_decodes = len(sequences)
+        self.num_decodes = len(sequences)
         self._slots = [s.slot for s in self.sequences]
-        self._num_computed_tokens = [s.num_computed_tokens for s in self.sequences]
+        self.num_computed_tokens = [s.num_computed_tokens for s in self.sequences]
         self.num_scheduled_tokens = [1] * len(sequences)
         self.needs_sampling = [True] * len(sequences)
-        self.num_preemptions = [s.num_preemptions for s in self.sequences]
+        self._defer_sampling = any(s.defer_sampling for s in sequences)
         for s in sequences:
             s.num_computed_tokens += 1
-            s.num_pending_tokens += 1
-        self.num_computed_tokens_after = [s.num_computed_tokens for s in self.sequences]
+            s.num_tokens += 1
 
     def add_chunk(self, sequence: SequenceState, count: int) -> None:
         """Add the next ``count`` known tokens of a sequence; sample after the last one."""
@@ -56,17 +63,17 @@ class InFlightStep:
         end = start + count
         samples = end == len(sequence.token_ids)
         self.sequences.append(sequence)
-        self.num_preemptions.append(sequence.num_preemptions)
-        self.num_computed_tokens_after.append(end)
         self.needs_sampling.append(samples)
+        self.prompt_logprobs.append(sequence.prompt_logprobs)
         self._slots.append(sequence.slot)
-        self._num_computed_tokens.append(start)
+        self.num_computed_tokens.append(start)
         self.num_scheduled_tokens.append(count)
         self._tokens.extend(sequence.token_ids[start:end])
         sequence.num_computed_tokens = end
         if samples:
-            sequence.num_pending_tokens += 1
+            sequence.num_tokens += 1
             sequence.last_on_device = True
+            self._defer_sampling |= sequence.defer_sampling
 
     def add_new_sequence(self, sequence: SequenceState, tables: list[PageTableUpdate]) -> None:
         """Announce a sequence in a new slot. ``tables`` are the pages that it starts with."""
@@ -83,23 +90,20 @@ class InFlightStep:
         )
         self._page_table_updates.extend(tables)
 
-    def add_page_table_update(self, writes: list[PageTableUpdate]) -> None:
-        self._page_table_updates.extend(writes)
+    def add_page_table_update(self, updates: list[PageTableUpdate]) -> None:
+        self._page_table_updates.extend(updates)
 
-    def to_output(self, closed: list[int]) -> SchedulerOutput:
+    def to_output(self, freed_slots: list[int]) -> SchedulerOutput:
         return SchedulerOutput(
             id=self.id,
             slots=self._slots,
-            num_computed_tokens=self._num_computed_tokens,
+            num_computed_tokens=self.num_computed_tokens,
             num_scheduled_tokens=self.num_scheduled_tokens,
-            num_decodes=self._num_decodes,
+            num_decodes=self.num_decodes,
             tokens=self._tokens,
             needs_sampling=self.needs_sampling,
             new_sequences=self._new_sequences,
-            freed_slots=closed,
+            freed_slots=freed_slots,
             page_table_updates=self._page_table_updates,
-            defer_sampling=any(
-                s.defer_sampling and x
-                for s, x in zip(self.sequences, self.needs_sampling, strict=True)
-            ),
+            defer_sampling=self._defer_sampling,
         )

@@ -1,6 +1,6 @@
-"""Guided decoding: grammars are compiled before admission and mask each step's logits."""
+"""Structured output: grammars are compiled before admission and mask each step's logits."""
 
-from treadle.structured_output.manager import GrammarFuture, StructuredOutputManager
+from treadle.structured_output.manager import StructuredOutputManager
 from treadle.structured_output.state import StructuredOutputState
 
-__all__ = ("GrammarFuture", "StructuredOutputManager", "StructuredOutputState")
+__all__ = ("StructuredOutputManager", "StructuredOutputState")

@@ -52,8 +52,8 @@ class GrammarChecker:
     There is one child for each backend, because a vocabulary's tables count as its memory.
     """
 
-    def __init__(self, config: EngineConfig, plan: PluginSelection, vocab_size: int) -> None:
-        self._hello = _CheckerSetup(config, plan, vocab_size, "")
+    def __init__(self, config: EngineConfig, plugins: PluginManager, vocab_size: int) -> None:
+        self._config, self._plugins, self._vocab_size = config, plugins, vocab_size
         self._children: dict[str, IsolatedProcess] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -91,7 +91,8 @@ class GrammarChecker:
             if self._closed:
                 raise RequestError("the engine is being shut down", param="structured_outputs")
             if backend not in self._children:
-                hello = msgspec.structs.replace(self._hello, backend=backend)
+                selection = self._plugins.selection()
+                hello = _CheckerSetup(self._config, selection, self._vocab_size, backend)
                 self._children[backend] = IsolatedProcess(
                     "treadle.structured_output.checker:main", msgspec.msgpack.encode(hello)
                 )
@@ -132,16 +133,16 @@ class _Child:
 
 
 def _checked(compiler: GrammarCompiler, spec: GrammarSpec) -> CheckResult:
-    before = resident()
+    base_bytes = resident()
     limit_cpu(CPU_SECONDS)
     try:
         if (refusal := compiler.unsupported_reason(spec)) is not None:
             return CheckResult(rejection=str(refusal))
         grammar = compiler.compile(spec)
         grammar.matcher()
-        kept = resident() - before
+        grammar_bytes = resident() - base_bytes
     except (MemoryError, SystemExit, KeyboardInterrupt):
         raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
     except BaseException as error:  # a panic of a Rust library is no Exception
         return CheckResult(error=str(error) or type(error).__name__)
-    return CheckResult(max(0, kept))
+    return CheckResult(max(0, grammar_bytes))

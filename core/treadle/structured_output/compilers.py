@@ -39,7 +39,7 @@ class Compilers:
         self._tokenizer: Tokenizer | None = None
         self._compilers: dict[str, GrammarCompiler] = {}
         self._opening = threading.RLock()
-        self._checker = GrammarChecker(config, plugins.selection(), vocab_size)
+        self._checker = GrammarChecker(config, plugins, vocab_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -58,11 +58,11 @@ class Compilers:
             try:
                 verdict = self._checker.check(backend, spec)
             except RequestError:
-                self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").failed()
+                self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").record_failure()
                 raise
             if verdict.rejection is None:
                 compiled = SizedGrammar(compiler.compile(spec), verdict.size)
-                self._begin(backend, compiled)
+                self._check_first_token(backend, compiled)
                 return compiled
             refusals.append(f"{backend}: {verdict.rejection}")
         raise RequestError(
@@ -70,15 +70,15 @@ class Compilers:
             param="structured_outputs",
         )
 
-    def _begin(self, backend: str, compiled: SizedGrammar) -> None:
+    def _check_first_token(self, backend: str, compiled: SizedGrammar) -> None:
         """Raise ``RequestError`` for a grammar without a first token; some libraries notice only
         when they are asked for it."""
         import torch  # not above: processes that compile grammars come by here without it
 
-        guide = StructuredOutputState(compiled.grammar.matcher())
-        guide.fill_bitmask(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
-        if guide.error is not None:
-            raise RequestError(f"{backend}: {guide.error}", param="structured_outputs")
+        state = StructuredOutputState(compiled.grammar.matcher())
+        state.fill_bitmask(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
+        if state.error is not None:
+            raise RequestError(f"{backend}: {state.error}", param="structured_outputs")
 
     def warm(self, backend: str) -> None:
         """Make a backend ready here and in its process. Seconds for a large vocabulary."""

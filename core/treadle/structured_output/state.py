@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.api.structured_output import GrammarMatcher
-from treadle.errors import EngineError, TreadleError
-from treadle.plugins.guard import NOT_CAUGHT
+from treadle.errors import TreadleError
+from treadle.plugins.guard import NOT_CAUGHT, strict_error
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,28 +47,28 @@ class StructuredOutputState:
 
         ``stop_ids`` are allowed exactly if the output is complete. With ``error`` nothing is.
         """
-        own = bitmask[row : row + 1]  # a matcher cannot write into the rows of others
+        mask = bitmask[row : row + 1]  # a matcher cannot write into the rows of others
         if self._reasoning is not None and self._opener is None:
-            line = own.numpy().view(np.uint32)[0]
+            line = mask.numpy().view(np.uint32)[0]
             line.fill(0xFFFFFFFF)
             for token in stop_ids:
                 line[token >> 5] &= ~np.uint32(1 << (token & 31))
             return
-        self._fill(own, stop_ids)
+        self._fill(mask, stop_ids)
         if self.error is not None:
-            own.zero_()
+            mask.zero_()
 
-    def _fill(self, own: Tensor, stop_ids: Collection[int]) -> None:
+    def _fill(self, mask: Tensor, stop_ids: Collection[int]) -> None:
         try:
-            self._matcher.fill_bitmask(own, 0)
-            complete = self._matcher.is_accepting
+            self._matcher.fill_bitmask(mask, 0)
+            is_accepting = self._matcher.is_accepting
         except NOT_CAUGHT:
             raise
         except BaseException as error:
             self._fail("the grammar failed", error)
             return
-        line = own.numpy().view(np.uint32)[0]
-        if complete:
+        line = mask.numpy().view(np.uint32)[0]
+        if is_accepting:
             for token in stop_ids:
                 line[token >> 5] |= np.uint32(1 << (token & 31))
         elif not line.any():
@@ -96,9 +96,9 @@ class StructuredOutputState:
             self._fail("the grammar failed", error)
             return True
 
-    def _reason(self, goes_on: Callable[[int], bool], token: int) -> bool:
+    def _reason(self, is_reasoning: Callable[[int], bool], token: int) -> bool:
         try:
-            if not goes_on(token):
+            if not is_reasoning(token):
                 self._reasoning = None
         except NOT_CAUGHT:
             raise
@@ -106,13 +106,13 @@ class StructuredOutputState:
             self._fail("the reasoning before the grammar failed", error)
         return self.error is not None
 
-    def _fail(self, what: str, error: BaseException) -> None:
+    def _fail(self, context: str, error: BaseException) -> None:
         reason = (
             str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
         )
-        text = f"{what}: {reason}"
+        text = f"{context}: {reason}"
         if self._strict:
-            raise EngineError(f"{text} (plugin_strict makes it fatal)") from error
+            raise strict_error(text) from error
         self.error = text
 
 

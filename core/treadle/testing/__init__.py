@@ -13,22 +13,18 @@
 import sys
 
 SUITES = (
-    "adapters",
     "architectures",
     "attention",
     "communicators",
-    "connectors",
     "executors",
     "extensions",
     "grammars",
     "kernels",
     "logits",
     "matching",
-    "multimodal",
     "parsers",
     "plugin",
     "policies",
-    "proposers",
     "quantization",
     "sources",
     "stats",

@@ -54,7 +54,7 @@ class ModelSuite(PluginTest):
     ) -> TinyModel:
         from treadle.testing.models import TinyModel
 
-        return TinyModel(folder, self.host(), tp_group=tp_group, **options)
+        return TinyModel(folder, self.plugin_manager(), tp_group=tp_group, **options)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -62,17 +62,19 @@ class ModelSuite(PluginTest):
 
         return torch.randint(0, 256, (LENGTH,), generator=torch.Generator().manual_seed(5))
 
-    def close(self, got: Tensor, want: Tensor) -> None:
+    def close(self, actual: Tensor, expected: Tensor) -> None:
         import torch
 
-        torch.testing.assert_close(got, want, rtol=self.tolerance, atol=self.tolerance)
+        torch.testing.assert_close(actual, expected, rtol=self.tolerance, atol=self.tolerance)
 
     @pytest.fixture
     def plain(self, tmp_path: Path) -> Path:
         return self.checkpoint(tmp_path / "plain", **next(iter(self.variants.values())))
 
     def test_the_spec_names_its_architecture(self) -> None:
-        assert self.host().create(MODELS, self.key, hf_config=None).architecture == self.key
+        assert (
+            self.plugin_manager().create(MODELS, self.key, hf_config=None).architecture == self.key
+        )
 
     def test_logits_are_those_of_transformers(self, tmp_path: Path) -> None:
         from treadle.testing.models import transformers_logits
@@ -92,28 +94,28 @@ class ModelSuite(PluginTest):
         model = self.model(plain)
         parts = [self.ids[:9], self.ids[9:30], self.ids[30:]]
         chunks = [[len(part) - 1, 1] for part in parts]
-        together = model.batch(parts, chunks)
-        for part, alone, got in zip(parts, chunks, together, strict=True):
-            self.close(got, model.logits(part, alone))
+        batched = model.batch(parts, chunks)
+        for part, part_chunks, actual in zip(parts, chunks, batched, strict=True):
+            self.close(actual, model.logits(part, part_chunks))
 
     def test_tokens_that_are_not_wanted_may_be_left_out(self, plain: Path) -> None:
-        """``step.wanted`` names those that are; a model may as well return all of them."""
+        """A model may return only the rows in ``logits_indices``, or all rows."""
         import torch
 
         model = self.model(plain)
-        want = model.logits(self.ids)
-        for wanted in ([LENGTH - 1], [3, 20, 21], list(range(LENGTH))):
-            got = model.logits(self.ids, wanted=torch.tensor(wanted))
-            self.close(got, want[wanted] if len(got) == len(wanted) else want)
+        expected = model.logits(self.ids)
+        for indices in ([LENGTH - 1], [3, 20, 21], list(range(LENGTH))):
+            actual = model.logits(self.ids, logits_indices=torch.tensor(indices))
+            self.close(actual, expected[indices] if len(actual) == len(indices) else expected)
 
     def test_it_runs_in_bfloat16(self, plain: Path) -> None:
-        """Whatever a layer makes for itself has the dtype that it was built for."""
+        """Every tensor that a layer creates has the dtype that the layer was built for."""
         import torch
 
-        want = self.model(plain).logits(self.ids)
-        got = self.model(plain, dtype=torch.bfloat16).logits(self.ids)
+        expected = self.model(plain).logits(self.ids)
+        actual = self.model(plain, dtype=torch.bfloat16).logits(self.ids)
         # The median: rounding sends some tokens of a mixture to other experts.
-        assert ((got - want).norm(dim=1) / want.norm(dim=1)).median() < 0.1
+        assert ((actual - expected).norm(dim=1) / expected.norm(dim=1)).median() < 0.1
 
     def test_quantization_is_asked_by_the_checkpoints_names(self, plain: Path) -> None:
         """Lists of layers that are left alone go by them."""
@@ -121,25 +123,25 @@ class ModelSuite(PluginTest):
 
         from treadle.testing.models import RecordingScheme, TinyModel
 
-        asked: Any = RecordingScheme(self.host())
-        TinyModel(plain, asked, quantization="asked")
-        stored: set[str] = set()
+        scheme: Any = RecordingScheme(self.plugin_manager())
+        TinyModel(plain, scheme, quantization="asked")
+        stored_names: set[str] = set()
         for file in plain.glob("*.safetensors"):
-            with safe_open(file, "pt") as opened:
-                tensors = opened.keys()
-            stored.update(name.rpartition(".")[0] for name in tensors)
+            with safe_open(file, "pt") as reader:
+                tensors = reader.keys()
+            stored_names.update(name.rpartition(".")[0] for name in tensors)
         # A head that is tied has no tensor of its own.
-        assert {name for name in asked.names if not name.endswith("head")} <= stored
+        assert {name for name in scheme.names if not name.endswith("head")} <= stored_names
 
     def test_two_models_share_nothing(self, plain: Path) -> None:
         import torch
 
         first, second = self.model(plain), self.model(plain)
-        want = first.logits(self.ids)
+        expected = first.logits(self.ids)
         with torch.no_grad():
             for parameter in second.model.parameters():
                 parameter.zero_()
-        self.close(first.logits(self.ids), want)
+        self.close(first.logits(self.ids), expected)
 
     def test_every_layer_has_a_cache_of_its_own(self, plain: Path) -> None:
         model = self.model(plain)
@@ -151,6 +153,6 @@ class ModelSuite(PluginTest):
 
         if self.ranks == 1:
             pytest.skip("it says that it cannot be divided")
-        alone = self.model(plain).logits(self.ids)
-        for got in run_on_ranks(self.ranks, lambda r: self.model(plain, r).logits(self.ids)):
-            self.close(got, alone)
+        expected = self.model(plain).logits(self.ids)
+        for actual in run_on_ranks(self.ranks, lambda r: self.model(plain, r).logits(self.ids)):
+            self.close(actual, expected)

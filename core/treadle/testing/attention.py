@@ -4,7 +4,7 @@
 
     class TestMine(PluginSuite, AttentionSuite):
         plugin = "attention_backends:mine"
-        device = DeviceInfo("cuda", (9, 0))              # what to bid for and to run on
+        device = DeviceInfo("cuda", (9, 0))              # the device to offer for and to run on
 
 Every request of the grid is put to the backend. What it offers for is run and compared with
 ``treadle.testing.attention_reference``; what it cannot serve must be a ``Refusal`` with reasons. The
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 
 __all__ = ("AttentionCase", "AttentionSuite", "requests", "steps")
 
-_PLAIN = AttentionRequest(
+_BASE_REQUEST = AttentionRequest(
     DeviceInfo("cpu"), "float32", "float32", head_size=64, num_heads=4, num_kv_heads=2, scale=0.125
 )
 
 requests: dict[str, AttentionRequest] = {
-    "float32": _PLAIN,
-    "bfloat16": replace(_PLAIN, dtype="bfloat16", kv_dtype="bfloat16"),
-    "float16": replace(_PLAIN, dtype="float16", kv_dtype="float16"),
-    "fp8_e4m3": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e4m3"),
-    "fp8_e5m2": replace(_PLAIN, dtype="bfloat16", kv_dtype="fp8_e5m2"),
-    "one query head per kv head": replace(_PLAIN, num_heads=3, num_kv_heads=3),
-    "one kv head": replace(_PLAIN, num_heads=7, num_kv_heads=1),
-    "head size 32": replace(_PLAIN, head_size=32, scale=32**-0.5),
-    "head size 80": replace(_PLAIN, head_size=80, scale=80**-0.5),
-    "head size 96": replace(_PLAIN, head_size=96, scale=96**-0.5),
-    "head size 128": replace(_PLAIN, head_size=128, scale=128**-0.5),
-    "head size 256": replace(_PLAIN, head_size=256, scale=1 / 16),
-    "narrow window": replace(_PLAIN, mask=MaskKind.SLIDING, window=5),
-    "wide window": replace(_PLAIN, mask=MaskKind.SLIDING, window=40),
-    "soft cap": replace(_PLAIN, softcap=2.0),
-    "soft cap and window": replace(_PLAIN, softcap=2.0, mask=MaskKind.SLIDING, window=24),
-    "bidirectional": replace(_PLAIN, mask=MaskKind.BIDIRECTIONAL),
+    "float32": _BASE_REQUEST,
+    "bfloat16": replace(_BASE_REQUEST, dtype="bfloat16", kv_dtype="bfloat16"),
+    "float16": replace(_BASE_REQUEST, dtype="float16", kv_dtype="float16"),
+    "fp8_e4m3": replace(_BASE_REQUEST, dtype="bfloat16", kv_dtype="fp8_e4m3"),
+    "fp8_e5m2": replace(_BASE_REQUEST, dtype="bfloat16", kv_dtype="fp8_e5m2"),
+    "one query head per kv head": replace(_BASE_REQUEST, num_heads=3, num_kv_heads=3),
+    "one kv head": replace(_BASE_REQUEST, num_heads=7, num_kv_heads=1),
+    "head size 32": replace(_BASE_REQUEST, head_size=32, scale=32**-0.5),
+    "head size 80": replace(_BASE_REQUEST, head_size=80, scale=80**-0.5),
+    "head size 96": replace(_BASE_REQUEST, head_size=96, scale=96**-0.5),
+    "head size 128": replace(_BASE_REQUEST, head_size=128, scale=128**-0.5),
+    "head size 256": replace(_BASE_REQUEST, head_size=256, scale=1 / 16),
+    "narrow window": replace(_BASE_REQUEST, mask=MaskKind.SLIDING, window=5),
+    "wide window": replace(_BASE_REQUEST, mask=MaskKind.SLIDING, window=40),
+    "soft cap": replace(_BASE_REQUEST, softcap=2.0),
+    "soft cap and window": replace(_BASE_REQUEST, softcap=2.0, mask=MaskKind.SLIDING, window=24),
+    "bidirectional": replace(_BASE_REQUEST, mask=MaskKind.BIDIRECTIONAL),
 }
 
 steps: dict[str, tuple[list[int], list[int]]] = {
@@ -75,23 +75,23 @@ steps: dict[str, tuple[list[int], list[int]]] = {
 }
 
 # Requests that many backends cannot serve: any answer will do, an exception will not.
-_ODD: dict[str, AttentionRequest] = {
-    "tree": replace(_PLAIN, mask=MaskKind.TREE),
-    "prefix": replace(_PLAIN, mask=MaskKind.PREFIX),
-    "sinks": replace(_PLAIN, sinks=True),
-    "latent": replace(_PLAIN, latent=True),
-    "unknown device": replace(_PLAIN, device=DeviceInfo("abacus")),
-    "old device": replace(_PLAIN, device=DeviceInfo("cuda", (3, 5))),
-    "unknown dtype": replace(_PLAIN, dtype="int3", kv_dtype="int3"),
-    "unknown kv_dtype": replace(_PLAIN, kv_dtype="int3"),
-    "uneven heads": replace(_PLAIN, num_heads=5, num_kv_heads=2),
-    "no kv heads": replace(_PLAIN, num_kv_heads=0),
-    "odd head size": replace(_PLAIN, head_size=7),
-    "huge head size": replace(_PLAIN, head_size=1000),
-    "odd page size": replace(_PLAIN, page_size=3),
-    "no window": replace(_PLAIN, mask=MaskKind.SLIDING),
-    "empty window": replace(_PLAIN, mask=MaskKind.SLIDING, window=0),
-    "bidirectional window": replace(_PLAIN, mask=MaskKind.BIDIRECTIONAL, window=4),
+_UNUSUAL_REQUESTS: dict[str, AttentionRequest] = {
+    "tree": replace(_BASE_REQUEST, mask=MaskKind.TREE),
+    "prefix": replace(_BASE_REQUEST, mask=MaskKind.PREFIX),
+    "sinks": replace(_BASE_REQUEST, sinks=True),
+    "latent": replace(_BASE_REQUEST, latent=True),
+    "unknown device": replace(_BASE_REQUEST, device=DeviceInfo("abacus")),
+    "old device": replace(_BASE_REQUEST, device=DeviceInfo("cuda", (3, 5))),
+    "unknown dtype": replace(_BASE_REQUEST, dtype="int3", kv_dtype="int3"),
+    "unknown kv_dtype": replace(_BASE_REQUEST, kv_dtype="int3"),
+    "uneven heads": replace(_BASE_REQUEST, num_heads=5, num_kv_heads=2),
+    "no kv heads": replace(_BASE_REQUEST, num_kv_heads=0),
+    "odd head size": replace(_BASE_REQUEST, head_size=7),
+    "huge head size": replace(_BASE_REQUEST, head_size=1000),
+    "odd page size": replace(_BASE_REQUEST, page_size=3),
+    "no window": replace(_BASE_REQUEST, mask=MaskKind.SLIDING),
+    "empty window": replace(_BASE_REQUEST, mask=MaskKind.SLIDING, window=0),
+    "bidirectional window": replace(_BASE_REQUEST, mask=MaskKind.BIDIRECTIONAL, window=4),
 }
 
 # What ||out - reference|| / ||reference|| may be. The fp8 bounds are the rounding of the cache.
@@ -135,10 +135,10 @@ class AttentionCase:
             query_lens, kv_lens, page_size=page_size, device=device, shuffle=seed, spare_columns=2
         )
         self.dtype: torch.dtype = getattr(torch, request.dtype)
-        made = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
 
         def random(tokens: int, heads: int) -> Tensor:
-            x = torch.randn(tokens, heads, request.head_size, generator=made)
+            x = torch.randn(tokens, heads, request.head_size, generator=generator)
             return x.to(device, self.dtype)
 
         self.queries = [random(n, request.num_heads) for n in query_lens]
@@ -156,13 +156,13 @@ class AttentionCase:
         spec = KVCacheSpec("layer", request.num_kv_heads, request.head_size, request.kv_dtype)
         shape = backend.kv_cache_shape(self.pages, self.page_size, spec)
         cache = torch.full(shape, 7.0).to(self.device, _storage(request.kv_dtype))
-        before = [n - m for n, m in zip(self.kv_lens, self.query_lens, strict=True)]
+        cached_lens = [n - m for n, m in zip(self.kv_lens, self.query_lens, strict=True)]
         # Rows of one token are decodes to a backend, and decodes come first.
-        rows = sorted((r for r, n in enumerate(before) if n), key=lambda r: before[r] > 1)
+        rows = sorted((r for r, n in enumerate(cached_lens) if n), key=lambda r: cached_lens[r] > 1)
         if rows:
-            lengths = [before[r] for r in rows]
-            k = torch.cat([self.keys[r][: before[r]] for r in rows])
-            v = torch.cat([self.values[r][: before[r]] for r in rows])
+            lengths = [cached_lens[r] for r in rows]
+            k = torch.cat([self.keys[r][: cached_lens[r]] for r in rows])
+            v = torch.cat([self.values[r][: cached_lens[r]] for r in rows])
             q = k.new_zeros(len(k), request.num_heads, request.head_size)
             batch = self._batch(rows, lengths)
             backend.forward(q, k, v, cache, backend.build_metadata(batch), *self.scales)
@@ -231,30 +231,30 @@ class AttentionCase:
 
         from treadle.testing.attention_reference import attend
 
-        r = self.request
+        request = self.request
         rows = zip(self.queries, self.keys, self.values, strict=True)
         return torch.cat(
             [
                 attend(
                     *(x.float() for x in row),
-                    scale=r.scale,
-                    mask=r.mask,
-                    window=r.window,
-                    softcap=r.softcap,
+                    scale=request.scale,
+                    mask=request.mask,
+                    window=request.window,
+                    softcap=request.softcap,
                 )
                 for row in rows
             ]
         )
 
-    def check(self, out: Tensor, where: str = "") -> None:
+    def check(self, out: Tensor, label: str = "") -> None:
         import torch
 
         assert out.dtype == self.dtype and out.shape == self.q.shape
-        want, got = self.expected(), out.float()
-        assert torch.isfinite(got).all(), f"{where}: not finite, or not written"
-        error = float((got - want).norm() / want.norm())
+        expected, actual = self.expected(), out.float()
+        assert torch.isfinite(actual).all(), f"{label}: not finite, or not written"
+        error = float((actual - expected).norm() / expected.norm())
         limit = max(_TOLERANCE[self.request.dtype], _TOLERANCE[self.request.kv_dtype])
-        assert error <= limit, f"{where}: relative error {error:.2e} is over {limit:.0e}"
+        assert error <= limit, f"{label}: relative error {error:.2e} is over {limit:.0e}"
 
 
 def _storage(name: str) -> torch.dtype:
@@ -271,27 +271,27 @@ class AttentionSuite(PluginTest):
     steps: ClassVar[Mapping[str, tuple[list[int], list[int]]]] = steps
     """Query and key lengths of the steps to run every request with; fewer where each is slow."""
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         """The backend's answer, or what it raised: for an engine that would be a refusal. Override
         it for a backend that is not installed."""
-        plugins = self._bidding
-        asked: Any = plugins.hooks_for("attention_backends", self.key)
+        plugins = self._cached_plugins
+        hooks: Any = plugins.hooks_for("attention_backends", self.key)
         options = plugins.options("attention_backends", self.key)
-        bids: list[AttentionOffer | Refusal] = asked.treadle_attention_backend(
+        answers: list[AttentionOffer | Refusal] = hooks.treadle_attention_backend(
             request=request, options=options
         )
-        return next(bid for bid in bids if bid.name == self.key)
+        return next(answer for answer in answers if answer.name == self.key)
 
     @cached_property
-    def _bidding(self) -> PluginManager:
-        return self.host()
+    def _cached_plugins(self) -> PluginManager:
+        return self.plugin_manager()
 
     def offer(self, name: str) -> tuple[AttentionRequest, AttentionOffer]:
         request = replace(requests[name], device=self.device)
-        bid = self.bid(request)
-        if isinstance(bid, Refusal):
-            pytest.skip("; ".join(bid.reasons))
-        return request, bid
+        answer = self.offer_or_refusal(request)
+        if isinstance(answer, Refusal):
+            pytest.skip("; ".join(answer.reasons))
+        return request, answer
 
     def step(
         self, request: AttentionRequest, step: str, page_size: int, seed: int = 0
@@ -300,18 +300,18 @@ class AttentionSuite(PluginTest):
             request, *{**steps, **self.steps}[step], page_size, device=self.device.type, seed=seed
         )
 
-    @pytest.mark.parametrize("name", [*requests, *_ODD])
-    def test_a_bid_is_an_offer_or_says_why_not(self, name: str) -> None:
-        request = {**requests, **_ODD}[name]
+    @pytest.mark.parametrize("name", [*requests, *_UNUSUAL_REQUESTS])
+    def test_an_answer_is_an_offer_or_says_why_not(self, name: str) -> None:
+        request = {**requests, **_UNUSUAL_REQUESTS}[name]
         if name not in ("unknown device", "old device"):
             request = replace(request, device=self.device)
-        bid = self.bid(request)
-        if isinstance(bid, Refusal):
-            assert bid.reasons and all(reason.strip() for reason in bid.reasons)
+        answer = self.offer_or_refusal(request)
+        if isinstance(answer, Refusal):
+            assert answer.reasons and all(reason.strip() for reason in answer.reasons)
         else:
-            assert 0 <= bid.score <= 100
-            assert bid.page_sizes and all(n > 0 for n in bid.page_sizes)
-            assert request.page_size is None or request.page_size in bid.page_sizes
+            assert 0 <= answer.score <= 100
+            assert answer.page_sizes and all(n > 0 for n in answer.page_sizes)
+            assert request.page_size is None or request.page_size in answer.page_sizes
 
     @pytest.mark.parametrize("name", list(requests))
     def test_every_step_is_what_the_reference_says(self, name: str) -> None:
@@ -329,9 +329,9 @@ class AttentionSuite(PluginTest):
         request, offer = self.offer(name)
         scales = (50000.0, 1 / 50000)
         request = replace(request, scale=request.scale / scales[0])
-        bid = self.bid(request)
-        assert isinstance(bid, AttentionOffer)
-        backend = bid.create()
+        answer = self.offer_or_refusal(request)
+        assert isinstance(answer, AttentionOffer)
+        backend = answer.create()
         for seed, step in enumerate(self.steps):
             lengths = {**steps, **self.steps}[step]
             case = AttentionCase(
@@ -344,17 +344,17 @@ class AttentionSuite(PluginTest):
             )
             cache, plan = case.cache(backend), backend.build_metadata(case.batch)
             case.check(backend.forward(case.q, case.k, case.v, cache, plan, scales), step)
-            again = backend.forward(case.q, None, None, cache, plan, scales)
-            case.check(again, f"{step}, written before")
+            output = backend.forward(case.q, None, None, cache, plan, scales)
+            case.check(output, f"{step}, written before")
 
     def test_every_page_size_that_it_offers(self) -> None:
         request, offer = self.offer("float32")
         for page_size in offer.page_sizes:
-            bid = self.bid(replace(request, page_size=page_size))
-            assert isinstance(bid, AttentionOffer), (
+            answer = self.offer_or_refusal(replace(request, page_size=page_size))
+            assert isinstance(answer, AttentionOffer), (
                 f"offers pages of {page_size}, then refuses them"
             )
-            backend = bid.create()
+            backend = answer.create()
             case = self.step(request, "mixed", page_size)
             cache = case.cache(backend)
             out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
@@ -434,8 +434,8 @@ class AttentionSuite(PluginTest):
             cache, plan = case.cache(backend), backend.build_metadata(case.batch)
             backend.forward(case.q, case.k, case.v, cache, plan)
             slots = paged.slot_mapping(plan)
-            for half, written in zip(cache, (case.k, case.v), strict=True):
-                assert torch.equal(half.flatten(0, 1)[slots], written), step
+            for half, expected in zip(cache, (case.k, case.v), strict=True):
+                assert torch.equal(half.flatten(0, 1)[slots], expected), step
 
     def test_a_row_does_not_depend_on_the_others(self) -> None:
         import torch
@@ -447,16 +447,22 @@ class AttentionSuite(PluginTest):
         out = backend.forward(case.q, case.k, case.v, cache, backend.build_metadata(case.batch))
         start = 0
         for row, (count, tokens) in enumerate(zip(case.query_lens, case.kv_lens, strict=True)):
-            alone = AttentionCase(request, [count], [tokens], case.page_size, device=case.device)
-            alone.queries, alone.keys, alone.values = (
+            single_case = AttentionCase(
+                request, [count], [tokens], case.page_size, device=case.device
+            )
+            single_case.queries, single_case.keys, single_case.values = (
                 [x[row]] for x in (case.queries, case.keys, case.values)
             )
-            cache = alone.cache(backend)
-            got = backend.forward(
-                alone.q, alone.k, alone.v, cache, backend.build_metadata(alone.batch)
+            cache = single_case.cache(backend)
+            actual = backend.forward(
+                single_case.q,
+                single_case.k,
+                single_case.v,
+                cache,
+                backend.build_metadata(single_case.batch),
             )
             # Splitting a row differently may round differently, and tf32 is coarse.
-            torch.testing.assert_close(got, out[start : start + count], rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(actual, out[start : start + count], rtol=2e-3, atol=2e-3)
             start += count
 
     def test_a_graph_safe_plan_reads_the_device_only(self) -> None:
@@ -465,16 +471,16 @@ class AttentionSuite(PluginTest):
         if not offer.graph_safe:
             pytest.skip("does not say graph_safe")
         backend = offer.create()
-        big = AttentionCase(
+        max_case = AttentionCase(
             request, [1] * 4, [90, 64, 33, 80], offer.page_sizes[0], device=self.device.type
         )
-        static = big.batch
+        static = max_case.batch
         plan = backend.build_metadata(static)
-        backend.forward(big.q, big.k, big.v, big.cache(backend), plan)
+        backend.forward(max_case.q, max_case.k, max_case.v, max_case.cache(backend), plan)
         static.query_lens_cpu, static.seq_lens_cpu = (), ()
         for seed, lengths in enumerate(([1, 2, 17, 90], [64, 64, 5, 33], [90, 90, 90, 90])):
             case = AttentionCase(
-                request, [1] * 4, lengths, big.page_size, device=self.device.type, seed=seed
+                request, [1] * 4, lengths, max_case.page_size, device=self.device.type, seed=seed
             )
             cache = case.cache(backend)
             static.seq_lens.copy_(case.batch.seq_lens)

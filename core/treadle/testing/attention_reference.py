@@ -48,14 +48,14 @@ def attend(
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    at = torch.arange(keys - queries, keys, device=q.device)[:, None]
-    other = torch.arange(keys, device=q.device)[None, :]
-    seen = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
+    query_positions = torch.arange(keys - queries, keys, device=q.device)[:, None]
+    key_positions = torch.arange(keys, device=q.device)[None, :]
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=q.device)
     if mask is not MaskKind.BIDIRECTIONAL:
-        seen &= other <= at
+        visible &= key_positions <= query_positions
     if window is not None:
-        seen &= other > at - window
-    scores = scores.masked_fill(~seen, float("-inf"))
+        visible &= key_positions > query_positions - window
+    scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         column = sinks.float()[:, None, None].expand(heads, queries, 1)
         weights = torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
@@ -93,14 +93,14 @@ class ReferenceBackend:
                     half[slot // size, slot % size] = _stored(new[token], scale, cache.dtype)
         out = torch.empty_like(q)
         for row, length in enumerate(metadata.seq_lens_cpu):
-            begin, end = metadata.query_start_loc[row : row + 2].tolist()
+            start, end = metadata.query_start_loc[row : row + 2].tolist()
             pages = metadata.page_table[row, : -(-length // size)].long()
             keys, values = (
                 (half[pages].flatten(0, 1)[:length].float() * scale).to(q.dtype)
                 for half, scale in zip(cache, scales, strict=True)
             )
-            out[begin:end] = attend(
-                q[begin:end],
+            out[start:end] = attend(
+                q[start:end],
                 keys,
                 values,
                 scale=self.request.scale,
@@ -131,18 +131,18 @@ def batch_of(
     Pages are numbered in row order from 1 (page 0 stays unused), or shuffled by the seed
     ``shuffle``. ``spare_columns`` widens the page table with page 0.
     """
-    needed = [-(-n // page_size) for n in kv_lens]
-    numbers = list(range(1, sum(needed) + 1))
+    page_counts = [-(-n // page_size) for n in kv_lens]
+    numbers = list(range(1, sum(page_counts) + 1))
     if shuffle is not None:
         random.Random(shuffle).shuffle(numbers)
-    width = max(needed, default=0) + spare_columns
+    width = max(page_counts, default=0) + spare_columns
     rows: list[list[int]] = []
     slots: list[int] = []
-    for queries, keys, count in zip(query_lens, kv_lens, needed, strict=True):
-        own, numbers = numbers[:count], numbers[count:]
-        rows.append(own + [0] * (width - count))
+    for queries, keys, count in zip(query_lens, kv_lens, page_counts, strict=True):
+        pages, numbers = numbers[:count], numbers[count:]
+        rows.append(pages + [0] * (width - count))
         slots += [
-            own[p // page_size] * page_size + p % page_size for p in range(keys - queries, keys)
+            pages[p // page_size] * page_size + p % page_size for p in range(keys - queries, keys)
         ]
     start = [0]
     for queries in query_lens:
@@ -160,7 +160,7 @@ def batch_of(
         query_lens_cpu=list(query_lens),
         seq_lens_cpu=list(kv_lens),
     )
-    return batch, sum(needed) + 1
+    return batch, sum(page_counts) + 1
 
 
 def reference_step(

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, made by transformers: what tests run instead of models.
+"""Tiny checkpoints with random weights, written by transformers, for tests.
 
 The weights are drawn so that logits differ clearly between tokens (a model initialised as for
 training answers almost uniformly, and would hide mistakes), and biases and norms are not trivial.
@@ -58,7 +58,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> Any:
 
 
 def make_model(config: Any, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """The transformers model of a configuration, in evaluation mode, with random weights."""
+    """Return the transformers model of a configuration, in evaluation mode, with random weights."""
     import transformers
 
     architecture = getattr(transformers, config.architectures[0])
@@ -73,13 +73,13 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            drawn = torch.randn(parameter.shape, generator=generator)
+            values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
-                parameter.copy_(drawn * 1.5 / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(values * 1.5 / math.sqrt(parameter.shape[-1]))
             elif name.endswith("bias"):
-                parameter.copy_(drawn * 0.3)
+                parameter.copy_(values * 0.3)
             else:
-                parameter.copy_(1.0 + 0.2 * drawn)
+                parameter.copy_(1.0 + 0.2 * values)
 
 
 def make_checkpoint(
@@ -118,9 +118,9 @@ def make_tokenizer(folder: str | Path, vocab_size: int = VOCAB) -> Path:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens(list(SPECIAL))
-    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=raw, bos_token="<|begin|>", eos_token="<|end|>", pad_token="<|end|>"
     )
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     return Path(folder)

@@ -20,6 +20,7 @@ from treadle.api.communicators import (
     Communicator,
     CommunicatorOffer,
     CommunicatorRequest,
+    SupportsDryRun,
     SupportsFusedOps,
 )
 from treadle.api.types import Refusal
@@ -39,31 +40,39 @@ class CommunicatorSuite(PluginTest):
 
     world_size: ClassVar[int] = 3
 
-    def bid(self, device: DeviceInfo, world_size: int) -> CommunicatorOffer | Refusal | None:
-        plugins = self.host()
+    def offer_or_refusal(
+        self, device: DeviceInfo, world_size: int
+    ) -> CommunicatorOffer | Refusal | None:
+        plugins = self.plugin_manager()
         hooks: Any = plugins.hooks_for(self.kind, self.key)
-        bids: list[CommunicatorOffer | Refusal] = hooks.treadle_communicator(
+        answers: list[CommunicatorOffer | Refusal] = hooks.treadle_communicator(
             request=CommunicatorRequest(device, world_size),
             options=plugins.options(self.kind, self.key),
         )
-        return next((bid for bid in bids if bid.name == self.key), None)
+        return next((answer for answer in answers if answer.name == self.key), None)
 
     @pytest.mark.parametrize("world_size", [1, 2, 8])
     @pytest.mark.parametrize("kind", ["cpu", "cuda", "abacus"])
-    def test_a_bid_is_an_offer_or_says_why_not(self, kind: str, world_size: int) -> None:
-        bid = self.bid(DeviceInfo(kind, (3, 5) if kind == "cuda" else None), world_size)
-        if isinstance(bid, CommunicatorOffer):
-            assert 0 <= bid.score <= 100
+    def test_an_answer_is_an_offer_or_says_why_not(self, kind: str, world_size: int) -> None:
+        answer = self.offer_or_refusal(
+            DeviceInfo(kind, (3, 5) if kind == "cuda" else None), world_size
+        )
+        if isinstance(answer, CommunicatorOffer):
+            assert 0 <= answer.score <= 100
         else:
-            assert bid is not None and bid.reasons and all(r.strip() for r in bid.reasons)
+            assert (
+                answer is not None
+                and answer.reasons
+                and all(reason.strip() for reason in answer.reasons)
+            )
 
     def on_all_ranks(self, work: Work) -> None:
-        """Fail with what ``work`` reports on any rank. Skips if CPUs are refused."""
+        """Run ``work`` on all ranks and fail with its errors. Skips if CPUs are refused."""
         import torch
 
         from treadle.testing.ranks import run_on_ranks
 
-        offer = self.bid(DeviceInfo("cpu"), self.world_size)
+        offer = self.offer_or_refusal(DeviceInfo("cpu"), self.world_size)
         if not isinstance(offer, CommunicatorOffer):
             pytest.skip("it does not serve CPUs")
 
@@ -74,19 +83,19 @@ class CommunicatorSuite(PluginTest):
 
     def test_ranks_keep_their_places(self) -> None:
         def work(communicator: Communicator, base: Communicator) -> list[str]:
-            wrong = [
+            problems = [
                 f"{name} is {getattr(communicator, name)}"
                 for name in ("rank", "world_size")
                 if getattr(communicator, name) != getattr(base, name)
             ]
             if communicator.memory_bytes < base.memory_bytes:
-                wrong.append(f"memory_bytes is {communicator.memory_bytes}")
-            return wrong
+                problems.append(f"memory_bytes is {communicator.memory_bytes}")
+            return problems
 
         self.on_all_ranks(work)
 
     def test_it_sums(self) -> None:
-        """Tensors of any size and dtype; the argument may be overwritten."""
+        """Sum tensors of any size and dtype; the argument may be overwritten."""
         import torch
 
         def work(communicator: Communicator, base: Communicator) -> list[str]:
@@ -113,15 +122,45 @@ class CommunicatorSuite(PluginTest):
 
     def test_ranks_agree_on_the_smallest(self) -> None:
         def work(communicator: Communicator, base: Communicator) -> list[str]:
-            found = communicator.all_reduce_min([base.rank, 7 - base.rank, -(1 << 40)])
-            want = [0, 8 - self.world_size, -(1 << 40)]
-            return [] if found == want else [f"the smallest are {found}, not {want}"]
+            actual = communicator.all_reduce_min([base.rank, 7 - base.rank, -(1 << 40)])
+            expected = [0, 8 - self.world_size, -(1 << 40)]
+            return [] if actual == expected else [f"the smallest are {actual}, not {expected}"]
 
         self.on_all_ranks(work)
 
+    def test_a_dry_run_needs_no_other_rank(self) -> None:
+        """Results have the right shapes. Skips without the ability."""
+        import torch
+
+        able: list[bool] = []
+
+        def work(communicator: Communicator, base: Communicator) -> list[str]:
+            if not isinstance(communicator, SupportsDryRun):
+                return []
+            able.append(True)
+            wrong = []
+            for x in _tensors(base.rank) if base.rank == 0 else ():
+                communicator.set_dry_run(True)
+                gathered = (communicator.world_size * x.shape[0], *x.shape[1:])
+                for y, shape in (
+                    (communicator.all_reduce(x.clone()), x.shape),
+                    (communicator.all_gather(x, 0), gathered),
+                ):
+                    if y.shape != shape or y.dtype != x.dtype or not y.isfinite().all():
+                        wrong.append(f"the dry run returns {list(y.shape)} {y.dtype}")
+                communicator.set_dry_run(False)
+            x = torch.full((4, 8), float(base.rank))
+            if not torch.equal(communicator.all_reduce(x.clone()), base.all_reduce(x.clone())):
+                wrong.append("a sum after the dry run is wrong")
+            return wrong
+
+        self.on_all_ranks(work)
+        if not able:
+            pytest.skip("it does not compile ahead")
+
     @pytest.mark.parametrize("op", ["all_reduce_add_rms_norm", "all_gather"])
     def test_fused_operations_equal_their_references(self, op: str) -> None:
-        """For arguments that are supported, in turns of several sizes. Skips without the operation."""
+        """Compare supported arguments of several sizes. Skips if no fused operation is offered."""
         import torch
 
         from treadle.testing.kernel_examples import copied, example_args
@@ -136,21 +175,23 @@ class CommunicatorSuite(PluginTest):
             if fused is None:
                 return []
             require_layer_ops()
-            declared, wrong = COMMUNICATOR_OPS[op], []
+            kernel_op, problems = COMMUNICATOR_OPS[op], []
             for rows in (1, 5, 2):
                 sizes = {"rows": rows, "size": 64}
-                args = example_args(declared, sizes, torch.float32, 9 * base.rank + rows)
-                found = fused.run(*copied(args))
-                if found is None:
+                args = example_args(kernel_op, sizes, torch.float32, 9 * base.rank + rows)
+                actual = fused.run(*copied(args))
+                if actual is None:
                     continue
                 supported.append(rows)
-                want = declared.reference(base, *copied(args))
+                expected = kernel_op.reference(base, *copied(args))
                 pairs = (
-                    zip(found, want, strict=True) if isinstance(want, tuple) else [(found, want)]
+                    zip(actual, expected, strict=True)
+                    if isinstance(expected, tuple)
+                    else [(actual, expected)]
                 )
                 if not all(torch.allclose(y, x, rtol=1e-4, atol=1e-4) for y, x in pairs):
-                    wrong.append(f"{op} of {rows} rows is wrong")
-            return wrong
+                    problems.append(f"{op} of {rows} rows is wrong")
+            return problems
 
         self.on_all_ranks(work)
         if not supported:
@@ -158,7 +199,7 @@ class CommunicatorSuite(PluginTest):
 
 
 def _tensors(rank: int) -> Iterator[Tensor]:
-    """Whole numbers, so that the order of a sum does not matter."""
+    """Return tensors of whole numbers, so that the order of a sum does not matter."""
     import torch
 
     for dtype in (torch.float32, torch.bfloat16, torch.int64):

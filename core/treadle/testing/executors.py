@@ -44,30 +44,32 @@ class ExecutorSuite(PluginTest):
     def config(self, model: Path, executor: str, **options: Any) -> EngineConfig:
         from treadle.config import from_options
 
-        given = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "num_pages": 64, **options}
-        return from_options(model=str(model), distributed_executor_backend=executor, **given)
+        values = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "num_pages": 64, **options}
+        return from_options(model=str(model), distributed_executor_backend=executor, **values)
 
     def core(self, model: Path, executor: str, **options: Any) -> EngineCore:
         from treadle.engine.core import EngineCore
 
-        return EngineCore(self.config(model, executor, **options), self.host())
+        return EngineCore(self.config(model, executor, **options), self.plugin_manager())
 
     @contextmanager
     def started(self, model: Path) -> Iterator[tuple[Executor, EngineInfo]]:
-        """The executor alone, for steps that are planned here."""
-        executor = self.host().create(
+        """Yield a started executor without a scheduler, and its engine info."""
+        executor = self.plugin_manager().create(
             EXECUTORS,
             self.key,
             config=self.config(model, self.key, **self.engine),
-            plugins=self.host(),
+            plugins=self.plugin_manager(),
         )
         try:
             yield executor, executor.start()
         finally:
             executor.shutdown()
 
-    def prompt(self, number: int, info: EngineInfo, *, held: bool = False) -> SchedulerOutput:
-        """A step of one prompt, whose sequence has the slot and the first page ``number``."""
+    def prompt(
+        self, number: int, info: EngineInfo, *, defer_sampling: bool = False
+    ) -> SchedulerOutput:
+        """Return a step of one prompt; its sequence has the slot and the first page ``number``."""
         from treadle.api.sampling_params import SamplingParams
         from treadle.api.step_types import NewSequenceData, PageTableUpdate, SchedulerOutput
 
@@ -78,11 +80,11 @@ class ExecutorSuite(PluginTest):
             for group in range(len(info.kv_cache_groups))
         ]
         return SchedulerOutput(
-            number, [number], [0], [len(ids)], 0, ids, [True], [begins], [], pages, held
+            number, [number], [0], [len(ids)], 0, ids, [True], [begins], [], pages, defer_sampling
         )
 
     def tokens(self, core: EngineCore) -> dict[str, list[int]]:
-        """Three requests, the last of which comes while the others run."""
+        """Run three requests, the last of which arrives while the others run, and return their tokens."""
         from treadle.api.requests import EngineRequest
         from treadle.api.sampling_params import SamplingParams
 
@@ -90,12 +92,12 @@ class ExecutorSuite(PluginTest):
             EngineRequest(
                 name,
                 [(7 * i + j) % 200 for j in range(5 + 6 * i)],
-                SamplingParams(max_tokens=9, ignore_eos=True, temperature=heat, seed=i),
+                SamplingParams(max_tokens=9, ignore_eos=True, temperature=temperature, seed=i),
                 float(i),
             )
-            for i, (name, heat) in enumerate((("a", 0.0), ("b", 0.9), ("c", 0.0)))
+            for i, (name, temperature) in enumerate((("a", 0.0), ("b", 0.9), ("c", 0.0)))
         ]
-        found: dict[str, list[int]] = {request.id: [] for request in requests}
+        outputs: dict[str, list[int]] = {request.id: [] for request in requests}
         core.add_request(requests[0])
         core.add_request(requests[1])
         for step in range(200):
@@ -105,8 +107,8 @@ class ExecutorSuite(PluginTest):
                 break
             for output in core.step():
                 assert output.error is None, output.error
-                found[output.id] += output.token_ids
-        return found
+                outputs[output.id] += output.token_ids
+        return outputs
 
     def test_its_tokens_are_those_of_one_process(self, checkpoint: Path) -> None:
         with closing(self.core(checkpoint, "uni")) as core:
@@ -125,36 +127,36 @@ class ExecutorSuite(PluginTest):
                 executor.execute_model(scheduler_output)
             assert [executor.get_output().id for _ in plans] == [3, 1, 2]
 
-    def test_a_held_step_is_completed_by_sample(self, checkpoint: Path) -> None:
-        """A grammar leaves one token only, or the step was held for a logits processor."""
+    def test_a_deferred_step_is_completed_by_sample(self, checkpoint: Path) -> None:
+        """A deferred step waits for ``sample_tokens``, with a bitmask or without."""
         from treadle.api.step_types import GrammarOutput
 
         with self.started(checkpoint) as (executor, info):
             executor.execute_model(self.prompt(1, info))
             free = executor.get_output().sampled_token_ids
-            executor.execute_model(self.prompt(2, info, held=True))
+            executor.execute_model(self.prompt(2, info, defer_sampling=True))
             executor.sample_tokens(None)
             assert len(executor.get_output().sampled_token_ids) == 1
-            for only in (7, info.vocab_size - 1):
-                assert only not in free
+            for token in (7, info.vocab_size - 1):
+                assert token not in free
                 mask = bytearray(-(-info.vocab_size // 32) * 4)
-                mask[only // 8] = 1 << only % 8
-                executor.execute_model(self.prompt(1, info, held=True))
+                mask[token // 8] = 1 << token % 8
+                executor.execute_model(self.prompt(1, info, defer_sampling=True))
                 executor.sample_tokens(GrammarOutput([0], bytes(mask)))
-                assert executor.get_output().sampled_token_ids == [only]
+                assert executor.get_output().sampled_token_ids == [token]
 
     def test_a_step_that_fails_is_said_so(self, checkpoint: Path) -> None:
-        """In its result, and the next step runs; or by an error of treadle: the executor is lost."""
+        """Its result has the error and the next step runs, or an error of treadle ends the executor."""
         import msgspec
 
         with self.started(checkpoint) as (executor, info):
-            wrong = msgspec.structs.replace(self.prompt(1, info), slots=[10**6])
+            invalid_step = msgspec.structs.replace(self.prompt(1, info), slots=[10**6])
             try:
-                executor.execute_model(wrong)
+                executor.execute_model(invalid_step)
                 failed = executor.get_output()
             except TreadleError:
                 return
-            assert failed.id == wrong.id and failed.error and not failed.sampled_token_ids
+            assert failed.id == invalid_step.id and failed.error and not failed.sampled_token_ids
             executor.execute_model(self.prompt(2, info))
             right = executor.get_output()
             assert right.id == 2 and right.error is None and len(right.sampled_token_ids) == 1
@@ -162,22 +164,24 @@ class ExecutorSuite(PluginTest):
     def test_two_executors_share_nothing(self, checkpoint: Path) -> None:
         with self.started(checkpoint) as (first, info):
             first.execute_model(self.prompt(1, info))
-            want = first.get_output().sampled_token_ids
+            expected = first.get_output().sampled_token_ids
             with self.started(checkpoint) as (second, _):
                 first.execute_model(self.prompt(2, info))
                 second.execute_model(self.prompt(1, info))
-                assert second.get_output().sampled_token_ids == want
+                assert second.get_output().sampled_token_ids == expected
                 assert first.get_output().id == 2
             first.check_health()
             first.execute_model(self.prompt(1, info))
-            assert first.get_output().sampled_token_ids == want, "the end of another one is seen"
+            assert first.get_output().sampled_token_ids == expected, (
+                "the end of another one is seen"
+            )
 
     def test_it_leaves_nothing_behind(self, checkpoint: Path) -> None:
         before = {*threading.enumerate()}, _children()
         with closing(self.core(checkpoint, self.key, **self.engine)):
             pass
-        left = [thread for thread in threading.enumerate() if thread not in before[0]]
-        assert not left, "threads run on"
+        remaining = [thread for thread in threading.enumerate() if thread not in before[0]]
+        assert not remaining, "threads run on"
         assert not _children() - before[1], "processes run on"
 
     def test_a_failed_start_is_an_error_of_treadle(self, tmp_path: Path) -> None:
@@ -186,11 +190,13 @@ class ExecutorSuite(PluginTest):
 
     def test_it_may_be_stopped_without_a_start(self, checkpoint: Path) -> None:
         config = self.config(checkpoint, self.key, **self.engine)
-        self.host().create(EXECUTORS, self.key, config=config, plugins=self.host()).shutdown()
+        self.plugin_manager().create(
+            EXECUTORS, self.key, config=config, plugins=self.plugin_manager()
+        ).shutdown()
 
 
 def _children() -> set[str]:
-    """The processes that this one has started, where the system tells."""
+    """Return the child processes of this process, if the system lists them."""
     threads = Path("/proc/self/task")
     files = threads.glob("*/children") if threads.is_dir() else ()
     return {pid for file in files for pid in file.read_text().split()}

@@ -16,6 +16,7 @@ from typing import Any
 from treadle.api import hookspecs
 from treadle.api.kinds import SCHEDULING_POLICIES
 from treadle.config import EngineConfig, from_options
+from treadle.engine.extensions import ConfiguredExtensions
 from treadle.plugins import PluginManager
 from treadle.testing.introspection import hooks_of, report
 from treadle.testing.plugin import PluginTest, hook_arguments
@@ -25,13 +26,13 @@ __all__ = ("ExtensionSuite",)
 
 
 class ExtensionSuite(PluginTest):
-    """Its two hooks are called in pairs, and its wrappers hand on what they were given."""
+    """Checks that its hooks are called in pairs and that its wrappers return results."""
 
     def config(self) -> EngineConfig:
         return from_options(model="nowhere")
 
     def quiet(self, plugins: PluginManager) -> None:
-        """A host goes on without a hook that fails; here it must not."""
+        """Fail if a hook raises: a plugin manager would log the error and continue."""
         failed = [
             hook
             for plugin, hook, outcome, _ in plugins.call_stats.rows()
@@ -40,39 +41,39 @@ class ExtensionSuite(PluginTest):
         assert failed == [], f"{failed} raised; see the log"
 
     def test_engines_begin_and_end(self) -> None:
-        """One after the other, and two at once: each has a host of its own."""
+        """Engines run one after the other and at the same time, each with its own plugin manager."""
         for count in (1, 1, 2):
-            hosts = [self.host() for _ in range(count)]
+            hosts = [self.plugin_manager() for _ in range(count)]
+            engines: list[ConfiguredExtensions] = []
             try:
-                for plugins in hosts:
-                    plugins.configure(self.config())
+                engines += [ConfiguredExtensions(plugins, self.config()) for plugins in hosts]
             finally:
+                for extensions in engines:
+                    extensions.unconfigure()
                 for plugins in hosts:
-                    plugins.unconfigure()
                     self.quiet(plugins)
 
     def test_the_configuration_is_left_as_it_is(self) -> None:
         config = self.config()
-        plugins = self.host()
-        plugins.configure(config)
-        plugins.unconfigure()
+        plugins = self.plugin_manager()
+        ConfiguredExtensions(plugins, config).unconfigure()
         assert config == self.config()
 
     def test_what_it_reports_is_one_line(self) -> None:
-        """While an engine runs, and where none does: ``treadle doctor`` starts none."""
-        plugins = self.host()
+        """A report is requested with a running engine and without: ``treadle doctor`` starts none."""
+        plugins = self.plugin_manager()
         lines = report(plugins)
-        plugins.configure(self.config())
+        extensions = ConfiguredExtensions(plugins, self.config())
         try:
             lines += report(plugins)
             self.quiet(plugins)
             assert all("\n" not in line for line in lines)
         finally:
-            plugins.unconfigure()
+            extensions.unconfigure()
 
     def test_its_wrappers_give_an_answer(self) -> None:
-        """A wrapper that forgets ``return`` turns every plugin into one that answers ``None``."""
-        plugins = self.host()
+        """A wrapper without ``return`` would replace every plugin's result by ``None``."""
+        plugins = self.plugin_manager()
         for hook, wrapper in self.wrappers(plugins):
             source = inspect.getsource(wrapper)
             assert "yield" in source and "return" in source, f"{hook} returns nothing"
@@ -81,17 +82,17 @@ class ExtensionSuite(PluginTest):
         ) == (1.0,)
 
     def test_its_wrappers_keep_what_nobody_provides(self) -> None:
-        """Else it cannot be said which plugin is missing."""
-        for hook, wrapper in self.wrappers(self.host()):
-            nothing: list[Any] | None = [] if hasattr(hookspecs.AllResultsHooks, hook) else None
+        """Otherwise the error could not name the missing plugin."""
+        for hook, wrapper in self.wrappers(self.plugin_manager()):
+            empty: list[Any] | None = [] if hasattr(hookspecs.AllResultsHooks, hook) else None
             wrapping = self.wrapping(hook, wrapper)
             try:
-                wrapping.send(nothing)
+                wrapping.send(empty)
             except StopIteration as end:
-                assert end.value == nothing, f"{hook} made {end.value!r} of {nothing!r}"
+                assert end.value == empty, f"{hook} made {end.value!r} of {empty!r}"
 
     def test_its_wrappers_hand_on_errors(self) -> None:
-        for hook, wrapper in self.wrappers(self.host()):
+        for hook, wrapper in self.wrappers(self.plugin_manager()):
             raised = False
             try:
                 self.wrapping(hook, wrapper).throw(LookupError("of the plugin that is wrapped"))
@@ -107,9 +108,9 @@ class ExtensionSuite(PluginTest):
             yield hook, getattr(plugin, hook)
 
     def wrapping(self, hook: str, wrapper: Any) -> Generator[None, Any, Any]:
-        """A call that has come to its ``yield``."""
-        values = hook_arguments(hook, self.host())
-        wanted = inspect.signature(wrapper).parameters
-        call: Generator[None, Any, Any] = wrapper(**{name: values[name] for name in wanted})
+        """A call of a hook wrapper that has reached its ``yield``."""
+        values = hook_arguments(hook, self.plugin_manager())
+        parameters = inspect.signature(wrapper).parameters
+        call: Generator[None, Any, Any] = wrapper(**{name: values[name] for name in parameters})
         next(call)
         return call

@@ -225,13 +225,13 @@ def _choice(spec: GrammarSpec, text: str) -> None:
 
 def _grammar(spec: GrammarSpec, text: str) -> None:
     """Lists of a, b, c and lists in brackets: what is left after taking these apart is nothing."""
-    left = text
+    remaining = text
     while True:
-        taken = re.sub(r"\((?:[abc](?:,[abc])*)\)", "a", left)
-        if taken == left:
+        reduced = re.sub(r"\((?:[abc](?:,[abc])*)\)", "a", remaining)
+        if reduced == remaining:
             break
-        left = taken
-    assert re.fullmatch(r"[abc](?:,[abc])*", left), f"{text!r} is not of the grammar"
+        remaining = reduced
+    assert re.fullmatch(r"[abc](?:,[abc])*", remaining), f"{text!r} is not of the grammar"
 
 
 VALID: dict[str, Callable[[GrammarSpec, str], None]] = {

@@ -1,4 +1,4 @@
-"""Texts drawn from a grammar at random: what a model could write under it."""
+"""Random texts of a grammar: outputs that a model could generate under it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        kept = [i for i in ids if not skip_special_tokens or i not in self.special]
-        return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
+        visible_ids = [i for i in ids if not skip_special_tokens or i not in self.special]
+        return b"".join(map(self.token_bytes, visible_ids)).decode("utf-8", "replace")
 
 
 def sample_texts(
@@ -50,7 +50,7 @@ def sample_texts(
     tokenizer: Any = None,
     backend: str = "llguidance",
 ) -> Iterator[str]:
-    """``count`` whole texts of the grammar, always the same ones."""
+    """Return ``count`` complete texts of the grammar, the same ones in every run."""
     tokenizer = tokenizer or ByteTokenizer()
     compiler = plugins.create(
         STRUCTURED_OUTPUT, backend, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size
@@ -77,8 +77,8 @@ def _walk(matcher: GrammarMatcher, vocab_size: int, draw: random.Random) -> list
             break
         assert allowed, "the grammar has come to a dead end"
         # Letters and ends now and then, or a walk would seldom leave a string.
-        likely = [i for i in allowed if i in ends] if draw.random() < 0.3 else []
-        token = draw.choice(likely or [i for i in allowed if i < 128] or allowed)
+        candidates = [i for i in allowed if i in ends] if draw.random() < 0.3 else []
+        token = draw.choice(candidates or [i for i in allowed if i < 128] or allowed)
         assert matcher.accept_token(token), "the grammar refuses what its mask allows"
         ids.append(token)
         assert len(ids) < LONGEST, "the grammar does not come to an end"

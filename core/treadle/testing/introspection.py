@@ -1,6 +1,6 @@
-"""What the plugins of a manager implement, which hooks are called, and what they report.
+"""The hooks that plugins implement, the hooks that are called, and the plugins' report lines.
 
-For tests, the conformance suites and the command line; an engine needs none of it.
+For tests, the conformance suites and the command line; the engine does not use it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ __all__ = ("hook_calls", "hooks_of", "report")
 @contextmanager
 def hook_calls(plugins: PluginManager) -> Iterator[list[str]]:
     """Collect the names of the hooks that are called inside the block."""
-    called: list[str] = []
+    names: list[str] = []
     undo = plugins.loader.pm.add_hookcall_monitoring(
-        before=lambda name, impls, arguments: called.append(name),
+        before=lambda name, impls, arguments: names.append(name),
         after=lambda outcome, name, impls, arguments: None,
     )
     try:
-        yield called
+        yield names
     finally:
         undo()
 
 
 def hooks_of(plugins: PluginManager, plugin: object) -> tuple[list[str], list[str]]:
     """Return the names of the hooks that a loaded plugin implements, and of those it wraps."""
-    plain: list[str] = []
-    wrapped: list[str] = []
+    hook_names: list[str] = []
+    wrapper_names: list[str] = []
     for caller in plugins.loader.pm.get_hookcallers(plugin) or []:
-        for found in caller.get_hookimpls():
-            if found.plugin is plugin:
-                (wrapped if found.wrapper else plain).append(caller.name)
-    return sorted(plain), sorted(wrapped)
+        for impl in caller.get_hookimpls():
+            if impl.plugin is plugin:
+                (wrapper_names if impl.wrapper else hook_names).append(caller.name)
+    return sorted(hook_names), sorted(wrapper_names)
 
 
 def report(plugins: PluginManager) -> list[str]:

@@ -38,10 +38,14 @@ def copied(args: Sequence[Any]) -> list[Any]:
 
 
 def _example(
-    arg: Arg, own: Mapping[str, Example], sizes: Sizes, dtype: torch.dtype, generator: Generator
+    arg: Arg,
+    overrides: Mapping[str, Example],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    generator: Generator,
 ) -> Any:
-    if arg.name in own:
-        return own[arg.name](sizes, dtype, generator)
+    if arg.name in overrides:
+        return overrides[arg.name](sizes, dtype, generator)
     if arg.name in EXAMPLES and not (arg.name == "cache" and arg.dtype == "dtype"):
         return EXAMPLES[arg.name](sizes, dtype, generator)
     if arg.shape is None:

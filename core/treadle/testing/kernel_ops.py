@@ -43,8 +43,8 @@ def sample(
     """Draw from the softmax of ``logits / temperature``, or take the argmax of ``greedy`` rows."""
     blocks = Blocks.of(logits.shape[1], logits.device)
     weights = (logits.float() / temperature[:, None]).softmax(dim=-1)
-    tokens, bad = draw.draw(weights, uniforms(offsets, strides, positions), blocks)
-    return torch.where(greedy > 0, argmax(logits)[0], tokens) if mixed else tokens, bad
+    tokens, invalid = draw.draw(weights, uniforms(offsets, strides, positions), blocks)
+    return torch.where(greedy > 0, argmax(logits)[0], tokens) if mixed else tokens, invalid
 
 
 LOGITS = tensor("logits", "rows, vocab_size", strided=True)
@@ -89,8 +89,8 @@ def layer_ops(kind: str) -> tuple[KernelOp, ...]:
     """``LAYER_OPS`` or ``COMMUNICATOR_OPS`` of the kit; none if it is not installed."""
     if find_spec(KIT) is None:
         return ()
-    declared: tuple[KernelOp, ...] = getattr(import_module(f"{KIT}.kernel_ops"), kind)
-    return declared
+    ops: tuple[KernelOp, ...] = getattr(import_module(f"{KIT}.kernel_ops"), kind)
+    return ops
 
 
 KERNEL_OPS: Mapping[str, KernelOp] = {op.name: op for op in (*layer_ops("LAYER_OPS"), *SAMPLER_OPS)}

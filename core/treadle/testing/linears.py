@@ -36,20 +36,20 @@ class Layer:
 
     def weights(self) -> dict[str, Tensor]:
         """float32 ``[out, in]`` by name; they differ in size, so that their scales differ too."""
-        made = torch.Generator().manual_seed(self.inputs)
+        generator = torch.Generator().manual_seed(self.inputs)
         return {
-            name: torch.randn(size, self.inputs, generator=made) * (0.02 + 0.03 * index)
+            name: torch.randn(size, self.inputs, generator=generator) * (0.02 + 0.03 * index)
             for index, (name, size) in enumerate(zip(self.names, self.outputs, strict=True))
         }
 
     def shares(self, rank: int, ranks: int) -> Tensor:
         """The outputs that one rank has: a piece of each matrix."""
-        found, first = [], 0
+        ranges, first = [], 0
         for size in self.outputs:
             part = size // ranks
-            found.append(torch.arange(first + rank * part, first + (rank + 1) * part))
+            ranges.append(torch.arange(first + rank * part, first + (rank + 1) * part))
             first += size
-        return torch.cat(found)
+        return torch.cat(ranges)
 
 
 class QuantizedLinear(nn.Module):
@@ -65,17 +65,17 @@ class QuantizedLinear(nn.Module):
         self.ranks, self.dtype = tp_group, dtype
         column, row = layer.split == "column", layer.split == "row"
         self.outputs = tuple(
-            shard_features(tp_group, size, HOME) if column else Shard.whole(size)
+            shard_features(tp_group, size, HOME) if column else Shard.full(size)
             for size in layer.outputs
         )
         self.inputs = (
-            shard_features(tp_group, layer.inputs, HOME) if row else Shard.whole(layer.inputs)
+            shard_features(tp_group, layer.inputs, HOME) if row else Shard.full(layer.inputs)
         )
         spec = LinearSpec(
             prefix=f"{HOME}.fused",
             names=tuple(f"{HOME}.{name}" for name in layer.names),
             in_features=self.inputs.size,
-            out_features=tuple(part.size for part in self.outputs),
+            out_features=tuple(shard.size for shard in self.outputs),
             bias=layer.bias,
             dtype=dtype,
         )
@@ -107,17 +107,17 @@ class QuantizedLinear(nn.Module):
 
 def pack(format: Format, layer: Layer) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
     """The checkpoint's tensors by name, the dequantized weight ``[out, in]``, the bias ``[out]``."""
-    found: dict[str, Tensor] = {}
-    dense: list[Tensor] = []
+    tensors: dict[str, Tensor] = {}
+    weights: list[Tensor] = []
     biases: list[Tensor] = []
     for name, dense_weight in layer.weights().items():
         packed = format.pack(dense_weight)
-        found.update({f"{HOME}.{name}.{part}": t for part, t in packed.tensors.items()})
-        dense.append(packed.weight)
+        tensors.update({f"{HOME}.{name}.{part}": t for part, t in packed.tensors.items()})
+        weights.append(packed.weight)
         if layer.bias:
             biases.append(torch.linspace(-1.0, 1.0, len(dense_weight)))
-            found[f"{HOME}.{name}.bias"] = biases[-1]
-    return found, torch.cat(dense), torch.cat(biases) if biases else None
+            tensors[f"{HOME}.{name}.bias"] = biases[-1]
+    return tensors, torch.cat(weights), torch.cat(biases) if biases else None
 
 
 def fill(
@@ -132,8 +132,8 @@ def fill(
     """The layer of one rank, with the tensors of ``pack``. Raises what loading raises."""
     tp_group = tp_group or SingleRankCommunicator()
     with torch.device(device):
-        built = QuantizedLinear(scheme, layer, dtype, tp_group)
-    root: nn.Module = built
+        linear = QuantizedLinear(scheme, layer, dtype, tp_group)
+    root: nn.Module = linear
     for part in reversed(f"{HOME}.fused".split(".")):
         outer = nn.Module()
         outer.add_module(part, root)
@@ -141,7 +141,7 @@ def fill(
     spec = ModelSpec("layer", _no_model, packed_modules_mapping={"fused": layer.names})
     rename = scheme.rename if isinstance(scheme, SupportsWeightRenaming) else None
     load_weights(root, spec, _Tensors(tensors), tp_group, rename=rename)
-    return built
+    return linear
 
 
 def _no_model(*arguments: object) -> Any:
@@ -154,5 +154,5 @@ class _Tensors:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        yield from ((n, t) for n, t in self._tensors.items() if wanted(n))
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((n, t) for n, t in self._tensors.items() if should_load(n))

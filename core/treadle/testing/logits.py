@@ -29,27 +29,29 @@ __all__ = ("LogitsProcessorSuite",)
 
 
 class LogitsProcessorSuite(PluginTest):
-    """A processor refuses in ``check`` and never in ``apply``; rows know nothing of each other."""
+    """Checks that errors are raised in ``check``, not in ``apply``, and that rows are independent."""
 
     arguments: ClassVar[Sequence[Any]]
     refused: ClassVar[Sequence[Any]]
     vocab_size: ClassVar[int] = 64
 
     def build(self) -> LogitsProcessor:
-        (made,) = [self.host().create(LOGITS_PROCESSORS, self.key, vocab_size=self.vocab_size)]
-        return made
+        (processor,) = [
+            self.plugin_manager().create(LOGITS_PROCESSORS, self.key, vocab_size=self.vocab_size)
+        ]
+        return processor
 
     def rows(self, count: int) -> tuple[Tensor, list[Any], list[list[int]]]:
-        """Logits, arguments and histories of different lengths, some of which repeat."""
+        """Return logits, arguments and histories of different lengths, some with repeated tokens."""
         import torch
 
-        made = torch.Generator().manual_seed(count)
-        logits = torch.randn(count, self.vocab_size, generator=made)
-        given = [self.arguments[i % len(self.arguments)] for i in range(count)]
+        generator = torch.Generator().manual_seed(count)
+        logits = torch.randn(count, self.vocab_size, generator=generator)
+        argument_list = [self.arguments[i % len(self.arguments)] for i in range(count)]
         tokens = [
             [(i * 7 + j % 3) % self.vocab_size for j in range(1 + 9 * i)] for i in range(count)
         ]
-        return logits, given, tokens
+        return logits, argument_list, tokens
 
     def test_two_builds_are_two_objects(self) -> None:
         assert self.build() is not self.build()
@@ -70,43 +72,43 @@ class LogitsProcessorSuite(PluginTest):
     def test_the_result_has_the_shape_of_the_logits(self, count: int) -> None:
         import torch
 
-        logits, given, tokens = self.rows(count)
-        out = self.build().apply(logits.clone(), given, tokens)
+        logits, argument_list, tokens = self.rows(count)
+        out = self.build().apply(logits.clone(), argument_list, tokens)
         assert out.shape == logits.shape and out.dtype == torch.float32
         assert out.device == logits.device
         assert not out.isnan().any(), "NaN is not a logit"
 
     def test_some_token_stays_allowed(self) -> None:
-        logits, given, tokens = self.rows(5)
-        out = self.build().apply(logits, given, tokens)
+        logits, argument_list, tokens = self.rows(5)
+        out = self.build().apply(logits, argument_list, tokens)
         assert out.isfinite().any(dim=1).all(), "a row allows no token: its request would fail"
 
     def test_a_row_does_not_depend_on_the_others(self) -> None:
         import torch
 
-        logits, given, tokens = self.rows(5)
-        together = self.build().apply(logits.clone(), given, tokens)
+        logits, argument_list, tokens = self.rows(5)
+        batched = self.build().apply(logits.clone(), argument_list, tokens)
         for row in range(5):
             part = logits[row : row + 1].clone()
-            alone = self.build().apply(part, given[row : row + 1], tokens[row : row + 1])
-            torch.testing.assert_close(alone[0], together[row])
+            single = self.build().apply(part, argument_list[row : row + 1], tokens[row : row + 1])
+            torch.testing.assert_close(single[0], batched[row])
 
     def test_the_order_of_the_rows_does_not_matter(self) -> None:
-        """Rows change places between steps: what is kept by row belongs to somebody else."""
+        """Sequences change rows between steps, so state by row would belong to another sequence."""
         import torch
 
-        logits, given, tokens = self.rows(4)
+        logits, argument_list, tokens = self.rows(4)
         processor = self.build()
-        forth = processor.apply(logits.clone(), given, tokens)
-        back = processor.apply(logits.flip(0).clone(), given[::-1], tokens[::-1])
-        torch.testing.assert_close(back.flip(0), forth)
+        forward = processor.apply(logits.clone(), argument_list, tokens)
+        backward = processor.apply(logits.flip(0).clone(), argument_list[::-1], tokens[::-1])
+        torch.testing.assert_close(backward.flip(0), forward)
 
     def test_arguments_and_histories_are_left_as_they_are(self) -> None:
-        logits, given, tokens = self.rows(3)
-        before = copy.deepcopy((given, tokens))
+        logits, argument_list, tokens = self.rows(3)
+        before = copy.deepcopy((argument_list, tokens))
         processor = self.build()
-        for arguments in given:
+        for arguments in argument_list:
             with suppress(RequestError):
                 processor.validate_params(arguments)
-        processor.apply(logits, given, tokens)
-        assert (given, tokens) == before
+        processor.apply(logits, argument_list, tokens)
+        assert (argument_list, tokens) == before

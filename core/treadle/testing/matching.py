@@ -40,7 +40,7 @@ PLAIN = (
 
 
 class Matching(PluginTest):
-    """``matched`` are models that the plugin is made for, ``unmatched`` others that look alike."""
+    """Checks of ``treadle_match``: ``matched`` are models of the plugin, ``unmatched`` similar ones."""
 
     matched: ClassVar[Sequence[ModelTraits]] = ()
     unmatched: ClassVar[Sequence[ModelTraits]] = ()
@@ -53,27 +53,27 @@ class Matching(PluginTest):
             assert self._match(plugins, model) is not None, f"no match: {model}"
 
     def test_it_leaves_other_models_alone(self) -> None:
-        """It would be chosen for each model that has no better match."""
+        """A plugin that matches every model would be chosen for all models without a better match."""
         plugins = self._matching()
         for model in (*PLAIN, *self.unmatched):
             assert self._match(plugins, model) is None, f"it matches {model}"
 
     def test_it_matches_under_its_own_key_only(self) -> None:
-        """A module may serve several keys, and is asked for each of them."""
-        relay: Any = self._matching().hooks_for(self.kind, self.key)
+        """A module may serve several keys; the hook is called for each of them."""
+        hooks: Any = self._matching().hooks_for(self.kind, self.key)
         for kind, key in ((self.kind, FOREIGN), (FOREIGN, self.key)):
             for model in self.matched:
-                found = relay.treadle_match(kind=kind, key=key, model=model, options={})
-                assert found is None, f"it answered {found!r} for {kind}:{key}"
+                match = hooks.treadle_match(kind=kind, key=key, model=model, options={})
+                assert match is None, f"it answered {match!r} for {kind}:{key}"
 
     def test_its_reason_can_be_shown(self) -> None:
-        """In a line of ``treadle serve --explain``."""
+        """The reason is printed on one line of ``treadle serve --explain``."""
         plugins = self._matching()
         for model in self.matched:
-            found: Any = self._match(plugins, model)
-            if found is not None:
-                assert isinstance(found, Match) and found.score > 0
-                assert 8 <= len(found.reason) <= 80 and found.reason.isprintable()
+            match: Any = self._match(plugins, model)
+            if match is not None:
+                assert isinstance(match, Match) and match.score > 0
+                assert 8 <= len(match.reason) <= 80 and match.reason.isprintable()
 
     def _match(self, plugins: PluginManager, model: ModelTraits) -> Any:
         options = plugins.options(self.kind, self.key)
@@ -81,7 +81,7 @@ class Matching(PluginTest):
         return hooks.treadle_match(kind=self.kind, key=self.key, model=model, options=options)
 
     def _matching(self) -> PluginManager:
-        plugins = self.host()
+        plugins = self.plugin_manager()
         if self.key not in plugins.keys(self.kind):
             pytest.skip("it is not installed")
         if "treadle_match" not in hooks_of(plugins, plugins.load(self.kind, self.key))[0]:

@@ -40,7 +40,7 @@ class TinyModel:
         *,
         tp_group: Communicator | None = None,
         dtype: torch.dtype = torch.float32,
-        longest: int | None = None,
+        model_len: int | None = None,
         load_format: str = "auto",
         quantization: str = "auto",
     ) -> None:
@@ -57,36 +57,36 @@ class TinyModel:
             lambda request, spec: ReferenceBackend(request),
             load_format=load_format,
             quantization=quantization,
-            max_model_len=max_model_len(self.config, longest),
+            max_model_len=max_model_len(self.config, model_len),
         )
-        defer_all_reduce(self.model)  # as a start does; kernels are not offered
+        defer_all_reduce(self.model)  # as the engine's start does; no kernels are offered
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
 
     def logits(
-        self, ids: Tensor, chunks: Sequence[int] = (), *, wanted: Tensor | None = None
+        self, ids: Tensor, chunks: Sequence[int] = (), *, logits_indices: Tensor | None = None
     ) -> Tensor:
         """``[tokens, vocab]`` logits of one sequence, in steps of ``chunks`` tokens (or in one).
 
-        With ``wanted``, indices of tokens, in one step, and what the model returns then.
+        With ``logits_indices``, the result of the model for these tokens, in one step.
         """
-        if wanted is not None:
+        if logits_indices is not None:
             self._clear([len(ids)])
             with torch.inference_mode():
-                return self.step([ids], [0], [len(ids)], [len(ids)], wanted)
+                return self.step([ids], [0], [len(ids)], [len(ids)], logits_indices)
         return self.batch([ids], [list(chunks) or [len(ids)]])[0]
 
     def batch(self, sequences: Sequence[Tensor], chunks: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The logits of several sequences that run together; each brings its own chunks."""
+        """Return the logits of several sequences in one batch, each with its own chunks."""
         totals = [len(ids) for ids in sequences]
         self._clear(totals)
         outputs: list[list[Tensor]] = [[] for _ in sequences]
-        done = [0] * len(sequences)
+        num_computed = [0] * len(sequences)
         with torch.inference_mode():
-            for turn in range(max(len(c) for c in chunks)):
-                counts = [c[turn] if turn < len(c) else 0 for c in chunks]
-                rows = self.step(sequences, done, counts, totals)
+            for chunk_index in range(max(len(c) for c in chunks)):
+                counts = [c[chunk_index] if chunk_index < len(c) else 0 for c in chunks]
+                rows = self.step(sequences, num_computed, counts, totals)
                 for index, count in enumerate(counts):
-                    done[index] += count
+                    num_computed[index] += count
                     outputs[index].append(rows[:count])
                     rows = rows[count:]
         return [torch.cat(parts) for parts in outputs]
@@ -99,24 +99,27 @@ class TinyModel:
     def step(
         self,
         sequences: Sequence[Tensor],
-        done: Sequence[int],
+        num_computed: Sequence[int],
         counts: Sequence[int],
         totals: Sequence[int],
-        wanted: Tensor | None = None,
+        logits_indices: Tensor | None = None,
     ) -> Tensor:
-        whole, _ = batch_of(totals, totals, page_size=PAGE)
-        lengths = [d + n for d, n in zip(done, counts, strict=True)]
+        full_batch, _ = batch_of(totals, totals, page_size=PAGE)
+        lengths = [d + n for d, n in zip(num_computed, counts, strict=True)]
         batch, _ = batch_of(counts, lengths, page_size=PAGE)
-        batch.page_table = whole.page_table  # pages stay where they are between steps
-        starts = whole.query_start_loc.tolist()
-        spans = [(d, e) for d, e in zip(done, lengths, strict=True)]
+        batch.page_table = full_batch.page_table  # pages stay where they are between steps
+        starts = full_batch.query_start_loc.tolist()
+        spans = [(d, e) for d, e in zip(num_computed, lengths, strict=True)]
         batch.slot_mapping = torch.cat(
-            [whole.slot_mapping[s + d : s + e] for s, (d, e) in zip(starts, spans, strict=False)]
+            [
+                full_batch.slot_mapping[s + d : s + e]
+                for s, (d, e) in zip(starts, spans, strict=False)
+            ]
         )
         ids = torch.cat([q[d:e] for q, (d, e) in zip(sequences, spans, strict=True)])
         positions = torch.cat([torch.arange(d, e) for d, e in spans])
         hidden = self.model(
-            ids, positions, ForwardContext(attn_metadata=[batch], logits_indices=wanted)
+            ids, positions, ForwardContext(attn_metadata=[batch], logits_indices=logits_indices)
         )
         result: Tensor = self.model.compute_logits(hidden)
         return result.float()

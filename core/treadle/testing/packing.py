@@ -62,21 +62,21 @@ class AwqFormat:
 
     def pack(self, weight: Tensor) -> Packed:
         group = self.group_size if self.group_size > 0 else weight.shape[1]
-        home = torch.arange(weight.shape[1]) // group
-        codes, scales, zeros = _round_asymmetric(weight.t(), home, 4)
+        group_ids = torch.arange(weight.shape[1]) // group
+        codes, scales, zeros = _round_asymmetric(weight.t(), group_ids, 4)
         tensors = {
             "qweight": _words_awq(codes),
             "qzeros": _words_awq(zeros),
             "scales": scales.half(),
         }
-        return Packed(tensors, ((codes - zeros[home]) * scales[home]).t().contiguous())
+        return Packed(tensors, ((codes - zeros[group_ids]) * scales[group_ids]).t().contiguous())
 
 
 def _words_awq(codes: Tensor) -> Tensor:
     """``[rows, columns]`` to int32 ``[rows, columns / 8]``."""
     words = torch.zeros(codes.shape[0], codes.shape[1] // 8, dtype=torch.int64)
-    for place, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
-        words |= codes[:, column::8].long() << (4 * place)
+    for position, column in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+        words |= codes[:, column::8].long() << (4 * position)
     return words.to(torch.int32)
 
 
@@ -111,52 +111,56 @@ class GptqFormat:
     def pack(self, weight: Tensor) -> Packed:
         inputs = weight.shape[1]
         group = self.group_size if self.group_size > 0 else inputs
-        home = torch.arange(inputs) // group
+        group_ids = torch.arange(inputs) // group
         if self.desc_act:
             # By the activations, which matrices that share their inputs share too.
-            home = home[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
+            group_ids = group_ids[
+                torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+            ]
         rounding = _round_symmetric if self.sym else _round_asymmetric
-        codes, scales, zeros = rounding(weight.t(), home, self.bits)
+        codes, scales, zeros = rounding(weight.t(), group_ids, self.bits)
         tensors = {
             "qweight": _words(codes.t(), self.bits).t().contiguous(),
             "qzeros": _words(zeros, self.bits),
             "scales": scales.half(),
-            "g_idx": home.to(torch.int32),
+            "g_idx": group_ids.to(torch.int32),
         }
         if self.version == 1:
             ones = sum(1 << shift for shift in range(0, 32, self.bits))
             tensors["qzeros"] = (tensors["qzeros"].long() - ones).to(torch.int32)
         if not self.with_g_idx:
             del tensors["g_idx"]
-        return Packed(tensors, ((codes - zeros[home]) * scales[home]).t().contiguous())
+        return Packed(tensors, ((codes - zeros[group_ids]) * scales[group_ids]).t().contiguous())
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
     """``[rows, columns]`` to int32 ``[rows, columns · bits / 32]``, the first in the lowest bits."""
-    each = 32 // bits
-    words = torch.zeros(codes.shape[0], codes.shape[1] // each, dtype=torch.int64)
-    for place in range(each):
-        words |= codes[:, place::each].long() << (bits * place)
+    codes_per_word = 32 // bits
+    words = torch.zeros(codes.shape[0], codes.shape[1] // codes_per_word, dtype=torch.int64)
+    for position in range(codes_per_word):
+        words |= codes[:, position::codes_per_word].long() << (bits * position)
     return words.to(torch.int32)
 
 
-def _round_asymmetric(weight: Tensor, home: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+def _round_asymmetric(
+    weight: Tensor, group_ids: Tensor, bits: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Codes ``[in, out]``, and scales and zero points ``[groups, out]``, of ``[in, out]``."""
-    top, groups = (1 << bits) - 1, int(home.max()) + 1
-    rows = [weight[home == g] for g in range(groups)]
+    top, groups = (1 << bits) - 1, int(group_ids.max()) + 1
+    rows = [weight[group_ids == g] for g in range(groups)]
     low = torch.stack([r.amin(dim=0) for r in rows]).clamp_max(0)
     high = torch.stack([r.amax(dim=0) for r in rows]).clamp_min(0)
     scales = ((high - low) / top).half().float().clamp_min(1e-6)
     zeros = (-low / scales).round().clamp(0, top)
-    codes = ((weight / scales[home]).round() + zeros[home]).clamp(0, top)
+    codes = ((weight / scales[group_ids]).round() + zeros[group_ids]).clamp(0, top)
     return codes, scales, zeros
 
 
-def _round_symmetric(weight: Tensor, home: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    middle, groups = 1 << (bits - 1), int(home.max()) + 1
-    largest = torch.stack([weight[home == g].abs().amax(dim=0) for g in range(groups)])
-    scales = (largest / max(1, middle - 1)).half().float().clamp_min(1e-6)
-    codes = ((weight / scales[home]).round() + middle).clamp(0, 2 * middle - 1)
+def _round_symmetric(weight: Tensor, group_ids: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    middle, groups = 1 << (bits - 1), int(group_ids.max()) + 1
+    max_abs = torch.stack([weight[group_ids == g].abs().amax(dim=0) for g in range(groups)])
+    scales = (max_abs / max(1, middle - 1)).half().float().clamp_min(1e-6)
+    codes = ((weight / scales[group_ids]).round() + middle).clamp(0, 2 * middle - 1)
     return codes, scales, torch.full_like(scales, middle)
 
 
@@ -173,64 +177,72 @@ class Fp8Format:
 
     def config(self, unquantized: Sequence[str] = ()) -> dict[str, Any]:
         if self.scales == "channel":
-            given: dict[str, Any] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+            config: dict[str, Any] = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
         else:
             scheme = "static" if self.static else "dynamic"
-            given = {"quant_method": "fp8", "activation_scheme": scheme, "fmt": "e4m3"}
+            config = {"quant_method": "fp8", "activation_scheme": scheme, "fmt": "e4m3"}
         if self.scales == "block":
-            given["weight_block_size"] = list(self.block)
-        return {**given, "modules_to_not_convert": list(unquantized), **self.extra}
+            config["weight_block_size"] = list(self.block)
+        return {**config, "modules_to_not_convert": list(unquantized), **self.extra}
 
     def pack(self, weight: Tensor) -> Packed:
-        high, wide = self._sizes(weight)
+        block_rows, block_columns = self._sizes(weight)
         scale = torch.stack(
             [
-                torch.stack([piece.abs().amax() / 448.0 for piece in rows.split(wide, dim=1)])
-                for rows in weight.split(high)
+                torch.stack(
+                    [piece.abs().amax() / 448.0 for piece in rows.split(block_columns, dim=1)]
+                )
+                for rows in weight.split(block_rows)
             ]
         )
-        spread = scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+        spread = scale.repeat_interleave(block_rows, 0).repeat_interleave(block_columns, 1)
         spread = spread[: weight.shape[0], : weight.shape[1]]
         codes = (weight / spread).to(torch.float8_e4m3fn)
-        usual = "weight_scale_inv" if self.scales == "block" else "weight_scale"
-        stored = scale.reshape(()) if self.scales == "matrix" else scale
-        tensors = {"weight": codes, self.scale_name or usual: stored}
+        default_name = "weight_scale_inv" if self.scales == "block" else "weight_scale"
+        stored_scale = scale.reshape(()) if self.scales == "matrix" else scale
+        tensors = {"weight": codes, self.scale_name or default_name: stored_scale}
         if self.static:
             tensors["input_scale"] = torch.tensor(0.02)
         return Packed(tensors, codes.float() * spread)
 
     def _sizes(self, weight: Tensor) -> tuple[int, int]:
         outputs, inputs = weight.shape
-        whole = {"matrix": (outputs, inputs), "channel": (1, inputs), "block": self.block}
-        return whole[self.scales]
+        sizes = {"matrix": (outputs, inputs), "channel": (1, inputs), "block": self.block}
+        return sizes[self.scales]
 
 
 def pack_checkpoint(
-    source: Path, packed: Path, plain: Path, format: Format, unquantized: Sequence[str] = ()
+    source: Path,
+    quantized_folder: Path,
+    reference_folder: Path,
+    format: Format,
+    unquantized: Sequence[str] = (),
 ) -> None:
-    """Quantize the layers of a checkpoint, and write beside it what the numbers mean.
+    """Write a checkpoint with quantized layers, and the same model with dequantized weights.
 
-    ``packed`` gets the quantized checkpoint, ``plain`` the same model in full precision. Layers
-    whose names end in one of ``unquantized`` stay as they are, and so do embeddings and the head.
+    ``quantized_folder`` gets the quantized checkpoint, ``reference_folder`` the same model in full
+    precision. Layers whose names end in one of ``unquantized``, embeddings and the head stay as they are.
     """
     from safetensors.torch import load_file, save_file
 
-    shutil.copytree(source, packed)
-    shutil.copytree(source, plain)
+    shutil.copytree(source, quantized_folder)
+    shutil.copytree(source, reference_folder)
     tensors = load_file(source / "model.safetensors")
-    theirs: dict[str, Tensor] = {}
-    ours: dict[str, Tensor] = {}
+    packed_tensors: dict[str, Tensor] = {}
+    plain_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
-        inside = ".layers." in name and leaf == "weight" and tensor.dim() == 2
-        if not inside or path.endswith(tuple(unquantized)):
-            theirs[name] = ours[name] = tensor
+        is_layer_weight = ".layers." in name and leaf == "weight" and tensor.dim() == 2
+        if not is_layer_weight or path.endswith(tuple(unquantized)):
+            packed_tensors[name] = plain_tensors[name] = tensor
             continue
-        made = format.pack(tensor.float())
-        theirs.update({f"{path}.{part}": t.contiguous() for part, t in made.tensors.items()})
-        ours[name] = made.weight.to(tensor.dtype)
-    save_file(theirs, packed / "model.safetensors", metadata={"format": "pt"})
-    save_file(ours, plain / "model.safetensors", metadata={"format": "pt"})
+        packed_weight = format.pack(tensor.float())
+        packed_tensors.update(
+            {f"{path}.{part}": t.contiguous() for part, t in packed_weight.tensors.items()}
+        )
+        plain_tensors[name] = packed_weight.weight.to(tensor.dtype)
+    save_file(packed_tensors, quantized_folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(plain_tensors, reference_folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = format.config(unquantized)
-    (packed / "config.json").write_text(json.dumps(config))
+    (quantized_folder / "config.json").write_text(json.dumps(config))

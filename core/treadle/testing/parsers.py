@@ -41,16 +41,16 @@ from treadle.api.parsers import (
 from treadle.api.structured_output import GrammarSpec
 from treadle.testing.json_prefix import is_json_prefix
 from treadle.testing.streams import (
-    HELD,
-    ODD,
+    FOREIGN_TEXT,
+    MAX_PENDING_CHARS,
     PROSE,
     CodePointTokenizer,
     StreamParserSuite,
     collect,
-    merged,
+    merge_adjacent,
 )
 
-__all__ = ("ReasoningSuite", "ToolParserSuite", "call", "merged", "reasoning", "text")
+__all__ = ("ReasoningSuite", "ToolParserSuite", "call", "merge_adjacent", "reasoning", "text")
 
 TOOLS = (
     Tool("f", "Anything.", {"type": "object", "properties": {"x": {}}}),
@@ -71,21 +71,23 @@ TOOLS = (
 )
 
 
-def text(said: str) -> TextDelta:
-    return TextDelta(said)
+def text(content: str) -> TextDelta:
+    return TextDelta(content)
 
 
 def call(index: int, name: str, arguments: str) -> ToolCallDelta:
     return ToolCallDelta(index, name, arguments)
 
 
-def reasoning(said: str) -> ReasoningDelta:
-    return ReasoningDelta(said)
+def reasoning(content: str) -> ReasoningDelta:
+    return ReasoningDelta(content)
 
 
 class ToolParserSuite(StreamParserSuite):
-    """Calls out of text, and text as it was. ``streams`` is whether arguments are handed on before
-    a call is complete; ``prose`` holds no calls."""
+    """Checks that calls are found and that other text stays unchanged.
+
+    ``streams`` is whether arguments are emitted before a call is complete; ``prose`` has no calls.
+    """
 
     cases: ClassVar[Sequence[tuple[str, Sequence[Delta]]]] = ()
     prose: ClassVar[Sequence[str]] = PROSE
@@ -103,13 +105,13 @@ class ToolParserSuite(StreamParserSuite):
             yield output, self.open
 
     def expected(self) -> Iterator[tuple[str, Callable[[], StreamParser], Sequence[Delta]]]:
-        for output, want in self.cases:
-            yield output, self.open, want
+        for output, deltas in self.cases:
+            yield output, self.open, deltas
 
     def broken(self) -> Iterator[str]:
         """Each case, cut anywhere, and then something that does not belong."""
         for output, _ in self.cases:
-            yield from (output[:at] + ODD for at in range(len(output) + 1))
+            yield from (output[:end] + FOREIGN_TEXT for end in range(len(output) + 1))
 
     def test_calls_are_well_formed(self) -> None:
         """Numbered from 0, named once, at first; arguments are always the beginning of an object."""
@@ -132,49 +134,58 @@ class ToolParserSuite(StreamParserSuite):
     def test_text_is_never_lost(self) -> None:
         """Without a call, the text is the output. What follows a broken call is not swallowed."""
         for output in (*self.prose, *self.broken()):
-            found = self.parsed(self.open, [output])
-            calls = [delta for delta in found if isinstance(delta, ToolCallDelta)]
+            deltas = self.parse(self.open, [output])
+            calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
             if not calls:
-                assert collect(found) == output
-            elif ODD in output:
-                told = collect(found) + "".join(delta.arguments for delta in calls)
-                assert ODD in told, f"its end is missing: {output!r} became {found}"
+                assert collect(deltas) == output
+            elif FOREIGN_TEXT in output:
+                emitted = collect(deltas) + "".join(delta.arguments for delta in calls)
+                assert FOREIGN_TEXT in emitted, f"its end is missing: {output!r} became {deltas}"
 
     def test_prose_holds_no_calls(self) -> None:
         for output in self.prose:
-            found = self.parsed(self.open, [output])
-            assert not any(isinstance(delta, ToolCallDelta) for delta in found), output
+            deltas = self.parse(self.open, [output])
+            assert not any(isinstance(delta, ToolCallDelta) for delta in deltas), output
 
     def test_text_streams(self) -> None:
         """Somebody is reading it."""
-        parser, told = self.open(), ""
-        for at, char in enumerate("The quick brown fox; " * 20, start=1):
-            told += collect(parser.feed(char, ()))
-            assert at - len(told) <= HELD, f"{at - len(told)} characters are kept back"
+        parser, emitted = self.open(), ""
+        for num_chars, char in enumerate("The quick brown fox; " * 20, start=1):
+            emitted += collect(parser.feed(char, ()))
+            assert num_chars - len(emitted) <= MAX_PENDING_CHARS, (
+                f"{num_chars - len(emitted)} characters are kept back"
+            )
 
     def test_arguments_stream(self) -> None:
         if not self.streams:
             pytest.skip("it hands on whole calls")
-        for output, want in self.cases:
+        for output, expected in self.cases:
             parser = self.open()
-            found = [delta for char in output for delta in parser.feed(char, ())]
-            for whole in want:
-                if not isinstance(whole, ToolCallDelta) or len(whole.arguments) < 16:
+            deltas = [delta for char in output for delta in parser.feed(char, ())]
+            for expected_call in expected:
+                if (
+                    not isinstance(expected_call, ToolCallDelta)
+                    or len(expected_call.arguments) < 16
+                ):
                     continue
-                mine = [d for d in found if isinstance(d, ToolCallDelta) and d.index == whole.index]
-                most = max((len(delta.arguments) for delta in mine), default=0)
-                if most > len(whole.arguments) // 2:
-                    assert self.late(output, whole), (
-                        f"{most} characters of the arguments at once, of {output!r}"
+                call_deltas = [
+                    d
+                    for d in deltas
+                    if isinstance(d, ToolCallDelta) and d.index == expected_call.index
+                ]
+                max_len = max((len(delta.arguments) for delta in call_deltas), default=0)
+                if max_len > len(expected_call.arguments) // 2:
+                    assert self._allows_late_arguments(output, expected_call), (
+                        f"{max_len} characters of the arguments at once, of {output!r}"
                     )
 
-    def late(self, output: str, whole: ToolCallDelta) -> bool:
-        """Whether the name stands behind the arguments, or these are written in another way."""
-        before, found, _ = output.partition(whole.arguments)
-        return not found or re.search(rf"\b{re.escape(whole.name or '')}\b", before) is None
+    def _allows_late_arguments(self, output: str, expected: ToolCallDelta) -> bool:
+        """Whether the name follows the arguments, or the format writes these in another way."""
+        prefix, separator, _ = output.partition(expected.arguments)
+        return not separator or re.search(rf"\b{re.escape(expected.name or '')}\b", prefix) is None
 
     def test_a_forced_call_can_be_asked_for(self) -> None:
-        """``None`` says that the format cannot be forced; an exception says nothing."""
+        """``None`` means that the format cannot be forced; an exception is an error."""
         name: Mapping[str, Any] = {"type": "function", "function": {"name": self.tools[-1].name}}
         for choice in ("required", name):
             spec = self.open().grammar_for_tool_choice(choice)
@@ -192,12 +203,12 @@ class ToolParserSuite(StreamParserSuite):
             if spec is None:
                 pytest.skip("it cannot force a call")
             for output in sample_texts(self.opener, spec, 3):
-                found = self.parsed(self.open, [output])
-                assert [type(d) for d in found] == [ToolCallDelta], f"{output!r} became {found}"
-                for delta in found:
+                deltas = self.parse(self.open, [output])
+                assert [type(d) for d in deltas] == [ToolCallDelta], f"{output!r} became {deltas}"
+                for delta in deltas:
                     assert isinstance(delta, ToolCallDelta) and delta.name == tool.name
-                    given = json.loads(delta.arguments)
-                    missing = set(tool.parameters.get("required", ())) - given.keys()
+                    arguments = json.loads(delta.arguments)
+                    missing = set(tool.parameters.get("required", ())) - arguments.keys()
                     assert not missing, f"{missing} is missing in {output!r}"
 
 
@@ -222,17 +233,17 @@ class ReasoningSuite(StreamParserSuite):
             yield output, partial(self.open, "")
 
     def expected(self) -> Iterator[tuple[str, Callable[[], StreamParser], Sequence[Delta]]]:
-        for prompt, output, want in self.cases:
-            yield output, partial(self.open, prompt), want
+        for prompt, output, deltas in self.cases:
+            yield output, partial(self.open, prompt), deltas
 
     def test_nothing_is_lost(self) -> None:
         """All that is neither tag nor blank comes out, in order, wherever the output ends."""
         for output, open_ in self.samples():
-            for at in range(len(output) + 1):
-                broken = output[:at] + ODD
-                found = self.parsed(open_, [broken])
-                told = "".join(d.text for d in found if not isinstance(d, ToolCallDelta))
-                assert self.bare(told) == self.bare(broken), f"{broken!r} became {found}"
+            for end in range(len(output) + 1):
+                broken = output[:end] + FOREIGN_TEXT
+                deltas = self.parse(open_, [broken])
+                emitted = "".join(d.text for d in deltas if not isinstance(d, ToolCallDelta))
+                assert self.bare(emitted) == self.bare(broken), f"{broken!r} became {deltas}"
 
     def bare(self, output: str) -> str:
         for tag in self.tags:
@@ -243,18 +254,20 @@ class ReasoningSuite(StreamParserSuite):
         """A grammar waits until it is closed, and holds from there on."""
         for output, open_ in self.samples():
             parser: Any = open_()
-            closed = False
+            is_closed = False
             for char in output:
-                before = parser.in_reasoning
-                found = parser.feed(char, ())
-                if any(isinstance(d, ReasoningDelta) for d in found):
-                    assert before or parser.in_reasoning, (
+                was_open = parser.in_reasoning
+                deltas = parser.feed(char, ())
+                if any(isinstance(d, ReasoningDelta) for d in deltas):
+                    assert was_open or parser.in_reasoning, (
                         f"reasoning while it is closed: {output!r}"
                     )
-                if collect(found).strip():
+                if collect(deltas).strip():
                     assert not parser.in_reasoning, f"an answer while it is open: {output!r}"
-                    closed = True
-                assert not (closed and parser.in_reasoning), f"opened behind the answer: {output!r}"
+                    is_closed = True
+                assert not (is_closed and parser.in_reasoning), (
+                    f"opened behind the answer: {output!r}"
+                )
 
     def test_what_opens_it_opens_it(self) -> None:
         """An answer within a grammar may begin with it, and with nothing else."""
@@ -272,9 +285,13 @@ class ReasoningSuite(StreamParserSuite):
 
     def test_it_streams(self) -> None:
         for output, open_ in self.samples():
-            parser, told = open_(), 0
-            for at, char in enumerate(output, start=1):
-                told += sum(len(getattr(delta, "text", "")) for delta in parser.feed(char, ()))
+            parser, num_emitted = open_(), 0
+            for num_chars, char in enumerate(output, start=1):
+                num_emitted += sum(
+                    len(getattr(delta, "text", "")) for delta in parser.feed(char, ())
+                )
                 tags = sum(len(tag) for tag in self.tags)
                 blank = len(output) - len("".join(output.split()))
-                assert at - told <= HELD + tags + blank, f"{output[:at]!r} is kept back"
+                assert num_chars - num_emitted <= MAX_PENDING_CHARS + tags + blank, (
+                    f"{output[:num_chars]!r} is kept back"
+                )

@@ -1,4 +1,4 @@
-"""What every plugin promises, whatever its kind: found, light, sound, and silent about others' keys.
+"""The conformance suite of every plugin: its entry point, imports, hooks, options and foreign keys.
 
 ::
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from treadle.api.cache import ConnectorRole, DeviceInfo, KVCacheLayout
+from treadle.api.cache import DeviceInfo
 from treadle.api.files import ModelFiles
 from treadle.config import EngineConfig, PluginConfig
 from treadle.plugins import Entry, PluginManager, installed_kinds
@@ -36,14 +36,14 @@ INSTALLED = ("dependency", "requirement", "stale")
 
 
 class PluginTest:
-    """The plugin under test. ``host`` may be overridden to test one that is not installed."""
+    """The plugin under test. ``plugin_manager`` may be overridden to test one that is not installed."""
 
     plugin: ClassVar[str]
     """``kind:key``."""
     options: Mapping[str, Any] = {}
 
-    def host(self) -> PluginManager:
-        """A host of its own for each test, so that no test meets what another has built."""
+    def plugin_manager(self) -> PluginManager:
+        """Return a new plugin manager, so that tests share no objects."""
         options = {self.plugin: dict(self.options)} if self.options else {}
         return PluginManager(PluginConfig(plugin_options=options))
 
@@ -57,7 +57,7 @@ class PluginTest:
 
     @cached_property
     def entry(self) -> Entry:
-        return self.host().choose(self.kind, self.key)
+        return self.plugin_manager().choose(self.kind, self.key)
 
 
 _EXAMINED: dict[tuple[str, type], list[Finding]] = {}
@@ -67,16 +67,16 @@ class PluginSuite(PluginTest):
     """Subclass it with ``plugin``; the name must begin with ``Test``."""
 
     def findings(self) -> list[Finding]:
-        """What ``treadle doctor`` says of it; its import runs in a process of its own."""
+        """Return the findings of ``treadle doctor``; the import runs in a separate process."""
         from treadle.testing.examination.checks import check
 
         entry = self.entry
         name = (repr(entry.unloaded(self.key)), type(self))
         if name not in _EXAMINED:
-            plugins = self.host()
-            same = [e for e in plugins.entries if (e.id, e.dist) == (entry.id, entry.dist)]
-            checked, _ = check(plugins, same, seconds=30.0)
-            _EXAMINED[name] = [finding for each in checked for finding in each.findings]
+            plugins = self.plugin_manager()
+            entries = [e for e in plugins.entries if (e.id, e.dist) == (entry.id, entry.dist)]
+            checked, _ = check(plugins, entries, seconds=30.0)
+            _EXAMINED[name] = [finding for result in checked for finding in result.findings]
         return _EXAMINED[name]
 
     def output_text(self, *codes: str) -> list[str]:
@@ -84,8 +84,8 @@ class PluginSuite(PluginTest):
 
     def test_it_is_found_and_loads(self) -> None:
         handled = {*LIGHT, *INSTALLED}
-        wrong = [f"{f.code}: {f.text}" for f in self.findings() if f.code not in handled]
-        assert wrong == []
+        problems = [f"{f.code}: {f.text}" for f in self.findings() if f.code not in handled]
+        assert problems == []
 
     def test_its_import_is_light(self) -> None:
         assert self.output_text(*LIGHT) == [], "import what is heavy inside the hooks"
@@ -94,20 +94,26 @@ class PluginSuite(PluginTest):
         assert self.output_text(*INSTALLED) == []
 
     def test_it_asks_for_a_range_of_the_core(self) -> None:
-        """A plugin without an upper bound is installed beside a core that it does not know."""
+        """A plugin without an upper bound could be installed with a core that it does not support."""
         from packaging.requirements import Requirement
 
         entry = self.entry
         if entry.file is not None or normal(entry.dist) == "treadle-core":
             pytest.skip("it has no requirements")
-        needs = [Requirement(text) for text in metadata.requires(entry.dist) or []]
-        core = [need for need in needs if normal(need.name) == "treadle-core"]
+        requirements = [Requirement(text) for text in metadata.requires(entry.dist) or []]
+        core = [
+            requirement
+            for requirement in requirements
+            if normal(requirement.name) == "treadle-core"
+        ]
         assert core, "its dependencies do not name treadle-core"
-        signs = {part.operator for need in core for part in need.specifier}
-        assert signs & {"<", "<=", "==", "~="}, f"{core[0]} has no upper bound"
+        operators = {
+            specifier.operator for requirement in core for specifier in requirement.specifier
+        }
+        assert operators & {"<", "<=", "==", "~="}, f"{core[0]} has no upper bound"
 
     def test_it_leaves_the_keys_of_others_alone(self) -> None:
-        """A hook looks at its key first, and answers ``None`` for one that is not its own."""
+        """A hook checks its key first, and returns ``None`` for a foreign one."""
         kind = installed_kinds()[self.kind]
         if (
             kind.owner != "treadle-core"
@@ -117,44 +123,49 @@ class PluginSuite(PluginTest):
             pytest.skip("its hook is not asked by key")
         if self.entry.key == "*":
             pytest.skip("it is the fallback: every key is its own")
-        plugins = self.host()
+        plugins = self.plugin_manager()
         plugins.load(self.kind, self.key)
-        relay = plugins.hooks_for(self.kind, self.key)
-        found = getattr(relay, kind.hook)(**hook_arguments(kind.hook, plugins))
-        assert not found, f"{kind.hook} answered {found!r} for {FOREIGN!r}"
+        hooks = plugins.hooks_for(self.kind, self.key)
+        result = getattr(hooks, kind.hook)(**hook_arguments(kind.hook, plugins))
+        assert not result, f"{kind.hook} answered {result!r} for {FOREIGN!r}"
 
     def test_its_annotations_agree_with_the_hooks(self) -> None:
         from treadle.api import hookspecs
 
-        plugin = self.host().load(self.kind, self.key)
+        plugin = self.plugin_manager().load(self.kind, self.key)
         for name, spec in inspect.getmembers(hookspecs.Plugin, inspect.isfunction):
-            mine = getattr(plugin, name, None)
-            if not name.startswith("treadle_") or not callable(mine):
+            impl = getattr(plugin, name, None)
+            if not name.startswith("treadle_") or not callable(impl):
                 continue
-            wanted = spec.__annotations__
-            for argument, given in getattr(mine, "__annotations__", {}).items():
-                if argument != "return" and argument in wanted:
-                    said, want = _plain(given), _plain(wanted[argument])
-                    assert said in ("Any", "object", want), (
-                        f"{name}: {argument} is annotated {said}, the hook passes {want}"
+            hook_annotations = spec.__annotations__
+            for argument, annotation in getattr(impl, "__annotations__", {}).items():
+                if argument != "return" and argument in hook_annotations:
+                    actual, expected = (
+                        _annotation_text(annotation),
+                        _annotation_text(hook_annotations[argument]),
+                    )
+                    assert actual in ("Any", "object", expected), (
+                        f"{name}: {argument} is annotated {actual}, the hook passes {expected}"
                     )
 
     def test_its_options_are_documented(self) -> None:
         """``treadle plugin show`` and the help pages tell users what each option means."""
         from msgspec.json import schema
 
-        from treadle.plugins.options import options_struct
+        from treadle.api.plugin_options import options_struct
 
-        struct = options_struct(self.host().load(self.kind, self.key), self.kind, self.entry.key)
+        struct = options_struct(
+            self.plugin_manager().load(self.kind, self.key), self.kind, self.entry.key
+        )
         if struct is None:
             return
         (described,) = (d for n, d in schema(struct)["$defs"].items() if n == struct.__name__)
-        silent = [n for n, p in described["properties"].items() if not p.get("description")]
-        assert silent == [], "give them msgspec.Meta(description=…)"
+        undocumented = [n for n, p in described["properties"].items() if not p.get("description")]
+        assert undocumented == [], "give them msgspec.Meta(description=…)"
 
 
 def hook_arguments(hook: str, plugins: PluginManager) -> dict[str, Any]:
-    """Arguments for a hook whose key is foreign: it must not look at the others."""
+    """Return arguments for a hook with a foreign key: the hook must not use the other arguments."""
     from treadle.api.attention import AttentionRequest, KernelRequest
     from treadle.api.hookspecs import Plugin
 
@@ -171,8 +182,6 @@ def hook_arguments(hook: str, plugins: PluginManager) -> dict[str, Any]:
         "vocab_size": 8,
         "tools": (),
         "prompt": "",
-        "role": ConnectorRole.WORKER,
-        "layout": KVCacheLayout(16, 8, ()),
         "request": KernelRequest(cpu, "float32", {}) if hook == "treadle_kernel_op" else attention,
         "options": {},
     }
@@ -180,8 +189,8 @@ def hook_arguments(hook: str, plugins: PluginManager) -> dict[str, Any]:
     return {name: values.get(name, FOREIGN) for name in names}
 
 
-def _plain(annotation: Any) -> str:
-    """An annotation as text, without the modules of its names."""
+def _annotation_text(annotation: Any) -> str:
+    """Return an annotation as text, without the modules of its names."""
     if annotation is None:
         return "None"
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)

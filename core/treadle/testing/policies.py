@@ -32,10 +32,10 @@ class FakeQueuedRequest:
 
 
 class PolicySuite(PluginTest):
-    """Order and choice of victim: total, constant, and such that everybody is served."""
+    """Checks that order and preemption are total, constant, and starve no request."""
 
     def build(self) -> SchedulingPolicy:
-        return self.host().create(SCHEDULING_POLICIES, self.key)
+        return self.plugin_manager().create(SCHEDULING_POLICIES, self.key)
 
     def requests(self, count: int = 40) -> list[FakeQueuedRequest]:
         draw = random.Random(0)
@@ -70,7 +70,7 @@ class PolicySuite(PluginTest):
             assert policy.sort_key(request) < policy.sort_key(later), "a later arrival overtakes"
 
     def test_nobody_waits_for_ever(self) -> None:
-        """Whatever keeps arriving, a request is admitted once others came late enough."""
+        """A request is admitted eventually, whatever requests arrive after it."""
         policy = self.build()
         for request in self.requests():
             for rival in self.requests(8):
@@ -90,16 +90,18 @@ class PolicySuite(PluginTest):
                 assert isinstance(victim, int) and 0 <= victim < count
 
     def test_the_running_are_left_as_they_are(self) -> None:
-        """The list is the scheduler's own."""
+        """The list belongs to the scheduler, so a policy must not change it."""
         running = self.requests(8)
         before = list(running)
         self.build().select_victim(running)
         assert running == before
 
     def test_all_requests_end_when_pages_run_out(self) -> None:
-        """The scheduler with a cache for two sequences, and twelve that want to grow."""
-        ended = self.serve(12)
-        assert len(ended) == 12 and set(ended.values()) == {"length"}, ended
+        """Run twelve growing sequences with a cache for two."""
+        finish_reasons = self.serve(12)
+        assert len(finish_reasons) == 12 and set(finish_reasons.values()) == {"length"}, (
+            finish_reasons
+        )
 
     def serve(self, count: int) -> dict[str, Any]:
         from treadle.api.requests import EngineRequest
@@ -123,13 +125,15 @@ class PolicySuite(PluginTest):
             request = EngineRequest(f"r{index}", prompt, params, float(index))
             root = cache.page_hasher.root_hash(None)
             scheduler.add(SequenceState(request, info, root, 0))
-        ended: dict[str, Any] = {}
+        finish_reasons: dict[str, Any] = {}
         for _ in range(5000):
             scheduler_output = scheduler.schedule()
             if scheduler_output is None:
                 break
-            done = scheduler.update_from_output(
+            outputs = scheduler.update_from_output(
                 ModelRunnerOutput(scheduler_output.id, [7] * sum(scheduler_output.needs_sampling))
             )
-            ended |= {o.id: o.finish_reason for o in done if o.finish_reason is not None}
-        return ended
+            finish_reasons |= {
+                o.id: o.finish_reason for o in outputs if o.finish_reason is not None
+            }
+        return finish_reasons

@@ -1,4 +1,4 @@
-"""The conformance suite of quantization plugins: a quantized layer is its dequantized weight.
+"""The conformance suite of quantization plugins: a quantized layer computes with the dequantized weight.
 
 ::
 
@@ -89,7 +89,9 @@ class QuantizationSuite(PluginTest):
         }
 
     def scheme(self, config: Mapping[str, Any]) -> QuantizationScheme:
-        return self.host().create(QUANTIZATION, self.key, checkpoint=config, device=self.device)
+        return self.plugin_manager().create(
+            QUANTIZATION, self.key, checkpoint=config, device=self.device
+        )
 
     def load(
         self,
@@ -110,16 +112,16 @@ class QuantizationSuite(PluginTest):
         x = torch.randn(*rows, layer.inputs, generator=torch.Generator().manual_seed(7))
         return x.to(self.device.type, dtype)
 
-    def check(self, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, where: str) -> None:
+    def check(self, y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, label: str) -> None:
         """Compare with ``x @ weight.T + bias``."""
-        want = x.float().cpu() @ weight.t()
-        want = want if bias is None else want + bias
-        assert y.dtype == x.dtype and y.shape == want.shape, where
+        expected = x.float().cpu() @ weight.t()
+        expected = expected if bias is None else expected + bias
+        assert y.dtype == x.dtype and y.shape == expected.shape, label
         if not y.numel():
             return
-        error = float((y.float().cpu() - want).norm() / want.norm())
+        error = float((y.float().cpu() - expected).norm() / expected.norm())
         limit = self.tolerance[str(x.dtype).removeprefix("torch.")]
-        assert error <= limit, f"{where}: relative error {error:.2e} is over {limit:.0e}"
+        assert error <= limit, f"{label}: relative error {error:.2e} is over {limit:.0e}"
 
     # -- one layer -------------------------------------------------------------------------
 
@@ -133,21 +135,21 @@ class QuantizationSuite(PluginTest):
             for name, layer in self.layers.items():
                 tensors, weight, bias = pack(format, layer)
                 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-                    built = self.load(format, layer, tensors, dtype)
+                    linear = self.load(format, layer, tensors, dtype)
                     for rows in ROWS:
                         x = self.inputs(layer, dtype, *rows)
-                        where = f"{title}, {name}, {dtype}, {list(rows)} rows"
+                        label = f"{title}, {name}, {dtype}, {list(rows)} rows"
                         with torch.inference_mode():
-                            self.check(built(x), x, weight, bias, where)
-                            if isinstance(built.method, SupportsGatedInput):
+                            self.check(linear(x), x, weight, bias, label)
+                            if isinstance(linear.method, SupportsGatedInput):
                                 # No larger than ``x``, for which static scales are made.
-                                wide = torch.cat((torch.ones_like(x), x), dim=-1)
-                                y = built.gated(wide)
+                                wide_input = torch.cat((torch.ones_like(x), x), dim=-1)
+                                y = linear.gated(wide_input)
                                 x = torch.nn.functional.silu(torch.ones_like(x)) * x
-                                self.check(y, x, weight, bias, f"{where}, gated")
+                                self.check(y, x, weight, bias, f"{label}, gated")
 
     def test_the_format_is_a_lossy_one(self) -> None:
-        """Else the comparisons would hold for a plugin that never reads the packed numbers."""
+        """Otherwise the comparisons would pass for a plugin that never reads the packed values."""
         import torch
 
         from treadle.testing.linears import pack
@@ -166,27 +168,27 @@ class QuantizationSuite(PluginTest):
         layer = self.layers["plain"]
         for title, format in self.formats.items():
             tensors, weight, _ = pack(format, layer)
-            built = self.load(format, layer, tensors, torch.float32)
-            wide = self.inputs(layer, torch.float32, 4, 2)
+            linear = self.load(format, layer, tensors, torch.float32)
+            wide_input = self.inputs(layer, torch.float32, 4, 2)
             with torch.inference_mode():
-                y = built(wide[:, 1])
-            self.check(y, wide[:, 1], weight, None, title)
+                y = linear(wide_input[:, 1])
+            self.check(y, wide_input[:, 1], weight, None, title)
 
     def test_weights_stay_small(self) -> None:
-        """They take clearly less room than in bfloat16, once the layer is finished."""
+        """Post-processed weights need clearly less memory than in bfloat16."""
         import torch
 
         from treadle.testing.linears import Layer, pack
 
         layer = Layer(512, (512,))
         for title, format in self.formats.items():
-            built = self.load(format, layer, pack(format, layer)[0], torch.bfloat16)
-            kept = [*built.parameters(), *built.buffers()]
-            size = sum(t.numel() * t.element_size() for t in kept)
+            linear = self.load(format, layer, pack(format, layer)[0], torch.bfloat16)
+            tensors = [*linear.parameters(), *linear.buffers()]
+            size = sum(t.numel() * t.element_size() for t in tensors)
             assert size < 0.75 * 2 * 512 * 512, title
 
     def test_what_is_missing_is_named(self) -> None:
-        """A tensor of one matrix of a layer, and one that all of them lack."""
+        """Remove a tensor of one matrix of a layer, and one of all matrices."""
         import torch
 
         from treadle.testing.linears import pack
@@ -196,8 +198,8 @@ class QuantizationSuite(PluginTest):
             tensors = pack(format, layer)[0]
             leaves = {name.rpartition(".")[2] for name in tensors} - {"bias", *format.optional}
             for leaf in leaves:
-                for lost in (f"b_proj.{leaf}", f".{leaf}"):
-                    rest = {n: t for n, t in tensors.items() if not n.endswith(lost)}
+                for suffix in (f"b_proj.{leaf}", f".{leaf}"):
+                    rest = {n: t for n, t in tensors.items() if not n.endswith(suffix)}
                     with pytest.raises(CheckpointError) as raised:
                         self.load(format, layer, rest, torch.float32)
                     assert "b_proj" in str(raised.value), f"{title}, without {leaf}"
@@ -216,16 +218,18 @@ class QuantizationSuite(PluginTest):
                 x = self.inputs(layer, torch.float32, 3)
                 for rank, y in enumerate(run_on_ranks(2, self._half(format, layer, tensors, x))):
                     rows = slice(None) if layer.split == "row" else layer.shares(rank, 2)
-                    added = None if bias is None else bias[rows]
-                    self.check(y, x, weight[rows], added, f"{title}, {name}, rank {rank} of 2")
+                    rank_bias = None if bias is None else bias[rows]
+                    self.check(y, x, weight[rows], rank_bias, f"{title}, {name}, rank {rank} of 2")
 
     def _half(
         self, format: Format, layer: Layer, tensors: Mapping[str, Tensor], x: Tensor
     ) -> Callable[[Communicator], Tensor]:
         def work(tp_group: Communicator) -> Tensor:
-            built = self.load(format, layer, tensors, x.dtype, tp_group)
-            own = x.chunk(2, dim=1)[tp_group.rank].contiguous() if layer.split == "row" else x
-            y: Tensor = built(own)
+            linear = self.load(format, layer, tensors, x.dtype, tp_group)
+            rank_input = (
+                x.chunk(2, dim=1)[tp_group.rank].contiguous() if layer.split == "row" else x
+            )
+            y: Tensor = linear(rank_input)
             return y
 
         return work
@@ -233,24 +237,24 @@ class QuantizationSuite(PluginTest):
     # -- the configuration -----------------------------------------------------------------
 
     def test_layers_that_are_left_alone(self) -> None:
-        """By their own names, by those of the fused matrices, and by whole components only."""
+        """Layers are excluded by their names, by those of fused matrices, and by whole components only."""
         import torch
 
         from treadle.api.models import LinearSpec
 
         def spec(*names: str, prefix: str | None = None) -> LinearSpec:
-            own = prefix or names[0]
-            return LinearSpec(own, names, 128, (64,) * len(names), False, torch.float32)
+            full_prefix = prefix or names[0]
+            return LinearSpec(full_prefix, names, 128, (64,) * len(names), False, torch.float32)
 
-        home = "model.layers.1.mlp"
-        gate, up, down = (f"{home}.{n}_proj" for n in ("gate", "up", "down"))
-        fused = spec(gate, up, prefix=f"{home}.gate_up_proj")
+        module = "model.layers.1.mlp"
+        gate, up, down = (f"{module}.{n}_proj" for n in ("gate", "up", "down"))
+        fused = spec(gate, up, prefix=f"{module}.gate_up_proj")
         for title, format in self.formats.items():
-            scheme = self.scheme(format.config([gate, up, f"{home}.router"]))
-            for alone in (fused, spec(gate), spec(f"{home}.router")):
-                assert scheme.linear_method(alone) is None, title
-            for other in (spec(down), spec("model.layers.11.mlp.up_proj")):
-                assert scheme.linear_method(other) is not None, title
+            scheme = self.scheme(format.config([gate, up, f"{module}.router"]))
+            for skipped in (fused, spec(gate), spec(f"{module}.router")):
+                assert scheme.linear_method(skipped) is None, title
+            for quantized in (spec(down), spec("model.layers.11.mlp.up_proj")):
+                assert scheme.linear_method(quantized) is not None, title
             with pytest.raises(TreadleError, match="up_proj"):
                 self.scheme(format.config([gate])).linear_method(fused)
             assert self.scheme(format.config()).linear_method(spec("lm_head")) is None, title
@@ -265,7 +269,7 @@ class QuantizationSuite(PluginTest):
         assert scheme.linear_method(spec) is not scheme.linear_method(spec)
 
     def test_it_answers_for_experts_and_caches(self) -> None:
-        """``None`` says that it has nothing for them."""
+        """``None`` means that the scheme does not support them."""
         import torch
 
         from treadle.api.models import ExpertsSpec
@@ -281,18 +285,18 @@ class QuantizationSuite(PluginTest):
 
     def test_what_it_cannot_read_is_refused(self) -> None:
         base = next(iter(self.formats.values())).config()
-        for name, (changes, words) in self.refused.items():
+        for name, (changes, message) in self.refused.items():
             try:
                 self.scheme({**base, **changes})
             except TreadleError as error:
-                assert words in str(error), name
+                assert message in str(error), name
             else:
                 pytest.fail(f"{name}: {changes} was taken")
 
     # -- a model ---------------------------------------------------------------------------
 
     def checkpoints(self, folder: Path, format: Format) -> tuple[Path, Path]:
-        """A tiny Llama with one layer left alone: quantized, and the same dequantized."""
+        """A tiny Llama, quantized except for one layer, and the same model dequantized."""
         from treadle.testing.checkpoints import make_checkpoint
         from treadle.testing.packing import pack_checkpoint
 
@@ -302,26 +306,26 @@ class QuantizationSuite(PluginTest):
         return packed, plain
 
     def test_a_model_is_its_dequantized_self(self, tmp_path: Path) -> None:
-        """Alone, on two ranks, and in bfloat16."""
+        """Compare on one rank, on two ranks, and in bfloat16."""
         import torch
 
         from treadle.testing.models import TinyModel
         from treadle.testing.ranks import run_on_ranks
 
-        plugins = self.host()
+        plugins = self.plugin_manager()
         if not any(e.id == "models:LlamaForCausalLM" for e in plugins.entries):
             pytest.skip("needs treadle-llama")
         ids = torch.randint(0, 256, (12,), generator=torch.Generator().manual_seed(5))
         for index, (title, format) in enumerate(self.formats.items()):
             packed, plain = self.checkpoints(tmp_path / str(index), format)
-            want = TinyModel(plain, plugins).logits(ids)
-            alone = TinyModel(packed, plugins).logits(ids)
-            assert (alone - want).abs().max() < 1e-3, title
+            expected = TinyModel(plain, plugins).logits(ids)
+            actual = TinyModel(packed, plugins).logits(ids)
+            assert (actual - expected).abs().max() < 1e-3, title
 
             def work(tp_group: Communicator, folder: Path = packed) -> Tensor:
                 return TinyModel(folder, plugins, tp_group=tp_group).logits(ids)
 
             for logits in run_on_ranks(2, work):
-                assert (logits - want).abs().max() < 1e-3, f"{title}, two ranks"
+                assert (logits - expected).abs().max() < 1e-3, f"{title}, two ranks"
             half = TinyModel(packed, plugins, dtype=torch.bfloat16).logits(ids)
-            assert (half - want).norm() < 0.1 * want.norm(), f"{title}, bfloat16"
+            assert (half - expected).norm() < 0.1 * expected.norm(), f"{title}, bfloat16"

@@ -1,6 +1,6 @@
-"""Tensor parallelism inside one process: each rank is a thread, and nothing is set up.
+"""Tensor parallelism inside one process: each rank is a thread, without torch.distributed.
 
-It proves that a layer divides its work correctly; it says nothing about speed.
+It checks that a layer divides its work correctly; its speed means nothing.
 """
 
 from __future__ import annotations
@@ -20,56 +20,64 @@ T = TypeVar("T")
 TIMEOUT = 60.0
 
 
-class _Meeting:
-    """Where the ranks of one group exchange tensors."""
+class _Rendezvous:
+    """The point at which the ranks of one group exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=TIMEOUT)
-        self.brought: list[Tensor] = [torch.empty(0)] * size
+        self.tensors: list[Tensor] = [torch.empty(0)] * size
 
     def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
-        self.brought[rank] = x.clone()
+        self.tensors[rank] = x.clone()
         self.barrier.wait()
-        found = list(self.brought)
-        self.barrier.wait()  # nobody may bring the next tensor before all have taken this one
-        return found
+        tensors = list(self.tensors)
+        self.barrier.wait()  # the next tensor must not arrive before all ranks have read this one
+        return tensors
 
 
 class _Rank:
     memory_bytes = 0
 
-    def __init__(self, meeting: _Meeting, rank: int, world_size: int) -> None:
-        self.meeting, self.rank, self.world_size = meeting, rank, world_size
+    def __init__(self, rendezvous: _Rendezvous, rank: int, world_size: int) -> None:
+        self.rendezvous, self.rank, self.world_size = rendezvous, rank, world_size
+        self.is_dry_run = False
+
+    def set_dry_run(self, enabled: bool) -> None:
+        self.is_dry_run = enabled
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, x)).sum(dim=0)
+        if self.is_dry_run:
+            return x
+        return torch.stack(self.rendezvous.exchange(self.rank, x)).sum(dim=0)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, x), dim=dim)
+        if self.is_dry_run:
+            return torch.cat([x] * self.world_size, dim=dim)
+        return torch.cat(self.rendezvous.exchange(self.rank, x), dim=dim)
 
     def all_reduce_min(self, values: Sequence[int]) -> list[int]:
-        brought = self.meeting.exchange(self.rank, torch.tensor(list(values)))
-        return [int(v) for v in torch.stack(brought).amin(dim=0)]
+        tensors = self.rendezvous.exchange(self.rank, torch.tensor(list(values)))
+        return [int(v) for v in torch.stack(tensors).amin(dim=0)]
 
 
 def run_on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
     """Run ``work`` once for each rank, at the same time, and return what each rank returned.
 
-    The first exception of any rank is raised here, and frees the ranks that wait for it.
+    The first exception of any rank is raised here, and wakes the ranks that wait for it.
     """
-    meeting = _Meeting(size)
+    rendezvous = _Rendezvous(size)
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
             with torch.inference_mode():
-                results[rank] = work(_Rank(meeting, rank, size))
+                results[rank] = work(_Rank(rendezvous, rank, size))
         except BaseException as error:
             # A broken barrier is the consequence of another rank's error.
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
-            meeting.barrier.abort()
+            rendezvous.barrier.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:

@@ -32,18 +32,18 @@ __all__ = ("LoadFormatSuite", "ModelSourceSuite")
 
 
 class ModelSourceSuite(PluginTest):
-    """A source gives the files that were asked for, all of them on the local disk."""
+    """Checks that a source returns the requested files, all of them on the local disk."""
 
     def ref(self, folder: Path) -> ModelRef:
-        """Something that the source can resolve; ``folder`` is empty and yours."""
+        """Return a reference that the source can resolve; it may use the empty ``folder``."""
         raise NotImplementedError
 
     def missing(self, folder: Path) -> ModelRef:
-        """Something that is not there."""
+        """Return a reference to a model that does not exist."""
         return ModelRef(self.key, str(folder / FOREIGN))
 
     def build(self) -> ModelSource:
-        return self.host().create(MODEL_SOURCES, self.key)
+        return self.plugin_manager().create(MODEL_SOURCES, self.key)
 
     def test_two_builds_are_two_objects(self) -> None:
         assert self.build() is not self.build()
@@ -85,25 +85,25 @@ class LoadFormatSuite(PluginTest):
         raise NotImplementedError
 
     def damage(self, folder: Path) -> None:
-        """Spoil what ``write`` stored. By default every file loses its second half."""
+        """Damage the files of ``write``. By default every file loses its second half."""
         for path in folder.iterdir():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     def tensors(self) -> dict[str, Tensor]:
         import torch
 
-        made = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1)
         return {
-            "model.a.weight": torch.randn(6, 4, generator=made),
-            "model.a.bias": torch.randn(6, generator=made).to(torch.bfloat16),
-            "model.b.weight": torch.randn(3, 2, 5, generator=made).to(torch.float16),
-            "model.b.scale": torch.randint(-9, 9, (4,), generator=made, dtype=torch.int8),
+            "model.a.weight": torch.randn(6, 4, generator=generator),
+            "model.a.bias": torch.randn(6, generator=generator).to(torch.bfloat16),
+            "model.b.weight": torch.randn(3, 2, 5, generator=generator).to(torch.float16),
+            "model.b.scale": torch.randint(-9, 9, (4,), generator=generator, dtype=torch.int8),
             "scalar": torch.tensor(2.5),
         }
 
     def open(self, folder: Path) -> WeightLoader:
         names = tuple(sorted(path.name for path in folder.iterdir()))
-        return self.host().create(
+        return self.plugin_manager().create(
             LOAD_FORMATS, self.key, files=ModelFiles(folder, names, {}), seed=0
         )
 
@@ -115,17 +115,17 @@ class LoadFormatSuite(PluginTest):
     def test_every_tensor_comes_as_it_was_stored(self, folder: Path) -> None:
         import torch
 
-        found = list(self.open(folder).tensors(lambda name: True))
-        assert len(found) == len(dict(found)), "a tensor came twice"
-        stored = self.tensors()
-        assert set(dict(found)) == set(stored)
-        for name, tensor in found:
-            assert tensor.device.type == "cpu" and tensor.dtype == stored[name].dtype, name
-            assert torch.equal(tensor, stored[name]), name
+        tensors = list(self.open(folder).tensors(lambda name: True))
+        assert len(tensors) == len(dict(tensors)), "a tensor came twice"
+        expected = self.tensors()
+        assert set(dict(tensors)) == set(expected)
+        for name, tensor in tensors:
+            assert tensor.device.type == "cpu" and tensor.dtype == expected[name].dtype, name
+            assert torch.equal(tensor, expected[name]), name
 
     def test_what_is_not_wanted_does_not_come(self, folder: Path) -> None:
-        found = self.open(folder).tensors(lambda name: name.startswith("model.a."))
-        assert {name for name, _ in found} == {"model.a.weight", "model.a.bias"}
+        tensors = self.open(folder).tensors(lambda name: name.startswith("model.a."))
+        assert {name for name, _ in tensors} == {"model.a.weight", "model.a.bias"}
 
     def test_a_loader_may_be_read_twice(self, folder: Path) -> None:
         loader = self.open(folder)

@@ -23,10 +23,10 @@ BUDGET = 1e-3
 
 
 class StatLoggerSuite(PluginTest):
-    """A logger is called after every step, so it is quick and it never raises."""
+    """Checks that a logger is fast and never raises, because it is called after every step."""
 
     def build(self) -> StatLogger:
-        (logger,) = [self.host().create(STAT_LOGGERS, self.key)]
+        (logger,) = [self.plugin_manager().create(STAT_LOGGERS, self.key)]
         return logger
 
     def stats(self, step: int) -> EngineStats:
@@ -54,21 +54,23 @@ class StatLoggerSuite(PluginTest):
             logger.record(self.stats(step))
 
     def test_an_engine_without_pages_or_time(self) -> None:
-        """Numbers that a rate would be divided by may be zero."""
+        """Divisors of a rate may be zero."""
         logger = self.build()
         for _ in range(2):
             logger.record(EngineStats(num_steps=1, generation_tokens=3))
 
     def test_the_statistics_are_left_as_they_are(self) -> None:
-        """Other loggers get the same ones."""
+        """All loggers receive the same object, so a logger must not change it."""
         stats = self.stats(21)
         self.build().record(stats)
         assert stats == self.stats(21)
 
     def test_it_is_quick(self) -> None:
         logger = self.build()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         for _ in range(STEPS):
             logger.record(self.stats(21))
-        each = (time.perf_counter() - began) / STEPS
-        assert each < BUDGET, f"record takes {each * 1e3:.2f} ms; the next step waits for it"
+        mean_seconds = (time.perf_counter() - start_time) / STEPS
+        assert mean_seconds < BUDGET, (
+            f"record takes {mean_seconds * 1e3:.2f} ms; the next step waits for it"
+        )

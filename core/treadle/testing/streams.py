@@ -1,4 +1,4 @@
-"""What the suites of tool parsers and of reasoning parsers have in common."""
+"""The common part of the suites of tool parsers and of reasoning parsers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from treadle.plugins import PluginManager
 from treadle.testing.matching import Matching
 
 __all__ = (
-    "HELD",
-    "ODD",
+    "FOREIGN_TEXT",
+    "MAX_PENDING_CHARS",
     "PROSE",
     "CodePointTokenizer",
     "StreamParserSuite",
     "collect",
-    "merged",
+    "merge_adjacent",
     "split_points",
 )
 
-# What a model might say next; in no format does it belong to anything. No letter of it may begin
-# or continue an escape, a number or a word of JSON.
-ODD = "~ zo~on"
-HELD = 64
-"""Most characters of plain text that a parser may keep back."""
+# Text that is not part of any format. None of its letters may begin or continue an escape, a number
+# or a word of JSON.
+FOREIGN_TEXT = "~ zo~on"
+MAX_PENDING_CHARS = 64
+"""Maximum number of characters of plain text that a parser may hold as pending text."""
 
 
 PROSE = (
@@ -65,47 +65,47 @@ class CodePointTokenizer:
         return chr(token)
 
 
-def merged(deltas: Sequence[Delta]) -> list[Delta]:
-    """Neighbours joined, so that two streams of the same can be compared."""
-    found: list[Delta] = []
+def merge_adjacent(deltas: Sequence[Delta]) -> list[Delta]:
+    """Return ``deltas`` with adjacent ones of the same kind merged, so that two streams compare equal."""
+    result: list[Delta] = []
     for delta in deltas:
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         match last, delta:
             case TextDelta(a), TextDelta(b):
-                found[-1] = TextDelta(a + b)
+                result[-1] = TextDelta(a + b)
             case ReasoningDelta(a), ReasoningDelta(b):
-                found[-1] = ReasoningDelta(a + b)
+                result[-1] = ReasoningDelta(a + b)
             case ToolCallDelta(i, name, a), ToolCallDelta(j, None, b) if i == j:
-                found[-1] = ToolCallDelta(i, name, a + b)
+                result[-1] = ToolCallDelta(i, name, a + b)
             case _:
-                found.append(delta)
-    return [delta for delta in found if delta not in (TextDelta(""), ReasoningDelta(""))]
+                result.append(delta)
+    return [delta for delta in result if delta not in (TextDelta(""), ReasoningDelta(""))]
 
 
-def split_points(whole: str) -> Iterator[list[str]]:
-    """``whole`` in pieces: character by character, at every place in two, at random."""
-    yield list(whole)
-    for at in range(1, len(whole)):
-        yield [whole[:at], whole[at:]]
-    draw = random.Random(whole)
+def split_points(text: str) -> Iterator[list[str]]:
+    """``text`` in pieces: character by character, at every place in two, at random."""
+    yield list(text)
+    for cut in range(1, len(text)):
+        yield [text[:cut], text[cut:]]
+    draw = random.Random(text)
     for _ in range(12):
-        places = sorted(draw.sample(range(len(whole) + 1), min(len(whole), draw.randrange(2, 9))))
-        yield [whole[a:b] for a, b in zip([0, *places], [*places, len(whole)], strict=True)]
+        cuts = sorted(draw.sample(range(len(text) + 1), min(len(text), draw.randrange(2, 9))))
+        yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def collect(deltas: Sequence[Delta]) -> str:
-    """The text of ``deltas``, without calls and reasoning."""
+    """Return the text of ``deltas``, without calls and reasoning."""
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
 class StreamParserSuite(Matching):
-    """What both kinds of parsers promise."""
+    """The checks of both kinds of parsers."""
 
     lengths: ClassVar[tuple[int, int]] = (1000, 4000)
-    """Of the texts whose times are compared; the second is four times the first."""
+    """Lengths of the texts of which the times are compared; the second is four times the first."""
 
     def samples(self) -> Iterator[tuple[str, Callable[[], StreamParser]]]:
-        """Outputs, and what opens a parser for each."""
+        """Yield outputs, each with a function that creates a parser for it."""
         raise NotImplementedError
 
     def expected(self) -> Iterator[tuple[str, Callable[[], StreamParser], Sequence[Delta]]]:
@@ -113,58 +113,60 @@ class StreamParserSuite(Matching):
 
     @cached_property
     def opener(self) -> PluginManager:
-        return self.host()
+        return self.plugin_manager()
 
-    def parsed(self, open_: Callable[[], StreamParser], pieces: Sequence[str]) -> list[Delta]:
+    def parse(self, open_: Callable[[], StreamParser], pieces: Sequence[str]) -> list[Delta]:
         parser = open_()
-        found = [delta for piece in pieces for delta in parser.feed(piece, ())]
-        return merged([*found, *parser.finish()])
+        deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
+        return merge_adjacent([*deltas, *parser.finish()])
 
     def test_cases(self) -> None:
         count = 0
-        for output, open_, want in self.expected():
-            assert self.parsed(open_, [output]) == list(want), f"of {output!r}"
+        for output, open_, expected in self.expected():
+            assert self.parse(open_, [output]) == list(expected), f"of {output!r}"
             count += 1
         if not count:
-            pytest.skip("it was given no cases")
+            pytest.skip("the suite has no cases")
 
     def test_any_chunking_gives_the_same(self) -> None:
         for output, open_ in self.samples():
-            want = self.parsed(open_, [output])
+            expected = self.parse(open_, [output])
             for pieces in split_points(output):
-                assert self.parsed(open_, pieces) == want, f"cut as {pieces!r}"
+                assert self.parse(open_, pieces) == expected, f"cut as {pieces!r}"
 
     def test_two_parsers_share_nothing(self) -> None:
         """Many responses are parsed at the same time."""
         for output, open_ in self.samples():
-            want = self.parsed(open_, list(output))
+            expected = self.parse(open_, list(output))
             first, second = open_(), open_()
-            found: tuple[list[Delta], list[Delta]] = ([], [])
+            results: tuple[list[Delta], list[Delta]] = ([], [])
             for char in output:
-                found[0].extend(first.feed(char, ()))
-                found[1].extend(second.feed(char, ()))
-            for one, parser in zip(found, (first, second), strict=True):
-                one.extend(parser.finish())
-                assert merged(one) == want, f"of {output!r}, twice at the same time"
+                results[0].extend(first.feed(char, ()))
+                results[1].extend(second.feed(char, ()))
+            for deltas, parser in zip(results, (first, second), strict=True):
+                deltas.extend(parser.finish())
+                assert merge_adjacent(deltas) == expected, f"of {output!r}, twice at the same time"
 
     def test_every_prefix_can_be_finished(self) -> None:
         for output, open_ in self.samples():
-            for at in range(len(output) + 1):
+            for end in range(len(output) + 1):
                 try:
-                    self.parsed(open_, [output[:at]])
+                    self.parse(open_, [output[:end]])
                 except Exception as error:
-                    pytest.fail(f"{type(error).__name__} at the end of {output[:at]!r}: {error}")
+                    pytest.fail(f"{type(error).__name__} at the end of {output[:end]!r}: {error}")
 
     def test_the_end_is_said_once(self) -> None:
         for output, open_ in self.samples():
-            for at in (len(output) // 2, len(output)):
+            for end in (len(output) // 2, len(output)):
                 parser = open_()
-                parser.feed(output[:at], ())
+                parser.feed(output[:end], ())
                 parser.finish()
-                assert merged(parser.finish()) == [], f"finish() repeats itself after {output!r}"
+                assert merge_adjacent(parser.finish()) == [], (
+                    f"finish() repeats itself after {output!r}"
+                )
 
     def test_time_is_linear(self) -> None:
-        """A model may write anything, and its text is parsed beside everybody else's."""
+        """A model may write anything, and one slow parse would delay all other requests."""
         shapes = ["a", "{", "[", "<", '"', "\\", " ", "\n", "(", '{"name": "', '{"a": [', "f(a="]
         outputs = [output for output, _ in self.samples()][:6]
         _, open_ = next(iter(self.samples()))

@@ -44,7 +44,7 @@ STEPS = 400
 
 
 def allowed_ids(matcher: GrammarMatcher, vocab_size: int = VOCAB) -> list[int]:
-    """The ids in a matcher's mask."""
+    """Return the ids that a matcher's bitmask allows."""
     import torch
 
     mask = torch.zeros((1, -(-vocab_size // 32)), dtype=torch.int32)
@@ -60,33 +60,37 @@ def _bits(line: Tensor) -> list[int]:
 
 
 class RandomWalk:
-    """A random path through a grammar: its tokens, and whether it came to an end or to a ``fault``
-    of the matcher."""
+    """A random path through a grammar: its tokens, and whether it is finished.
+
+    ``fault`` describes a mistake of the matcher, ``""`` if there was none.
+    """
 
     def __init__(self, matcher: GrammarMatcher, seed: int, tokenizer: SmallTokenizer) -> None:
         self.tokens: list[int] = []
         self.masks: list[list[int]] = []
-        self.ended = False
+        self.is_finished = False
         self.fault = ""
         rng = random.Random(seed)
-        hurry = rng.random()
+        stop_probability = rng.random()
         while len(self.tokens) < STEPS:
             allowed = allowed_ids(matcher)
-            complete, finished = matcher.is_accepting, matcher.is_terminated
-            where = f"after {tokenizer.decode(self.tokens)!r}"
-            if finished != (complete and not allowed):
-                self.fault = f"finished is {finished} {where}"
-            elif not complete and not allowed:
-                self.fault = f"a dead end {where}"
+            is_accepting, finished = matcher.is_accepting, matcher.is_terminated
+            context = f"after {tokenizer.decode(self.tokens)!r}"
+            if finished != (is_accepting and not allowed):
+                self.fault = f"finished is {finished} {context}"
+            elif not is_accepting and not allowed:
+                self.fault = f"a dead end {context}"
             if self.fault:
                 return
-            if finished or (complete and rng.random() < hurry):
-                self.ended = True
+            if finished or (is_accepting and rng.random() < stop_probability):
+                self.is_finished = True
                 return
             closing = [token for token in allowed if tokenizer.token_bytes(token)[:1] in CLOSING]
-            token = rng.choice(closing if closing and rng.random() < hurry / 2 else allowed)
+            token = rng.choice(
+                closing if closing and rng.random() < stop_probability / 2 else allowed
+            )
             if not matcher.accept_token(token):
-                self.fault = f"{token} is in the mask and not accepted {where}"
+                self.fault = f"{token} is in the mask and not accepted {context}"
                 return
             self.tokens.append(token)
             self.masks.append(allowed)
@@ -103,27 +107,27 @@ class StructuredOutputSuite(PluginTest):
     tokenizer: ClassVar[SmallTokenizer] = SmallTokenizer()
 
     def compiler(self) -> GrammarCompiler:
-        """Override it to test one that is not installed."""
-        made: GrammarCompiler = _compiler(type(self))  # type: ignore[arg-type]
-        return made
+        """The compiler under test. Override it to test one that is not installed."""
+        compiler: GrammarCompiler = _compiler(type(self))  # type: ignore[arg-type]
+        return compiler
 
     def grammar(self, name: str) -> CompiledGrammar:
         """Compiled once for all tests of a class, as the core shares it among requests."""
-        made: CompiledGrammar | str = _grammar(type(self), name)  # type: ignore[arg-type]
-        if isinstance(made, str):
-            pytest.skip(made)
-        return made
+        grammar: CompiledGrammar | str = _grammar(type(self), name)  # type: ignore[arg-type]
+        if isinstance(grammar, str):
+            pytest.skip(grammar)
+        return grammar
 
     def compiled(self, spec: GrammarSpec) -> CompiledGrammar | str:
-        """The grammar, or why there is none."""
+        """Return the compiled grammar, or the refusal."""
         compiler = self.compiler()
-        why = compiler.unsupported_reason(spec)
-        if why is not None:
-            assert why.strip(), "a refusal that says nothing"
-            return why
-        began = time.process_time()
+        reason = compiler.unsupported_reason(spec)
+        if reason is not None:
+            assert reason.strip(), "a refusal that says nothing"
+            return reason
+        start_time = time.process_time()
         grammar = compiler.compile(spec)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - start_time
         # The process that compiles it first would be killed.
         return (
             grammar
@@ -132,10 +136,10 @@ class StructuredOutputSuite(PluginTest):
         )
 
     def simple(self, spec: GrammarSpec) -> CompiledGrammar:
-        made = self.compiled(spec)
-        if isinstance(made, str):
-            pytest.skip(made)
-        return made
+        grammar = self.compiled(spec)
+        if isinstance(grammar, str):
+            pytest.skip(grammar)
+        return grammar
 
     def test_it_is_called_by_its_key(self) -> None:
         assert self.compiler().name == self.key
@@ -143,14 +147,14 @@ class StructuredOutputSuite(PluginTest):
     @pytest.mark.parametrize("name", list(specs))
     def test_every_sampled_path_is_valid(self, name: str) -> None:
         grammar = self.grammar(name)
-        ended = 0
+        num_ended = 0
         for seed in range(self.walks):
             walk = RandomWalk(grammar.matcher(), seed, self.tokenizer)
             assert not walk.fault, walk.fault
-            if walk.ended:
-                ended += 1
+            if walk.is_finished:
+                num_ended += 1
                 VALID[specs[name].kind](specs[name], self.tokenizer.decode(walk.tokens))
-        assert ended, "no path came to an end"
+        assert num_ended, "no path came to an end"
 
     @pytest.mark.parametrize("name", list(specs))
     def test_a_mask_is_one_row_and_all_of_it(self, name: str) -> None:
@@ -181,8 +185,8 @@ class StructuredOutputSuite(PluginTest):
                     matcher.rollback(1)
                 elif matcher.accept_token(token):
                     # Of two tokens with the same bytes one is enough in the mask.
-                    twins = [t for t in allowed if self._text(t) == self._text(token)]
-                    assert twins, f"{token} is accepted and not in the mask"
+                    duplicates = [t for t in allowed if self._text(t) == self._text(token)]
+                    assert duplicates, f"{token} is accepted and not in the mask"
                     matcher.rollback(1)
                 assert (matcher.is_accepting, matcher.is_terminated) == state
             assert allowed_ids(matcher) == allowed, "a refusal or an undone token left a trace"
@@ -204,16 +208,16 @@ class StructuredOutputSuite(PluginTest):
                 for token, mask in zip(walk.tokens[-count:], walk.masks[-count:], strict=True):
                     assert allowed_ids(matcher) == mask
                     assert matcher.accept_token(token)
-                if walk.ended:
+                if walk.is_finished:
                     assert matcher.is_accepting
 
     @pytest.mark.parametrize("name", list(specs))
     def test_two_sequences_share_one_grammar(self, name: str) -> None:
         grammar = self.grammar(name)
-        alone = [RandomWalk(grammar.matcher(), seed, self.tokenizer) for seed in (1, 2)]
-        together = [grammar.matcher(), grammar.matcher()]
-        for step in range(max(len(walk.tokens) for walk in alone)):
-            for walk, matcher in zip(alone, together, strict=True):
+        walks = [RandomWalk(grammar.matcher(), seed, self.tokenizer) for seed in (1, 2)]
+        matchers = [grammar.matcher(), grammar.matcher()]
+        for step in range(max(len(walk.tokens) for walk in walks)):
+            for walk, matcher in zip(walks, matchers, strict=True):
                 if step < len(walk.tokens):
                     assert allowed_ids(matcher) == walk.masks[step], "the other one's state is seen"
                     assert matcher.accept_token(walk.tokens[step])
@@ -228,21 +232,21 @@ class StructuredOutputSuite(PluginTest):
 
     @pytest.mark.parametrize("name", list(ignored))
     def test_a_keyword_is_enforced_or_refused(self, name: str) -> None:
-        schema, wrong = ignored[name]
+        schema, invalid_value = ignored[name]
         spec = GrammarSpec("json_schema", json.dumps(schema))
         compiler = self.compiler()
-        why = compiler.unsupported_reason(spec)
-        if why is not None:
-            assert why.strip()
+        reason = compiler.unsupported_reason(spec)
+        if reason is not None:
+            assert reason.strip()
             return
         try:
             matcher = compiler.compile(spec).matcher()
         except Exception as error:
             assert str(error), "an error that says nothing"
             return
-        data = json.dumps(wrong, ensure_ascii=False).encode()
-        taken = all(matcher.accept_token(self.tokenizer.of_byte(byte)) for byte in data)
-        assert not (taken and matcher.is_accepting), f"{wrong!r} passes {schema!r}"
+        data = json.dumps(invalid_value, ensure_ascii=False).encode()
+        is_accepted = all(matcher.accept_token(self.tokenizer.of_byte(byte)) for byte in data)
+        assert not (is_accepted and matcher.is_accepting), f"{invalid_value!r} passes {schema!r}"
 
     @pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
     def test_nonsense_is_an_error_that_says_something(self, kind: Any) -> None:
@@ -258,39 +262,43 @@ class StructuredOutputSuite(PluginTest):
         assert self.compiler().unsupported_reason(GrammarSpec("structural_tag", "{}"))
 
     def test_the_core_ends_a_sequence_where_the_grammar_is_complete(self) -> None:
-        """Stop ids are the core's: any id may be one, and it is allowed at the end only."""
+        """The core handles stop ids: any id may be one, and it is allowed only at the end."""
         import torch
 
         from treadle.structured_output import StructuredOutputState
 
         matcher = self.simple(GrammarSpec("regex", "ab{0,2}")).matcher()
-        guide = StructuredOutputState(matcher)
+        state = StructuredOutputState(matcher)
         stops = (self.tokenizer.eos_token_id, VOCAB - 1)
-        ended = False
+        is_finished = False
         for char, ends in (("a", False), ("b", True), ("b", True)):
-            assert not ended
+            assert not is_finished
             mask = torch.zeros((1, VOCAB // 32), dtype=torch.int32)
-            guide.fill_bitmask(mask, 0, stops)
-            found = _bits(mask[0])
-            assert {token in found for token in stops} == {ends} and guide.error is None
-            assert {self._text(t)[:1] for t in found if t not in stops} == {char.encode()}
-            ended = guide.accept_token(self.tokenizer.of_byte(ord(char)))
-        assert ended, "nothing may follow, and the sequence goes on"
+            state.fill_bitmask(mask, 0, stops)
+            allowed = _bits(mask[0])
+            assert {token in allowed for token in stops} == {ends} and state.error is None
+            assert {self._text(t)[:1] for t in allowed if t not in stops} == {char.encode()}
+            is_finished = state.accept_token(self.tokenizer.of_byte(ord(char)))
+        assert is_finished, "nothing may follow, and the sequence goes on"
 
     def test_threads_may_share_it(self) -> None:
-        """Grammars are compiled in a pool, and used by the thread of the steps."""
+        """Grammars are compiled in a thread pool and used by the engine's thread."""
         compiler = self.compiler()
-        small = [specs[name] for name in ("enum", "lengths", "object", "regex", "choice")]
-        taken = [spec for spec in small if compiler.unsupported_reason(spec) is None] * 2
+        small_specs = [specs[name] for name in ("enum", "lengths", "object", "regex", "choice")]
+        supported_specs = [
+            spec for spec in small_specs if compiler.unsupported_reason(spec) is None
+        ] * 2
 
         def walk(grammar: CompiledGrammar) -> list[int]:
             return RandomWalk(grammar.matcher(), 5, self.tokenizer).tokens
 
-        alone = [compiler.compile(spec) for spec in taken]
-        want = [walk(grammar) for grammar in alone]
+        grammars = [compiler.compile(spec) for spec in supported_specs]
+        expected = [walk(grammar) for grammar in grammars]
         with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(walk, alone)) == want
-            assert [walk(made) for made in pool.map(compiler.compile, taken)] == want
+            assert list(pool.map(walk, grammars)) == expected
+            assert [
+                walk(compiled) for compiled in pool.map(compiler.compile, supported_specs)
+            ] == expected
 
     def _text(self, token: int) -> bytes:
         return self.tokenizer.token_bytes(token) if token < self.tokenizer.vocab_size else b""
@@ -299,7 +307,7 @@ class StructuredOutputSuite(PluginTest):
 @cache
 def _compiler(suite: type[StructuredOutputSuite]) -> Any:
     subject = suite()
-    return subject.host().create(
+    return subject.plugin_manager().create(
         STRUCTURED_OUTPUT, subject.key, tokenizer=suite.tokenizer, vocab_size=VOCAB
     )
 

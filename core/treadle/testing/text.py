@@ -41,17 +41,17 @@ def _files(folder: Path) -> ModelFiles:
 
 
 class TokenizerSuite(PluginTest):
-    """Encoding, decoding, and streams that say what ``decode`` says. ``texts`` must survive it."""
+    """Checks of encoding, decoding and detokenizers. ``texts`` must be unchanged by a round trip."""
 
     texts: ClassVar[tuple[str, ...]] = TEXTS
 
     def files(self, folder: Path) -> ModelFiles:
-        """What the tokenizer is opened from; ``folder`` is empty and yours."""
+        """Return the checkpoint to open the tokenizer from; it may be written to the empty ``folder``."""
         return _files(folder)
 
     @pytest.fixture
     def tokenizer(self, tmp_path: Path) -> Tokenizer:
-        return self.host().create(TOKENIZERS, self.key, files=self.files(tmp_path))
+        return self.plugin_manager().create(TOKENIZERS, self.key, files=self.files(tmp_path))
 
     def test_texts_survive(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
@@ -65,26 +65,26 @@ class TokenizerSuite(PluginTest):
         assert tokenizer.eos_token_id is None or tokenizer.eos_token_id < tokenizer.vocab_size
 
     def test_every_id_has_bytes_and_a_text(self, tokenizer: Tokenizer) -> None:
-        """Grammars are compiled for all of them, and logprobs may show any."""
+        """Grammars are compiled for all ids, and logprobs may show any of them."""
         for token in range(tokenizer.vocab_size):
             text: Any = tokenizer.id_to_token(token)
-            stands_for: Any = tokenizer.token_bytes(token)
-            assert isinstance(text, str) and isinstance(stands_for, bytes), f"of the id {token}"
+            data: Any = tokenizer.token_bytes(token)
+            assert isinstance(text, str) and isinstance(data, bytes), f"of the id {token}"
 
     def test_special_tokens_are_added_only_when_asked(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)
             assert tokenizer.special_token_ids.isdisjoint(ids), f"{text!r} became {ids}"
-            whole = tokenizer.encode(text)
-            assert [i for i in whole if i not in tokenizer.special_token_ids] == ids
+            all_ids = tokenizer.encode(text)
+            assert [i for i in all_ids if i not in tokenizer.special_token_ids] == ids
 
     def test_a_marker_becomes_its_token(self, tokenizer: Tokenizer) -> None:
-        """A prompt is all of one author, who may write them."""
+        """A raw prompt has a single author, who may write markers."""
         for special in sorted(tokenizer.special_token_ids):
             marker = tokenizer.decode([special], skip_special_tokens=False)
-            before = tokenizer.encode("a", add_special_tokens=False)
+            prefix_ids = tokenizer.encode("a", add_special_tokens=False)
             ids = tokenizer.encode(f"a{marker}b", add_special_tokens=False)
-            assert not marker or special in ids[len(before) :], f"{marker!r} became {ids}"
+            assert not marker or special in ids[len(prefix_ids) :], f"{marker!r} became {ids}"
 
     def test_a_stream_says_what_decoding_says(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
@@ -98,26 +98,30 @@ class TokenizerSuite(PluginTest):
         prompt = tokenizer.encode("The answer is", add_special_tokens=False)
         ids = tokenizer.encode(" forty two", add_special_tokens=False)
         stream = tokenizer.create_detokenizer(prompt)
-        grown = "".join(stream.decode_next(token) for token in ids) + stream.flush()
-        assert tokenizer.decode(prompt) + grown == tokenizer.decode([*prompt, *ids])
+        continuation = "".join(stream.decode_next(token) for token in ids) + stream.flush()
+        assert tokenizer.decode(prompt) + continuation == tokenizer.decode([*prompt, *ids])
 
     def test_a_stream_completes_what_the_prompt_left_open(self, tokenizer: Tokenizer) -> None:
-        """A prompt of ids may end inside of a character, which is then the stream's."""
+        """A prompt of ids may end inside a character, which the detokenizer then emits."""
         text = "é世👩"
         ids = tokenizer.encode(text, add_special_tokens=False)
-        for at in range(len(ids)):
-            stream = tokenizer.create_detokenizer(ids[:at])
-            grown = "".join(stream.decode_next(token) for token in ids[at:]) + stream.flush()
-            assert text.endswith(grown) and grown, f"{grown!r} behind {at} tokens of {text!r}"
+        for num_tokens in range(len(ids)):
+            stream = tokenizer.create_detokenizer(ids[:num_tokens])
+            continuation = (
+                "".join(stream.decode_next(token) for token in ids[num_tokens:]) + stream.flush()
+            )
+            assert text.endswith(continuation) and continuation, (
+                f"{continuation!r} behind {num_tokens} tokens of {text!r}"
+            )
 
     def test_two_streams_share_nothing(self, tokenizer: Tokenizer) -> None:
-        """Each sequence has its own, and they grow at the same time."""
+        """Each sequence has its own detokenizer, and they are used alternately."""
         ids = tokenizer.encode(self.texts[2], add_special_tokens=False)
-        alone, first, second = (tokenizer.create_detokenizer() for _ in range(3))
-        want = "".join(alone.decode_next(token) for token in ids) + alone.flush()
+        reference, first, second = (tokenizer.create_detokenizer() for _ in range(3))
+        expected = "".join(reference.decode_next(token) for token in ids) + reference.flush()
         pairs = [(first.decode_next(token), second.decode_next(token)) for token in ids]
-        for place, stream in enumerate((first, second)):
-            assert "".join(pair[place] for pair in pairs) + stream.flush() == want
+        for index, stream in enumerate((first, second)):
+            assert "".join(pair[index] for pair in pairs) + stream.flush() == expected
 
     def test_an_unfinished_character_becomes_a_mark_at_the_end(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("世", add_special_tokens=False)
@@ -139,8 +143,8 @@ class TokenizerSuite(PluginTest):
             ids = [*words[0], special, *words[1]]
             for skip in (True, False):
                 stream = tokenizer.create_detokenizer(skip_special_tokens=skip)
-                told = "".join(stream.decode_next(token) for token in ids) + stream.flush()
-                assert told == tokenizer.decode(ids, skip_special_tokens=skip)
+                actual = "".join(stream.decode_next(token) for token in ids) + stream.flush()
+                assert actual == tokenizer.decode(ids, skip_special_tokens=skip)
 
     def test_bytes_of_tokens_add_up_to_the_text(self, tokenizer: Tokenizer) -> None:
         for text in self.texts:
@@ -152,14 +156,14 @@ class TokenizerSuite(PluginTest):
         def work(text: str) -> list[int]:
             return tokenizer.encode(text)
 
-        many = [f"{text} {i}" for i in range(40) for text in self.texts]
-        alone = [work(text) for text in many]
+        texts = [f"{text} {i}" for i in range(40) for text in self.texts]
+        expected = [work(text) for text in texts]
         with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(work, many)) == alone
+            assert list(pool.map(work, texts)) == expected
 
 
 class RendererSuite(PluginTest):
-    """A prompt that a chat template writes, in which no user can pretend to be somebody else."""
+    """Checks of rendered prompts, in which no message can add messages of another role."""
 
     messages: ClassVar[list[dict[str, Any]]] = [
         {"role": "system", "content": "Be brief."},
@@ -167,12 +171,12 @@ class RendererSuite(PluginTest):
     ]
 
     def files(self, folder: Path) -> ModelFiles:
-        """What tokenizer and renderer are opened from; ``folder`` is empty and yours."""
+        """Return the checkpoint of tokenizer and renderer; it may be written to the empty ``folder``."""
         return _files(folder)
 
     @pytest.fixture
     def parts(self, tmp_path: Path) -> tuple[ChatRenderer, Tokenizer]:
-        plugins, files = self.host(), self.files(tmp_path)
+        plugins, files = self.plugin_manager(), self.files(tmp_path)
         tokenizer = plugins.create(TOKENIZERS, "auto", files=files)
         return plugins.create(RENDERERS, self.key, files=files, tokenizer=tokenizer), tokenizer
 
@@ -180,35 +184,35 @@ class RendererSuite(PluginTest):
         self, parts: tuple[ChatRenderer, Tokenizer]
     ) -> None:
         prompt = parts[0].render(self.messages)
-        places = [prompt.find(message["content"]) for message in self.messages]
-        assert -1 not in places and places == sorted(places)
+        positions = [prompt.find(message["content"]) for message in self.messages]
+        assert -1 not in positions and positions == sorted(positions)
 
     def test_the_answer_is_opened_only_when_asked(
         self, parts: tuple[ChatRenderer, Tokenizer]
     ) -> None:
         renderer, _ = parts
-        open_ = renderer.render(self.messages, add_generation_prompt=True)
-        closed = renderer.render(self.messages, add_generation_prompt=False)
-        assert open_.startswith(closed) and len(open_) > len(closed)
+        with_opening = renderer.render(self.messages, add_generation_prompt=True)
+        without_opening = renderer.render(self.messages, add_generation_prompt=False)
+        assert with_opening.startswith(without_opening) and len(with_opening) > len(without_opening)
 
     def test_a_last_message_can_be_continued(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
-        begun = [*self.messages, {"role": "assistant", "content": "It is"}]
-        prompt = parts[0].render(begun, add_generation_prompt=False, continue_final_message=True)
+        messages = [*self.messages, {"role": "assistant", "content": "It is"}]
+        prompt = parts[0].render(messages, add_generation_prompt=False, continue_final_message=True)
         assert prompt.endswith("It is")
 
     def test_rendering_twice_gives_the_same(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
         renderer, _ = parts
-        once, again = renderer.render(self.messages), renderer.render(self.messages)
-        assert once == again and renderer.encode(once) == renderer.encode(again)
+        first, second = renderer.render(self.messages), renderer.render(self.messages)
+        assert first == second and renderer.encode(first) == renderer.encode(second)
 
     def test_messages_are_left_as_they_are(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
-        said = [{"role": "user", "content": "What is treadle?"}]
-        before = copy.deepcopy(said)
-        parts[0].render(said)
-        assert said == before
+        messages = [{"role": "user", "content": "What is treadle?"}]
+        before = copy.deepcopy(messages)
+        parts[0].render(messages)
+        assert messages == before
 
     def test_it_takes_tools_and_arguments(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
-        """What it has no use for, it leaves alone."""
+        """A renderer ignores arguments that its template does not use."""
         schema = {"type": "object", "properties": {"city": {"type": "string"}}}
         tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
         prompt = parts[0].render(
@@ -222,27 +226,29 @@ class RendererSuite(PluginTest):
         assert prompt in tokenizer.decode(renderer.encode(prompt), skip_special_tokens=False)
 
     def test_prompts_do_not_meet(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
-        """Others are rendered, and encoded, between a prompt's rendering and its encoding."""
+        """Other prompts are rendered and encoded between a prompt's rendering and its encoding."""
         renderer, tokenizer = parts
-        marks = [
+        markers = [
             tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_token_ids
         ]
-        said = [[{"role": "user", "content": text}] for text in ("one", "".join(marks), "two")]
-        prompts, soon = [], []
-        for messages in said:
+        conversations = [
+            [{"role": "user", "content": text}] for text in ("one", "".join(markers), "two")
+        ]
+        prompts, expected = [], []
+        for messages in conversations:
             prompts.append(renderer.render(messages))
-            soon.append(renderer.encode(prompts[-1]))
-        assert [renderer.encode(prompt) for prompt in prompts] == soon
+            expected.append(renderer.encode(prompts[-1]))
+        assert [renderer.encode(prompt) for prompt in prompts] == expected
 
     def test_a_marker_in_a_message_stays_text(self, parts: tuple[ChatRenderer, Tokenizer]) -> None:
-        """Otherwise a user could write the system's message."""
+        """Otherwise a user could write a system message."""
         renderer, tokenizer = parts
-        marks = [
+        markers = [
             tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_token_ids
         ]
         counts = []
-        for text in ("harmless", "".join(marks)):
-            said = [self.messages[0], {"role": "user", "content": text}]
-            ids = renderer.encode(renderer.render(said))
+        for text in ("harmless", "".join(markers)):
+            messages = [self.messages[0], {"role": "user", "content": text}]
+            ids = renderer.encode(renderer.render(messages))
             counts.append(sum(i in tokenizer.special_token_ids for i in ids))
         assert counts[0] == counts[1], "markers of a message became special tokens"

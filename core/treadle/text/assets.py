@@ -7,31 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from treadle.api.checkpoints import template_text
+from treadle.api.checkpoints import read_json, template_text
 from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import EngineInfo
-from treadle.config import EngineConfig, PluginConfig
-from treadle.errors import CheckpointError, PluginNotFoundError
+from treadle.config import EngineConfig, ModelConfig, PluginConfig
+from treadle.errors import CheckpointError, ConfigError, PluginNotFoundError, RequestError
 from treadle.known_plugins import install_hint, known_distributions
 from treadle.loading.formats import fetch
 from treadle.loading.matching import AUTO, Decision, decide
 from treadle.loading.sources import parse_ref
 from treadle.text.chat import ChatProcessor
-from treadle.text.defaults import default_params
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
-from treadle.text.parser_plugins import ParserPlugins, PluginWatchdogs
+from treadle.text.parser_plugins import ParserPlugins, parser_watchdog
+from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
     from treadle.api.files import ChatRenderer, Tokenizer
     from treadle.plugins import PluginManager
 
-__all__ = ("FrontendAssets", "choose_renderer", "open_checkpoint", "plugin_config")
+__all__ = (
+    "FrontendAssets",
+    "choose_renderer",
+    "default_params",
+    "open_checkpoint",
+    "plugin_config",
+)
 
 JINJA = "jinja"
 """The renderer that reads chat templates."""
@@ -47,6 +54,16 @@ TOKENIZER_FILES = (
     "tekken.json",
     "*.tiktoken",
 )
+
+# What a generation_config.json says about sampling, and our name for it.
+SAMPLING_FIELDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +96,17 @@ class FrontendAssets:
         config: EngineConfig,
         host: PluginManager,
         processor: InputProcessor,
-        watchdogs: PluginWatchdogs | None = None,
+        texts: TextPool | None = None,
     ) -> ChatProcessor:
-        """Raises ``PluginConflictError`` if several parsers match the model equally well."""
+        """Return what prepares chats; beside an event loop, in threads if there are ``texts``.
+
+        Raises ``PluginConflictError`` if several parsers match the model equally well.
+        """
+        watchdog = None if texts is None else parser_watchdog(host.call_stats)
         plugins = ParserPlugins.choose(
-            host, self.tokenizer, self.traits, config.model, watchdogs=watchdogs
+            host, self.tokenizer, self.traits, config.model, watchdog=watchdog
         )
-        return ChatProcessor(processor, plugins)
+        return ChatProcessor(processor, plugins, texts)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if there is none."""
@@ -99,17 +120,17 @@ def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConf
 
     ``isolated`` keeps chat templates in a process of their own.
     """
-    own: dict[str, Any] = {}
+    renderer_options: dict[str, Any] = {}
     if config.model.chat_template is not None:
-        own["chat_template"] = config.model.chat_template
+        renderer_options["chat_template"] = config.model.chat_template
     name = _renderer_option(config)
     if isolated and name in (AUTO, JINJA):
-        own["isolated"] = True
-    if not own:
+        renderer_options["isolated"] = True
+    if not renderer_options:
         return config.plugins
     key = f"renderers:{JINJA if name == AUTO else name}"
     options = dict(config.plugins.plugin_options)
-    options[key] = own | options.get(key, {})
+    options[key] = renderer_options | options.get(key, {})
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 
@@ -131,17 +152,64 @@ def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAss
     ):
         return FrontendAssets(None, None, defaults, limit, priorities, traits)
     tokenizer = plugins.create(TOKENIZERS, model.tokenizer_mode, files=files)
-    watched = plugins.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
-    traits = _with_text(traits, tokenizer, watched, template_text(model.chat_template))
-    chosen = choose_renderer(config, plugins, traits)
-    if chosen.key is None:
-        known = ", ".join(plugins.keys("renderers"))
-        what = f"name one with --renderer (known: {known})"
-        if not known:
-            what = install_hint(*known_distributions("renderers"))
-        raise PluginNotFoundError(f"a chat renderer is needed: {chosen.reason}; {what}")
-    renderer = plugins.create_guarded(RENDERERS, chosen.key, files=files, tokenizer=tokenizer)
-    return FrontendAssets(tokenizer, renderer, defaults, limit, priorities, traits, watched)
+    guarded_tokenizer = plugins.guarded(TOKENIZERS, model.tokenizer_mode, tokenizer)
+    traits = _with_text(traits, tokenizer, guarded_tokenizer, template_text(model.chat_template))
+    decision = choose_renderer(config, plugins, traits)
+    if decision.key is None:
+        renderer_names = ", ".join(plugins.keys("renderers"))
+        hint = f"name one with --renderer (known: {renderer_names})"
+        if not renderer_names:
+            hint = install_hint(*known_distributions("renderers"))
+        raise PluginNotFoundError(f"a chat renderer is needed: {decision.reason}; {hint}")
+    renderer = plugins.create_guarded(RENDERERS, decision.key, files=files, tokenizer=tokenizer)
+    return FrontendAssets(
+        tokenizer, renderer, defaults, limit, priorities, traits, guarded_tokenizer
+    )
+
+
+def default_params(config: ModelConfig, root: Path) -> tuple[SamplingParams, int | None]:
+    """The default parameters, and the most output tokens that the checkpoint allows, if it says.
+
+    ``root`` is the checkpoint's folder. Raises ``ConfigError`` for an unknown or impossible value.
+    """
+    values = {
+        k: v
+        for k, v in _generation_config(config, root).items()
+        if k in SAMPLING_FIELDS and v is not None
+    }
+    values |= config.override_generation_config
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        field = SAMPLING_FIELDS.get(name, name)
+        if field not in SamplingParams.__struct_fields__:
+            raise ConfigError(
+                f"override_generation_config holds {name!r}, which is no sampling parameter; known: "
+                f"{', '.join(sorted({*SAMPLING_FIELDS, *SamplingParams.__struct_fields__}))}"
+            )
+        fields[field] = value
+    try:
+        return SamplingParams(**fields), values.get("max_new_tokens")
+    except RequestError as error:
+        raise ConfigError(
+            f"the default sampling parameters (generation_config.json, override_generation_config) "
+            f"cannot be used: {error}. Set generation_config=treadle to ignore the checkpoint's"
+        ) from error
+
+
+def _generation_config(config: ModelConfig, root: Path) -> dict[str, Any]:
+    match config.generation_config:
+        case "treadle" | "vllm":  # the name that users of vLLM type
+            return {}
+        case "auto":
+            return read_json(root / "generation_config.json")
+        case folder:
+            path = Path(folder).expanduser() / "generation_config.json"
+            if not path.is_file():
+                raise ConfigError(
+                    f"option generation_config is {folder!r}: {path} does not exist; give auto, treadle "
+                    "or a folder that holds the file"
+                )
+            return read_json(path)
 
 
 def choose_renderer(config: EngineConfig, plugins: PluginManager, traits: ModelTraits) -> Decision:
@@ -154,19 +222,19 @@ def choose_renderer(config: EngineConfig, plugins: PluginManager, traits: ModelT
 
 def _renderer_option(config: EngineConfig) -> str:
     """A template of the user's own is for the renderer that reads templates."""
-    given = config.model.chat_template is not None
-    return JINJA if given and config.model.renderer == AUTO else config.model.renderer
+    has_template = config.model.chat_template is not None
+    return JINJA if has_template and config.model.renderer == AUTO else config.model.renderer
 
 
 def _with_text(
-    traits: ModelTraits, tokenizer: Tokenizer, watched: Tokenizer, override: str | None
+    traits: ModelTraits, tokenizer: Tokenizer, guarded_tokenizer: Tokenizer, override: str | None
 ) -> ModelTraits:
     """``traits`` with what is known of the tokenizer; ``override`` replaces all templates."""
     templates: Mapping[str, str] = getattr(tokenizer, "chat_templates", {})
     if override is not None:
         templates = {"default": override}
-    elif not templates and (template := watched.chat_template) is not None:
+    elif not templates and (template := guarded_tokenizer.chat_template) is not None:
         templates = {"default": template}
-    added = getattr(tokenizer, "added_tokens", ())
-    special = (watched.id_to_token(i) for i in watched.special_token_ids)
-    return replace(traits, templates=dict(templates), tokens=frozenset((*added, *special)))
+    added_tokens = getattr(tokenizer, "added_tokens", ())
+    special = (guarded_tokenizer.id_to_token(i) for i in guarded_tokenizer.special_token_ids)
+    return replace(traits, templates=dict(templates), tokens=frozenset((*added_tokens, *special)))

@@ -19,12 +19,14 @@ from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, OutputPart, RequestOutput
 from treadle.text.output_parser import OutputParser, merge_parts
 from treadle.text.prompts import Prompt
+from treadle.text.request_checks import check_json
 from treadle.text.special_tokens import SpecialTokenFilter
 from treadle.text.tool_choice import check_choice, parse_tools
 
 if TYPE_CHECKING:
     from treadle.text.input_processor import InputProcessor
     from treadle.text.parser_plugins import ParserPlugins
+    from treadle.text.text_pool import TextPool
 
 __all__ = ("ChatOutputParser", "ChatProcessor", "Conversation", "PreparedChat", "run_inline")
 
@@ -34,7 +36,8 @@ T = TypeVar("T")
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat prompt is made from, and how its outputs are read.
 
-    ``structured_output_backend`` compiles the grammar of a forced call.
+    ``structured_output_backend`` compiles the grammar of a forced call; ``client`` is whose it is,
+    as in ``Prompt``.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -46,6 +49,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: Mapping[str, Any] | None = None
     structured_output_backend: str | None = None
+    client: str = ""
+
+    @property
+    def num_chars(self) -> int:
+        """How much text there is to render."""
+        return num_chars((self.messages, self.tools, self.chat_template_kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +77,13 @@ class PreparedChat:
 
     def output_parser(self) -> OutputParser | None:
         """Return fresh parsers for one output."""
-        hides = self.tag_ids and self.skips_special_tokens
+        hides_tokens = self.tag_ids and self.skips_special_tokens
         return self.plugins.output_parser(
             self.prompt.text or "",
             self.tools,
             reasoning=self.conversation.separate_reasoning,
             max_calls=None if self.conversation.parallel_tool_calls else 1,
-            hidden=self.special_ids - self.tag_ids if hides else frozenset(),
+            hidden=self.special_ids - self.tag_ids if hides_tokens else frozenset(),
         )
 
     @property
@@ -90,36 +99,47 @@ class PreparedChat:
 
 
 class ChatProcessor:
-    """Prepares the chats of one model. Its coroutines wait only if ``parser_plugins`` have watchdogs."""
+    """Prepares the chats of one model. Its coroutines wait only if there are ``texts``, or
+    ``parser_plugins`` have a watchdog."""
 
-    def __init__(self, processor: InputProcessor, parser_plugins: ParserPlugins) -> None:
+    def __init__(
+        self,
+        processor: InputProcessor,
+        parser_plugins: ParserPlugins,
+        texts: TextPool | None = None,
+    ) -> None:
         self.processor = processor
         self.parser_plugins = parser_plugins
+        self.texts = texts
 
     async def prepare(self, chat: Conversation, params: SamplingParams) -> PreparedChat:
         """Check the tools, render and encode the messages, and complete the parameters.
 
         Raises ``RequestError``.
         """
-        plugins = self.parser_plugins
+        parser_plugins = self.parser_plugins
+        if chat.tools:
+            check_json("tools", list(chat.tools))
         tools = parse_tools(chat.tools)
         choice = check_choice(chat.tool_choice, tools)
         changes: dict[str, Any] = {}
         if choice == "none":
             tools = []
         elif choice != "auto":
-            if plugins.tool_call_parser is None:
-                known = ", ".join(plugins.host.keys("tool_parsers")) or "none installed"
+            if parser_plugins.tool_call_parser is None:
+                parser_names = (
+                    ", ".join(parser_plugins.plugins.keys("tool_parsers")) or "none installed"
+                )
                 raise RequestError(
                     "tool_choice needs a tool parser, and none matches this model: start the "
-                    f"engine with tool_call_parser=NAME (known: {known}), or send tool_choice auto",
+                    f"engine with tool_call_parser=NAME (known: {parser_names}), or send tool_choice auto",
                     param="tool_choice",
                 )
-            guided = await plugins.forced_call(tools, choice)
+            forced_call = await parser_plugins.forced_call(tools, choice)
             changes["structured_outputs"] = msgspec.structs.replace(
-                guided, backend=chat.structured_output_backend
+                forced_call, backend=chat.structured_output_backend
             )
-        tag_ids = await plugins.special_tag_ids(
+        tag_ids = await parser_plugins.special_tag_ids(
             tools=bool(tools), reasoning=chat.separate_reasoning
         )
         if tag_ids:  # the parsers would not see them otherwise
@@ -130,26 +150,34 @@ class ChatProcessor:
         # A constraint begins where the reasoning ends, if the prompt or the model opens one.
         if constraint is not None and constraint.reasoning is None:
             changes["structured_outputs"] = msgspec.structs.replace(
-                constraint, reasoning=plugins.reasoning_parser
+                constraint, reasoning=parser_plugins.reasoning_parser
             )
         return PreparedChat(
-            prompt=await self.render(chat, tools=bool(tools)),
+            prompt=await self.render(
+                chat, tools=bool(tools), must_fit=params.truncate_prompt_tokens is None
+            ),
             params=params.replace(**changes) if changes else params,
             conversation=chat,
-            plugins=plugins,
+            plugins=parser_plugins,
             tools=tools,
             tag_ids=tag_ids,
             skips_special_tokens=params.skip_special_tokens,
         )
 
-    async def render(self, chat: Conversation, *, tools: bool = True) -> Prompt:
+    async def render(
+        self, chat: Conversation, *, tools: bool = True, must_fit: bool = False
+    ) -> Prompt:
         """Return the prompt of a conversation, text and ids; without its tools if not ``tools``.
 
-        Raises ``RequestError``.
+        With ``must_fit`` it is not encoded if it is known to be too long. Raises ``RequestError``.
         """
-        work = partial(self.processor.render, chat, tools=tools)
+        work = partial(self.processor.render, chat, tools=tools, must_fit=must_fit)
+        if self.texts is None:
+            return work()
         guard = getattr(self.processor.renderer, "guard", None)
-        return await self.parser_plugins.call_renderer(guard, work)
+        return await self.texts.run(
+            work, chat.num_chars, client=chat.client, guard=guard, method="render"
+        )
 
 
 class ChatOutputParser:
@@ -160,7 +188,6 @@ class ChatOutputParser:
 
     def __init__(self, chat: PreparedChat) -> None:
         self._chat = chat
-        self._is_delta = chat.params.output_kind == "delta"
         self._states: dict[int, _OutputState | None] = {}
 
     async def parse(self, output: RequestOutput) -> RequestOutput:
@@ -170,35 +197,21 @@ class ChatOutputParser:
         """
         for completion in output.outputs:
             if completion.index not in self._states:
-                self._states[completion.index] = self._create_state()
+                parser = self._chat.output_parser()
+                state = None if parser is None else _OutputState(parser, self._chat)
+                self._states[completion.index] = state
             state = self._states[completion.index]
             if state is not None:
                 await state.update(completion)
         return output
 
-    def _create_state(self) -> _OutputState | None:
-        parser = self._chat.output_parser()
-        return None if parser is None else _OutputState(parser, self._chat, self._is_delta)
-
 
 class _OutputState:
     """One output of a request while it grows."""
 
-    __slots__ = (
-        "_filter",
-        "_is_delta",
-        "_num_chars",
-        "_num_ids",
-        "_on_failure",
-        "_parser",
-        "_parts",
-        "_reported",
-        "_text",
-    )
-
-    def __init__(self, parser: OutputParser, chat: PreparedChat, is_delta: bool) -> None:
+    def __init__(self, parser: OutputParser, chat: PreparedChat) -> None:
         self._parser = parser
-        self._is_delta = is_delta
+        self._is_delta = chat.params.output_kind == "delta"
         self._on_failure = chat.plugins.on_failure
         self._filter = chat.text_filter()
         self._num_chars = self._num_ids = 0
@@ -236,6 +249,17 @@ class _OutputState:
         for label in failed:
             self._on_failure(label)
         return failed
+
+
+def num_chars(value: Any, depth: int = 6) -> int:
+    """Return the length of all texts in a value, as deep as chats usually are."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return 0
+    return sum(num_chars(item, depth - 1) for item in value) if depth else 0
 
 
 def run_inline(coroutine: Coroutine[Any, Any, T]) -> T:

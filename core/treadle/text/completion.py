@@ -24,27 +24,6 @@ class CompletionState:
     engine still runs it.
     """
 
-    __slots__ = (
-        "_count",
-        "_include_stop",
-        "_kind",
-        "_logprob_text",
-        "_matcher",
-        "_min_tokens",
-        "_pieces",
-        "_stop_token_ids",
-        "_stream",
-        "cumulative_logprob",
-        "error",
-        "finish_reason",
-        "id",
-        "index",
-        "logprobs",
-        "stop_reason",
-        "stopped",
-        "token_ids",
-    )
-
     def __init__(
         self,
         id: str,
@@ -63,9 +42,9 @@ class CompletionState:
         self._min_tokens = params.min_tokens
         self._matcher = None if stops is None else StopMatcher(stops)
         self._stream: IncrementalDetokenizer | None = None
-        named = tokenizer if params.detokenize else None
-        if named is not None:
-            self._stream = named.create_detokenizer(
+        text_tokenizer = tokenizer if params.detokenize else None
+        if text_tokenizer is not None:
+            self._stream = text_tokenizer.create_detokenizer(
                 prompt_ids,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
@@ -73,10 +52,10 @@ class CompletionState:
         self._pieces: list[str] = []
         self._count = 0
         self.token_ids: list[int] = []
-        wanted = params.logprobs is not None
-        self._logprob_text = LogprobText(named) if wanted else None
-        self.logprobs: list[PositionLogprobs] | None = [] if wanted else None
-        self.cumulative_logprob: float | None = 0.0 if wanted else None
+        has_logprobs = params.logprobs is not None
+        self._logprob_text = LogprobText(text_tokenizer) if has_logprobs else None
+        self.logprobs: list[PositionLogprobs] | None = [] if has_logprobs else None
+        self.cumulative_logprob: float | None = 0.0 if has_logprobs else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.stopped = False
@@ -85,18 +64,18 @@ class CompletionState:
     def push(self, out: TokenOutput) -> None:
         """Take what one step added. Tokens behind the end of a stop string are dropped."""
         tokens = out.token_ids
-        used = len(tokens)
+        num_used = len(tokens)
         self.finish_reason = out.finish_reason
         self.stop_reason = out.stop_reason
         self.error = out.error
         if self._stream is not None:
-            used = self._detokenize(self._stream, tokens)
-        if used < len(tokens):
-            tokens = tokens[:used]
+            num_used = self._detokenize(self._stream, tokens)
+        if num_used < len(tokens):
+            tokens = tokens[:num_used]
         self.token_ids += tokens
-        self._count += used
+        self._count += num_used
         if self._logprob_text is not None and out.logprobs:
-            entries = out.logprobs[:used]
+            entries = out.logprobs[:num_used]
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
                 entry.logprobs[0] for entry in entries
             )
@@ -140,8 +119,8 @@ class CompletionState:
 
     def _detokenize(self, stream: IncrementalDetokenizer, tokens: list[int]) -> int:
         """Append the text of ``tokens`` and return how many of them belong to the output."""
-        used = len(tokens)
-        shown = tokens
+        num_used = len(tokens)
+        visible_tokens = tokens
         reason = self.finish_reason
         # The id that stops is part of the output's ids, but not of its text.
         if (
@@ -150,25 +129,19 @@ class CompletionState:
             and tokens[-1] in self._stop_token_ids
             and not self._include_stop
         ):
-            shown = tokens[:-1]
-        if self._matcher is None:
-            for token in shown:
-                if text := stream.decode_next(token):
-                    self._pieces.append(text)
-        else:
-            for i, token in enumerate(shown, start=1):
-                if not (text := stream.decode_next(token)):
-                    continue
-                if self._count + i > self._min_tokens:
-                    text = self._matcher.feed(text)
-                if text:
-                    self._pieces.append(text)
-                if self._matcher.matched is not None:
-                    self._stop(self._matcher.matched)
-                    return i
+            visible_tokens = tokens[:-1]
+        for i, token in enumerate(visible_tokens, start=1):
+            text, matched = stream.decode_next(token), None
+            if text and self._matcher is not None and self._count + i > self._min_tokens:
+                text, matched = self._matcher.feed(text), self._matcher.matched
+            if text:
+                self._pieces.append(text)
+            if matched is not None:
+                self._stop(matched)
+                return i
         if reason is not None:
             self._flush(stream)
-        return used
+        return num_used
 
     def _flush(self, stream: IncrementalDetokenizer) -> None:
         """The ids have ended: say what an unfinished character or stop string held back."""

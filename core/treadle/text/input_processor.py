@@ -25,7 +25,7 @@ NO_TOKENIZER = (
     "this model has no tokenizer (no tokenizer.json or other tokenizer file in its folder): send "
     "prompt_token_ids instead of text, or start the engine with tokenizer=<folder or name>"
 )
-# More characters than any real token has; a text longer than the context times this cannot fit.
+# More characters than any real token has, for tokenizers that know no better.
 CHARS_PER_TOKEN = 512
 
 
@@ -57,10 +57,10 @@ class InputProcessor:
             raise RequestError(NO_TOKENIZER, param=param)
         return self.tokenizer
 
-    def render(self, chat: Conversation, *, tools: bool = True) -> Prompt:
+    def render(self, chat: Conversation, *, tools: bool = True, must_fit: bool = False) -> Prompt:
         """Render and encode one conversation, without its tools if not ``tools``.
 
-        Raises ``RequestError``.
+        With ``must_fit`` it is not encoded if it is known to be too long. Raises ``RequestError``.
         """
         if self.renderer is None:
             raise RequestError(f"this model cannot chat: {NO_TOKENIZER}", param="messages")
@@ -77,7 +77,7 @@ class InputProcessor:
             continue_final_message=chat.continue_final_message,
             template_arguments=chat.chat_template_kwargs,
         )
-        self._check_size(text, "messages")
+        self._check_size(text, "messages", must_fit)
         return Prompt(text=str(text), ids=self.renderer.encode(text))
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -85,10 +85,18 @@ class InputProcessor:
         so there is nobody whose markers would have to be kept apart."""
         if prompt.ids is not None:
             return prompt.ids
-        text = prompt.text or ""
-        tokenizer = self.need_tokenizer()
-        self._check_size(text, "prompt")
-        return tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+        return self.need_tokenizer().encode(
+            prompt.text or "", add_special_tokens=prompt.add_special_tokens
+        )
+
+    def check_length(self, prompt: Prompt, params: SamplingParams | None) -> None:
+        """Refuse a text that cannot fit before time is spent on encoding it.
+
+        Raises ``ContextLengthError``.
+        """
+        if prompt.ids is None:
+            truncates = getattr(params, "truncate_prompt_tokens", None) is not None
+            self._check_size(prompt.text or "", "prompt", not truncates)
 
     def prepare(
         self,
@@ -97,12 +105,12 @@ class InputProcessor:
         *,
         request_id: str | None = None,
         priority: int | None = None,
-        arrival: float | None = None,
     ) -> PreparedRequest:
         """Encode, complete and check one request. Raises ``RequestError``; nothing is registered."""
         params = with_schema_text(
             self._complete(self.defaults if params is None else params, priority)
         )
+        self.check_length(prompt, params)
         ids = self.encode(prompt)
         if params.truncate_prompt_tokens is not None:
             ids = ids[-params.truncate_prompt_tokens :]
@@ -111,7 +119,7 @@ class InputProcessor:
             id=f"{number}",
             prompt_ids=ids,
             params=params,
-            arrival_time=time.monotonic() if arrival is None else arrival,
+            arrival_time=time.monotonic(),
             bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
         )
         check_request(leader, self.info)
@@ -164,31 +172,35 @@ class InputProcessor:
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Each word as it begins a text and as it follows a space: most vocabularies tell them apart."""
         tokenizer = self.need_tokenizer("bad_words")
-        found: list[list[int]] = []
+        id_lists: list[list[int]] = []
         for word in words:
             for text in (word, f" {word.lstrip()}"):
                 ids = tokenizer.encode(text, add_special_tokens=False)
-                if ids and ids not in found:
-                    found.append(ids)
-        return found
+                if ids and ids not in id_lists:
+                    id_lists.append(ids)
+        return id_lists
 
-    def _check_size(self, text: str, param: str) -> None:
-        """Refuse what cannot fit before time is spent on encoding it."""
-        max_chars = self.info.max_model_len * CHARS_PER_TOKEN
-        if len(text) > max_chars:
+    def _check_size(self, text: str, param: str, must_fit: bool) -> None:
+        """Refuse a text that is too long, or with ``must_fit`` one that has too many tokens."""
+        tokens, limit = -(-len(text) // CHARS_PER_TOKEN), self.info.max_model_len
+        # An optional method: the fewest tokens that a text of this length can have.
+        bound = getattr(self.tokenizer, "min_num_tokens", None)
+        if must_fit and bound is not None:
+            tokens = max(tokens, bound(text))
+        if tokens > limit:
             raise ContextLengthError(
-                f"the prompt has {len(text)} characters; a context of {self.info.max_model_len} "
-                f"tokens holds at most {max_chars}: shorten it",
+                f"the prompt has {len(text)} characters, which are at least {tokens} tokens; the "
+                f"context has {limit}: shorten the prompt or pass truncate_prompt_tokens",
                 param=param,
             )
 
 
 def _label(request_id: str) -> str:
     """A client's id, which is shown and compared but never used as a key of the engine."""
-    most = 128
-    if not 0 < len(request_id) <= most or not request_id.isprintable():
+    max_length = 128
+    if not 0 < len(request_id) <= max_length or not request_id.isprintable():
         raise RequestError(
-            f"request_id is {request_id!r:.160}; it must be 1 to {most} printable characters",
+            f"request_id is {request_id!r:.160}; it must be 1 to {max_length} printable characters",
             param="request_id",
         )
     return request_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import TYPE_CHECKING
 
 from treadle.api.step_types import TokenLogprobs
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ("LogprobText",)
 
-UNFINISHED = 3  # a character has at most four bytes
+UTF8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class LogprobText:
@@ -22,42 +23,32 @@ class LogprobText:
     the texts of the chosen tokens concatenate to the output (special tokens included).
     """
 
-    __slots__ = ("_pending", "_tokenizer")
-
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._pending = b""
 
-    def position(self, at: TokenLogprobs) -> PositionLogprobs:
-        """One position; ``at.ids[0]`` was chosen and becomes part of the sequence."""
-        chosen = at.ids[0]
-        found: PositionLogprobs = {chosen: Logprob(at.logprobs[0], at.rank, self._text(chosen))}
-        for rank, token in enumerate(at.ids[1:], start=1):
-            if token != chosen:
-                found[token] = Logprob(at.logprobs[rank], rank, self._text(token))
-        self.skip(chosen)
-        return found
+    def position(self, entry: TokenLogprobs) -> PositionLogprobs:
+        """One position; ``entry.ids[0]`` was chosen and becomes part of the sequence."""
+        sampled_id = entry.ids[0]
+        logprobs: PositionLogprobs = {
+            sampled_id: Logprob(entry.logprobs[0], entry.rank, self._text(sampled_id))
+        }
+        for rank, token in enumerate(entry.ids[1:], start=1):
+            if token != sampled_id:
+                logprobs[token] = Logprob(entry.logprobs[rank], rank, self._text(token))
+        self.skip(sampled_id)
+        return logprobs
 
     def skip(self, token: int) -> None:
         """``token`` follows without being named."""
         if self._tokenizer is not None:
-            self._pending = _tail(self._pending + self._tokenizer.token_bytes(token))
+            _, self._pending = self._decode(self._tokenizer, token)
 
     def _text(self, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        data = self._pending + self._tokenizer.token_bytes(token)
-        tail = _tail(data)
-        return data[: len(data) - len(tail)].decode("utf-8", "replace")
+        return None if self._tokenizer is None else self._decode(self._tokenizer, token)[0]
 
-
-def _tail(data: bytes) -> bytes:
-    """The end of ``data`` that is the beginning of a character, or ``b""``."""
-    for n in range(1, min(UNFINISHED, len(data)) + 1):
-        byte = data[-n]
-        if byte >= 0xC0:  # a leading byte: how many does its character have?
-            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[-n:] if n < size else b""
-        if byte < 0x80:
-            break
-    return b""
+    def _decode(self, tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
+        """Return the text that ``token`` completes, and the beginning of a character after it."""
+        decoder = UTF8Decoder("replace")
+        text = decoder.decode(self._pending + tokenizer.token_bytes(token))
+        return text, decoder.getstate()[0]

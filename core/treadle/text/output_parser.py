@@ -104,10 +104,10 @@ class GuardedParser:
             return [TextDelta(self.pending)] if self.pending else []
         finally:
             self.running = ""
-        self._forget_answered(deltas)
+        self._drop_answered(deltas)
         return deltas
 
-    def _forget_answered(self, deltas: list[Delta]) -> None:
+    def _drop_answered(self, deltas: list[Delta]) -> None:
         """Remove from the pending text what ``deltas`` answer for."""
         if not deltas:
             return
@@ -167,28 +167,16 @@ class OutputParser:
         if self._abandoned:
             return [TextPart(text)] if text else []
         if self._watchdog is None or all(p.inline or p.disabled for p in self._parsers):
-            parts = self.feed(text, ids)
-            return parts + self.finish() if last else parts
-        unparsed = self.pending + text
-        try:
-            parts = await self._watchdog.submit(lambda: self._take(text, ids, last))
-        except TimeoutError:  # the thread may still return, and changes nothing any more
-            self._abandoned = True
-            for parser in [p for p in self._parsers if p.running] or self._parsers:
-                parser.disable()
-            return [TextPart(unparsed)] if unparsed else []
-        self.has_calls |= any(isinstance(part, ToolCall) for part in parts)
-        return parts
-
-    def feed(self, text: str, ids: Sequence[int]) -> list[OutputPart]:
-        """Take the next piece of text and the ids that it was decoded from."""
-        parts = self._take(text, ids, last=False)
-        self.has_calls |= any(isinstance(part, ToolCall) for part in parts)
-        return parts
-
-    def finish(self) -> list[OutputPart]:
-        """Return what was pending: the output has ended."""
-        parts = self._to_parts(self._flush())
+            parts = self._take(text, ids, last)
+        else:
+            unparsed = self.pending + text
+            try:
+                parts = await self._watchdog.submit(lambda: self._take(text, ids, last))
+            except TimeoutError:  # the thread may still return, and changes nothing any more
+                self._abandoned = True
+                for parser in [p for p in self._parsers if p.running] or self._parsers:
+                    parser.disable()
+                return [TextPart(unparsed)] if unparsed else []
         self.has_calls |= any(isinstance(part, ToolCall) for part in parts)
         return parts
 
@@ -211,11 +199,15 @@ class OutputParser:
     def _read(self, text: str, ids: Sequence[int]) -> list[Delta]:
         if self._reasoning is None:
             return self._read_calls(TextDelta(text), ids)
-        found = self._reasoning.feed(text, ids)
+        reasoning_deltas = self._reasoning.feed(text, ids)
         # The ids belong to the whole piece: a parser that gets a part of it gets none.
-        is_whole = len(found) == 1 and isinstance(found[0], TextDelta) and found[0].text == text
+        is_whole = (
+            len(reasoning_deltas) == 1
+            and isinstance(reasoning_deltas[0], TextDelta)
+            and reasoning_deltas[0].text == text
+        )
         deltas: list[Delta] = []
-        for delta in found:
+        for delta in reasoning_deltas:
             deltas += self._read_calls(delta, ids if is_whole else ())
         return deltas
 
@@ -240,10 +232,10 @@ class OutputParser:
         if delta.index in self._call_indices:
             return ToolCall(index=delta.index, arguments=delta.arguments)
         self._call_indices.add(delta.index)
-        made = None if self._tools is None else self._tools.call_id()
+        call_id = None if self._tools is None else self._tools.call_id()
         return ToolCall(
             index=delta.index,
-            id=made or f"call_{secrets.token_hex(12)}",
+            id=call_id or f"call_{secrets.token_hex(12)}",
             name=delta.name or "",
             arguments=delta.arguments,
         )
@@ -264,10 +256,11 @@ def merge_parts(parts: Iterable[OutputPart]) -> list[OutputPart]:
             groups[-1][1].append(part.text)
         else:
             groups.append((part, [part.text]))
-    return [_joined(first, "".join(texts)) for first, texts in groups]
+    return [_join(first, texts) for first, texts in groups]
 
 
-def _joined(first: OutputPart, text: str) -> OutputPart:
+def _join(first: OutputPart, texts: list[str]) -> OutputPart:
+    text = "".join(texts)
     if isinstance(first, ToolCall):
         return ToolCall(index=first.index, id=first.id, name=first.name, arguments=text)
     return type(first)(text)

@@ -47,16 +47,6 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 class RequestState:
     """A request whose outputs are not finished."""
 
-    __slots__ = (
-        "completions",
-        "metrics",
-        "num_cached_tokens",
-        "num_unfinished",
-        "prompt_logprobs",
-        "request",
-        "sink",
-    )
-
     def __init__(
         self, request: PreparedRequest, completions: list[CompletionState], sink: Sink
     ) -> None:
@@ -73,7 +63,7 @@ class RequestState:
         finished = self.num_unfinished == 0
         if kind == "final" and not finished:
             return
-        shown = changed if kind == "delta" else self.completions
+        completions = changed if kind == "delta" else self.completions
         prompt_logprobs = self.prompt_logprobs
         if kind == "delta":
             self.prompt_logprobs = None  # said once
@@ -82,7 +72,7 @@ class RequestState:
                 request_id=self.request.id,
                 prompt=self.request.prompt,
                 prompt_token_ids=self.request.prompt_ids,
-                outputs=[completion.take() for completion in shown],
+                outputs=[completion.take() for completion in completions],
                 prompt_logprobs=prompt_logprobs,
                 finished=finished,
                 num_cached_tokens=self.num_cached_tokens,
@@ -124,10 +114,10 @@ class OutputProcessor:
             )
             for s in request.sequences
         ]
-        live = RequestState(request, completions, sink)
-        self._requests[request.id] = live
+        state = RequestState(request, completions, sink)
+        self._requests[request.id] = state
         for completion in completions:
-            self._sequences[completion.id] = (live, completion)
+            self._sequences[completion.id] = (state, completion)
 
     def process(self, outputs: Iterable[TokenOutput]) -> list[str]:
         """Deliver one step. Returns the ids of sequences that the engine should abort.
@@ -139,26 +129,23 @@ class OutputProcessor:
         aborts: list[str] = []
         groups: dict[str, tuple[RequestState, list[CompletionState]]] = {}
         for out in outputs:
-            found = self._sequences.get(out.id)
-            if found is None:
+            entry = self._sequences.get(out.id)
+            if entry is None:
                 continue
-            live, completion = found
+            state, completion = entry
             try:
-                self._push(live, completion, out, now)
+                self._push(state, completion, out, now)
             except Exception as error:  # of a tokenizer: it is this request's affair
-                _fail(live, completion, error)
+                _fail(state, completion, error)
             if completion.stopped:
                 aborts.append(completion.id)
             if completion.finish_reason is not None:
-                self._forget(live, completion)
-            if len(live.completions) == 1:
-                live.emit(live.completions)
-            else:
-                changed = groups.setdefault(live.request.id, (live, []))[1]
-                if completion not in changed:
-                    changed.append(completion)
-        for live, changed in groups.values():
-            live.emit(changed)
+                self._remove(state, completion)
+            changed = groups.setdefault(state.request.id, (state, []))[1]
+            if completion not in changed:
+                changed.append(completion)
+        for state, changed in groups.values():
+            state.emit(changed)
         return aborts
 
     def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> list[str]:
@@ -166,63 +153,63 @@ class OutputProcessor:
 
         An unknown id is not an error: the request may have finished meanwhile.
         """
-        live = self._requests.get(request_id)
-        if live is None:
+        state = self._requests.get(request_id)
+        if state is None:
             return []
-        changed = [c for c in live.completions if c.finish_reason is None]
+        changed = [c for c in state.completions if c.finish_reason is None]
         for completion in changed:
             try:
                 completion.end(reason, error)
             except Exception as failure:
-                _fail(live, completion, failure)
-            self._forget(live, completion)
-        live.emit(changed)
+                _fail(state, completion, failure)
+            self._remove(state, completion)
+        state.emit(changed)
         return [completion.id for completion in changed]
 
     def drop(self, request_id: str) -> list[str]:
         """Forget a request without a last output. Returns the ids to abort in the engine."""
-        live = self._requests.pop(request_id, None)
-        if live is None:
+        state = self._requests.pop(request_id, None)
+        if state is None:
             return []
-        return [c.id for c in live.completions if self._sequences.pop(c.id, None) is not None]
+        return [c.id for c in state.completions if self._sequences.pop(c.id, None) is not None]
 
     def request_of(self, sequence_id: str) -> str | None:
         """The user's id of the request that a sequence belongs to."""
-        found = self._sequences.get(sequence_id)
-        return None if found is None else found[0].request.id
+        entry = self._sequences.get(sequence_id)
+        return None if entry is None else entry[0].request.id
 
     def _push(
-        self, live: RequestState, completion: CompletionState, out: TokenOutput, now: float
+        self, state: RequestState, completion: CompletionState, out: TokenOutput, now: float
     ) -> None:
-        if out.prompt_logprobs is not None and live.prompt_logprobs is None:
-            named = LogprobText(self._tokenizer if live.request.params.detokenize else None)
-            named.skip(live.request.prompt_ids[0])
-            live.prompt_logprobs = [None, *map(named.position, out.prompt_logprobs)]
+        if out.prompt_logprobs is not None and state.prompt_logprobs is None:
+            logprob_text = LogprobText(self._tokenizer if state.request.params.detokenize else None)
+            logprob_text.skip(state.request.prompt_ids[0])
+            state.prompt_logprobs = [None, *map(logprob_text.position, out.prompt_logprobs)]
         if out.token_ids:
-            if live.metrics.first_token_time is None:
-                live.metrics.first_token_time = now
-            live.metrics.last_token_time = now
+            if state.metrics.first_token_time is None:
+                state.metrics.first_token_time = now
+            state.metrics.last_token_time = now
         if out.cached_tokens and not completion.index:
-            live.num_cached_tokens = out.cached_tokens
+            state.num_cached_tokens = out.cached_tokens
         completion.push(out)
 
-    def _forget(self, live: RequestState, completion: CompletionState) -> None:
+    def _remove(self, state: RequestState, completion: CompletionState) -> None:
         if self._sequences.pop(completion.id, None) is not None:
-            live.num_unfinished -= 1
-            if live.num_unfinished == 0:
-                del self._requests[live.request.id]
+            state.num_unfinished -= 1
+            if state.num_unfinished == 0:
+                del self._requests[state.request.id]
 
 
-def _fail(live: RequestState, completion: CompletionState, error: Exception) -> None:
-    log.error("detokenising request %s failed", live.request.id, exc_info=error)
-    said = f": {error}" if isinstance(error, PluginLoadError) else ""
-    completion.fail(f"the text of this output could not be made{said}")
+def _fail(state: RequestState, completion: CompletionState, error: Exception) -> None:
+    log.error("detokenising request %s failed", state.request.id, exc_info=error)
+    detail = f": {error}" if isinstance(error, PluginLoadError) else ""
+    completion.fail(f"the text of this output could not be made{detail}")
 
 
-def merge_deltas(first: RequestOutput, then: RequestOutput) -> RequestOutput:
+def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """Two deltas of one request as one, for a reader that is slower than the engine."""
     outputs = {output.index: output for output in first.outputs}
-    for new in then.outputs:
+    for new in second.outputs:
         old = outputs.get(new.index)
         if old is not None:
             new = msgspec.structs.replace(
@@ -233,7 +220,7 @@ def merge_deltas(first: RequestOutput, then: RequestOutput) -> RequestOutput:
             )
         outputs[new.index] = new
     return msgspec.structs.replace(
-        then,
+        second,
         outputs=list(outputs.values()),
-        prompt_logprobs=first.prompt_logprobs or then.prompt_logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
     )

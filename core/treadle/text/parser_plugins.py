@@ -19,7 +19,7 @@ from treadle.plugins.guard import strict_error
 from treadle.processes.watchdog import WatchdogExecutor
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.special_tokens import SpecialTokenFilter
-from treadle.text.tool_choice import to_guided
+from treadle.text.tool_choice import to_structured_outputs
 
 if TYPE_CHECKING:
     from treadle.api.files import Tokenizer
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from treadle.config import ModelConfig
     from treadle.plugins import PluginManager
     from treadle.plugins.call_stats import PluginCallStats
-    from treadle.plugins.guard import PluginGuard
 
-__all__ = ("PARSER_KINDS", "ParserPlugins", "PluginWatchdogs", "choose_parser")
+__all__ = ("PARSER_KINDS", "ParserPlugins", "choose_parser", "parser_watchdog")
 
 T = TypeVar("T")
 log = logging.getLogger("treadle.text")
@@ -40,7 +39,6 @@ PARSER_KINDS: Mapping[str, PluginKind[Any]] = {
     "reasoning_parser": REASONING_PARSERS,
 }
 """Option of the engine, kind of plugin."""
-RENDERER_THREADS = 2
 
 
 def choose_parser(
@@ -53,30 +51,16 @@ def choose_parser(
     return decide(plugins, PARSER_KINDS[option], traits, getattr(config, option) or NONE)
 
 
-class PluginWatchdogs:
-    """The threads in which an event loop calls renderers, and parsers that do not run inline."""
-
-    def __init__(self, call_stats: PluginCallStats) -> None:
-        budgets = [call_stats.budget(f"{k.name}:", "feed") for k in PARSER_KINDS.values()]
-        self.parsers = WatchdogExecutor(max(budgets))
-        budget = call_stats.budget("renderers:", "render")
-        self._renderers = [WatchdogExecutor(budget) for _ in range(RENDERER_THREADS)]
-
-    @property
-    def renderer(self) -> WatchdogExecutor:
-        """The one with the fewest calls waiting."""
-        return min(self._renderers, key=lambda executor: executor.num_waiting)
-
-    def close(self) -> None:
-        for executor in (self.parsers, *self._renderers):
-            executor.close()
+def parser_watchdog(call_stats: PluginCallStats) -> WatchdogExecutor:
+    """Return what calls the parsers that do not run on an event loop."""
+    return WatchdogExecutor(max(call_stats.budget(k, "feed") for k in PARSER_KINDS.values()))
 
 
 class ParserPlugins:
     """The output parsers of one model.
 
     ``tool_call_parser`` and ``reasoning_parser`` are the keys in use, ``None`` for none. Without
-    ``watchdogs`` every call runs in the caller's thread, and no coroutine of this class ever waits.
+    ``watchdog`` every call runs in the caller's thread, and no coroutine of this class ever waits.
     ``on_failure`` is called with the label (``tool_call_parser=name``) of a parser that failed.
     """
 
@@ -86,16 +70,16 @@ class ParserPlugins:
         tokenizer: Tokenizer | None,
         keys: Mapping[str, str | None],
         *,
-        watchdogs: PluginWatchdogs | None = None,
+        watchdog: WatchdogExecutor | None = None,
         on_failure: Callable[[str], None] = lambda label: None,
     ) -> None:
         """``keys`` holds the parser of each option of ``PARSER_KINDS``."""
-        self.host = plugins
+        self.plugins = plugins
         self.tokenizer = tokenizer
         self.keys = dict(keys)
         self.tool_call_parser = self.keys["tool_call_parser"]
         self.reasoning_parser = self.keys["reasoning_parser"]
-        self.watchdogs = watchdogs
+        self.watchdog = watchdog
         self.on_failure = on_failure
         self._special_ids: dict[str, frozenset[int]] = {}
 
@@ -119,28 +103,12 @@ class ParserPlugins:
             log.debug("%s: %s, %s", option, decision.key or NONE, decision.reason)
         return cls(plugins, tokenizer, keys, **options)
 
-    def with_host(self, plugins: PluginManager) -> ParserPlugins:
-        """Return the same parsers from another host, after a plugin was reloaded."""
-        return ParserPlugins(
-            plugins,
-            self.tokenizer,
-            self.keys,
-            watchdogs=self.watchdogs,
-            on_failure=self.on_failure,
-        )
-
     def check(self, option: str, key: str, *, feed: bool = False) -> None:
         """Open a parser, and with ``feed`` let it read a word. Raises what it raises."""
         parser, _ = self._open(PARSER_KINDS[option], key)
         if feed:
             parser.feed("treadle", ())
             parser.finish()
-
-    def check_all(self) -> None:
-        """Open each parser once, so that a wrong name stops a start and not a request."""
-        for option, key in self.keys.items():
-            if key is not None:
-                self.check(option, key)
 
     def output_parser(
         self,
@@ -155,19 +123,19 @@ class ParserPlugins:
 
         The text of the special tokens ``hidden`` is removed.
         """
-        think = calls = None
+        reasoning_parser = tool_parser = None
         if reasoning and self.reasoning_parser is not None:
-            think = self._guarded("reasoning_parser", prompt=prompt)
+            reasoning_parser = self._guarded("reasoning_parser", prompt=prompt)
         if tools and self.tool_call_parser is not None:
-            calls = self._guarded("tool_call_parser", tools=tools)
-        if think is None and calls is None:
+            tool_parser = self._guarded("tool_call_parser", tools=tools)
+        if reasoning_parser is None and tool_parser is None:
             return None
         return OutputParser(
-            think,
-            calls,
+            reasoning_parser,
+            tool_parser,
             max_calls=max_calls,
             special_tokens=SpecialTokenFilter(self._tokenizer, hidden) if hidden else None,
-            watchdog=None if self.watchdogs is None else self.watchdogs.parsers,
+            watchdog=self.watchdog,
         )
 
     async def special_tag_ids(self, *, tools: bool, reasoning: bool) -> frozenset[int]:
@@ -186,7 +154,7 @@ class ParserPlugins:
 
         Raises ``RequestError`` if the parser has none.
         """
-        key, guided = self.tool_call_parser or "", None
+        key, constraint = self.tool_call_parser or "", None
 
         def grammar() -> GrammarSpec | None:
             parser: ToolParser = self._open(TOOL_PARSERS, key, tools=tools)[0]
@@ -194,29 +162,16 @@ class ParserPlugins:
 
         try:
             spec = await self._call(TOOL_PARSERS, key, "grammar_for_tool_choice", grammar)
-            guided = None if spec is None else to_guided(spec)
+            constraint = None if spec is None else to_structured_outputs(spec)
         except PluginLoadError as error:
             log.warning("tool_call_parser=%s cannot force a call: %s", key, error, exc_info=error)
             self.on_failure(f"tool_call_parser={key}")
-        if guided is None:
+        if constraint is None:
             raise RequestError(
                 f"the tool parser {key} cannot force a call; send tool_choice auto",
                 param="tool_choice",
             )
-        return guided
-
-    async def call_renderer(self, guard: PluginGuard | None, work: Callable[[], T]) -> T:
-        """Return what a renderer makes, in a thread that can be abandoned.
-
-        Raises the error of ``guard``, ``PluginLoadError``, if it does not return.
-        """
-        if self.watchdogs is None or guard is None:
-            return work()
-        try:
-            return await self.watchdogs.renderer.submit(work)
-        except TimeoutError as error:
-            log.error("%s does not return: %s", guard.entry.id, error)
-            guard.fail("render", error)
+        return constraint
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -228,28 +183,28 @@ class ParserPlugins:
         self, kind: PluginKind[Any], key: str, *, tools: Sequence[Tool] = (), prompt: str = ""
     ) -> tuple[Any, bool]:
         """Return a new parser behind its boundary, and whether it may run on the event loop."""
-        about: dict[str, Any] = {"tools": tools} if kind is TOOL_PARSERS else {"prompt": prompt}
-        parser = self.host.create(kind, key, tokenizer=self._tokenizer, **about)
+        arguments: dict[str, Any] = {"tools": tools} if kind is TOOL_PARSERS else {"prompt": prompt}
+        parser = self.plugins.create(kind, key, tokenizer=self._tokenizer, **arguments)
         # Read of the class: a property would run the plugin's code.
         inline = getattr(type(parser), "inline", None)
         if not isinstance(inline, bool):
             inline = self._is_inline(kind, key)
-        return self.host.guarded(kind, key, parser), inline
+        return self.plugins.guarded(kind, key, parser), inline
 
-    def _guarded(self, option: str, **about: Any) -> GuardedParser:
+    def _guarded(self, option: str, **arguments: Any) -> GuardedParser:
         kind, key = PARSER_KINDS[option], self.keys[option] or ""
         return GuardedParser(
             f"{option}={key}",
-            partial(self._open, kind, key, **about),
+            partial(self._open, kind, key, **arguments),
             inline=self._is_inline(kind, key),
-            strict=self.host.switches.strict,
-            hung=lambda method: self.host.guard(kind, key).counter(method).failed(),
+            strict=self.plugins.switches.strict,
+            hung=lambda method: self.plugins.guard(kind, key).counter(method).record_failure(),
         )
 
     def _is_inline(self, kind: PluginKind[Any], key: str) -> bool:
         """Return whether a parser may run on the event loop before it has said so itself."""
         try:
-            entry = self.host.choose(kind.name, key)
+            entry = self.plugins.choose(kind.name, key)
         except TreadleError:  # building it raises this again, where it is handled
             return False
         return entry.file is None and normal(entry.dist) in DISTRIBUTIONS
@@ -278,15 +233,15 @@ class ParserPlugins:
         ``EngineError``.
         """
         try:
-            if self.watchdogs is None or self._is_inline(kind, key):
+            if self.watchdog is None or self._is_inline(kind, key):
                 return work()
-            return await self.watchdogs.parsers.submit(work)
+            return await self.watchdog.submit(work)
         except TimeoutError as error:
-            self.host.guard(kind, key).fail(method, error)
+            self.plugins.guard(kind, key).fail(method, error)
         except (RequestError, EngineError):
             raise
         except TreadleError as error:
-            if self.host.switches.strict:
+            if self.plugins.switches.strict:
                 raise strict_error(error) from error
             raise PluginLoadError(str(error)) from error
 

@@ -28,51 +28,51 @@ class TokensPrompt(TypedDict, total=False):
 PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
 
 ALLOWED = ("prompt", "prompt_token_ids")
+TEXT_TYPES = (str, bytes, bytearray, memoryview)  # sequences, but not of prompts or ids
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt. With ``ids``, ``text`` is only shown; without, it is encoded, with the tokens that
-    the tokenizer puts around a text unless ``add_special_tokens`` is false."""
+    the tokenizer puts around a text unless ``add_special_tokens`` is false. ``client`` is whose it
+    is: each gets a fair share of the threads that encode."""
 
     text: str | None = None
     ids: list[int] | None = None
     add_special_tokens: bool = True
+    client: str = ""
 
 
-def parse_prompt(given: Any, param: str = "prompt") -> Prompt:
+def parse_prompt(prompt: Any, param: str = "prompt") -> Prompt:
     """Raises ``RequestError`` that names ``param`` for anything but one prompt."""
-    if isinstance(given, Prompt):
-        return given
-    if isinstance(given, str):
-        return Prompt(text=given)
-    if isinstance(given, Mapping):
-        return _from_mapping(given, param)
-    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | memoryview):
-        return Prompt(ids=_ids(given, param))
+    if isinstance(prompt, Prompt):
+        return prompt
+    if isinstance(prompt, str):
+        return Prompt(text=prompt)
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt, param)
+    if isinstance(prompt, Sequence) and not isinstance(prompt, TEXT_TYPES):
+        return Prompt(ids=_ids(prompt, param))
     raise RequestError(
-        f"{param} is {type(given).__name__}; a prompt is text, a list of token ids, "
+        f"{param} is {type(prompt).__name__}; a prompt is text, a list of token ids, "
         '{"prompt": text} or {"prompt_token_ids": ids}',
         param=param,
     )
 
 
-def parse_prompts(given: Any) -> list[Prompt]:
+def parse_prompts(prompts: Any) -> list[Prompt]:
     """One prompt or a list of prompts; a list of ids is one prompt."""
-    if isinstance(given, str | Mapping | Prompt):
-        return [parse_prompt(given)]
-    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
-        return [parse_prompt(given)]  # raises
-    if given and isinstance(given[0], int):
-        return [parse_prompt(given)]
-    return [parse_prompt(item, f"prompt[{i}]") for i, item in enumerate(given)]
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, TEXT_TYPES)
+    if not is_list or (prompts and isinstance(prompts[0], int)):
+        return [parse_prompt(prompts)]
+    return [parse_prompt(item, f"prompt[{i}]") for i, item in enumerate(prompts)]
 
 
-def _from_mapping(given: Mapping[str, Any], param: str) -> Prompt:
-    if unknown := [key for key in given if key not in ALLOWED]:
+def _from_mapping(fields: Mapping[str, Any], param: str) -> Prompt:
+    if unknown := [key for key in fields if key not in ALLOWED]:
         raise RequestError(
             f"{param} has the key {unknown[0]!r}; known keys: {', '.join(ALLOWED)}", param=param
         )
-    text, ids = given.get("prompt"), given.get("prompt_token_ids")
+    text, ids = fields.get("prompt"), fields.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
         raise RequestError(
             f"{param}['prompt'] is {type(text).__name__}; it must be text", param=param
@@ -82,15 +82,15 @@ def _from_mapping(given: Mapping[str, Any], param: str) -> Prompt:
     return Prompt(text=text, ids=None if ids is None else _ids(ids, param))
 
 
-def _ids(given: Any, param: str) -> list[int]:
+def _ids(values: Any, param: str) -> list[int]:
     """A list of ids. Their range is the engine's business; their type is ours."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+    if not isinstance(values, Sequence) or isinstance(values, TEXT_TYPES):
         raise RequestError(
-            f"{param}: token ids are {type(given).__name__}; they must be a list of whole numbers",
+            f"{param}: token ids are {type(values).__name__}; they must be a list of whole numbers",
             param=param,
         )
-    ids = list(given)
+    ids = list(values)
     if not all(type(i) is int for i in ids):
-        bad = next(i for i in ids if type(i) is not int)
-        raise RequestError(f"{param} holds {bad!r}, which is not a token id", param=param)
+        invalid = next(i for i in ids if type(i) is not int)
+        raise RequestError(f"{param} holds {invalid!r}, which is not a token id", param=param)
     return ids

@@ -116,15 +116,13 @@ def with_schema_text(params: SamplingParams) -> SamplingParams:
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     if not ids:
         return
-    try:
-        low, high = min(ids), max(ids)
-    except TypeError:
-        low, high = -1, -1
     if any(type(i) is not int for i in ids):
-        bad = next(i for i in ids if type(i) is not int)
-        raise RequestError(f"{name} holds {bad!r}, which is not a token id", param=name)
+        invalid_id = next(i for i in ids if type(i) is not int)
+        raise RequestError(f"{name} holds {invalid_id!r}, which is not a token id", param=name)
+    low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
-        bad = low if low < 0 else high
+        invalid_id = low if low < 0 else high
         raise RequestError(
-            f"{name} holds token id {bad}; the model's ids are 0 to {vocab_size - 1}", param=name
+            f"{name} holds token id {invalid_id}; the model's ids are 0 to {vocab_size - 1}",
+            param=name,
         )

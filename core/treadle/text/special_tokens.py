@@ -38,8 +38,8 @@ class SpecialTokenFilter:
         visible = []
         while self._expected:
             special = self._expected[0]
-            before, found, after = text.partition(special)
-            if not found:  # but the end of the text may be its beginning
+            before, separator, after = text.partition(special)
+            if not separator:  # but the end of the text may be its beginning
                 starts = range(max(0, len(text) - len(special) + 1), len(text))
                 end = next((i for i in starts if special.startswith(text[i:])), len(text))
                 text, self.pending = text[:end], text[end:]

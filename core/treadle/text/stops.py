@@ -15,8 +15,6 @@ __all__ = ("StopMatcher", "StopStrings")
 class StopStrings:
     """The automaton of one set of stop strings; shared by the outputs of a request. Immutable."""
 
-    __slots__ = ("depth", "fail", "first", "first_match", "strings", "trie")
-
     def __init__(self, strings: Sequence[str]) -> None:
         """``strings`` are not empty."""
         self.strings = tuple(dict.fromkeys(strings))
@@ -48,10 +46,10 @@ class StopStrings:
             state = queue.popleft()
             for char, child in self.trie[state].items():
                 queue.append(child)
-                at = self.fail[state]
-                while at and char not in self.trie[at]:
-                    at = self.fail[at]
-                self.fail[child] = self.trie[at].get(char, 0)
+                fallback = self.fail[state]
+                while fallback and char not in self.trie[fallback]:
+                    fallback = self.fail[fallback]
+                self.fail[child] = self.trie[fallback].get(char, 0)
                 if self.first_match[child] is None:
                     self.first_match[child] = self.first_match[self.fail[child]]
 
@@ -61,8 +59,6 @@ class StopMatcher:
 
     ``matched`` is the stop string that was found; nothing may be fed after that.
     """
-
-    __slots__ = ("_pending_text", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
@@ -80,24 +76,24 @@ class StopMatcher:
         state = self._state
         if not state and stops.first.isdisjoint(text):
             return text
-        trie, fail, found = stops.trie, stops.fail, stops.first_match
+        trie, fail, first_match = stops.trie, stops.fail, stops.first_match
         for i, char in enumerate(text):
             while state and char not in trie[state]:
                 state = fail[state]
             state = trie[state].get(char, 0)
-            if (matched := found[state]) is not None:
+            if (matched := first_match[state]) is not None:
                 self.matched = matched
-                whole = self._pending_text + text[: i + 1]
+                full_text = self._pending_text + text[: i + 1]
                 self._pending_text = ""
-                return whole[: len(whole) - len(matched)]
+                return full_text[: len(full_text) - len(matched)]
         self._state = state
-        whole = self._pending_text + text
-        keep = len(whole) - stops.depth[state]
-        self._pending_text = whole[keep:]
-        return whole[:keep]
+        full_text = self._pending_text + text
+        end = len(full_text) - stops.depth[state]
+        self._pending_text = full_text[end:]
+        return full_text[:end]
 
     def finish(self) -> str:
         """The text has ended: return what was held back."""
-        held, self._pending_text = self._pending_text, ""
+        text, self._pending_text = self._pending_text, ""
         self._state = 0
-        return held
+        return text

@@ -12,7 +12,7 @@ from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.structured_output import GrammarSpec
 from treadle.errors import RequestError
 
-__all__ = ("check_choice", "parse_tools", "to_guided")
+__all__ = ("check_choice", "parse_tools", "to_structured_outputs")
 
 CHOICES = ("none", "auto", "required")
 
@@ -64,10 +64,10 @@ def check_choice(
         raise RequestError(
             "tool_choice asks for a call but there are no tools; send tools", param="tool_choice"
         )
-    return _named(choice, tools)
+    return _named_function(choice, tools)
 
 
-def _named(choice: Any, tools: Sequence[Tool]) -> Mapping[str, Any]:
+def _named_function(choice: Any, tools: Sequence[Tool]) -> Mapping[str, Any]:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
@@ -77,15 +77,15 @@ def _named(choice: Any, tools: Sequence[Tool]) -> Mapping[str, Any]:
             param="tool_choice",
         )
     if all(tool.name != name for tool in tools):
-        known = ", ".join(tool.name for tool in tools)
+        tool_names = ", ".join(tool.name for tool in tools)
         raise RequestError(
-            f"tool_choice names {name[:64]!r}, which is not among the tools: {known}",
+            f"tool_choice names {name[:64]!r}, which is not among the tools: {tool_names}",
             param="tool_choice",
         )
     return {"type": "function", "function": {"name": name}}
 
 
-def to_guided(spec: GrammarSpec) -> StructuredOutputsParams | None:
+def to_structured_outputs(spec: GrammarSpec) -> StructuredOutputsParams | None:
     """Return the constraint that a parser's grammar makes, ``None`` if its kind cannot be requested.
 
     Raises ``TypeError`` for something that is not a grammar.

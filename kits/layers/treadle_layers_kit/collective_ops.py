@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from treadle.api.communicators import Communicator, SupportsFusedOps
+from treadle.layers import dry_run
 from treadle.layers.kernel_op import KernelOp
 from treadle_layers_kit.kernel_ops import ALL_GATHER
 
-__all__ = ("SharedKernels", "create_collective_op", "served")
+__all__ = ("SharedKernels", "collective_op_owner", "create_collective_op")
 
 log = logging.getLogger("treadle.layers")
 
@@ -62,7 +63,9 @@ def create_collective_op(
     return None
 
 
-def served(op: KernelOp, communicator: Communicator, kernel: Kernel | None) -> dict[str, str]:
+def collective_op_owner(
+    op: KernelOp, communicator: Communicator, kernel: Kernel | None
+) -> dict[str, str]:
     """Return the communicator's name by operation, if it has the kernel."""
     if kernel is None or not isinstance(communicator, SupportsFusedOps):
         return {}
@@ -102,14 +105,18 @@ class _Check:
         return outcome is Outcome.RIGHT and self._run(min(3, rows)) is Outcome.RIGHT
 
     def _run(self, rows: int) -> Outcome:
-        """Return the worst outcome of any rank."""
+        """Return the worst outcome of any rank.
+
+        No rank runs the kernel before all have compiled it: they would wait for one that cannot.
+        """
         args = self._args(rows)
-        outcome, results = Outcome.WRONG, None
-        try:
-            results = self._kernel(*_clones(args))
-            outcome = Outcome.RIGHT if results is not None else Outcome.UNSUPPORTED
-        except Exception as error:
-            self.reason = f"{type(error).__name__}: {error}"
+        with dry_run(self._communicator) as compiles:
+            outcome = self._call(args)[0] if compiles else Outcome.RIGHT
+        if compiles:
+            outcome = self._agree(outcome)
+        if outcome is not Outcome.RIGHT:
+            return outcome
+        outcome, results = self._call(args)
         outcome = self._agree(outcome)
         if outcome is not Outcome.RIGHT:
             return outcome
@@ -118,6 +125,15 @@ class _Check:
             self.reason, outcome = "its result is wrong", Outcome.WRONG
         return self._agree(outcome)
 
+    def _call(self, args: list[Any]) -> tuple[Outcome, Any]:
+        """Return the outcome on this rank, and the results if they are still to be compared."""
+        try:
+            results = self._kernel(*_clones(args))
+        except Exception as error:
+            self.reason = f"{type(error).__name__}: {error}"
+            return Outcome.WRONG, None
+        return (Outcome.UNSUPPORTED if results is None else Outcome.RIGHT), results
+
     def _args(self, rows: int) -> list[Any]:
         """Whole numbers that every dtype holds, so that the order of a sum does not matter."""
         x = self._whole(rows, 251 if self._op is ALL_GATHER else 13) - self._communicator.rank
@@ -125,8 +141,8 @@ class _Check:
             return [x]
         return [x, self._whole(rows, 7), self._whole(1, 3)[0] + 1, 1e-6, 0.0]
 
-    def _whole(self, rows: int, below: int) -> Tensor:
-        numbers = torch.arange(rows * self._size, device=self._device) % below
+    def _whole(self, rows: int, limit: int) -> Tensor:
+        numbers = torch.arange(rows * self._size, device=self._device) % limit
         return numbers.to(self._dtype).view(rows, self._size)
 
     def _agree(self, outcome: Outcome) -> Outcome:
@@ -139,8 +155,8 @@ class _Check:
             else zip(results, expected, strict=True)
         )
         return all(
-            torch.allclose(y, want, rtol=tolerance, atol=tolerance)
-            for (y, want), tolerance in zip(pairs, self._tolerances(), strict=True)
+            torch.allclose(actual, expected_y, rtol=tolerance, atol=tolerance)
+            for (actual, expected_y), tolerance in zip(pairs, self._tolerances(), strict=True)
         )
 
     def _tolerances(self) -> list[float]:

@@ -29,15 +29,15 @@ LayerFactory = Callable[[ModelContext, str, int, RotaryEmbedding], nn.Module]
 
 def head_size(config: Any) -> int:
     """Features of one attention head: ``head_dim``, or an equal share of the hidden size."""
-    stated = getattr(config, "head_dim", None)
-    return int(stated or config.hidden_size // config.num_attention_heads)
+    head_dim = getattr(config, "head_dim", None)
+    return int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
 def rope_layer_types(config: Any) -> list[str | None]:
     """The key into ``rope_parameters`` for each layer; ``None`` where they are not by layer type."""
-    found = getattr(config, "rope_parameters", None) or {}
+    parameters = getattr(config, "rope_parameters", None) or {}
     types = getattr(config, "layer_types", None)
-    if types and all(isinstance(found.get(kind), Mapping) for kind in types):
+    if types and all(isinstance(parameters.get(layer_type), Mapping) for layer_type in types):
         return list(types[: config.num_hidden_layers])
     return [None] * config.num_hidden_layers
 
@@ -117,16 +117,16 @@ class Decoder(nn.Module):
         config = ctx.hf_config
         self.embed_tokens = Embedding(ctx, config.vocab_size, config.hidden_size)
         types = rope_layer_types(config)
-        kinds = list(dict.fromkeys(types))
+        distinct_types = list(dict.fromkeys(types))
         # A tuple, not a ModuleList: each belongs to the attention layers that turn by it.
         self.rotary_embs = tuple(
-            RotaryEmbedding(ctx, head_size(config), parameters=rope_parameters(config, kind))
-            for kind in kinds
+            RotaryEmbedding(ctx, head_size(config), parameters=rope_parameters(config, layer_type))
+            for layer_type in distinct_types
         )
-        self.rope_index = [kinds.index(kind) for kind in types]
+        self.rope_index = [distinct_types.index(layer_type) for layer_type in types]
         self.layers = nn.ModuleList(
-            layer(ctx, f"{prefix}.layers.{index}", index, self.rotary_embs[turned])
-            for index, turned in enumerate(self.rope_index)
+            layer(ctx, f"{prefix}.layers.{index}", index, self.rotary_embs[rope_idx])
+            for index, rope_idx in enumerate(self.rope_index)
         )
         if isinstance(self.layers[-1], DecoderLayer):
             self.layers[-1].is_last = True
@@ -137,20 +137,22 @@ class Decoder(nn.Module):
         return x
 
     def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
-        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``forward_ctx.wanted`` names."""
+        """``[tokens]`` ids and positions to ``[tokens, hidden]``, or only what ``forward_ctx.logits_indices`` names."""
         x, residual = self.embed(input_ids), None
-        angles = [rotary.cos_sin(positions) for rotary in self.rotary_embs]
-        for layer, turned in zip(self.layers, self.rope_index, strict=True):
-            x, residual = layer(x, residual, angles[turned], forward_ctx)
+        cos_sin = [rotary.cos_sin(positions) for rotary in self.rotary_embs]
+        for layer, rope_idx in zip(self.layers, self.rope_index, strict=True):
+            x, residual = layer(x, residual, cos_sin[rope_idx], forward_ctx)
         return x if residual is None else self.norm(x, residual)[0]
 
     def linear_norm_pairs(self, path: str) -> Iterator[LinearNormPair | Site | None]:
         """Yield what ``pair_up`` finds in each layer, or one ``Site`` with the reason why nothing fits."""
         layers: list[Any] = list(self.layers)
-        odd = [] if has_default_forward(self, Decoder) else [self]
-        odd += [m for m in layers if not has_default_forward(m, DecoderLayer, "forward_attention")]
-        if odd:
-            yield Site(path, SPLIT_K, reason=f"{type(odd[0]).__name__} has its own forward")
+        overridden = [] if has_default_forward(self, Decoder) else [self]
+        overridden += [
+            m for m in layers if not has_default_forward(m, DecoderLayer, "forward_attention")
+        ]
+        if overridden:
+            yield Site(path, SPLIT_K, reason=f"{type(overridden[0]).__name__} has its own forward")
             return
         norms = [layer.input_layernorm for layer in layers[1:]] + [self.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
@@ -163,9 +165,9 @@ class Decoder(nn.Module):
                 pair.defer_all_reduce()
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
-        for found in self.linear_norm_pairs(path):
-            if found is not None:
-                yield found if isinstance(found, Site) else found.split_k_site()
+        for pair in self.linear_norm_pairs(path):
+            if pair is not None:
+                yield pair if isinstance(pair, Site) else pair.split_k_site()
 
 
 class CausalDecoder(nn.Module):

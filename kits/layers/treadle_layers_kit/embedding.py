@@ -10,7 +10,11 @@ from torch import Tensor, nn
 from treadle.api.communicators import Communicator
 from treadle.api.models import LinearSpec, ModelContext
 from treadle.layers.weight import Shard, empty_weight, set_shards
-from treadle_layers_kit.collective_ops import SharedKernels, create_collective_op, served
+from treadle_layers_kit.collective_ops import (
+    SharedKernels,
+    collective_op_owner,
+    create_collective_op,
+)
 from treadle_layers_kit.kernel_ops import ALL_GATHER
 from treadle_layers_kit.linear import Linear
 from treadle_layers_kit.plain import PlainLinear
@@ -21,13 +25,13 @@ __all__ = ("Embedding", "LMHead")
 BLOCK = 64
 
 
-def share(tp_group: Communicator, vocab_size: int) -> Shard:
+def shard_vocab(tp_group: Communicator, vocab_size: int) -> Shard:
     """This rank's rows of a vocabulary. One rank holds exactly the vocabulary, without padding."""
     if tp_group.world_size == 1:
-        return Shard.whole(vocab_size)
-    each = -(-vocab_size // tp_group.world_size)
-    each = -(-each // BLOCK) * BLOCK
-    return Shard(total=vocab_size, start=tp_group.rank * each, size=each)
+        return Shard.full(vocab_size)
+    shard_size = -(-vocab_size // tp_group.world_size)
+    shard_size = -(-shard_size // BLOCK) * BLOCK
+    return Shard(total=vocab_size, start=tp_group.rank * shard_size, size=shard_size)
 
 
 class Embedding(nn.Module):
@@ -37,7 +41,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.tp_group = ctx.tp_group
         self.vocab_size = vocab_size
-        self.rows = share(ctx.tp_group, vocab_size)
+        self.rows = shard_vocab(ctx.tp_group, vocab_size)
         self.weight = empty_weight([self.rows.size, hidden_size], ctx.dtype, output_dim=0)
         set_shards([self.weight], [self.rows], None)
 
@@ -45,9 +49,9 @@ class Embedding(nn.Module):
         if self.tp_group.world_size == 1:
             return F.embedding(ids, self.weight)
         local = ids - self.rows.start
-        elsewhere = (local < 0) | (local >= self.rows.size)
-        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.tp_group.all_reduce(x.masked_fill(elsewhere[..., None], 0))
+        is_remote = (local < 0) | (local >= self.rows.size)
+        x = F.embedding(local.masked_fill(is_remote, 0), self.weight)
+        return self.tp_group.all_reduce(x.masked_fill(is_remote[..., None], 0))
 
 
 class _Tied(PlainLinear):
@@ -82,7 +86,7 @@ class LMHead(Linear):
         tied: Embedding | None = None,
     ) -> None:
         method = None if tied is None else _Tied(tied)
-        rows = share(ctx.tp_group, vocab_size)
+        rows = shard_vocab(ctx.tp_group, vocab_size)
         super().__init__(ctx, prefix, hidden_size, (rows,), bias=bias, method=method)
         self.vocab_size = vocab_size
         self.device = ctx.device
@@ -95,7 +99,7 @@ class LMHead(Linear):
         self.gather_op = create_collective_op(
             ALL_GATHER, self.tp_group, self.out_features, self.dtype, self.device
         )
-        return served(ALL_GATHER, self.tp_group, self.gather_op)
+        return collective_op_owner(ALL_GATHER, self.tp_group, self.gather_op)
 
     def quantizable(self) -> Iterable[Tensor]:
         """None: schemes leave the head alone."""

@@ -75,10 +75,10 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.gate(x).float().softmax(dim=-1)
-        weights, chosen = scores.topk(self.top_k, dim=-1)
+        topk_weights, topk_ids = scores.topk(self.top_k, dim=-1)
         if self.norm_topk_prob:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        y: Tensor = self.experts(x, chosen, weights)
+            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+        y: Tensor = self.experts(x, topk_ids, topk_weights)
         return y
 
 
@@ -103,7 +103,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.tp_group = ctx.tp_group
-        inner = shard_features(ctx.tp_group, intermediate_size, prefix)
+        shard = shard_features(ctx.tp_group, intermediate_size, prefix)
         self.local_expert_ids = dict(
             zip(names, (("gate_up", 0), ("gate_up", 1), ("down", None)), strict=True)
         )
@@ -112,37 +112,37 @@ class Experts(nn.Module):
             names=tuple(f"{prefix}.0.{name}" for name in names),
             experts=experts,
             hidden_size=hidden_size,
-            intermediate_size=inner.size,
+            intermediate_size=shard.size,
             dtype=ctx.dtype,
         )
         self.op = gated_activation(activation)
         self.method = _method(ctx, spec, intermediate_size)
         self.method.create_weights(self, spec)
-        hidden = Shard.whole(hidden_size)
+        hidden = Shard.full(hidden_size)
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("gate_up_"):
-                set_shards([parameter], (inner, inner), hidden)
+                set_shards([parameter], (shard, shard), hidden)
             else:
-                set_shards([parameter], (hidden,), inner)
+                set_shards([parameter], (hidden,), shard)
 
-    def locate(self, rest: str) -> WeightTarget | None:
+    def locate(self, name_in_module: str) -> WeightTarget | None:
         """The slot of ``INDEX.NAME.LEAF``, or of a tensor that holds all experts."""
-        if rest in ("gate_up_proj", "down_proj"):
-            whole = rest.replace("_proj", "_weight")
-            return WeightTarget(whole) if whole in self._parameters else None
-        index, _, leaf = rest.partition(".")
+        if name_in_module in ("gate_up_proj", "down_proj"):
+            fused_name = name_in_module.replace("_proj", "_weight")
+            return WeightTarget(fused_name) if fused_name in self._parameters else None
+        index, _, leaf = name_in_module.partition(".")
         name, _, leaf = leaf.rpartition(".")
         if name not in self.local_expert_ids or not index.isdecimal():
             return None
-        matrix, part = self.local_expert_ids[name]
+        matrix, shard_idx = self.local_expert_ids[name]
         if index in self._modules:
-            own = f"{matrix}.{leaf}"
-            found = dict(self._modules[index].named_parameters())  # type: ignore[union-attr]
-            return WeightTarget(f"{index}.{own}", part) if own in found else None
+            target = f"{matrix}.{leaf}"
+            parameters = dict(self._modules[index].named_parameters())  # type: ignore[union-attr]
+            return WeightTarget(f"{index}.{target}", shard_idx) if target in parameters else None
         parameter = self._parameters.get(f"{matrix}_{leaf}")
         if parameter is None or int(index) >= parameter.shape[0]:
             return None
-        return WeightTarget(f"{matrix}_{leaf}", part, int(index))
+        return WeightTarget(f"{matrix}_{leaf}", shard_idx, int(index))
 
     def process_weights_after_loading(self) -> None:
         """Called once by the loader, when all parameters are filled."""
@@ -181,58 +181,66 @@ class PlainExperts:
         captured in a graph.
         """
         gate_up, down = module.gate_up_weight, module.down_weight
-        run = grouped
+        fn = grouped_experts
         if x.device.type != "cpu" and len(x) <= DENSE:
-            few = GATHER_COST * topk_ids.numel() <= len(gate_up)
-            run = gathered if few else dense
-        return run(x, topk_ids, gate_up, down, activation)
+            is_sparse = GATHER_COST * topk_ids.numel() <= len(gate_up)
+            fn = gathered_experts if is_sparse else dense_experts
+        return fn(x, topk_ids, gate_up, down, activation)
 
 
-def grouped(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+def grouped_experts(
+    x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated
+) -> Tensor:
     """One product for each expert that any token chose, over the tokens that chose it."""
-    return by_expert(
-        x, chosen, lambda expert, rows: F.linear(op(F.linear(rows, gate_up[expert])), down[expert])
+    return apply_by_expert(
+        x,
+        topk_ids,
+        lambda expert, rows: F.linear(op(F.linear(rows, gate_up[expert])), down[expert]),
     )
 
 
-def by_expert(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor]) -> Tensor:
-    """``run(expert, rows)`` for each expert that any token chose, on the tokens that chose it."""
-    tokens, k = chosen.shape
-    experts, order = chosen.reshape(-1).sort(stable=True)
+def apply_by_expert(x: Tensor, topk_ids: Tensor, fn: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """``fn(expert, rows)`` for each expert that any token chose, on the tokens that chose it."""
+    tokens, k = topk_ids.shape
+    experts, order = topk_ids.reshape(-1).sort(stable=True)
     rows = x.index_select(0, order // k)
-    found, counts = experts.unique_consecutive(return_counts=True)
+    expert_ids, counts = experts.unique_consecutive(return_counts=True)
     y = torch.empty_like(rows)
     start = 0
-    for expert, count in zip(found.tolist(), counts.tolist(), strict=True):
-        own = slice(start, start + count)
-        y[own] = run(expert, rows[own])
+    for expert, count in zip(expert_ids.tolist(), counts.tolist(), strict=True):
+        expert_rows = slice(start, start + count)
+        y[expert_rows] = fn(expert, rows[expert_rows])
         start += count
     return torch.empty_like(y).index_copy_(0, order, y).view(tokens, k, x.shape[1])
 
 
-def by_all(x: Tensor, chosen: Tensor, run: Callable[[int, Tensor], Tensor], experts: int) -> Tensor:
-    """The result of ``by_expert`` without asking the device who was chosen."""
-    y = x.new_zeros(*chosen.shape, x.shape[1])
+def apply_all_experts(
+    x: Tensor, topk_ids: Tensor, fn: Callable[[int, Tensor], Tensor], experts: int
+) -> Tensor:
+    """The result of ``apply_by_expert`` without asking the device who was chosen."""
+    y = x.new_zeros(*topk_ids.shape, x.shape[1])
     for expert in range(experts):
-        y = torch.where(chosen.eq(expert)[..., None], run(expert, x)[:, None], y)
+        y = torch.where(topk_ids.eq(expert)[..., None], fn(expert, x)[:, None], y)
     return y
 
 
-def gathered(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+def gathered_experts(
+    x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated
+) -> Tensor:
     """A copy of the matrices of each choice: the fewest bytes read where choices are few."""
-    tokens, k = chosen.shape
-    flat = chosen.reshape(-1)
+    tokens, k = topk_ids.shape
+    flat_ids = topk_ids.reshape(-1)
     rows = x.repeat_interleave(k, dim=0).unsqueeze(-1)  # [tokens · k, hidden, 1]
-    inner = op(torch.bmm(gate_up.index_select(0, flat), rows).squeeze(-1))
-    y = torch.bmm(down.index_select(0, flat), inner.unsqueeze(-1))
+    inner = op(torch.bmm(gate_up.index_select(0, flat_ids), rows).squeeze(-1))
+    y = torch.bmm(down.index_select(0, flat_ids), inner.unsqueeze(-1))
     return y.view(tokens, k, down.shape[1])
 
 
-def dense(x: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
+def dense_experts(x: Tensor, topk_ids: Tensor, gate_up: Tensor, down: Tensor, op: Gated) -> Tensor:
     """Every expert for every token; what nobody chose is dropped."""
     inner = op(torch.matmul(x, gate_up.transpose(1, 2)))  # [experts, tokens, inner]
     y = torch.bmm(inner, down.transpose(1, 2))
-    return y[chosen, torch.arange(len(x), device=x.device).unsqueeze(1)]
+    return y[topk_ids, torch.arange(len(x), device=x.device).unsqueeze(1)]
 
 
 class Expert(nn.Module):
@@ -280,8 +288,8 @@ class LinearExperts:
             return y
 
         if x.device.type != "cpu" and len(x) <= DENSE:
-            return by_all(x, topk_ids, run, len(experts))
-        return by_expert(x, topk_ids, run)
+            return apply_all_experts(x, topk_ids, run, len(experts))
+        return apply_by_expert(x, topk_ids, run)
 
 
 def _method(ctx: ModelContext, spec: ExpertsSpec, inner: int) -> ExpertsMethod:

@@ -42,7 +42,7 @@ class FusedRope:
 def rope_site(block: SelfAttention, path: str) -> Site:
     """Return where the kernel goes, or why the block cannot have it."""
     ops = ("rope_and_cache_fp8" if block.attn.is_fp8_cache else "rope_and_cache",)
-    if reason := _obstacle(block):
+    if reason := _unsupported_reason(block):
         return Site(path, ops, reason=reason)
     request = block.attn.request
     sizes = {
@@ -57,7 +57,7 @@ def rope_site(block: SelfAttention, path: str) -> Site:
     return Site(path, ops, (sizes,), install, fuses=True)
 
 
-def _obstacle(block: SelfAttention) -> str:
+def _unsupported_reason(block: SelfAttention) -> str:
     norms, attn, rotary = (block.q_norm, block.k_norm), block.attn, block.rotary
     checks = (
         (
@@ -75,4 +75,4 @@ def _obstacle(block: SelfAttention) -> str:
             "the cache has another dtype than the model",
         ),
     )
-    return next((reason for good, reason in checks if not good), "")
+    return next((reason for is_met, reason in checks if not is_met), "")

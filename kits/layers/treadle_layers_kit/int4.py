@@ -38,8 +38,8 @@ class PackedInt4(nn.Module):
     def pack(
         cls,
         columns: Callable[[int, int], Tensor],  # first and last + 1 -> codes int [in, columns]
-        scales: Tensor,  # [in / group, out]
-        zeros: Tensor,  # [in / group, out]
+        scales: Tensor,  # [in / group, out_features]
+        zeros: Tensor,  # [in / group, out_features]
         inputs: int,
         group: int,
         dtype: torch.dtype,
@@ -48,11 +48,11 @@ class PackedInt4(nn.Module):
         inputs in a word would cross groups."""
         if dtype not in BIAS or group % RUN or inputs != group * len(scales):
             return None
-        out = scales.shape[1]
-        shape = (-(-inputs // CHUNK), out, RUN)
+        out_features = scales.shape[1]
+        shape = (-(-inputs // CHUNK), out_features, RUN)
         codes = torch.empty(shape, dtype=torch.int16, device=scales.device)
-        for first in range(0, out, COLUMNS):
-            last = min(first + COLUMNS, out)
+        for first in range(0, out_features, COLUMNS):
+            last = min(first + COLUMNS, out_features)
             codes[:, first:last] = pack_codes(columns(first, last))
         return cls(codes, pack_steps(scales, zeros, dtype), inputs, group)
 

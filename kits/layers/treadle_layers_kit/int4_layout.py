@@ -32,36 +32,36 @@ BIAS = {torch.bfloat16: 128, torch.float16: 1024}
 def pack_codes(codes: Tensor) -> Tensor:
     """int ``[in, out]`` of codes 0 to 15 to int16 ``[chunks, out, 32]``."""
     padded = F.pad(codes.to(torch.int32), (0, 0, 0, -len(codes) % CHUNK))
-    places = padded.unflatten(0, (-1, 4, RUN))
-    words: Tensor = places[:, 0] | places[:, 1] << 4 | places[:, 2] << 8 | places[:, 3] << 12
+    nibbles = padded.unflatten(0, (-1, 4, RUN))
+    words: Tensor = nibbles[:, 0] | nibbles[:, 1] << 4 | nibbles[:, 2] << 8 | nibbles[:, 3] << 12
     return words.transpose(1, 2).to(torch.int16).contiguous()
 
 
 def pack_steps(scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
     """``[groups, out]`` each, zeros 0 to 16, to int32 ``[groups, out]`` for activations of ``dtype``."""
-    lower = -(zeros.to(dtype) + BIAS[dtype])
-    upper = scales.to(torch.float16)
-    halves = torch.stack([t.view(torch.int16) for t in (lower, upper)], dim=-1)
-    return halves.view(torch.int32).squeeze(-1)
+    zero_bits = -(zeros.to(dtype) + BIAS[dtype])
+    scale_bits = scales.to(torch.float16)
+    pairs = torch.stack([t.view(torch.int16) for t in (zero_bits, scale_bits)], dim=-1)
+    return pairs.view(torch.int32).squeeze(-1)
 
 
 def unpack(codes: Tensor, steps: Tensor, inputs: int, group: int, dtype: torch.dtype) -> Tensor:
-    """The weight ``[out, inputs]``, in the type that it was packed for."""
-    chunks, out, _ = codes.shape
-    weight = torch.empty((out, chunks, 4, RUN), dtype=dtype, device=codes.device)
+    """The weight ``[out_features, inputs]``, in the type that it was packed for."""
+    chunks, out_features, _ = codes.shape
+    weight = torch.empty((out_features, chunks, 4, RUN), dtype=dtype, device=codes.device)
     first = torch.arange(0, chunks * CHUNK, RUN, device=codes.device)
     # Beyond the last input there is no group, and what is made of it is cut off.
     groups = (first.clamp(max=inputs - 1) // group).view(chunks, 4)
-    for begin in range(0, out, PIECE):
+    for begin in range(0, out_features, PIECE):
         words = codes[:, begin : begin + PIECE]
-        for place in range(4):
-            own = steps[:, begin : begin + PIECE][groups[:, place]]
-            zero = own.to(torch.int16).view(dtype).float().add_(BIAS[dtype])
-            scale = (own >> 16).to(torch.int16).view(torch.float16).float()
-            numbers = (words >> (4 * place)).bitwise_and_(15).float()
+        for nibble in range(4):
+            scale_zero = steps[:, begin : begin + PIECE][groups[:, nibble]]
+            zero = scale_zero.to(torch.int16).view(dtype).float().add_(BIAS[dtype])
+            scale = (scale_zero >> 16).to(torch.int16).view(torch.float16).float()
+            numbers = (words >> (4 * nibble)).bitwise_and_(15).float()
             numbers.add_(zero[..., None]).mul_(scale[..., None])
-            weight[begin : begin + PIECE, :, place] = numbers.transpose(0, 1)
-    return weight.view(out, -1)[:, :inputs]
+            weight[begin : begin + PIECE, :, nibble] = numbers.transpose(0, 1)
+    return weight.view(out_features, -1)[:, :inputs]
 
 
 def int4_linear(x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:

@@ -30,8 +30,8 @@ def fused_add_partials_rms_norm(
     partials: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor]:
     """``fused_add_rms_norm`` of the sum of ``partials``, rounded to the dtype of ``residual``."""
-    whole = partials.sum(0).to(residual.dtype)
-    return ops.fused_add_rms_norm(whole, residual, weight, eps, offset)
+    total = partials.sum(0).to(residual.dtype)
+    return ops.fused_add_rms_norm(total, residual, weight, eps, offset)
 
 
 def rope_and_cache(
@@ -50,13 +50,13 @@ def rope_and_cache(
         q_weight, k_weight, eps, offset = norms
         q, k = ops.rms_norm(q, q_weight, eps, offset), ops.rms_norm(k, k_weight, eps, offset)
     q, k = ops.rotary(q, k, cos, sin)
-    stored = slots >= 0
-    for half, x, scale in zip(cache, (k, v), scales, strict=True):
-        kept = x[stored]
+    is_stored = slots >= 0
+    for kv_cache, x, scale in zip(cache, (k, v), scales, strict=True):
+        rows = x[is_stored]
         if cache.dtype.itemsize == 1:
             limit = torch.finfo(cache.dtype).max
-            kept = (kept.float() / scale).clamp(-limit, limit)
-        half[slots[stored]] = kept.to(cache.dtype)
+            rows = (rows.float() / scale).clamp(-limit, limit)
+        kv_cache[slots[is_stored]] = rows.to(cache.dtype)
     return q
 
 

@@ -50,14 +50,14 @@ class Linear(nn.Module):
         self.inputs = (
             shard_features(ctx.tp_group, in_features, prefix)
             if split == "row"
-            else Shard.whole(in_features)
+            else Shard.full(in_features)
         )
         self.reduce_results = split == "row" and reduce and ctx.tp_group.world_size > 1
         self.dtype = dtype or ctx.dtype
-        self.out_features = sum(part.size for part in self.outputs)
+        self.out_features = sum(shard.size for shard in self.outputs)
         """Output features on this rank."""
-        home, _, last = prefix.rpartition(".")
-        paths = tuple(f"{home}.{name}" if home else name for name in names or (last,))
+        parent, _, last = prefix.rpartition(".")
+        paths = tuple(f"{parent}.{name}" if parent else name for name in names or (last,))
         self._create(ctx, paths, bias, method)
         # The ranks' results are summed, so only one of them may hold the bias.
         self.applies_bias = bias and (split != "row" or ctx.tp_group.rank == 0)
@@ -68,7 +68,7 @@ class Linear(nn.Module):
         return (
             shard_features(self.tp_group, size, self.prefix)
             if split == "column"
-            else Shard.whole(size)
+            else Shard.full(size)
         )
 
     def _create(
@@ -78,7 +78,7 @@ class Linear(nn.Module):
             prefix=self.prefix,
             names=paths,
             in_features=self.inputs.size,
-            out_features=tuple(part.size for part in self.outputs),
+            out_features=tuple(shard.size for shard in self.outputs),
             bias=bias,
             dtype=self.dtype,
         )

@@ -41,7 +41,7 @@ class LinearNormPair(NamedTuple):
             (linear.bias is None, "the linear layer has a bias"),
             (isinstance(linear.method, PlainLinear), "the linear layer is quantized"),
         )
-        if reason := next((reason for good, reason in checks if not good), ""):
+        if reason := next((reason for is_met, reason in checks if not is_met), ""):
             return Site(self.path, SPLIT_K, reason=reason)
 
         def install(add: Callable[..., Any], multiply: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ def has_default_forward(module: nn.Module, base: type[nn.Module], *methods: str)
 
 
 def pair_up(
-    place: str,
+    path: str,
     block: nn.Module,
     base: type[nn.Module],
     linear: str,
@@ -75,8 +75,8 @@ def pair_up(
     """
     if not has_default_forward(block, base):
         reason = f"{type(block).__name__} is there, not the usual {base.__name__}"
-        return Site(place, SPLIT_K, reason=reason)
+        return Site(path, SPLIT_K, reason=reason)
     module: Any = getattr(block, linear)
     if not has_default_forward(module, Linear) or not has_default_forward(norm, RMSNorm):
         return None
-    return LinearNormPair(f"{place}.{linear}", module, norm, selects_rows)
+    return LinearNormPair(f"{path}.{linear}", module, norm, selects_rows)

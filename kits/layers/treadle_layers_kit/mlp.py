@@ -56,9 +56,9 @@ def gated_activation(name: str) -> Callable[[Tensor], Tensor]:
     try:
         return ACTIVATIONS[name]
     except KeyError:
-        known = ", ".join(ACTIVATIONS)
+        supported = ", ".join(ACTIVATIONS)
         raise UnsupportedModelError(
-            f"the configuration says hidden_act {name!r}; treadle's gated layers know {known}"
+            f"the configuration says hidden_act {name!r}; treadle's gated layers know {supported}"
         ) from None
 
 
@@ -104,24 +104,24 @@ class GatedMLP(nn.Module):
         """``linear_silu_and_mul``."""
 
     def forward(self, x: Tensor) -> Tensor:  # [tokens, hidden] -> [tokens, hidden]
-        inner = self.gate_up_proj
+        gate_up = self.gate_up_proj
         if self.fused is not None:
-            h = self.fused(x, inner.get_parameter("weight"), inner.bias)
+            h = self.fused(x, gate_up.get_parameter("weight"), gate_up.bias)
         elif self.fuses_down_proj:
-            return self.down_proj.gated(inner(x))
+            return self.down_proj.gated(gate_up(x))
         else:
-            h = self.op(inner(x))
+            h = self.op(gate_up(x))
         y: Tensor = self.down_proj(h)
         return y
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
-        inner, fused = self.gate_up_proj, ("linear_silu_and_mul",)
+        gate_up, fused = self.gate_up_proj, ("linear_silu_and_mul",)
         if self.op is not ops.silu_and_mul:
             yield Site(path, fused, reason="its activation is not silu")
             return
-        size = {"size": inner.out_features // 2}
+        size = {"size": gate_up.out_features // 2}
         yield Site(path, ("silu_and_mul",), (size,), partial(setattr, self, "op"))
-        if isinstance(inner.method, PlainLinear):
-            yield Site(path, fused, (inner.sizes,), partial(setattr, self, "fused"), fuses=True)
+        if isinstance(gate_up.method, PlainLinear):
+            yield Site(path, fused, (gate_up.sizes,), partial(setattr, self, "fused"), fuses=True)
         else:
             yield Site(path, fused, reason="gate_up_proj is quantized")

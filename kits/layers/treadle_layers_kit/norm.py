@@ -14,7 +14,11 @@ from treadle.api.models import ModelContext
 from treadle.layers.fusion import Site
 from treadle.layers.weight import empty_weight
 from treadle_layers_kit import ops
-from treadle_layers_kit.collective_ops import SharedKernels, create_collective_op, served
+from treadle_layers_kit.collective_ops import (
+    SharedKernels,
+    collective_op_owner,
+    create_collective_op,
+)
 from treadle_layers_kit.kernel_ops import ALL_REDUCE_ADD_RMS_NORM
 
 __all__ = ("LayerNorm", "RMSNorm")
@@ -52,9 +56,9 @@ class RMSNorm(nn.Module):
             return self.partials_op(x, residual, self.weight, self.eps, self.offset)
         if self.tp_group is not None:
             if self.all_reduce_op is not None:
-                done = self.all_reduce_op(x, residual, self.weight, self.eps, self.offset)
-                if done is not None:
-                    return done
+                result = self.all_reduce_op(x, residual, self.weight, self.eps, self.offset)
+                if result is not None:
+                    return result
             x = self.tp_group.all_reduce(x)
         return self.add_op(x, residual, self.weight, self.eps, self.offset)
 
@@ -77,7 +81,7 @@ class RMSNorm(nn.Module):
                 ALL_REDUCE_ADD_RMS_NORM, self.tp_group, *key, self.weight.device
             )
         self.all_reduce_op = shared[key]
-        return served(ALL_REDUCE_ADD_RMS_NORM, self.tp_group, self.all_reduce_op)
+        return collective_op_owner(ALL_REDUCE_ADD_RMS_NORM, self.tp_group, self.all_reduce_op)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

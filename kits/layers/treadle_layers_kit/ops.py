@@ -43,13 +43,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     ``(2 i, 2 i + 1)`` when ``interleaved``. Features beyond ``rotary_size`` pass unchanged.
     """
     size = cos.shape[-1]
-    part = x if size == x.shape[-1] else x[..., :size]
+    x_rot = x if size == x.shape[-1] else x[..., :size]
     if interleaved:
-        partner = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        partner = x_rot.reshape(*x_rot.shape[:-1], -1, 2).flip(-1).flatten(-2)
     else:
-        partner = part.roll(size // 2, -1)
-    turned = torch.addcmul(part * cos, partner, sin)
-    return turned if part is x else torch.cat((turned, x[..., size:]), dim=-1)
+        partner = x_rot.roll(size // 2, -1)
+    rotated = torch.addcmul(x_rot * cos, partner, sin)
+    return rotated if x_rot is x else torch.cat((rotated, x[..., size:]), dim=-1)
 
 
 def rotary(

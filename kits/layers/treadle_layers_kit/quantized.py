@@ -25,32 +25,32 @@ def is_layer_skipped(spec: LinearSpec, patterns: Iterable[str]) -> bool:
     anything inside one component. A fused layer may be named by its own path or by those of its
     matrices. Raises ``UnsupportedModelError`` if only some of these are named.
     """
-    wanted = [[c for c in pattern.split(".") if c] for pattern in patterns]
-    runs = [run for run in wanted if run]
-    if _named(spec.prefix, runs):
+    components = [[c for c in pattern.split(".") if c] for pattern in patterns]
+    patterns_parts = [parts for parts in components if parts]
+    if _matches_any(spec.prefix, patterns_parts):
         return True
-    return all_or_none(spec, lambda name: _named(name, runs), "left unquantized")
+    return all_or_none(spec, lambda name: _matches_any(name, patterns_parts), "left unquantized")
 
 
-def all_or_none(spec: LinearSpec, test: Callable[[str], bool], what: str) -> bool:
+def all_or_none(spec: LinearSpec, test: Callable[[str], bool], state: str) -> bool:
     """What ``test`` says of the matrices of a layer. ``UnsupportedModelError`` if they differ."""
-    found = {name: test(name) for name in spec.names}
-    if len(set(found.values())) > 1:
-        some = ", ".join(name for name, yes in found.items() if yes)
-        others = ", ".join(name for name, yes in found.items() if not yes)
+    results = {name: test(name) for name in spec.names}
+    if len(set(results.values())) > 1:
+        matching = ", ".join(name for name, is_match in results.items() if is_match)
+        remaining = ", ".join(name for name, is_match in results.items() if not is_match)
         raise UnsupportedModelError(
-            f"the quantization_config says that {some} is {what} and {others} is not, but "
+            f"the quantization_config says that {matching} is {state} and {remaining} is not, but "
             f"{spec.prefix} fuses them into one matrix; quantize them alike"
         )
-    return all(found.values())
+    return all(results.values())
 
 
-def _named(name: str, runs: list[list[str]]) -> bool:
+def _matches_any(name: str, patterns: list[list[str]]) -> bool:
     path = name.split(".")
     return any(
-        all(fnmatchcase(c, p) for c, p in zip(path[first:], run, strict=False))
-        for run in runs
-        for first in range(len(path) - len(run) + 1)
+        all(fnmatchcase(c, p) for c, p in zip(path[first:], parts, strict=False))
+        for parts in patterns
+        for first in range(len(path) - len(parts) + 1)
     )
 
 
@@ -76,8 +76,8 @@ class CpuInt4(nn.Module):
 
         ``None`` where the operator does not take the device, type or sizes, or does not exist.
         """
-        fits = group in (32, 64, 128, 256) and codes.shape[1] % 16 == 0
-        if codes.device.type != "cpu" or dtype is not torch.bfloat16 or not fits:
+        is_supported = group in (32, 64, 128, 256) and codes.shape[1] % 16 == 0
+        if codes.device.type != "cpu" or dtype is not torch.bfloat16 or not is_supported:
             return None
         offsets = (8 - zeros.float()) * scales.float()
         pairs = torch.stack([scales.float(), offsets], dim=-1).to(dtype).contiguous()
@@ -85,12 +85,12 @@ class CpuInt4(nn.Module):
             packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
                 codes.t().to(torch.int32).contiguous(), 1
             )
-            made = cls(packed, pairs, group)
-            made(torch.zeros(1, codes.shape[0], dtype=dtype))
+            linear = cls(packed, pairs, group)
+            linear(torch.zeros(1, codes.shape[0], dtype=dtype))
         except (AttributeError, RuntimeError, NotImplementedError) as error:
             log.info("torch's int4 operator does not work here (%s); int4 is slower", error)
             return None
-        return made
+        return linear
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``."""

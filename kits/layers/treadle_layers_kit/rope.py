@@ -31,8 +31,8 @@ class _Rope:
     theta: float
     head_size: int
     size: int
-    trained: int | None
-    longest: int | None
+    max_position_embeddings: int | None
+    max_model_len: int | None
 
     def number(self, key: str) -> float:
         value = self.values.get(key)
@@ -45,14 +45,14 @@ class _Rope:
     @property
     def context(self) -> int:
         """The context that the positions were trained for."""
-        value = self.values.get("original_max_position_embeddings") or self.trained
+        value = self.values.get("original_max_position_embeddings") or self.max_position_embeddings
         if not value:
             raise UnsupportedModelError(
                 f"rope_parameters of type {self.kind!r} need original_max_position_embeddings"
             )
         return int(value)
 
-    def plain(self, theta: float | None = None) -> Tensor:
+    def inv_freq(self, theta: float | None = None) -> Tensor:
         return 1.0 / ((theta or self.theta) ** self.exponents())
 
     def exponents(self) -> Tensor:
@@ -65,10 +65,10 @@ def rope_parameters(hf_config: Any, layer_type: str | None = None) -> dict[str, 
     Reads ``rope_parameters`` and, for configurations that transformers does not know, the older
     ``rope_theta`` and ``rope_scaling``.
     """
-    found = getattr(hf_config, "rope_parameters", None) or {}
-    if layer_type is not None and isinstance(found.get(layer_type), Mapping):
-        found = found[layer_type]
-    values: dict[str, Any] = dict(getattr(hf_config, "rope_scaling", None) or {}) | dict(found)
+    parameters = getattr(hf_config, "rope_parameters", None) or {}
+    if layer_type is not None and isinstance(parameters.get(layer_type), Mapping):
+        parameters = parameters[layer_type]
+    values: dict[str, Any] = dict(getattr(hf_config, "rope_scaling", None) or {}) | dict(parameters)
     values["rope_type"] = values.get("rope_type") or values.get("type") or "default"
     for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         value = getattr(hf_config, key, None)
@@ -89,65 +89,65 @@ def frequencies(
     ``rotary_size`` is ``head_size`` times ``partial_rotary_factor``. Raises
     ``UnsupportedModelError`` for an unknown ``rope_type`` or a parameter that is missing.
     """
-    kind = str(parameters.get("rope_type") or "default")
-    share = parameters.get("partial_rotary_factor") or 1.0
+    rope_type = str(parameters.get("rope_type") or "default")
+    partial_factor = parameters.get("partial_rotary_factor") or 1.0
     rope = _Rope(
         values=parameters,
-        kind=kind,
+        kind=rope_type,
         theta=float(parameters.get("rope_theta") or DEFAULT_THETA),
         head_size=head_size,
-        size=head_size if kind == "proportional" else int(head_size * share),
-        trained=max_position_embeddings,
-        longest=max_model_len,
+        size=head_size if rope_type == "proportional" else int(head_size * partial_factor),
+        max_position_embeddings=max_position_embeddings,
+        max_model_len=max_model_len,
     )
-    if kind not in KINDS:
+    if rope_type not in KINDS:
         raise UnsupportedModelError(
-            f"the configuration says rope_type {kind!r}; treadle knows {', '.join(KINDS)}"
+            f"the configuration says rope_type {rope_type!r}; treadle knows {', '.join(KINDS)}"
         )
-    return KINDS[kind](rope)
+    return KINDS[rope_type](rope)
 
 
 def _default(rope: _Rope) -> tuple[Tensor, float]:
-    return rope.plain(), 1.0
+    return rope.inv_freq(), 1.0
 
 
 def _linear(rope: _Rope) -> tuple[Tensor, float]:
-    return rope.plain() / rope.number("factor"), 1.0
+    return rope.inv_freq() / rope.number("factor"), 1.0
 
 
 def _dynamic(rope: _Rope) -> tuple[Tensor, float]:
-    trained = rope.trained or rope.context
-    length = max(trained, rope.longest or 0)
+    max_position_embeddings = rope.max_position_embeddings or rope.context
+    length = max(max_position_embeddings, rope.max_model_len or 0)
     factor = rope.number("factor")
-    growth = (factor * length / trained) - (factor - 1)
-    return rope.plain(rope.theta * growth ** (rope.size / (rope.size - 2))), 1.0
+    base_factor = (factor * length / max_position_embeddings) - (factor - 1)
+    return rope.inv_freq(rope.theta * base_factor ** (rope.size / (rope.size - 2))), 1.0
 
 
 def _proportional(rope: _Rope) -> tuple[Tensor, float]:
     """All features are pairs of one turn, of which only a share moves."""
-    moving = int((rope.values.get("partial_rotary_factor") or 1.0) * rope.head_size // 2)
-    inv_freq = rope.plain()
-    inv_freq[moving:] = 0.0
+    num_rotated = int((rope.values.get("partial_rotary_factor") or 1.0) * rope.head_size // 2)
+    inv_freq = rope.inv_freq()
+    inv_freq[num_rotated:] = 0.0
     return inv_freq / (rope.values.get("factor") or 1.0), 1.0
 
 
 def _llama3(rope: _Rope) -> tuple[Tensor, float]:
-    inv_freq = rope.plain()
+    inv_freq = rope.inv_freq()
     factor, context = rope.number("factor"), rope.context
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     wavelength = 2 * math.pi / inv_freq
-    slowed = torch.where(wavelength > context / low, inv_freq / factor, inv_freq)
+    scaled_freq = torch.where(wavelength > context / low, inv_freq / factor, inv_freq)
     blend = (context / wavelength - low) / (high - low)
-    blended = (1 - blend) * slowed / factor + blend * slowed
-    between = ~(wavelength < context / high) & ~(wavelength > context / low)
-    return torch.where(between, blended, slowed), 1.0
+    blended = (1 - blend) * scaled_freq / factor + blend * scaled_freq
+    is_medium = ~(wavelength < context / high) & ~(wavelength > context / low)
+    return torch.where(is_medium, blended, scaled_freq), 1.0
 
 
 def _yarn(rope: _Rope) -> tuple[Tensor, float]:
     context = rope.context
-    factor = rope.values.get("factor") or (rope.trained or context) / context
-    fast = rope.values.get("beta_fast") or 32
-    slow = rope.values.get("beta_slow") or 1
+    factor = rope.values.get("factor") or (rope.max_position_embeddings or context) / context
+    beta_fast = rope.values.get("beta_fast") or 32
+    beta_slow = rope.values.get("beta_slow") or 1
 
     def pair(rotations: float) -> float:
         """The pair that turns this often over the trained context."""
@@ -155,47 +155,49 @@ def _yarn(rope: _Rope) -> tuple[Tensor, float]:
             2 * math.log(rope.theta)
         )
 
-    low, high = pair(fast), pair(slow)
+    low, high = pair(beta_fast), pair(beta_slow)
     if rope.values.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.size - 1)
     if low == high:
         high += 0.001
     steps = torch.arange(rope.size // 2, dtype=torch.float32, device="cpu")
-    kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
+    extrapolation_factor = 1 - ((steps - low) / (high - low)).clamp(0, 1)
     powers = rope.theta ** rope.exponents()
-    inv_freq = (1.0 / (factor * powers)) * (1 - kept) + (1.0 / powers) * kept
+    inv_freq = (1.0 / (factor * powers)) * (1 - extrapolation_factor) + (
+        1.0 / powers
+    ) * extrapolation_factor
     return inv_freq, _yarn_scaling(rope, factor)
 
 
 def _yarn_scaling(rope: _Rope, factor: float) -> float:
-    given = rope.values.get("attention_factor")
-    if given is not None:
-        return float(given)
+    attention_factor = rope.values.get("attention_factor")
+    if attention_factor is not None:
+        return float(attention_factor)
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    above, below = rope.values.get("mscale"), rope.values.get("mscale_all_dim")
-    return scale(above) / scale(below) if above and below else scale(1.0)
+    mscale, mscale_all_dim = rope.values.get("mscale"), rope.values.get("mscale_all_dim")
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
 def _longrope(rope: _Rope) -> tuple[Tensor, float]:
     """One set of factors for short engines and one for long ones."""
     context = rope.context
-    long = (rope.longest or rope.trained or context) > context
-    name = "long_factor" if long else "short_factor"
+    is_long = (rope.max_model_len or rope.max_position_embeddings or context) > context
+    name = "long_factor" if is_long else "short_factor"
     factors = rope.values.get(name)
     if not isinstance(factors, list) or len(factors) != rope.size // 2:
         raise UnsupportedModelError(
             f"rope_parameters of type 'longrope' need {rope.size // 2} numbers in {name}, "
             f"not {factors!r}"
         )
-    stretched = torch.tensor(factors, dtype=torch.float32, device="cpu")
-    inv_freq = 1.0 / (stretched * rope.theta ** rope.exponents())
+    factor_tensor = torch.tensor(factors, dtype=torch.float32, device="cpu")
+    inv_freq = 1.0 / (factor_tensor * rope.theta ** rope.exponents())
     scaling = rope.values.get("attention_factor")
     if scaling is None:
-        factor = rope.values.get("factor") or (rope.trained or context) / context
+        factor = rope.values.get("factor") or (rope.max_position_embeddings or context) / context
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
     return inv_freq, float(scaling)
 

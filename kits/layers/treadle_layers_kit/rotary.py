@@ -66,14 +66,14 @@ class RotaryEmbedding(nn.Module):
 
     def cos_sin(self, positions: Tensor) -> CosSin:
         """The angles of ``[tokens]`` positions: called once for each step, not for each layer."""
-        turned = positions[:, None, None] * self.inv_freq
+        angles = positions[:, None, None] * self.inv_freq
         # Rounded to the model's dtype as they are written: four kernels a step instead of eight.
-        cos, sin = (torch.empty_like(turned, dtype=self.dtype) for _ in range(2))
+        cos, sin = (torch.empty_like(angles, dtype=self.dtype) for _ in range(2))
         if self.scaling == 1.0:
-            torch.cos(turned, out=cos)
+            torch.cos(angles, out=cos)
         else:
-            torch.mul(turned.cos(), self.scaling, out=cos)
-        torch.mul(turned.sin(), self.signs, out=sin)
+            torch.mul(angles.cos(), self.scaling, out=cos)
+        torch.mul(angles.sin(), self.signs, out=sin)
         return CosSin(cos, sin)
 
     def forward(self, q: Tensor, k: Tensor, angles: CosSin) -> tuple[Tensor, Tensor]:

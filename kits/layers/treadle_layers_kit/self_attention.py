@@ -25,15 +25,15 @@ CACHE_SCALE = re.compile(
 )
 
 
-def cache_scale(rest: str, parameter: str) -> WeightTarget | None:
+def cache_scale(suffix: str, parameter: str) -> WeightTarget | None:
     """The slot in ``parameter``, the ``kv_scale`` of an ``Attention``, of a checkpoint's scale.
 
-    ``rest`` is the tensor's name below the attention block; ``None`` for what is no scale.
+    ``suffix`` is the tensor's name below the attention block; ``None`` for what is no scale.
     """
-    found = CACHE_SCALE.fullmatch(rest)
-    if found is None:
+    match = CACHE_SCALE.fullmatch(suffix)
+    if match is None:
         return None
-    kind = found["kind"] or found["output"]
+    kind = match["kind"] or match["output"]
     return WeightTarget(parameter, {"k": 0, "v": 1, "kv": None}[kind])
 
 
@@ -85,9 +85,9 @@ class SelfAttention(nn.Module):
         self.fused: Callable[..., Tensor] | None = None
         """``rope_and_cache``, as ``FusedRope`` calls it."""
 
-    def locate(self, rest: str) -> WeightTarget | None:
+    def locate(self, suffix: str) -> WeightTarget | None:
         """The slot of a scale of the cache, under any name that checkpoints give it."""
-        return cache_scale(rest, "attn.kv_scale")
+        return cache_scale(suffix, "attn.kv_scale")
 
     def kernel_sites(self, path: str) -> Iterator[Site]:
         yield rope_site(self, path)

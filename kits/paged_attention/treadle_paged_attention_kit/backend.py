@@ -24,9 +24,9 @@ class PagedAttentionBackend:
     """
 
     def __init__(self, request: AttentionRequest) -> None:
-        self.heads, self.kv_heads = request.num_heads, request.num_kv_heads
-        self.group = request.num_heads // request.num_kv_heads
-        self.size = request.head_size
+        self.num_heads, self.num_kv_heads = request.num_heads, request.num_kv_heads
+        self.gqa_group = request.num_heads // request.num_kv_heads
+        self.head_size = request.head_size
         self.scale = request.scale
         self.causal = request.mask is not MaskKind.BIDIRECTIONAL
         self.window = request.window

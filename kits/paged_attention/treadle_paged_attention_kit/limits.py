@@ -57,7 +57,7 @@ def refusal_reasons(request: AttentionRequest, limits: BackendLimits) -> list[st
         (not request.latent, "latent (MLA) caches are not supported"),
     )
     reasons = [*_device_reasons(request, limits), *_cache_reasons(request, limits)]
-    return request.invalid_reasons() + reasons + [why for good, why in checks if not good]
+    return request.invalid_reasons() + reasons + [reason for is_met, reason in checks if not is_met]
 
 
 def _device_reasons(request: AttentionRequest, limits: BackendLimits) -> list[str]:
@@ -73,10 +73,10 @@ def _cache_reasons(request: AttentionRequest, limits: BackendLimits) -> list[str
     if kv_dtype not in limits.fp8:
         allowed = f"neither {request.dtype} nor fp8" if limits.fp8 else f"not {request.dtype}"
         return [f"kv_dtype {kv_dtype} is {allowed}"]
-    needed = limits.fp8[kv_dtype]
-    if limits.min_capability <= _capability(request) < needed:
-        found = _text(_capability(request))
-        return [f"{kv_dtype} needs capability {_text(needed)}, this is {found}"]
+    required = limits.fp8[kv_dtype]
+    if limits.min_capability <= _capability(request) < required:
+        actual = _text(_capability(request))
+        return [f"{kv_dtype} needs capability {_text(required)}, this is {actual}"]
     return []
 
 

@@ -32,13 +32,13 @@ class IncrementalJson:
     come out escaped. A top-level number or word is complete only with the character after it.
     """
 
-    __slots__ = ("_closers", "_escape", "_out", "_quoted", "_state", "_word", "done", "failed")
+    __slots__ = ("_closers", "_escape", "_in_string", "_out", "_state", "_word", "done", "failed")
 
     def __init__(self) -> None:
         self.done = self.failed = False
         self._closers: list[str] = []
         self._state = "value"  # or: first key, key, colon, first item, next
-        self._quoted = False
+        self._in_string = False
         self._escape = ""
         self._word: list[str] = []
         self._out: list[str] = []
@@ -63,24 +63,24 @@ class IncrementalJson:
             self._escape = ""
         return self.pop_output()
 
-    def feed(self, text: str, at: int = 0) -> int:
-        """Read on from ``text[at]``. Return where reading stopped: at the end of the text, after
+    def feed(self, text: str, pos: int = 0) -> int:
+        """Read on from ``text[pos]``. Return where reading stopped: at the end of the text, after
         the value, or at the first invalid character."""
-        while at < len(text) and not self.done and not self.failed:
+        while pos < len(text) and not self.done and not self.failed:
             if self._escape:
-                at = self._escaped(text, at)
-            elif self._quoted:
-                at = self._string(text, at)
+                pos = self._read_escape(text, pos)
+            elif self._in_string:
+                pos = self._read_string(text, pos)
             elif self._word:
-                at = self._more(text, at)
+                pos = self._read_word(text, pos)
             else:
-                at = self._structure(text, at)
-        return at
+                pos = self._read_structure(text, pos)
+        return pos
 
-    def _string(self, text: str, at: int) -> int:
-        end = _end(_plain, text, at)
-        if end > at:
-            self._out.append(text[at:end])
+    def _read_string(self, text: str, pos: int) -> int:
+        end = _end(_plain, text, pos)
+        if end > pos:
+            self._out.append(text[pos:end])
         if end == len(text):
             return end
         char = text[end]
@@ -88,30 +88,30 @@ class IncrementalJson:
             self._escape = char
         elif char == '"':
             self._out.append(char)
-            self._quoted = False
+            self._in_string = False
             self._end_value()
         else:
             self._out.append(CONTROLS.get(char) or f"\\u{ord(char):04x}")
         return end + 1
 
-    def _escaped(self, text: str, at: int) -> int:
-        char = text[at]
+    def _read_escape(self, text: str, pos: int) -> int:
+        char = text[pos]
         if len(self._escape) == 1:
             if char not in ESCAPES and char != "u":
                 self.failed = True
-                return at
+                return pos
         elif char not in HEX:
             self.failed = True
-            return at
+            return pos
         self._escape += char
         if self._escape[1] != "u" or len(self._escape) == 6:
             self._out.append(self._escape)
             self._escape = ""
-        return at + 1
+        return pos + 1
 
-    def _more(self, text: str, at: int) -> int:
-        end = _end(_word, text, at)
-        self._word.append(text[at:end])
+    def _read_word(self, text: str, pos: int) -> int:
+        end = _end(_word, text, pos)
+        self._word.append(text[pos:end])
         if end < len(text):
             word = "".join(self._word)
             if word in WORDS or _number.fullmatch(word):
@@ -122,20 +122,20 @@ class IncrementalJson:
                 self.failed = True
         return end
 
-    def _structure(self, text: str, at: int) -> int:
-        end = _end(_blank, text, at)
-        if end > at:
-            self._out.append(text[at:end])
+    def _read_structure(self, text: str, pos: int) -> int:
+        end = _end(_blank, text, pos)
+        if end > pos:
+            self._out.append(text[pos:end])
             return end
-        char, state = text[at], self._state
+        char, state = text[pos], self._state
         if char == '"' and state not in ("colon", "next"):
-            self._quoted = True
+            self._in_string = True
             if state in ("key", "first key"):
                 self._state = "colon"
         elif char == ":" and state == "colon":
             self._state = "value"
             self._out.append(char)
-            return at + 1
+            return pos + 1
         elif char == "," and state == "next":
             self._state = "key" if self._closers[-1] == "}" else "value"
         elif self._closers and char == self._closers[-1] and state.startswith(("first", "next")):
@@ -146,12 +146,12 @@ class IncrementalJson:
             self._state = "first key" if char == "{" else "first item"
         elif state in ("value", "first item") and (char in "-tfn" or char in "0123456789"):
             self._word.append(char)
-            return at + 1
+            return pos + 1
         else:
             self.failed = True
-            return at
+            return pos
         self._out.append(char)
-        return at + 1
+        return pos + 1
 
     def _end_value(self) -> None:
         """Note that a value or a key is complete."""
@@ -165,6 +165,6 @@ def _is_prefix(word: str) -> bool:
     return _number_prefix.fullmatch(word) is not None or any(w.startswith(word) for w in WORDS)
 
 
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    match = pattern.match(text, at)
-    return at if match is None else match.end()
+def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
+    match = pattern.match(text, pos)
+    return pos if match is None else match.end()

@@ -11,12 +11,12 @@ from treadle_parsing_kit.incremental_json import BLANKS, IncrementalJson
 __all__ = ("JsonToolCallReader", "is_name")
 
 ARGUMENTS = ("arguments", "parameters")
-LONGEST_NAME = 128
+MAX_NAME_LEN = 128
 
 
 def is_name(name: str) -> bool:
     """Return whether a function can have this name. Half a surrogate pair cannot be sent."""
-    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+    return 0 < len(name) <= MAX_NAME_LEN and name.isprintable()
 
 
 class JsonToolCallReader:
@@ -31,7 +31,7 @@ class JsonToolCallReader:
 
     __slots__ = (
         "_accepts", "_arguments", "_expect", "_has_arguments", "_index", "_key", "_keys", "_kind",
-        "_name", "_named", "_raw", "_text", "_value", "begun", "done", "failed",
+        "_name", "_name_sent", "_raw", "_text", "_value", "begun", "done", "failed",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +47,7 @@ class JsonToolCallReader:
         self._key = ""
         self._text: list[str] = []
         self._name: str | None = None
-        self._named = False  # the name is in a delta
+        self._name_sent = False  # the name is in a delta
         self._arguments: list[str] = []
         self._has_arguments = False
         self._raw: list[str] = []
@@ -59,15 +59,19 @@ class JsonToolCallReader:
         streams = self.begun and self._kind == "object" and self._value is not None
         return "".join(self._raw) + (self._value.pending if streams and self._value else "")
 
-    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
-        """Read on from ``text[at]``. Return where reading stopped, and the deltas.
+    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
+        """Read on from ``text[pos]``. Return where reading stopped, and the deltas.
 
         Reading stops at the end of the text, after the call (``done``), or at the first character
         that cannot belong to a call (``failed``).
         """
-        while at < len(text) and not self.done and not self.failed:
-            at = self._inside(text, at) if self._value is not None else self._between(text, at)
-        return at, self._pop_deltas()
+        while pos < len(text) and not self.done and not self.failed:
+            pos = (
+                self._read_value(text, pos)
+                if self._value is not None
+                else self._read_between(text, pos)
+            )
+        return pos, self._pop_deltas()
 
     def finish(self) -> list[Delta]:
         """The output has ended. Return the last deltas; ``rest`` must come out as text."""
@@ -78,45 +82,45 @@ class JsonToolCallReader:
         return self._pop_deltas()
 
     def _pop_deltas(self) -> list[Delta]:
-        if not self.begun or (self._named and not any(self._arguments)):
+        if not self.begun or (self._name_sent and not any(self._arguments)):
             return []
-        name = None if self._named else self._name
-        self._named = True
+        name = None if self._name_sent else self._name
+        self._name_sent = True
         text = "".join(self._arguments)
         self._arguments.clear()
         return [ToolCallDelta(self._index, name, text)]
 
-    def _between(self, text: str, at: int) -> int:
+    def _read_between(self, text: str, pos: int) -> int:
         """Read whitespace, punctuation, or a character of a key that must be one of ``keys``."""
-        char, expect = text[at], self._expect
+        char, expect = text[pos], self._expect
         if expect == "strict key":
             self._key += char
             if all(not f'{key}"'.startswith(self._key) for key in self._keys or ()):
                 self.failed = True
-                return at
+                return pos
             if char == '"':
                 self._key = self._key[:-1]
                 self._expect = "colon"
         elif char in BLANKS:
             pass
         elif expect == "value":
-            return self._begin_value(char, at)
+            return self._begin_value(char, pos)
         elif char == '"' and expect in ("first", "key"):
             if self._keys is None:
                 self._value, self._kind = IncrementalJson(), "key"
-                return at
+                return pos
             self._expect, self._key = "strict key", ""
         elif char == "}" and expect in ("first", "next"):
-            return self._close(at)
+            return self._close(pos)
         elif (expect, char) in AFTER:
             self._expect = AFTER[expect, char]
         else:
             self.failed = True
-            return at
+            return pos
         self._raw.append(char)
-        return at + 1
+        return pos + 1
 
-    def _begin_value(self, char: str, at: int) -> int:
+    def _begin_value(self, char: str, pos: int) -> int:
         kind = "other"
         if self._key == "name":
             kind = "name" if char == '"' and self._name is None else ""
@@ -132,19 +136,19 @@ class JsonToolCallReader:
             self._value = IncrementalJson()
         if kind == "object" and self._name is not None:
             self._begin()
-        return at
+        return pos
 
-    def _inside(self, text: str, at: int) -> int:
+    def _read_value(self, text: str, pos: int) -> int:
         value = self._value
         if value is None:
-            return at
-        end = value.feed(text, at)
+            return pos
+        end = value.feed(text, pos)
         if self._kind == "object":
             self._arguments.append(value.pop_output())
         else:
             self._text.append(value.pop_output())
         if self._kind != "object" or not self.begun:
-            self._raw.append(text[at:end])
+            self._raw.append(text[pos:end])
         self.failed = value.failed
         if value.done:
             self._value = None
@@ -172,23 +176,23 @@ class JsonToolCallReader:
                 self._begin()
 
     def _unpack(self, text: str) -> None:
-        inner = IncrementalJson()
+        reader = IncrementalJson()
         text = text.strip(BLANKS)
-        whole = text.startswith("{") and inner.feed(text) == len(text) and inner.done
-        self._arguments.append(inner.pop_output())
+        is_complete = text.startswith("{") and reader.feed(text) == len(text) and reader.done
+        self._arguments.append(reader.pop_output())
         # A delta holds no half of a surrogate pair: it could not be sent.
-        self.failed = not whole or any("\ud800" <= char <= "\udfff" for char in text)
+        self.failed = not is_complete or any("\ud800" <= char <= "\udfff" for char in text)
 
-    def _close(self, at: int) -> int:
+    def _close(self, pos: int) -> int:
         if self._name is None:
             self.failed = True
-            return at
+            return pos
         if not self._has_arguments:
             self._arguments.append("{}")
             self._begin()
         self.done = True
         self._raw.clear()
-        return at + 1
+        return pos + 1
 
     def _begin(self) -> None:
         self.begun = True

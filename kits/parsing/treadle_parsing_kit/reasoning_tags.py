@@ -22,8 +22,8 @@ def prompt_reasoning_state(
     begin, end = prompt.rfind(tags[0]), prompt.rfind(tags[1])
     if begin == end:  # neither
         return None, ""
-    tag, at = (tags[0], begin) if begin > end else (tags[1], end)
-    tail = prompt[at + len(tag) :]
+    tag, pos = (tags[0], begin) if begin > end else (tags[1], end)
+    tail = prompt[pos + len(tag) :]
     if tail.strip() and _has_special(tail, tokenizer):
         return None, ""
     return begin > end, tail
@@ -36,8 +36,8 @@ def _has_special(text: str, tokenizer: Any) -> bool:
     lengths = sorted({len(special) for special in specials})
     firsts = {special[0] for special in specials}
     return any(
-        text[at : at + n] in specials
-        for at, char in enumerate(text)
+        text[pos : pos + n] in specials
+        for pos, char in enumerate(text)
         if char in firsts
         for n in lengths
     )
@@ -53,15 +53,15 @@ class TaggedReasoningParser:
     def __init__(
         self, special_tags: tuple[str, str], prompt: tuple[bool | None, str], *, always: bool
     ) -> None:
-        inside, tail = prompt
+        in_reasoning, tail = prompt
         self.special_tags = special_tags
-        self.in_reasoning = always if inside is None else inside
+        self.in_reasoning = always if in_reasoning is None else in_reasoning
         self._fresh = True  # only whitespace since the last tag
         self._whitespace: list[str] = []
         self._pending = ""
         self._state = "begin"
-        self._answered = inside is False  # the prompt has ended the reasoning
-        if inside and tail.strip():  # the prompt has begun the reasoning
+        self._answered = in_reasoning is False  # the prompt has ended the reasoning
+        if in_reasoning and tail.strip():  # the prompt has begun the reasoning
             self._state, self._fresh = "inside", False
 
     @property
@@ -71,20 +71,20 @@ class TaggedReasoningParser:
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         text, self._pending = self._pending + text, ""
-        out: list[Delta] = []
+        deltas: list[Delta] = []
         while text:
             if self._state == "begin":
                 text = self._begin(text)
             elif self._state == "inside":
-                text = self._inside(text, out)
+                text = self._inside(text, deltas)
             elif self._state == "after":
                 text = text.lstrip()
                 self._state = "text" if text else "after"
             else:
-                out.append(TextDelta("".join(self._whitespace) + text))
+                deltas.append(TextDelta("".join(self._whitespace) + text))
                 self._whitespace.clear()
                 text = ""
-        return out
+        return deltas
 
     def finish(self) -> list[Delta]:
         text, self._pending = self._pending, ""
@@ -96,30 +96,30 @@ class TaggedReasoningParser:
 
     def _begin(self, text: str) -> str:
         """Look for the first tag after any whitespace."""
-        plain = text.lstrip()
-        self._whitespace.append(text[: len(text) - len(plain)])
-        if plain.startswith(self.special_tags[0]):
+        stripped = text.lstrip()
+        self._whitespace.append(text[: len(text) - len(stripped)])
+        if stripped.startswith(self.special_tags[0]):
             self._whitespace.clear()
             self.in_reasoning, self._state = True, "inside"
-            return plain[len(self.special_tags[0]) :]
-        if self.special_tags[0].startswith(plain):  # or nothing is left
-            self._pending = plain
+            return stripped[len(self.special_tags[0]) :]
+        if self.special_tags[0].startswith(stripped):  # or nothing is left
+            self._pending = stripped
             return ""
         self._state = "inside" if self.in_reasoning else "text"
         if self.in_reasoning:
             self._whitespace.clear()
-        return plain
+        return stripped
 
-    def _inside(self, text: str, out: list[Delta]) -> str:
+    def _inside(self, text: str, deltas: list[Delta]) -> str:
         before, end, rest = text.partition(self.special_tags[1])
         if end:
-            out += self._think(before)
+            deltas += self._think(before)
             self._whitespace.clear()
             self.in_reasoning, self._state = False, "after"
             return rest
-        keep = partial_match_len(text, (self.special_tags[1],))
-        out += self._think(text[: len(text) - keep])
-        self._pending = text[len(text) - keep :]
+        num_pending = partial_match_len(text, (self.special_tags[1],))
+        deltas += self._think(text[: len(text) - num_pending])
+        self._pending = text[len(text) - num_pending :]
         return ""
 
     def _think(self, text: str) -> list[Delta]:

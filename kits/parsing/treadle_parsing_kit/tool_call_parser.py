@@ -30,8 +30,8 @@ class ToolCallReader(Protocol):
     def rest(self) -> str:
         """What was read and is in no delta."""
 
-    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
-        """Read on from ``text[at]``. Return where reading stopped, and the deltas."""
+    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
+        """Read on from ``text[pos]``. Return where reading stopped, and the deltas."""
 
     def finish(self) -> list[Delta]:
         """The output has ended. Return the last deltas; ``rest`` must come out as text."""
@@ -97,19 +97,19 @@ class ToolCallParser:
         self._text_around = TextAroundCalls()
         self._reader: ToolCallReader | None = None
 
-    def read_text(self, text: str, at: int) -> int:
-        """Read text outside calls from ``text[at]``. Return the position after what was read."""
+    def read_text(self, text: str, pos: int) -> int:
+        """Read text outside calls from ``text[pos]``. Return the position after what was read."""
         raise NotImplementedError
 
-    def read_after_call(self, text: str, at: int) -> int:
+    def read_after_call(self, text: str, pos: int) -> int:
         """Read what follows a complete call. Return the position after what was read."""
         raise NotImplementedError
 
     def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
         """Read the next piece of output and return the deltas that are certain."""
-        text, self.pending, at = self.pending + text, "", 0
-        while at < len(text):
-            at = self.mode(text, at)
+        text, self.pending, pos = self.pending + text, "", 0
+        while pos < len(text):
+            pos = self.mode(text, pos)
         return self._pop_deltas()
 
     def finish(self) -> list[Delta]:
@@ -134,64 +134,64 @@ class ToolCallParser:
         self._reader = reader
         self.mode = self._read_call
 
-    def abandon_call(self, at: int) -> int:
-        """Emit ``call_prefix`` as text and return to ``read_text`` at position ``at``."""
+    def abandon_call(self, pos: int) -> int:
+        """Emit ``call_prefix`` as text and return to ``read_text`` at position ``pos``."""
         self.emit_text("".join(self.call_prefix))
         self.call_prefix.clear()
         self.mode = self.read_text
-        return at
+        return pos
 
-    def end_call(self, at: int) -> int:
-        """Return to ``read_text`` at position ``at``, where the format of a call ends."""
+    def end_call(self, pos: int) -> int:
+        """Return to ``read_text`` at position ``pos``, where the format of a call ends."""
         self.call_prefix.clear()
         self.mode = self.read_text
-        return at
+        return pos
 
-    def find_tag(self, text: str, at: int, tag: str) -> int:
+    def find_tag(self, text: str, pos: int, tag: str) -> int:
         """Return the position after the next ``tag``, or -1 if there is none.
 
         Emits the text before the tag. Without one, emits all text that cannot belong to it and
         keeps the rest in ``pending``.
         """
-        start = text.find(tag, at)
+        start = text.find(tag, pos)
         if start >= 0:
-            self.emit_text(text[at:start])
+            self.emit_text(text[pos:start])
             return start + len(tag)
-        keep = partial_match_len(text[max(at, len(text) - len(tag)) :], (tag,))
-        self.emit_text(text[at : len(text) - keep])
-        self.pending = text[len(text) - keep :]
+        num_pending = partial_match_len(text[max(pos, len(text) - len(tag)) :], (tag,))
+        self.emit_text(text[pos : len(text) - num_pending])
+        self.pending = text[len(text) - num_pending :]
         return -1
 
-    def expect_tag(self, text: str, at: int, tag: str) -> int | None:
-        """Return the position after ``tag`` if it stands at ``at``; ``None`` if other text does.
+    def expect_tag(self, text: str, pos: int, tag: str) -> int | None:
+        """Return the position after ``tag`` if it stands at ``pos``; ``None`` if other text does.
 
         If the piece ends inside the tag, keeps its beginning in ``pending`` and returns the end of
         the piece.
         """
-        if text.startswith(tag, at):
-            return at + len(tag)
-        if len(text) - at < len(tag) and tag.startswith(text[at:]):
-            self.pending = text[at:]
+        if text.startswith(tag, pos):
+            return pos + len(tag)
+        if len(text) - pos < len(tag) and tag.startswith(text[pos:]):
+            self.pending = text[pos:]
             return len(text)
         return None
 
-    def _read_call(self, text: str, at: int) -> int:
+    def _read_call(self, text: str, pos: int) -> int:
         reader = self._reader
         if reader is None:
-            return self.abandon_call(at)
-        at, deltas = reader.feed(text, at)
+            return self.abandon_call(pos)
+        pos, deltas = reader.feed(text, pos)
         self._out += deltas
         self._drop_prefix(reader)
         if reader.failed:
             self.call_prefix.append(reader.rest)
             self.calls += reader.begun
             self._reader = None
-            return self.abandon_call(at)
+            return self.abandon_call(pos)
         if reader.done:
             self.calls += 1
             self._reader = None
             self.mode = self.read_after_call
-        return at
+        return pos
 
     def _drop_prefix(self, reader: ToolCallReader) -> None:
         if reader.begun:

@@ -74,21 +74,23 @@ def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
         yield path, current
         if not isinstance(current, Mapping):
             continue
-        inner: list[tuple[str, Any]] = [(f"{path}.{k}", current[k]) for k in SINGLE if k in current]
+        children: list[tuple[str, Any]] = [
+            (f"{path}.{k}", current[k]) for k in SINGLE if k in current
+        ]
         for keyword in LISTS:
-            parts = current.get(keyword)
-            if isinstance(parts, list):
-                inner += [(f"{path}.{keyword}[{i}]", part) for i, part in enumerate(parts)]
+            values = current.get(keyword)
+            if isinstance(values, list):
+                children += [(f"{path}.{keyword}[{i}]", value) for i, value in enumerate(values)]
         items = current.get("items")
         if isinstance(items, list):
-            inner += [(f"{path}.items[{i}]", part) for i, part in enumerate(items)]
+            children += [(f"{path}.items[{i}]", value) for i, value in enumerate(items)]
         elif items is not None:
-            inner.append((f"{path}.items", items))
+            children.append((f"{path}.items", items))
         for keyword in MAPPINGS:
-            parts = current.get(keyword)
-            if isinstance(parts, Mapping):
-                inner += [(f"{path}.{keyword}.{name}", part) for name, part in parts.items()]
-        stack.extend(reversed(inner))
+            values = current.get(keyword)
+            if isinstance(values, Mapping):
+                children += [(f"{path}.{keyword}.{name}", value) for name, value in values.items()]
+        stack.extend(reversed(children))
 
 
 def types_of(schema: Any) -> frozenset[str] | None:

@@ -142,8 +142,8 @@ class _Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(plain, add_special_tokens=False)
+        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(decoded, add_special_tokens=False)
 
 
 def _error_text(matcher: LLMatcher) -> str:

@@ -16,18 +16,18 @@ __all__ = ("Shards", "weight_files")
 class Shards:
     """The weight files and the file of each tensor, from an index or from reading every file."""
 
-    def __init__(self, files: ModelFiles, format: str, whole: str) -> None:
-        """``whole`` is the name of a single file; with ``.index.json``, of the index of several.
+    def __init__(self, files: ModelFiles, format: str, file_name: str) -> None:
+        """``file_name`` is the name of a single file; with ``.index.json``, of the index of several.
 
         Raises ``CheckpointError`` if there are no weights, or fewer files than the index lists.
         """
         self.root = files.root
-        index = files.root / f"{whole}.index.json"
+        index = files.root / f"{file_name}.index.json"
         self.index: dict[str, str] | None = _index(index) if index.is_file() else None
         if self.index is not None:
             self.names = sorted(set(self.index.values()))
-        elif whole in files.names:
-            self.names = [whole]
+        elif file_name in files.names:
+            self.names = [file_name]
         else:
             self.names = weight_files(files, WEIGHTS[format])
         if not self.names:
@@ -38,7 +38,7 @@ class Shards:
                     f"the shard {name}, listed in {index.name}, is missing from {self.root}; "
                     "download the checkpoint again"
                 )
-        self.homes: dict[str, str] = {}
+        self.file_by_tensor: dict[str, str] = {}
 
     def path(self, name: str) -> Path:
         return self.root / name
@@ -47,24 +47,24 @@ class Shards:
         """Record the file of a tensor. Return ``False`` if the index lists another file."""
         if self.index is not None and self.index.get(tensor, file) != file:
             return False
-        if tensor in self.homes:
+        if tensor in self.file_by_tensor:
             raise CheckpointError(
-                f"the tensor {tensor} is both in {self.homes[tensor]} and in {file} of "
+                f"the tensor {tensor} is both in {self.file_by_tensor[tensor]} and in {file} of "
                 f"{self.root}; the folder seems to contain two checkpoints"
             )
-        self.homes[tensor] = file
+        self.file_by_tensor[tensor] = file
         return True
 
     def file_of(self, tensor: str) -> str:
         """Return the path of the file of a tensor that was claimed."""
-        return str(self.path(self.homes.get(tensor, "")))
+        return str(self.path(self.file_by_tensor.get(tensor, "")))
 
     def check_complete(self) -> None:
         """Raise ``CheckpointError`` if tensors of the index are in no file."""
-        missing = sorted(set(self.index or ()) - set(self.homes))
+        missing = sorted(set(self.index or ()) - set(self.file_by_tensor))
         if missing:
             raise CheckpointError(
-                f"{_some(missing)} listed in the index of {self.root}, but not in the shard "
+                f"{_describe_names(missing)} listed in the index of {self.root}, but not in the shard "
                 f"{(self.index or {})[missing[0]]}; download the checkpoint again"
             )
 
@@ -74,16 +74,16 @@ def weight_files(files: ModelFiles, patterns: Sequence[str]) -> list[str]:
 
     Files in the top folder are preferred to those in others, and any to what lies ``BESIDE``.
     """
-    found = matching(files.names, patterns)
-    beside = matching(found, BESIDE)
-    own = [n for n in found if n not in beside]
-    top = [n for n in own or found if "/" not in n]
-    return top or own or found
+    matches = matching(files.names, patterns)
+    extras = matching(matches, BESIDE)
+    model_files = [n for n in matches if n not in extras]
+    top_level = [n for n in model_files or matches if "/" not in n]
+    return top_level or model_files or matches
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more tensors are" if len(names) > 3 else " is"
-    return ", ".join(names[:3]) + more
+def _describe_names(names: Sequence[str]) -> str:
+    suffix = f" and {len(names) - 3} more tensors are" if len(names) > 3 else " is"
+    return ", ".join(names[:3]) + suffix
 
 
 def _index(path: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -10,10 +11,11 @@ import msgspec
 from treadle.api.engine import Executor
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
-from treadle.errors import EngineError
+from treadle.errors import EngineError, TreadleError
 from treadle.plugins import PluginManager
 from treadle_worker_kit.messages import (
     Collected,
+    Failed,
     Launch,
     Sample,
     Started,
@@ -21,8 +23,11 @@ from treadle_worker_kit.messages import (
     WorkerCommand,
     WorkerReply,
 )
+from treadle_worker_kit.monitor import StartMonitor
 
 __all__ = ("WorkerGroupExecutor",)
+
+log = logging.getLogger("treadle.workers")
 
 
 class WorkerGroupExecutor(Executor):
@@ -31,7 +36,8 @@ class WorkerGroupExecutor(Executor):
     All ranks compute the same tokens, so only rank 0 replies to a step. A worker that dies or fails
     ends the whole group: the others wait for it in a collective.
 
-    A subclass implements ``start``, ``check_health``, ``shutdown``, ``broadcast`` and ``receive_result``.
+    Until all have started, a subclass passes their ``Progress`` to ``monitor`` and calls its ``check`` now
+    and then. It implements ``start``, ``check_health``, ``shutdown``, ``broadcast`` and ``receive_result``.
     """
 
     def __init__(self, config: EngineConfig, plugins: PluginManager) -> None:
@@ -39,6 +45,7 @@ class WorkerGroupExecutor(Executor):
         self.world_size = config.device.tensor_parallel_size
         self.serving = False
         """Whether all workers have started."""
+        self.monitor = StartMonitor(self.world_size, config.device.startup_timeout)
         self._plugins = plugins
 
     @abstractmethod
@@ -64,12 +71,20 @@ class WorkerGroupExecutor(Executor):
         """Return the first command of a worker. ``device`` replaces the option of that name."""
         config = self.config
         if device is not None:
-            chosen = msgspec.structs.replace(config.device, device=device)
-            config = msgspec.structs.replace(config, device=chosen)
-        plan = self._plugins.selection()
+            device_config = msgspec.structs.replace(config.device, device=device)
+            config = msgspec.structs.replace(config, device=device_config)
+        selection = self._plugins.selection()
         return StartWorker(
-            rank, self.world_size, config, plan, rendezvous, local_rank, local_world_size
+            rank, self.world_size, config, selection, rendezvous, local_rank, local_world_size
         )
+
+    def failure(self, rank: int, reply: Failed) -> TreadleError:
+        """Return the error for a rank that has failed; before all have started, its stage is logged."""
+        if self.serving:
+            return reply.error(rank, stage=None)
+        stage = self.monitor.stage_of(rank)
+        log.error("rank %d failed in stage %r of the start: %s", rank, stage, reply.message)
+        return reply.error(rank, stage=stage)
 
     def all_started(self, replies: Mapping[int, WorkerReply]) -> EngineInfo:
         """Note that every rank has replied to its ``StartWorker``. Return the facts of rank 0."""

@@ -17,6 +17,7 @@ __all__ = (
     "Collected",
     "Failed",
     "Launch",
+    "Progress",
     "Sample",
     "StartWorker",
     "Started",
@@ -64,6 +65,14 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Leave the group of ranks."""
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Where the start of a rank is. Workers may send any number of these before ``Started``."""
+
+    stage: str
+    is_waiting: bool = False
+    """Whether the rank waits, on the host, until the others are as far."""
+
+
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The model is loaded."""
 
@@ -77,9 +86,9 @@ class Collected(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A worker cannot continue; ``kind`` is the class of the error."""
+    """A worker cannot continue; ``error_class`` is the name of the error's class."""
 
-    kind: str
+    error_class: str
     message: str
 
     @classmethod
@@ -90,20 +99,26 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     @property
     def treadle_error(self) -> errors.TreadleError | None:
         """The error itself if its class is in ``treadle.errors``: the user can act on it."""
-        kind = getattr(errors, self.kind, None)
-        if isinstance(kind, type) and issubclass(kind, errors.TreadleError):
-            return kind(self.message)
+        error_type = getattr(errors, self.error_class, None)
+        if isinstance(error_type, type) and issubclass(error_type, errors.TreadleError):
+            return error_type(self.message)
         return None
 
-    def error(self, rank: int, *, serving: bool) -> errors.TreadleError:
-        """Return what the executor raises: the error itself at start, ``EngineDeadError`` later."""
-        if not serving and (error := self.treadle_error) is not None:
+    def error(self, rank: int, *, stage: str | None) -> errors.TreadleError:
+        """Return what the executor raises: the error itself at start, ``EngineDeadError`` later.
+
+        ``stage`` is that of the start, ``None`` after it.
+        """
+        if stage is not None and (error := self.treadle_error) is not None:
             return error
-        return errors.EngineDeadError(f"rank {rank} failed: {self.kind}: {self.message}")
+        where = "" if stage is None else f" in stage {stage!r} of the start"
+        return errors.EngineDeadError(
+            f"rank {rank} failed{where}: {self.error_class}: {self.message}"
+        )
 
 
 WorkerCommand = StartWorker | Launch | Sample | Collect | Stop
-WorkerReply = Started | Collected | Failed
+WorkerReply = Progress | Started | Collected | Failed
 
 _ENCODER = msgspec.msgpack.Encoder()
 _COMMANDS = msgspec.msgpack.Decoder(WorkerCommand)

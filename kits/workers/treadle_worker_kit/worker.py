@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from treadle_worker_kit.messages import (
     Collect,
     Failed,
     Launch,
+    Progress,
     Sample,
     StartWorker,
     Stop,
@@ -32,24 +34,45 @@ __all__ = ("START_TIMEOUT", "Worker", "failure_reply")
 log = logging.getLogger("treadle.workers")
 
 
+class StartProgress:
+    """Reports the stage that a start is in, and whether this rank waits for the others."""
+
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self._report = report
+        self._stage = ""
+
+    def enter(self, stage: str) -> None:
+        self._stage = stage
+        self._report(Progress(stage))
+
+    def wait(self, is_waiting: bool) -> None:
+        self._report(Progress(self._stage, is_waiting))
+
+
 class Worker:
     """A shard of a model on its device. The only one of its process; used from one thread."""
 
-    def __init__(self, start: StartWorker, store: Store) -> None:
+    def __init__(
+        self, start: StartWorker, store: Store, report: Callable[[Progress], None]
+    ) -> None:
         """Join the other ranks through ``store``, build and load the model.
 
-        Raises what ``ModelRunner`` raises.
+        ``report`` gets each stage of it. Raises what ``ModelRunner`` raises.
         """
         config = start.config
+        progress = StartProgress(report)
+        progress.enter("plugins")
         plugins = PluginManager.from_selection(start.plan, config.plugins)
         device = pick_device(config.device.device, start.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         elif config.device.cpu_threads is None:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // start.local_world_size))
-        self._base = TorchCommunicator(start.rank, start.world_size, device, store)
+        progress.enter("process group")
+        self._base = TorchCommunicator(start.rank, start.world_size, device, store, progress.wait)
+        progress.enter("communicator")
         communicator = choose_communicator(plugins, self._base, device)
-        self._runner = ModelRunner(config, plugins, communicator)
+        self._runner = ModelRunner(config, plugins, communicator, progress.enter)
 
     @property
     def info(self) -> EngineInfo:

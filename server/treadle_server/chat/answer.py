@@ -1,4 +1,4 @@
-"""The answer of a chat completion: whole, or the chunks of one of its choices."""
+"""The response of a chat completion: complete, or as the chunks of its choices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ("ChatChoiceStream", "chat_completion")
 
 
 class ChatFields:
-    """What the choices of one request have in common."""
+    """The fields that all choices of one request share."""
 
     def __init__(self, context: ServerContext, generation: Generation) -> None:
         request = generation.request
@@ -126,7 +126,7 @@ class ChatChoiceStream:
         )
 
     def open(self, output: RequestOutput, *, is_first: bool) -> None:
-        """Send the role; the first chunk of a response also tells what was asked of the prompt."""
+        """Send the role; the first chunk of a response also has the requested data of the prompt."""
         if is_first:
             self.chunk.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
             if self._fields.wants_ids:
@@ -165,13 +165,13 @@ class ChatChoiceStream:
             self._send_with_tokens(ChatDelta(tool_calls=[call]))
 
     def _collect(self, completion: CompletionOutput) -> None:
-        """Keep logprobs and ids until a chunk takes them along."""
+        """Keep logprobs and ids until the next chunk is sent."""
         if self._fields.wants_logprobs and completion.logprobs:
-            found = self._fields.logprobs(completion)
-            if self._logprobs is None or found is None:
-                self._logprobs = found
+            logprobs = self._fields.logprobs(completion)
+            if self._logprobs is None or logprobs is None:
+                self._logprobs = logprobs
             else:
-                self._logprobs.content += found.content
+                self._logprobs.content += logprobs.content
         if self._fields.wants_ids:
             self._ids = (self._ids or []) + completion.token_ids
 

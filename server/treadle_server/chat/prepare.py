@@ -18,16 +18,16 @@ __all__ = ("prepare_chat",)
 UNSET = SamplingParams().max_tokens
 
 
-async def prepare_chat(context: ServerContext, request: ChatRequest) -> Generation:
-    """Check, render and encode. Raises ``RequestError`` or ``APIError``."""
+async def prepare_chat(context: ServerContext, request: ChatRequest, client: str) -> Generation:
+    """Check, render and encode a request of ``client``. Raises ``RequestError`` or ``APIError``."""
     context.check_model(request.model)
-    conversation = to_conversation(request, knows_developer=context.knows_developer)
+    conversation = to_conversation(request, knows_developer=context.knows_developer, client=client)
     check_tool_parser(context, conversation)
     changes: dict[str, Any] = {"max_tokens": max_tokens(request, context.defaults)}
     top_logprobs = num_top_logprobs(request)
     if request.logprobs:
         changes["logprobs"] = top_logprobs
-    params = context.to_params(request, **changes)
+    params = context.to_params(request, client, **changes)
     chat = await context.chat_processor.prepare(conversation, params)
     return Generation(
         id=context.new_id("chatcmpl"),
@@ -40,14 +40,14 @@ async def prepare_chat(context: ServerContext, request: ChatRequest) -> Generati
 
 
 def check_tool_parser(context: ServerContext, chat: Conversation) -> None:
-    """Refuse tools whose calls would not be found in the answer."""
-    plugins = context.chat_processor.parser_plugins
-    if not chat.tools or chat.tool_choice == "none" or plugins.tool_call_parser is not None:
+    """Raise ``RequestError`` for tools if no parser would find their calls in the output."""
+    parser_plugins = context.chat_processor.parser_plugins
+    if not chat.tools or chat.tool_choice == "none" or parser_plugins.tool_call_parser is not None:
         return
-    known = ", ".join(plugins.host.keys("tool_parsers")) or "none installed"
+    parser_names = ", ".join(parser_plugins.plugins.keys("tool_parsers")) or "none installed"
     raise RequestError(
         "this server does not parse tool calls: start it with --tool-call-parser NAME "
-        f"(known: {known}), or send tool_choice none",
+        f"(known: {parser_names}), or send tool_choice none",
         param="tool_choice",
     )
 

@@ -1,4 +1,4 @@
-"""The answer of a text completion: whole, or the chunks of one of its choices."""
+"""The response of a text completion: complete, or as the chunks of its choices."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ def text_completion(
         context,
         generation,
         [
-            text_choice(context, generation, output, one, number * generation.params.n + one.index)
+            text_choice(
+                context,
+                generation,
+                output,
+                output_choice,
+                number * generation.params.n + output_choice.index,
+            )
             for number, output in enumerate(outputs)
-            for one in output.outputs
+            for output_choice in output.outputs
         ],
     )
     completion.usage = visible_usage(generation, usage_of(outputs))
@@ -60,7 +66,7 @@ def text_choice(
     context: ServerContext,
     generation: Generation,
     output: RequestOutput,
-    one: CompletionOutput,
+    completion: CompletionOutput,
     index: int,
 ) -> CompletionChoice:
     request, text = request_of(generation), ""
@@ -71,21 +77,21 @@ def text_choice(
         ids = list(output.prompt_token_ids)
         positions = list(output.prompt_logprobs or [None] * len(ids))
     if not generation.discard_output:
-        text += one.text
-        ids += one.token_ids
-        positions += one.logprobs or []
+        text += completion.text
+        ids += completion.token_ids
+        positions += completion.logprobs or []
     logprobs = new_logprobs(context, request)
     choice = CompletionChoice(
         index=index,
         text=text,
         logprobs=None if logprobs is None else logprobs.take(ids, positions),
-        finish_reason="length" if generation.discard_output else one.finish_reason,
-        stop_reason=None if generation.discard_output else one.stop_reason,
+        finish_reason="length" if generation.discard_output else completion.finish_reason,
+        stop_reason=None if generation.discard_output else completion.stop_reason,
     )
     if request.prompt_logprobs is not None:
         choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
     if request.return_token_ids:
-        choice.token_ids = [] if generation.discard_output else one.token_ids
+        choice.token_ids = [] if generation.discard_output else completion.token_ids
         choice.prompt_token_ids = output.prompt_token_ids
     return choice
 
@@ -121,7 +127,7 @@ class TextChoiceStream:
         return new_completion(context, generation, choices)
 
     def open(self, output: RequestOutput, *, is_first: bool) -> None:
-        """Send what was asked of the prompt, if anything was."""
+        """Send the requested data of the prompt, if there is any."""
         request, choice = self._request, self._choice
         if request.echo:
             choice.text = echoed_prompt(self._context, self._generation, output)

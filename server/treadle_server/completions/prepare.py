@@ -15,10 +15,12 @@ from treadle_server.wire.completions import CompletionRequest
 __all__ = ("prepare_completion", "to_prompts")
 
 
-def prepare_completion(context: ServerContext, request: CompletionRequest) -> Generation:
-    """Check and convert. Raises ``RequestError``."""
+async def prepare_completion(
+    context: ServerContext, request: CompletionRequest, client: str
+) -> Generation:
+    """Check and convert a request of ``client``. Raises ``RequestError``."""
     context.check_model(request.model)
-    prompts = to_prompts(request)
+    prompts = to_prompts(request, client)
     num_sequences = len(prompts) * (request.n or 1)
     if num_sequences > MAX_SEQUENCES:
         raise RequestError(
@@ -42,12 +44,12 @@ def prepare_completion(context: ServerContext, request: CompletionRequest) -> Ge
         created_time=int(time.time()),
         request=request,
         prompts=prompts,
-        params=context.to_params(request, **changes),
+        params=context.to_params(request, client, **changes),
         discard_output=request.max_tokens == 0,
     )
 
 
-def to_prompts(request: CompletionRequest) -> list[Prompt]:
+def to_prompts(request: CompletionRequest, client: str) -> list[Prompt]:
     """Return one entry for each prompt. Raises ``RequestError`` for an empty or a mixed list."""
     prompt = request.prompt
     if prompt is None:
@@ -67,6 +69,8 @@ def to_prompts(request: CompletionRequest) -> list[Prompt]:
         raise RequestError("prompt is empty; send at least one token", param="prompt")
     special = request.add_special_tokens is not False
     return [
-        Prompt(text=item, add_special_tokens=special) if isinstance(item, str) else Prompt(ids=item)
+        Prompt(text=item, add_special_tokens=special, client=client)
+        if isinstance(item, str)
+        else Prompt(ids=item)
         for item in items
     ]

@@ -1,4 +1,4 @@
-"""What handlers return: answers with the headers that they owe, and errors."""
+"""The responses of handlers, with their headers, and error responses."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def answer(
     request: Request[Any, Any, Any], content: T, headers: Mapping[str, str] | None = None
 ) -> Response[T]:
     """Return an answer that names the fields of the request that were ignored."""
-    found = dict(headers or {})
+    response_headers = dict(headers or {})
     if ignored := request.state.get("ignored_fields"):
-        found["x-ignored-fields"] = ignored
-    return Response(content, headers=found)
+        response_headers["x-ignored-fields"] = ignored
+    return Response(content, headers=response_headers)
 
 
 def error_answer(error: APIError) -> Response[bytes]:
@@ -48,15 +48,15 @@ def handle_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     """The exception handler of everything that is not litestar's own."""
     if isinstance(error, InternalServerException) and error.detail == DISCONNECTED:
         return handle_disconnect(request, error)
-    owners = request.app.state.context.served.owners
-    shown, body = owners.error_for_client(error, request.scope), request.state.get("body")
-    if shown.detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
-        shown.detail.param = constraint_of(body) or shown.detail.param
-    return error_answer(shown)
+    owners = request.app.state.context.app_instance.faults
+    api_error, body = owners.error_for_client(error, request.scope), request.state.get("body")
+    if api_error.detail.param in CONSTRAINTS and isinstance(body, SamplingFields):
+        api_error.detail.param = constraint_of(body) or api_error.detail.param
+    return error_answer(api_error)
 
 
 def handle_disconnect(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-    """Nobody is there to read an answer; the status is for the counters."""
+    """Return a response that is only counted: the client has disconnected."""
     return Response(b"", status_code=499, media_type=JSON)
 
 
@@ -68,21 +68,23 @@ def handle_http_error(request: Request[Any, Any, Any], error: Exception) -> Resp
     headers = {k.lower(): v for k, v in (error.headers or {}).items()}
     match status:
         case 404:
-            found = APIError(
+            api_error = APIError(
                 404, "there is no such route; GET /v1/models and POST /v1/chat/completions are"
             )
         case 405:
             allowed = headers.get("allow", "")
-            found = APIError(405, f"this method is not allowed here; allowed: {allowed}")
+            api_error = APIError(405, f"this method is not allowed here; allowed: {allowed}")
         case 400 if isinstance(error, ValidationException) and not request.state.get("body"):
-            found = APIError(400, "the body is empty; send a JSON object")
+            api_error = APIError(400, "the body is empty; send a JSON object")
         case 413:
-            found = APIError(
+            api_error = APIError(
                 413, "the body is too large; see --max-body-bytes", code="body_too_large"
             )
         case _ if status >= 500:
-            found = request.app.state.context.served.owners.error_for_client(error, request.scope)
+            api_error = request.app.state.context.app_instance.faults.error_for_client(
+                error, request.scope
+            )
         case _:
-            found = APIError(status, error.detail)
-    found.headers = headers
-    return error_answer(found)
+            api_error = APIError(status, error.detail)
+    api_error.headers = headers
+    return error_answer(api_error)

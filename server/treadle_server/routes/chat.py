@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import Request, Response, post
@@ -33,11 +34,11 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def chat_completions(
         data: Annotated[ChatRequest, Body()], request: Request[Any, Any, Any]
     ) -> Response[ChatCompletion]:
-        generation = await prepare_chat(context, data)
+        prepare = partial(prepare_chat, context, data, context.client_of(request))
         if data.stream:
-            return stream(context, request, generation, ChatChoiceStream)
-        (output,) = await run(context, request, generation)
-        failed = {label for one in output.outputs for label in one.parser_errors}
+            return stream(context, request, prepare, ChatChoiceStream)
+        generation, (output,) = await run(context, request, prepare)
+        failed = {label for completion in output.outputs for label in completion.parser_errors}
         headers = {"x-treadle-parser-error": ",".join(sorted(failed))} if failed else {}
         return answer(request, chat_completion(context, generation, output), headers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import Request, Response, post
@@ -33,10 +34,10 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def completions(
         data: Annotated[CompletionRequest, Body()], request: Request[Any, Any, Any]
     ) -> Response[Completion]:
-        generation = prepare_completion(context, data)
+        prepare = partial(prepare_completion, context, data, context.client_of(request))
         if data.stream:
-            return stream(context, request, generation, TextChoiceStream)
-        outputs = await run(context, request, generation)
+            return stream(context, request, prepare, TextChoiceStream)
+        generation, outputs = await run(context, request, prepare)
         return answer(request, text_completion(context, generation, outputs))
 
     return [completions]

@@ -1,4 +1,4 @@
-"""Running a generation for a handler: to its end, or as a stream."""
+"""Run a generation for a handler: until it is finished, or as a stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from litestar import Request, Response
 
 from treadle.outputs import RequestOutput
 from treadle_server.active_requests import ActiveRequest
-from treadle_server.completion_stream import ChoiceStream, completion_events, visible_usage
+from treadle_server.completion_stream import (
+    ChoiceStream,
+    Prepare,
+    completion_events,
+    visible_usage,
+)
 from treadle_server.context import ServerContext
 from treadle_server.generation import Generation, whole_outputs
 from treadle_server.request_metrics import RequestTimer, usage_of
@@ -18,32 +23,33 @@ __all__ = ("run", "stream")
 
 
 async def run(
-    context: ServerContext, request: Request[Any, Any, Any], generation: Generation
-) -> list[RequestOutput]:
-    """Return the finished outputs, one for each prompt.
+    context: ServerContext, request: Request[Any, Any, Any], prepare: Prepare
+) -> tuple[Generation, list[RequestOutput]]:
+    """Return what ``prepare`` returns and its finished outputs, one for each prompt.
 
-    Ends with the client, the deadline or the server. Raises what the engine raises.
+    Ends with the client, the deadline or the server. Raises what ``prepare`` and the engine raise.
     """
     timer = RequestTimer(context.metrics if context.config.enable_request_metrics else None)
 
-    async def work(_: ActiveRequest) -> list[RequestOutput]:
-        return await whole_outputs(context.engine, generation)
+    async def work(_: ActiveRequest) -> tuple[Generation, list[RequestOutput]]:
+        generation = await prepare()
+        return generation, await whole_outputs(context.engine, generation)
 
-    outputs = await context.active_requests.run(request.receive, work)
+    generation, outputs = await context.active_requests.run(request.receive, work)
     timer.record_finished(visible_usage(generation, usage_of(outputs)), outputs)
-    return outputs
+    return generation, outputs
 
 
 def stream(
     context: ServerContext,
     request: Request[Any, Any, Any],
-    generation: Generation,
+    prepare: Prepare,
     choice_type: type[ChoiceStream],
 ) -> Response[Any]:
-    """Return the streamed answer."""
+    """Return the streamed answer to what ``prepare`` returns."""
     ignored = request.state.get("ignored_fields")
     return EventStream(
-        completion_events(context, generation, choice_type),
+        completion_events(context, prepare, choice_type),
         context.active_requests,
         context.config.sse_keep_alive_interval,
         {"x-ignored-fields": ignored} if ignored else None,

@@ -31,9 +31,9 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     async def model(request: Request[Any, Any, Any]) -> ModelCard:
         name = str(request.path_params["name"]).removeprefix("/")
         if name not in context.names:
-            served = ", ".join(context.names)
+            model_names = ", ".join(context.names)
             raise ModelNotFoundError(
-                f"the model {name[:256]!r} does not exist here; this server has: {served}"
+                f"the model {name[:256]!r} does not exist here; this server has: {model_names}"
             )
         return card(name)
 

@@ -1,10 +1,11 @@
 """``GET /plugins``: what ``treadle plugin list`` shows, as this server sees it while it runs.
 
-``POST /plugins/{id}/reload`` exchanges the code of one distribution, for administrators.
+``POST /plugins/{id}/reload`` reloads the code of one distribution, for administrators.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -20,10 +21,10 @@ from treadle.errors import (
     PluginReloadError,
 )
 from treadle.testing.examination.listing import Row, rows
-from treadle_server.context import LARGE, ServerContext
+from treadle_server.context import ServerContext
 from treadle_server.errors import APIError
-from treadle_server.exchange import RELOADABLE, Reloaded
 from treadle_server.keys import Keys
+from treadle_server.plugin_reload import RELOADABLE, ReloadResult
 from treadle_server.reload import reload
 
 __all__ = ("handlers",)
@@ -41,16 +42,14 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     @get("/plugins", summary="List the installed plugins")
     async def plugins() -> PluginList:
         # The metadata of every distribution is read: not on the event loop.
-        found: list[Row] = await context.run_in_thread_if_large(
-            LARGE, lambda: list(rows(context.engine.plugins))
-        )
+        row_list: list[Row] = await asyncio.to_thread(lambda: list(rows(context.engine.plugins)))
         states = context.stats.plugin_states if context.stats is not None else {}
         return PluginList(
-            system_fingerprint=context.fingerprint, data=[shown(row, states) for row in found]
+            system_fingerprint=context.fingerprint, data=[describe(row, states) for row in row_list]
         )
 
-    @post("/plugins/{id:str}/reload", status_code=200, summary="Exchange the code of a plugin")
-    async def reload_plugin(request: Request[Any, Any, Any]) -> Reloaded:
+    @post("/plugins/{id:str}/reload", status_code=200, summary="Reload the code of a plugin")
+    async def reload_plugin(request: Request[Any, Any, Any]) -> ReloadResult:
         check_admin(context, admins, dict(reversed(cast("Any", request.scope)["headers"])))
         id = request.path_params["id"]
         try:
@@ -76,18 +75,21 @@ def check_admin(context: ServerContext, admins: Keys, headers: Mapping[bytes, by
         )
     if admins.sent_in(headers):
         return
-    wanted = "reloading needs an --admin-api-key; send it as Authorization: Bearer KEY"
-    if context.config.api_key:  # one of those was sent, or the edge had refused
-        raise APIError(403, f"this key may not administer: {wanted}", code="admin_key_required")
-    raise APIError(401, wanted, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    hint = "reloading needs an --admin-api-key; send it as Authorization: Bearer KEY"
+    if context.config.api_key:  # the gateway has refused requests without a key
+        raise APIError(403, f"this key may not administer: {hint}", code="admin_key_required")
+    raise APIError(401, hint, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
-def shown(row: Row, states: dict[str, str]) -> dict[str, str]:
-    """A row with its id, and the state in the process where such plugins live: here those that can
-    be reloaded, in the engine all others; broken anywhere is broken. Paths stay inside."""
-    told = msgspec.structs.asdict(row)
-    del told["target"]
+def describe(row: Row, states: dict[str, str]) -> dict[str, str]:
+    """Return a row with its id and its state, without paths of this machine.
+
+    The state is that of the server's process for kinds that can be reloaded, and of the engine's for
+    all others. A plugin that is broken in either is broken.
+    """
+    fields = msgspec.structs.asdict(row)
+    del fields["target"]
     id, state = f"{row.kind}:{row.key}", row.state
     if state != "broken" and (row.kind not in RELOADABLE or state == "ready"):
         state = states.get(id, state)
-    return {"id": id, **told, "state": state}
+    return {"id": id, **fields, "state": state}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from litestar import Request, Response, post
@@ -19,6 +20,10 @@ from treadle_server.wire.tokenize import Detokenized, DetokenizeRequest, Tokeniz
 
 __all__ = ("handlers",)
 
+MIN_CHARS, CHARS_PER_TOKEN = 2**20, 16
+"""Characters of a text that may be tokenized: so many in any case, and for each token of the
+context four times those of an average token."""
+
 
 def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
     strict = context.config.strict_requests
@@ -34,15 +39,11 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         data: Annotated[TokenizeRequest, Body()], request: Request[Any, Any, Any]
     ) -> Response[Tokenized]:
         context.check_model(data.model)
-        tokens = await encode(context, data)
-        found = Tokenized(
-            count=len(tokens),
-            max_model_len=context.engine.info.max_model_len,
-            tokens=tokens,
+        client = context.client_of(request)
+        result = await context.active_requests.run(
+            request.receive, lambda _: tokenized(context, data, client)
         )
-        if data.return_token_strs:
-            found.token_strs = [context.engine.tokenizer.id_to_token(t) for t in tokens]
-        return answer(request, found)
+        return answer(request, result)
 
     @post(
         "/detokenize",
@@ -57,35 +58,60 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
         context.check_model(data.model)
         check_ids(context, data.tokens)
         skip, tokenizer = bool(data.skip_special_tokens), context.engine.tokenizer
-
-        def work() -> str:
-            return tokenizer.decode(data.tokens, skip_special_tokens=skip)
-
-        text = await context.run_in_thread_if_large(len(data.tokens), work)
+        work = partial(tokenizer.decode, data.tokens, skip_special_tokens=skip)
+        client = context.client_of(request)
+        text = await context.active_requests.run(
+            request.receive,
+            lambda _: context.engine.texts.run(work, len(data.tokens), client=client, inline=True),
+        )
         return answer(request, Detokenized(prompt=text))
 
     return [tokenize, detokenize]
 
 
-async def encode(context: ServerContext, data: TokenizeRequest) -> list[int]:
+async def tokenized(context: ServerContext, data: TokenizeRequest, client: str) -> Tokenized:
+    """Return the tokens of a text or a conversation. Raises ``RequestError``."""
     if (data.prompt is None) == (data.messages is None):
         raise RequestError("send either prompt or messages, not both or neither", param="prompt")
+    texts, tokenizer = context.engine.texts, context.engine.tokenizer
     if data.messages is not None:
-        chat = to_conversation(data, knows_developer=context.knows_developer)
-        prompt = await context.chat_processor.render(chat)
-        return prompt.ids or []
-    text, special = data.prompt or "", data.add_special_tokens is not False
-    tokenizer = context.engine.tokenizer
-    return await context.run_in_thread_if_large(
-        len(text), lambda: tokenizer.encode(text, add_special_tokens=special)
+        chat = to_conversation(data, knows_developer=context.knows_developer, client=client)
+        check_size(context, chat.num_chars, "messages")
+        tokens = (await context.chat_processor.render(chat)).ids or []
+    else:
+        text, special = data.prompt or "", data.add_special_tokens is not False
+        check_size(context, len(text), "prompt")
+        encode = partial(tokenizer.encode, text, add_special_tokens=special)
+        tokens = await texts.run(encode, len(text), client=client, inline=True)
+    result = Tokenized(
+        count=len(tokens), max_model_len=context.engine.info.max_model_len, tokens=tokens
     )
+    if data.return_token_strs:
+        result.token_strs = await texts.run(
+            lambda: [tokenizer.id_to_token(token) for token in tokens],
+            len(tokens),
+            client=client,
+            inline=True,
+        )
+    return result
+
+
+def check_size(context: ServerContext, num_chars: int, param: str) -> None:
+    """Refuse texts that are much longer than a context: they may be counted, but not for hours."""
+    most = max(MIN_CHARS, CHARS_PER_TOKEN * context.engine.info.max_model_len)
+    if num_chars > most:
+        raise RequestError(
+            f"{param} has {num_chars} characters; this model's context lets at most {most} be "
+            "tokenized: send it in parts",
+            param=param,
+        )
 
 
 def check_ids(context: ServerContext, tokens: Sequence[int]) -> None:
-    most, width = context.engine.info.max_model_len, context.engine.tokenizer.vocab_size
-    if len(tokens) > most:
+    max_len, width = context.engine.info.max_model_len, context.engine.tokenizer.vocab_size
+    if len(tokens) > max_len:
         raise RequestError(
-            f"tokens has {len(tokens)} entries; at most {most} are allowed", param="tokens"
+            f"tokens has {len(tokens)} entries; at most {max_len} are allowed", param="tokens"
         )
     for token in tokens:
         if not 0 <= token < width:

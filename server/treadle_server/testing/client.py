@@ -1,4 +1,4 @@
-"""Asking an ASGI application inside of the process: nothing is bound, no port is taken."""
+"""A client that calls an ASGI application in the same process, without a socket."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Answer:
     def error(self) -> dict[str, Any] | None:
         """The error of an answer in the form of the OpenAI API; ``None`` if it has another."""
         try:
-            found = self.json["error"]
-            complete = {"message", "type", "param", "code"} <= found.keys()
+            error = self.json["error"]
+            is_complete = {"message", "type", "param", "code"} <= error.keys()
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
             return None
-        return found if complete and isinstance(found["message"], str) else None
+        return error if is_complete and isinstance(error["message"], str) else None
 
 
 async def ask(
@@ -50,14 +50,14 @@ async def ask(
     received: Callable[[], object] = bool,
     seconds: float = 10.0,
 ) -> Answer:
-    """One request, of JSON if it has a body. ``received`` is called for each part of the answer.
+    """Send one request, of JSON if it has a body. ``received`` is called for each part of the answer.
 
     Raises ``TimeoutError`` after ``seconds``, and what ``app`` raises.
     """
-    answer, asked = Answer(), False
-    sent = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
+    answer, is_sent = Answer(), False
+    all_headers = {"host": "localhost", "content-length": str(len(body)), **(headers or {})}
     if body:
-        sent.setdefault("content-type", "application/json")
+        all_headers.setdefault("content-type", "application/json")
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -68,16 +68,16 @@ async def ask(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
+        "headers": [(k.lower().encode(), v.encode()) for k, v in all_headers.items()],
         "client": ("127.0.0.1", 1),
         "server": ("localhost", 80),
     }
 
     async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if asked:  # the client stays until it has its answer
+        nonlocal is_sent
+        if is_sent:  # the client stays until it has its answer
             await asyncio.Event().wait()
-        asked = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:

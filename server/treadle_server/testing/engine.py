@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what stands around one."""
+"""An engine without a model, for tests of the code around an engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from treadle.api.kinds import RENDERERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
@@ -14,6 +15,7 @@ from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.prompts import parse_prompt
+from treadle.text.text_pool import TextPool
 
 __all__ = ("CharacterTokenizer", "FakeEngine", "FakeRenderer")
 
@@ -61,7 +63,7 @@ class CharacterTokenizer:
 
 
 class FakeRenderer:
-    """A renderer: ``role:content|`` for each message. ``messages`` is what it was given last."""
+    """A renderer: ``role:content|`` for each message. ``messages`` are the arguments of the last call."""
 
     def __init__(self) -> None:
         self.messages: dict[str, Any] = {}
@@ -75,13 +77,14 @@ class FakeRenderer:
 
 
 class FakeEngine:
-    """A started ``treadle_server.engine.Engine`` that says the same words to every prompt."""
+    """A started ``treadle_server.engine.Engine`` that generates the same words for every prompt."""
 
-    go_on: asyncio.Event | None = None
-    """What it waits for after the first of its words."""
+    resume_event: asyncio.Event | None = None
+    """Event to wait for after the first word; ``None`` to continue at once."""
 
     def __init__(self, plugins: PluginManager, name: str) -> None:
         self.plugins = plugins
+        self.texts = TextPool(plugins.call_stats.budget(RENDERERS, "render"), 1000)
         self.config: EngineConfig = from_options(model=name, served_model_name=[name])
         self.traits = ModelTraits()
         self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
@@ -111,18 +114,18 @@ class FakeEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         parsed = parse_prompt(prompt)
         ids = parsed.ids or self.tokenizer.encode(parsed.text or "")
-        said = ""
+        text = ""
         for number, piece in enumerate(PIECES):
-            if number and self.go_on is not None:
-                await self.go_on.wait()
+            if number and self.resume_event is not None:
+                await self.resume_event.wait()
             last = number == len(PIECES) - 1
-            said = piece if sampling_params.output_kind == "delta" else said + piece
+            text = piece if sampling_params.output_kind == "delta" else text + piece
             if not last and sampling_params.output_kind == "final":
                 continue
             reason = "stop" if last else None
             outputs = [
                 CompletionOutput(
-                    index=i, text=said, token_ids=self.tokenizer.encode(said), finish_reason=reason
+                    index=i, text=text, token_ids=self.tokenizer.encode(text), finish_reason=reason
                 )
                 for i in range(sampling_params.n)
             ]

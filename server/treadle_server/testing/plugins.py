@@ -1,10 +1,10 @@
-"""The conformance suite of server plugins: the application that they edit, asked as clients ask.
+"""The conformance suite of server plugins: requests to the application that they edit.
 
 ::
 
     class TestMine(PluginSuite, ServerSuite):
         plugin = "server:mine"
-        unasked = ["/events"]       # paths that a test must not ask: their answer never ends
+        skipped_paths = ["/events"]  # paths that must not be requested: their answer never ends
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from treadle.testing.plugin import PluginTest
 from treadle_server.app import base_app_config, create_app
 from treadle_server.config import server_from_options
 from treadle_server.context import ServerContext
-from treadle_server.edge import GatewayMiddleware
+from treadle_server.gateway import GatewayMiddleware
 from treadle_server.testing.client import Answer, ask
 from treadle_server.testing.engine import FakeEngine
 
 __all__ = ("NAME", "Route", "Server", "ServerSuite")
 
-PATIENCE = 3.0
-"""Seconds in which an answer comes that is not held back."""
+TIMEOUT = 3.0
+"""Seconds until a part of a stream must have arrived."""
 KEY = "a-key-of-the-test"
 WITH_KEY = {"authorization": f"Bearer {KEY}"}
 NAME = "a-model-of-the-test"
@@ -76,73 +76,73 @@ class Route(NamedTuple):
 
 
 class Server(NamedTuple):
-    """A server that is asked without a network."""
+    """A server that is called without a network."""
 
     engine: FakeEngine
     context: ServerContext
-    edge: GatewayMiddleware
+    gateway: GatewayMiddleware
 
     @property
     def routes(self) -> list[Route]:
-        return list(_routes(self.context.served.app.routes))
+        return list(_routes(self.context.app_instance.app.routes))
 
 
 class ServerSuite(PluginTest):
-    """Its routes are good neighbours, and the server's own are what they were."""
+    """Checks that the plugin's routes work and that the server's own routes stay the same."""
 
-    unasked: ClassVar[Sequence[str]] = ()
+    skipped_paths: ClassVar[Sequence[str]] = ()
     headers: ClassVar[Mapping[str, str]] = {}
     """What a client of the plugin must send, beside the API key."""
 
     # -- servers ---------------------------------------------------------------------
 
-    def without(self) -> PluginManager:
-        """A host that has everything but the plugin."""
-        plugins = self.host()
+    def manager_without_plugin(self) -> PluginManager:
+        """Return a plugin manager with all plugins except the tested one."""
+        plugins = self.plugin_manager()
         plugins.entries = [entry for entry in plugins.entries if entry.id != self.plugin]
         return plugins
 
     def server(
         self, plugins: PluginManager | None = None, name: str = NAME, **options: Any
     ) -> Server:
-        """A server that was not started: the plugins have edited its application."""
+        """Return a server that was not started; plugins have edited its application."""
         keys: dict[str, list[str]] = {"api_key": [], "admin_api_key": []}  # none of the environment
         config = server_from_options({**keys, **options})
-        parrot = FakeEngine(plugins or self.host(), name)
-        context = ServerContext(parrot, config)
-        return Server(parrot, context, create_app(context))
+        engine = FakeEngine(plugins or self.plugin_manager(), name)
+        context = ServerContext(engine, config)
+        return Server(engine, context, create_app(context))
 
     @asynccontextmanager
     async def running(self, server: Server) -> AsyncIterator[GatewayMiddleware]:
-        await server.context.served.start()
+        await server.context.app_instance.start()
         try:
-            yield server.edge
+            yield server.gateway
         finally:
-            await server.context.served.stop()
+            await server.context.app_instance.stop()
             server.context.close()
 
     def edit(self, config: AppConfig, server: Server) -> AppConfig:
         """``config`` after the hook of this plugin alone."""
-        plugins = self.host()
+        plugins = self.plugin_manager()
         relay: Any = plugins.hooks_for(self.kind, self.key)
         options = plugins.options(self.kind, self.key)
         relay.treadle_server(app=config, engine=server.engine, options=options)
         return config
 
     def routes(self) -> list[Route]:
-        """What the plugin adds."""
-        others = self.server(self.without()).routes
-        return [route for route in self.server().routes if route not in others]
+        """Return the routes that the plugin adds."""
+        base_routes = self.server(self.manager_without_plugin()).routes
+        return [route for route in self.server().routes if route not in base_routes]
 
     def responses(self) -> list[Route]:
-        return [route for route in self.routes() if route.path not in self.unasked]
+        return [route for route in self.routes() if route.path not in self.skipped_paths]
 
     def ask(self, method: str, path: str, body: bytes = b"") -> Answer:
-        """The answer of a server of its own, whose model is called ``NAME``."""
+        """Return the answer of a new server with the model name ``NAME``."""
 
         async def main() -> Answer:
-            async with self.running(self.server()) as edge:
-                return await ask(edge, method, path, body, headers=self.headers)
+            async with self.running(self.server()) as gateway:
+                return await ask(gateway, method, path, body, headers=self.headers)
 
         return asyncio.run(main())
 
@@ -150,24 +150,27 @@ class ServerSuite(PluginTest):
 
     def test_what_the_server_answers_stays_the_same(self) -> None:
         async def answers(plugins: PluginManager) -> list[Answer]:
-            async with self.running(self.server(plugins)) as edge:
-                return [await ask(edge, *asked, headers=self.headers) for asked in CORE]
+            async with self.running(self.server(plugins)) as gateway:
+                return [await ask(gateway, *request, headers=self.headers) for request in CORE]
 
-        plain, ours = asyncio.run(answers(self.without())), asyncio.run(answers(self.host()))
-        for asked, before, after in zip(CORE, plain, ours, strict=True):
-            assert (after.status, _constant(after)) == (before.status, _constant(before)), asked
-            lost = before.headers.keys() - after.headers.keys()
-            assert lost == set(), f"{asked} has no headers {lost}"
+        expected, actual = (
+            asyncio.run(answers(self.manager_without_plugin())),
+            asyncio.run(answers(self.plugin_manager())),
+        )
+        for request, before, after in zip(CORE, expected, actual, strict=True):
+            assert (after.status, _constant(after)) == (before.status, _constant(before)), request
+            missing = before.headers.keys() - after.headers.keys()
+            assert missing == set(), f"{request} has no headers {missing}"
 
     def test_a_stream_is_not_held_back(self) -> None:
-        """What has been said reaches the client before the engine says more."""
+        """Each output reaches the client before the engine generates the next one."""
 
         async def main() -> None:
             server = self.server()
-            seen = server.engine.go_on = asyncio.Event()
-            async with self.running(server) as edge:
+            event = server.engine.resume_event = asyncio.Event()
+            async with self.running(server) as gateway:
                 streamed = ask(
-                    edge, *STREAM, headers=self.headers, received=seen.set, seconds=PATIENCE
+                    gateway, *STREAM, headers=self.headers, received=event.set, seconds=TIMEOUT
                 )
                 try:
                     assert (await streamed).status == 200
@@ -187,12 +190,12 @@ class ServerSuite(PluginTest):
             before = {field: list(getattr(config, field)) for field in LISTS}
             handlers = dict(config.exception_handlers)
             self.edit(config, server)
-            for field, known in before.items():
-                kept = [one for one in getattr(config, field) if one in known]
-                assert kept == known, f"app.{field} has lost or moved something"
-            now = config.exception_handlers
-            lost = [name for name, one in handlers.items() if now.get(name) != one]
-            assert lost == [], "app.exception_handlers"
+            for field, originals in before.items():
+                remaining = [item for item in getattr(config, field) if item in originals]
+                assert remaining == originals, f"app.{field} has lost or moved something"
+            new_handlers = config.exception_handlers
+            missing = [name for name, item in handlers.items() if new_handlers.get(name) != item]
+            assert missing == [], "app.exception_handlers"
             assert config.state.context is server.context, "app.state.context"
 
         asyncio.run(main())
@@ -201,9 +204,9 @@ class ServerSuite(PluginTest):
 
     def test_its_routes_need_the_key(self) -> None:
         async def main() -> None:
-            async with self.running(self.server(api_key=[KEY])) as edge:
+            async with self.running(self.server(api_key=[KEY])) as gateway:
                 for route in self.routes():
-                    answer = await ask(edge, *route, headers=self.headers)
+                    answer = await ask(gateway, *route, headers=self.headers)
                     assert answer.status == 401, f"{route} answers {answer.status} without a key"
                     assert answer.error is not None
 
@@ -211,28 +214,30 @@ class ServerSuite(PluginTest):
 
     def test_its_routes_answer(self) -> None:
         """Also where a parameter is missing or wrong: an error has the form of the OpenAI API."""
-        known = {**self.headers, **WITH_KEY}
+        headers = {**self.headers, **WITH_KEY}
 
         async def main() -> None:
-            async with self.running(self.server(api_key=[KEY])) as edge:
+            async with self.running(self.server(api_key=[KEY])) as gateway:
                 for route in self.responses():
                     if route.method not in WITH_BODY:
-                        _sound(route, await ask(edge, *route, headers=known))
+                        _check_answer(route, await ask(gateway, *route, headers=headers))
 
         asyncio.run(main())
 
     def test_a_bad_body_is_the_mistake_of_the_client(self) -> None:
-        known = {**self.headers, **WITH_KEY}
+        headers = {**self.headers, **WITH_KEY}
 
         async def main() -> None:
-            async with self.running(self.server(api_key=[KEY])) as edge:
+            async with self.running(self.server(api_key=[KEY])) as gateway:
                 for route in self.responses():
                     for body in BODIES if route.method in WITH_BODY else ():
-                        _sound(route, await ask(edge, *route, body, headers=known), body)
+                        _check_answer(
+                            route, await ask(gateway, *route, body, headers=headers), body
+                        )
 
         asyncio.run(main())
 
-    # -- its life --------------------------------------------------------------------
+    # -- lifespan --------------------------------------------------------------------
 
     def test_two_servers_of_one_process_share_nothing(self) -> None:
         """Each of their routes knows its own server, whichever was made or asked first."""
@@ -242,18 +247,20 @@ class ServerSuite(PluginTest):
             servers = [self.server(name=name) for name in names]
             async with self.running(servers[0]) as first, self.running(servers[1]) as second:
                 for _ in range(2):
-                    for edge, name in zip((first, second), names, strict=True):
-                        others = {NAME, *names} - {name}
+                    for gateway, name in zip((first, second), names, strict=True):
+                        other_names = {NAME, *names} - {name}
                         for route in routes:
                             body = b"{}" if route.method in WITH_BODY else b""
-                            answer = await ask(edge, *route, body, headers=self.headers)
-                            said = answer.body.decode(errors="replace")
-                            assert not any(n in said for n in others), f"{route} of {name}: {said}"
+                            answer = await ask(gateway, *route, body, headers=self.headers)
+                            text = answer.body.decode(errors="replace")
+                            assert not any(n in text for n in other_names), (
+                                f"{route} of {name}: {text}"
+                            )
 
         asyncio.run(main())
 
     def test_it_may_be_called_again(self) -> None:
-        """In another thread, beside what is served: that is how a plugin is reloaded."""
+        """A reload calls the hook again, in another thread, while the server runs."""
 
         def sizes() -> dict[str, int]:
             server = self.server()
@@ -270,9 +277,11 @@ class ServerSuite(PluginTest):
         """The hook is also called for a server that never starts."""
 
         async def main() -> None:
-            before = _open()
+            before = _open_resources()
             self.server().context.close()
-            assert _open() - before == set(), "what it opens belongs into a lifespan manager"
+            assert _open_resources() - before == set(), (
+                "what it opens belongs into a lifespan manager"
+            )
 
         asyncio.run(main())
 
@@ -280,13 +289,13 @@ class ServerSuite(PluginTest):
         """A new application starts before the old one ends, and either may end first."""
 
         async def main() -> None:
-            servers = [self.server().context.served for _ in range(3)]
-            before = _open()
-            for served in servers:
-                await served.start()
-            for served in (servers[1], servers[0], servers[2]):
-                await served.stop()
-            assert _open() - before == set(), "it is still open"
+            servers = [self.server().context.app_instance for _ in range(3)]
+            before = _open_resources()
+            for app in servers:
+                await app.start()
+            for app in (servers[1], servers[0], servers[2]):
+                await app.stop()
+            assert _open_resources() - before == set(), "it is still open"
 
         asyncio.run(main())
 
@@ -306,16 +315,16 @@ def _value(parameter: Any) -> str:
 
 
 def _constant(answer: Answer) -> bytes:
-    """The body without what is another in each answer."""
+    """Return the body without the fields that differ between answers."""
     return CHANGING.sub(rb'"\1":0', answer.body)
 
 
-def _sound(route: Route, answer: Answer, body: bytes = b"") -> None:
+def _check_answer(route: Route, answer: Answer, body: bytes = b"") -> None:
     assert answer.status != 500, f"{route} fails: {body!r}"
     if answer.status >= 400:
         assert answer.error is not None, f"{route} answers {body!r} with {answer.body[:200]!r}"
 
 
-def _open() -> set[Any]:
-    """The threads of the process and the tasks of the loop."""
+def _open_resources() -> set[Any]:
+    """Return the threads of the process and the tasks of the event loop."""
     return {*threading.enumerate(), *asyncio.all_tasks()}

@@ -37,7 +37,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An unknown field is an error here: it would be a constraint that nobody enforces."""
+    """An unknown field is an error here: it would be a constraint that is not enforced."""
 
     json: str | dict[str, Any] | None = None
     json_object: bool | None = None

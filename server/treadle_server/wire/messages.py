@@ -32,7 +32,7 @@ class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
 
 
 class MediaPart(msgspec.Struct, tag_field="type", tag="media"):
-    """The parent of parts that are known and cannot be served; their content is not read."""
+    """The base class of content parts that are not supported; their content is not read."""
 
 
 class ImageURLPart(MediaPart, tag="image_url"): ...

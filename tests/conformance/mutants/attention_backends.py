@@ -23,10 +23,10 @@ class Mine(SdpaAttention):
 
 @impl
 def treadle_attention_backend(request):
-    bid = plugin.treadle_attention_backend(request, {})
-    if isinstance(bid, Refusal):
-        return Refusal("mine", bid.reasons)
-    return replace(bid, name="mine", create=lambda: Mine(request))
+    offer = plugin.treadle_attention_backend(request, {})
+    if isinstance(offer, Refusal):
+        return Refusal("mine", offer.reasons)
+    return replace(offer, name="mine", create=lambda: Mine(request))
 """
 
 
@@ -59,10 +59,10 @@ SPECIMENS = (
         source=SOURCE,
         only={"name": ("float32", "soft cap", "fp8_e4m3", "narrow window", "tree", "no kv heads")},
         mutants=(
-            Mutant("test_a_bid_is_an_offer_or_says_why_not", {"bid.reasons)": "())"}),
+            Mutant("test_an_answer_is_an_offer_or_says_why_not", {"offer.reasons)": "())"}),
             Mutant(
-                "test_a_bid_is_an_offer_or_says_why_not",
-                {"    bid =": "    request.num_heads // request.num_kv_heads\n    bid ="},
+                "test_an_answer_is_an_offer_or_says_why_not",
+                {"    offer =": "    request.num_heads // request.num_kv_heads\n    offer ="},
             ),
             Mutant(
                 "test_every_step_is_what_the_reference_says",
@@ -86,7 +86,9 @@ SPECIMENS = (
             ),
             Mutant(
                 "test_tokens_may_have_been_written_already",
-                forward("if k is None and scales == (1.0, 1.0): k = v = q[:, : self.kv_heads] * 0"),
+                forward(
+                    "if k is None and scales == (1.0, 1.0): k = v = q[:, : self.num_kv_heads] * 0"
+                ),
             ),
             Mutant(
                 "test_page_0_never_matters", forward(after="out += 0 * cache[0, 0].float().sum()")

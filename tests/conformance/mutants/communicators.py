@@ -30,6 +30,9 @@ class Mine:
     def all_reduce_min(self, values):
         return self.base.all_reduce_min(values)
 
+    def set_dry_run(self, enabled):
+        self.base.set_dry_run(enabled)
+
     def create_fused_op(self, op, size, dtype):
         from treadle_layers_kit import ops
 
@@ -55,7 +58,7 @@ SPECIMENS = (
         plugin="communicators:mine",
         source=SOURCE,
         mutants=(
-            Mutant("test_a_bid_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),
+            Mutant("test_an_answer_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),
             Mutant(
                 "test_ranks_keep_their_places",
                 {"base.memory_bytes + 64": "base.memory_bytes - 64"},
@@ -63,6 +66,8 @@ SPECIMENS = (
             Mutant(
                 "test_it_sums",
                 {"self.base.all_gather(x[None], 0)": "x[None]"},
+                also=frozenset({"test_a_dry_run_needs_no_other_rank"}),
+                why="which sums once more after it",
             ),
             Mutant(
                 "test_it_gathers_in_rank_order",
@@ -73,6 +78,10 @@ SPECIMENS = (
             Mutant(
                 "test_ranks_agree_on_the_smallest",
                 {"return self.base.all_reduce_min(values)": "return list(values)"},
+            ),
+            Mutant(
+                "test_a_dry_run_needs_no_other_rank",
+                {"self.base.set_dry_run(enabled)": "self.all_gather = lambda x, dim: x"},
             ),
             Mutant(
                 "test_fused_operations_equal_their_references",

@@ -97,7 +97,7 @@ SPECIMENS = (
                 },
             ),
             Mutant(
-                "test_a_held_step_is_completed_by_sample",
+                "test_a_deferred_step_is_completed_by_sample",
                 {"self.inner.sample_tokens(grammar_output)": "self.inner.sample_tokens(None)"},
             ),
             Mutant(

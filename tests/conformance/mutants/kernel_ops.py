@@ -133,12 +133,12 @@ SPECIMENS = (
         source=SOURCE,
         mutants=(
             Mutant(
-                "test_a_bid_is_an_offer_or_says_why_not",
+                "test_an_answer_is_an_offer_or_says_why_not",
                 {
                     "    if request.device.type": "    {'cpu': 0, 'cuda': 1}[request.device.type]\n    if request.device.type"
                 },
             ),
-            Mutant("test_a_bid_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),
+            Mutant("test_an_answer_is_an_offer_or_says_why_not", {'("it is for the CPU",)': "()"}),
             Mutant(
                 "test_an_unknown_operation_is_nobodys",
                 {

@@ -111,7 +111,7 @@ class Quantized(QuantizationSuite):
 
     @property
     def formats(self) -> Mapping[str, Format]:
-        plugin: Any = self.host().load(self.kind, self.key)
+        plugin: Any = self.plugin_manager().load(self.kind, self.key)
         return {"int8": plugin.Format()}
 
 

@@ -1,4 +1,4 @@
-"""A sound plugin, and what may be wrong with it: data of ``tests/conformance/test_bites.py``."""
+"""A sound plugin, and what may be wrong with it: data of ``tests/conformance/test_mutants.py``."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def treadle_grammar_compiler(name, tokenizer, vocab_size):
         return None
     from treadle_llguidance.compiler import Compiler
 
-    return Mine(Compiler(tokenizer, vocab_size, strict=True, whitespace_pattern=" {0,2}"))
+    return Mine(Compiler("mine", tokenizer, vocab_size, strict=True, whitespace_pattern=" {0,2}"))
 """
 
 

@@ -67,12 +67,12 @@ def treadle_tokenizer(mode, files):
 """
 
 
-def streaming(when: str, lost: str) -> dict[str, str]:
+def streaming(condition: str, character: str) -> dict[str, str]:
     """The edits of a stream that loses a character."""
     return {
-        "        return stream\n": f"        if {when}:\n"
+        "        return stream\n": f"        if {condition}:\n"
         "            decode_next = stream.decode_next\n"
-        f"            stream.decode_next = lambda token: decode_next(token).replace({lost!r}, '')\n"
+        f"            stream.decode_next = lambda token: decode_next(token).replace({character!r}, '')\n"
         "        return stream\n"
     }
 

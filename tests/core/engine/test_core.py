@@ -37,16 +37,16 @@ def test_stop_ids_and_min_tokens(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
     greedy = generate(driven, max_tokens=12, ignore_eos=True)
     stop = next(t for t in greedy[3:] if t not in greedy[:3])
-    at = greedy.index(stop)
+    index = greedy.index(stop)
     assert (
         generate(driven, "s", max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
-        == greedy[: at + 1]
+        == greedy[: index + 1]
     )
     assert driven.reasons["s"] == "stop"
     later = generate(
-        driven, "m", max_tokens=12, ignore_eos=True, stop_token_ids=[stop], min_tokens=at + 3
+        driven, "m", max_tokens=12, ignore_eos=True, stop_token_ids=[stop], min_tokens=index + 3
     )
-    assert len(later) >= at + 3 and stop not in later[: at + 3]
+    assert len(later) >= index + 3 and stop not in later[: index + 3]
 
 
 def test_the_end_of_sequence_id_ends_it(engine: Any, checkpoint: Any) -> None:
@@ -59,15 +59,19 @@ def test_the_end_of_sequence_id_ends_it(engine: Any, checkpoint: Any) -> None:
 
 
 def test_sampling_does_not_depend_on_the_batch(engine: Any, checkpoint: Any) -> None:
-    alone = generate(engine(checkpoint()), temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
+    expected = generate(
+        engine(checkpoint()), temperature=1.0, seed=3, max_tokens=20, ignore_eos=True
+    )
     crowd = engine(checkpoint(), page_size=4, num_pages=60, chunked_prefill_size=3)
     crowd.add("r", PROMPT, temperature=1.0, seed=3, max_tokens=20, ignore_eos=True)
     for i in range(6):
         crowd.add(f"x{i}", PROMPT[i:], temperature=1.3, top_k=5, max_tokens=30, ignore_eos=True)
     crowd.run()
-    assert crowd.tokens["r"] == alone
-    other = generate(engine(checkpoint()), temperature=1.0, seed=4, max_tokens=20, ignore_eos=True)
-    assert other != alone
+    assert crowd.tokens["r"] == expected
+    other_seed = generate(
+        engine(checkpoint()), temperature=1.0, seed=4, max_tokens=20, ignore_eos=True
+    )
+    assert other_seed != expected
 
 
 def test_priority_is_served_first(engine: Any, checkpoint: Any) -> None:
@@ -91,7 +95,7 @@ def test_salts_isolate(engine: Any, checkpoint: Any) -> None:
 
 def test_a_sequence_without_a_possible_token_fails_alone(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
-    weight = driven.core._executor._started.model.get_parameter("model.embed_tokens.weight")
+    weight = driven.core._executor._loaded_runner.model.get_parameter("model.embed_tokens.weight")
     with torch.no_grad():
         weight[77] = float("nan")
     driven.add("bad", [1, 77, 2], max_tokens=5, ignore_eos=True)
@@ -103,7 +107,7 @@ def test_a_sequence_without_a_possible_token_fails_alone(engine: Any, checkpoint
 
 def test_a_failed_step_ends_its_sequences_and_no_others(engine: Any, checkpoint: Any) -> None:
     driven = engine(checkpoint())
-    decoder = driven.core._executor._started.model.model
+    decoder = driven.core._executor._loaded_runner.model.model
 
     def fails(*arguments: Any, **named: Any) -> Any:
         raise RuntimeError("boom")
@@ -144,10 +148,10 @@ def test_bad_requests_are_refused(
     prompt: Any, params: dict[str, Any], param: str, message: str, engine: Any, checkpoint: Any
 ) -> None:
     driven = engine(checkpoint())
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError) as exc_info:
         driven.add("bad", prompt, **params)
-    assert caught.value.param == param and message in str(caught.value)
-    assert isinstance(caught.value, ContextLengthError) == (len(prompt) == 300)
+    assert exc_info.value.param == param and message in str(exc_info.value)
+    assert isinstance(exc_info.value, ContextLengthError) == (len(prompt) == 300)
     assert not driven.core.has_work
 
 
@@ -166,9 +170,9 @@ def test_bad_requests_are_refused(
     ],
 )  # fmt: skip
 def test_bad_parameters_name_themselves(params: dict[str, Any]) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError) as exc_info:
         SamplingParams(**params)
-    assert caught.value.param == next(iter(params))
+    assert exc_info.value.param == next(iter(params))
 
 
 def test_a_full_queue_and_a_used_id(engine: Any, checkpoint: Any) -> None:
@@ -203,8 +207,3 @@ def test_a_cache_that_is_too_small_is_named(engine: Any, checkpoint: Any) -> Non
     ):
         engine(checkpoint(), num_pages=4, max_model_len=200)
     assert engine(checkpoint(), num_pages=4).core.info.max_model_len == 48
-
-
-def test_tensor_parallelism_needs_another_executor(engine: Any, checkpoint: Any) -> None:
-    with pytest.raises(ConfigError, match="distributed_executor_backend='mp'"):
-        engine(checkpoint(), tensor_parallel_size=2)

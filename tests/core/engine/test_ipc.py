@@ -32,10 +32,10 @@ def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
     messages = [StepOutputs([TokenOutput("a", ids, "stop", 3)]) for ids in lists]
     data = b"".join(map(encode_frame, messages))
     frames = FrameDecoder()
-    found = [
+    reports = [
         decode_report(p) for i in range(0, len(data), size) for p in frames.feed(data[i : i + size])
     ]
-    assert found == messages
+    assert reports == messages
 
 
 def test_commands_arrive_as_they_were_sent() -> None:
@@ -78,9 +78,9 @@ def test_errors_keep_their_class(name: str) -> None:
     (payload,) = FrameDecoder().feed(bytes(encode_frame(RequestRejected("1", Failure.of(error)))))
     report = decode_report(payload)
     assert isinstance(report, RequestRejected)
-    again = report.failure.error()
-    assert type(again) is kind and str(again) == "what happened"
-    assert getattr(again, "param", None) == getattr(error, "param", None)
+    decoded = report.failure.error()
+    assert type(decoded) is kind and str(decoded) == "what happened"
+    assert getattr(decoded, "param", None) == getattr(error, "param", None)
 
 
 def test_other_errors_become_engine_errors() -> None:

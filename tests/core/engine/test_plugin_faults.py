@@ -35,11 +35,11 @@ def plugin(tmp_path: Any) -> Any:
 
 def calls(driven: Any, plugin: str, hook: str) -> dict[str, int]:
     """By outcome; a slow call is ok, because other tests may keep the machine busy."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for p, h, outcome, n in driven.core.stats.plugin_calls:
         if (p, h) == (plugin, hook):
-            found["ok" if outcome == "slow" else outcome] += n
-    return dict(found)
+            counts["ok" if outcome == "slow" else outcome] += n
+    return dict(counts)
 
 
 def test_an_extension_that_raises_is_left_out(engine: Any, checkpoint: Any, plugin: Any) -> None:

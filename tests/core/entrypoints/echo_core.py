@@ -60,22 +60,22 @@ class EchoCore:
     def step(self) -> list[TokenOutput]:
         self.steps += 1
         outputs = []
-        for request, done in list(self.running.values()):
-            self._obey(request.prompt_ids[0], done)
-            token = request.prompt_ids[done % len(request.prompt_ids)]
-            ends = done + 1 == (request.params.max_tokens or 10**9)
+        for request, num_outputs in list(self.running.values()):
+            self._obey(request.prompt_ids[0], num_outputs)
+            token = request.prompt_ids[num_outputs % len(request.prompt_ids)]
+            ends = num_outputs + 1 == (request.params.max_tokens or 10**9)
             outputs.append(TokenOutput(request.id, [token], "length" if ends else None))
             self.generated += 1
             if ends:
                 del self.running[request.id]
             else:
-                self.running[request.id] = (request, done + 1)
+                self.running[request.id] = (request, num_outputs + 1)
         return outputs
 
-    def _obey(self, command: int, done: int) -> None:
+    def _obey(self, command: int, num_outputs: int) -> None:
         if command == SLOW:
             time.sleep(0.01)
-        if done < 2:
+        if num_outputs < 2:
             return
         if command == RAISE:
             raise RuntimeError("a kernel failed")

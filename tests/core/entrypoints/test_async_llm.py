@@ -84,19 +84,19 @@ async def test_it_equals_the_engine_in_process(folder: Path) -> None:
         expected = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
         answer = llm.chat(messages, params, use_tqdm=False)[0].outputs[0]
     async with AsyncLLM(str(folder), cpu_threads=1) as engine:
-        found = await asyncio.gather(*(collect(engine.generate(p, params)) for p in prompts))
+        streams = await asyncio.gather(*(collect(engine.generate(p, params)) for p in prompts))
         chat = await collect(engine.chat(messages, params))
         assert engine.info.architecture == "LlamaForCausalLM"
         stats = await engine.stats()
         assert stats.generation_tokens == 24 and stats.num_running == 0
-    for outputs, wanted in zip([*found, chat], [*expected, answer], strict=True):
+    for outputs, completion in zip([*streams, chat], [*expected, answer], strict=True):
         last = outputs[-1].outputs[0]
         assert (last.token_ids, last.text, last.finish_reason) == (
-            wanted.token_ids,
-            wanted.text,
+            completion.token_ids,
+            completion.text,
             "length",
         )
-        assert last.cumulative_logprob == pytest.approx(wanted.cumulative_logprob, abs=1e-3)
+        assert last.cumulative_logprob == pytest.approx(completion.cumulative_logprob, abs=1e-3)
         assert outputs[-1].finished and not any(o.finished for o in outputs[:-1])
 
 
@@ -122,10 +122,10 @@ asyncio.run(main())
 
 def test_the_api_process_imports_nothing_heavy(folder: Path) -> None:
     """Nor does it need a main guard, which multiprocessing would."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.strip() == "[]", done.stderr
+    assert process.stdout.strip() == "[]", process.stderr
 
 
 # ------------------------------------------------------------------ streams
@@ -189,12 +189,12 @@ async def test_more_than_a_frame_holds(served: AsyncLLM, monkeypatch: pytest.Mon
 async def test_a_high_descriptor_in_the_child(folder: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         async with AsyncLLM(str(folder), entry=ENTRY) as engine:
             assert await collect(engine.generate([1], SamplingParams(max_tokens=3)))
     finally:
-        for fd in held:
+        for fd in descriptors:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -252,7 +252,9 @@ async def test_a_stream_that_is_never_read_can_be_closed(served: AsyncLLM) -> No
 
 
 async def test_wrong_requests_raise_and_nobody_else_notices(served: AsyncLLM) -> None:
-    other = asyncio.create_task(collect(served.generate([SLOW, 1], SamplingParams(max_tokens=30))))
+    neighbour = asyncio.create_task(
+        collect(served.generate([SLOW, 1], SamplingParams(max_tokens=30)))
+    )
     for prompt, kind in (
         ("", RequestError),
         ([10**6], RequestError),
@@ -261,18 +263,18 @@ async def test_wrong_requests_raise_and_nobody_else_notices(served: AsyncLLM) ->
     ):
         with pytest.raises(kind):
             await collect(served.generate(prompt, SamplingParams(n=2)))
-    with pytest.raises(EngineError, match="failed to add this request") as caught:
+    with pytest.raises(EngineError, match="failed to add this request") as exc_info:
         await collect(served.generate([BREAK]))
-    assert "secret" not in str(caught.value), "the bug is in the log, not in the answer"
-    assert (await other)[-1].finished
+    assert "secret" not in str(exc_info.value), "the bug is in the log, not in the answer"
+    assert (await neighbour)[-1].finished
     await served.health()
 
 
 async def test_an_id_in_use_is_refused(served: AsyncLLM) -> None:
     first = served.submit(await served.prepare([SLOW, 1], LONG, request_id="x"))
-    with pytest.raises(RequestError, match="'x'") as caught:
+    with pytest.raises(RequestError, match="'x'") as exc_info:
         await collect(served.generate([1], request_id="x"))
-    assert caught.value.param == "request_id"
+    assert exc_info.value.param == "request_id"
     await first.aclose()
     assert await collect(served.generate([1], SamplingParams(max_tokens=1), request_id="x"))
 
@@ -291,23 +293,23 @@ async def test_more_than_the_engine_could_queue_is_refused_here(folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("command", "why"), [(RAISE, "a kernel failed"), (EXIT, "status 3"), (KILL, "SIGKILL")]
+    ("command", "reason"), [(RAISE, "a kernel failed"), (EXIT, "status 3"), (KILL, "SIGKILL")]
 )
 async def test_a_dead_engine_fails_every_request_at_once(
-    served: AsyncLLM, command: int, why: str
+    served: AsyncLLM, command: int, reason: str
 ) -> None:
     waiting = [asyncio.create_task(collect(served.generate([SLOW, i], LONG))) for i in range(1, 4)]
     await asyncio.sleep(0.05)
-    began = time.monotonic()
-    with pytest.raises(EngineDeadError, match=why):
+    start_time = time.monotonic()
+    with pytest.raises(EngineDeadError, match=reason):
         await collect(served.generate([command, 1], LONG))
     for task in waiting:
-        with pytest.raises(EngineDeadError, match=why):
+        with pytest.raises(EngineDeadError, match=reason):
             await task
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - start_time < 3
     assert not served.alive and served.unfinished == 0
     for call in (served.health, served.stats, lambda: collect(served.generate([1]))):
-        with pytest.raises(EngineDeadError, match=why):
+        with pytest.raises(EngineDeadError, match=reason):
             await call()
     assert served._client.pid is not None and gone(served._client.pid)
 
@@ -337,9 +339,9 @@ async def test_failures_of_the_start_travel_back(
 ) -> None:
     engine = AsyncLLM(str(folder), entry=ENTRY, served_model_name=[name])
     for _ in range(2):
-        with pytest.raises(kind, match=message) as caught:
+        with pytest.raises(kind, match=message) as exc_info:
             await engine.start()
-        assert type(caught.value) is kind
+        assert type(exc_info.value) is kind
     assert engine._client.pid is not None and gone(engine._client.pid)
     await engine.shutdown()
 
@@ -379,10 +381,10 @@ async def test_shutdown_answers_pending_readers(folder: Path) -> None:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     pid = engine._client.pid
-    began = time.monotonic()
+    start_time = time.monotonic()
     await engine.shutdown()
     assert (await task)[-1].outputs[0].finish_reason == "abort"
-    assert pid is not None and gone(pid, 0.1) and time.monotonic() - began < 3
+    assert pid is not None and gone(pid, 0.1) and time.monotonic() - start_time < 3
     await engine.shutdown()
     with pytest.raises(EngineDeadError, match="shut down"):
         await collect(engine.generate([1]))
@@ -423,20 +425,20 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "fork"])
-def test_no_engine_outlives_its_parent(folder: Path, how: str) -> None:
+@pytest.mark.parametrize("parent_end", ["raise", "kill", "fork"])
+def test_no_engine_outlives_its_parent(folder: Path, parent_end: str) -> None:
     program = textwrap.dedent(
-        ORPHAN.format(here=HERE, folder=str(folder), prompt=SLOW if how != "fork" else 5)
+        ORPHAN.format(here=HERE, folder=str(folder), prompt=SLOW if parent_end != "fork" else 5)
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", program, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", program, parent_end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         text=True, start_new_session=True,
     )  # fmt: skip
     try:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not gone(pid, 0.1)
-        if how != "raise":
+        if parent_end != "raise":
             parent.kill()
         assert gone(pid, 8.0)
     finally:

@@ -43,18 +43,18 @@ def llm() -> Iterator[LLM]:
         yield engine
 
 
-def answered(llm: LLM, messages: Any, params: SamplingParams = GREEDY, **options: Any) -> Any:
+def complete_chat(llm: LLM, messages: Any, params: SamplingParams = GREEDY, **options: Any) -> Any:
     (output,) = llm.chat(messages, params, use_tqdm=False, **options)
     return output.outputs[0]
 
 
-def found(output: CompletionOutput) -> tuple[str, str | None, list[tuple[str | None, str]]]:
+def fields_of(output: CompletionOutput) -> tuple[str, str | None, list[tuple[str | None, str]]]:
     calls = [(call.name, call.arguments) for call in output.tool_calls]
     return output.content, output.reasoning, calls
 
 
 def test_a_tool_is_called(llm: LLM) -> None:
-    output = answered(llm, WEATHER, tools=TOOLS)
+    output = complete_chat(llm, WEATHER, tools=TOOLS)
     (call,) = output.tool_calls
     assert (call.index, call.name) == (0, "get_weather") and call.id.startswith("call_")
     assert json.loads(call.arguments) == {"city": "Paris"}
@@ -63,32 +63,32 @@ def test_a_tool_is_called(llm: LLM) -> None:
 
 
 def test_the_result_of_a_tool_is_read(llm: LLM) -> None:
-    (call,) = answered(llm, WEATHER, tools=TOOLS).tool_calls
+    (call,) = complete_chat(llm, WEATHER, tools=TOOLS).tool_calls
     function = {"name": call.name, "arguments": json.loads(call.arguments)}
     turn = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
     result = {"role": "tool", "content": '{"temperature": 21}'}
-    output = answered(llm, [*WEATHER, turn, result], tools=TOOLS)
+    output = complete_chat(llm, [*WEATHER, turn, result], tools=TOOLS)
     assert "21" in output.content and not output.tool_calls and output.finish_reason == "stop"
 
 
 def test_reasoning_is_apart(llm: LLM) -> None:
-    output = answered(llm, SUM, **THINK)
+    output = complete_chat(llm, SUM, **THINK)
     assert "42" in output.content and "<" not in output.content
     assert "42" in output.reasoning and "</think>" in output.text
     assert [type(part) for part in output.parts] == [ReasoningPart, TextPart]
-    joined = answered(llm, SUM, **THINK, separate_reasoning=False)
+    joined = complete_chat(llm, SUM, **THINK, separate_reasoning=False)
     assert joined.reasoning is None and joined.content == joined.text == output.text
 
 
 def test_without_tools_a_call_is_text(llm: LLM) -> None:
-    output = answered(llm, WEATHER, tools=TOOLS, tool_choice="none")
+    output = complete_chat(llm, WEATHER, tools=TOOLS, tool_choice="none")
     assert not output.tool_calls and output.content == output.text
 
 
 def test_a_call_can_be_forced(llm: LLM) -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     for choice in ("required", named):
-        output = answered(
+        output = complete_chat(
             llm, [{"role": "user", "content": "What is treadle?"}], tools=TOOLS, tool_choice=choice
         )
         (call,) = output.tool_calls
@@ -111,7 +111,7 @@ def test_a_call_can_be_forced(llm: LLM) -> None:
 )
 def test_wrong_tools_are_named(llm: LLM, options: Any, param: str) -> None:
     with pytest.raises(RequestError) as error:
-        answered(llm, WEATHER, **options)
+        complete_chat(llm, WEATHER, **options)
     assert error.value.param == param
 
 
@@ -122,33 +122,33 @@ def test_a_constraint_holds_for_the_content(llm: LLM) -> None:
         "required": ["answer"],
     }
     params = GREEDY.replace(structured_outputs=StructuredOutputsParams(json=schema))
-    output = answered(llm, SUM, params, **THINK)
+    output = complete_chat(llm, SUM, params, **THINK)
     assert type(json.loads(output.content)["answer"]) is int and "42" in output.reasoning
 
 
 def test_several_conversations_and_outputs(llm: LLM) -> None:
     outputs = llm.chat([WEATHER, SUM], [GREEDY.replace(n=2), GREEDY], use_tqdm=False, tools=TOOLS)
     first, second = (output.outputs for output in outputs)
-    assert [len(one.tool_calls) for one in first] == [1, 1] and len(second) == 1
-    assert len({call.id for one in first for call in one.tool_calls}) == 2
+    assert [len(completion.tool_calls) for completion in first] == [1, 1] and len(second) == 1
+    assert len({call.id for completion in first for call in completion.tool_calls}) == 2
 
 
 @pytest.mark.parametrize(
     ("messages", "options"), [(WEATHER, {"tools": TOOLS}), (SUM, THINK), (WEATHER, {})]
 )
 def test_streams_give_the_same(llm: LLM, messages: Any, options: Any) -> None:
-    whole = answered(llm, messages, **options)
+    expected = complete_chat(llm, messages, **options)
     parts: list[Any] = []
     text = ""
     for output in llm.stream_chat(messages, GREEDY.replace(output_kind="delta"), **options):
-        (one,) = output.outputs
-        parts += one.parts or ()
-        text += one.text
-    assert text == whole.text and one.finish_reason == whole.finish_reason
+        (completion,) = output.outputs
+        parts += completion.parts or ()
+        text += completion.text
+    assert text == expected.text and completion.finish_reason == expected.finish_reason
     merged = CompletionOutput(index=0, text=text, token_ids=[], parts=merge_parts(parts))
-    assert found(merged) == found(whole)
-    kinds = [one.outputs[0] for one in llm.stream_chat(messages, GREEDY, **options)]
-    assert found(kinds[-1]) == found(whole)
+    assert fields_of(merged) == fields_of(expected)
+    kinds = [completion.outputs[0] for completion in llm.stream_chat(messages, GREEDY, **options)]
+    assert fields_of(kinds[-1]) == fields_of(expected)
     for before, after in pairwise(kinds):
         assert after.content.startswith(before.content)
         assert (after.reasoning or "").startswith(before.reasoning or "")
@@ -156,10 +156,10 @@ def test_streams_give_the_same(llm: LLM, messages: Any, options: Any) -> None:
 
 def test_parsers_can_be_switched_off() -> None:
     with LLM(**OPTIONS, tool_call_parser="none", reasoning_parser="none") as engine:
-        output = answered(engine, WEATHER, tools=TOOLS)
+        output = complete_chat(engine, WEATHER, tools=TOOLS)
         assert output.parts is None and output.content == output.text != ""
         with pytest.raises(RequestError, match="needs a tool parser"):
-            answered(engine, WEATHER, tools=TOOLS, tool_choice="required")
+            complete_chat(engine, WEATHER, tools=TOOLS, tool_choice="required")
 
 
 PLUGIN = """
@@ -190,7 +190,7 @@ def test_a_parser_that_fails_is_named_and_its_text_delivered(tmp_path: Path) -> 
     file = tmp_path / "odd.py"
     file.write_text(PLUGIN)
     with LLM(**OPTIONS, plugin_file=[str(file)], tool_call_parser="odd") as engine:
-        output = answered(engine, WEATHER, tools=TOOLS)
+        output = complete_chat(engine, WEATHER, tools=TOOLS)
     assert output.parser_errors == ["tool_call_parser=odd"]
     assert output.content == output.text and output.finish_reason == "stop"
 
@@ -206,8 +206,8 @@ def test_the_engine_for_event_loops_gives_the_same(llm: LLM) -> None:
             return await asyncio.gather(last(WEATHER, tools=TOOLS), last(SUM, **THINK))
 
     called, thought = asyncio.run(main())
-    assert found(called) == found(answered(llm, WEATHER, tools=TOOLS))
-    assert found(thought) == found(answered(llm, SUM, **THINK))
+    assert fields_of(called) == fields_of(complete_chat(llm, WEATHER, tools=TOOLS))
+    assert fields_of(thought) == fields_of(complete_chat(llm, SUM, **THINK))
 
 
 def test_parts_are_merged_in_order() -> None:

@@ -17,6 +17,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams, StructuredOutputsParams
 from treadle.engine.ipc import encode_request, request_id
 from treadle.entrypoints.async_llm import AsyncLLM
+from treadle.entrypoints.llm import LLM
 from treadle.errors import RequestError, TreadleError
 from treadle.text.request_checks import check_json
 
@@ -56,13 +57,13 @@ async def engine(checkpoint: Callable[..., Path]) -> AsyncIterator[AsyncLLM]:
 
 async def with_innocents(engine: AsyncLLM, hostile: SamplingParams, prompt: Any = "a") -> Any:
     """Run ``hostile`` among innocent requests of the same flush, and return what became of it."""
-    alone = await outcome(engine, [5, 6, 7], params())
-    assert len(alone) == 2
+    expected = await outcome(engine, [5, 6, 7], params())
+    assert len(expected) == 2
     runs = [outcome(engine, [5, 6, 7], params()) for _ in range(3)]
     runs.insert(1, outcome(engine, prompt, hostile))
     async with asyncio.timeout(60):
         results = await asyncio.gather(*runs)
-    assert [results[0], *results[2:]] == [alone] * 3
+    assert [results[0], *results[2:]] == [expected] * 3
     return results[1]
 
 
@@ -129,12 +130,50 @@ async def test_any_value_of_any_field(engine: AsyncLLM, field: str, value: Any) 
     await with_innocents(engine, hostile, prompt)
 
 
+HOSTILE_CHATS: dict[str, dict[str, Any]] = {
+    "argument": {"chat_template_kwargs": {"size": HUGE}},
+    "document": {"chat_template_kwargs": {"documents": [{"text": "\ud800"}]}},
+    "deep_argument": {"chat_template_kwargs": {"tree": DEEP}},
+    "tool": {"tools": [{"type": "function", "function": {"name": "f", "description": "\udfff"}}]},
+    "deep_tool": {"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]},
+    "huge_tool": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": HUGE}}}]
+    },
+    "message": {"messages": [{"role": "user", "content": "a\ud800"}]},
+    "field": {"messages": [{"role": "user", "content": "a", "weight": HUGE}]},
+    "deep_message": {"messages": [{"role": "user", "content": [DEEP]}]},
+}
+
+
+@pytest.mark.parametrize("options", HOSTILE_CHATS.values(), ids=HOSTILE_CHATS.keys())
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_chat_that_cannot_be_sent(engine: AsyncLLM, options: dict[str, Any]) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(RequestError) as caught:
+        async for _ in engine.chat(**chat | options, sampling_params=params()):
+            pass
+    assert str(caught.value.param).startswith(next(iter(options)))
+    async for output in engine.chat(**chat, sampling_params=params()):
+        assert output.outputs[0].error is None
+
+
+def test_a_chat_that_cannot_be_sent_is_refused_in_process_too(
+    checkpoint: Callable[..., Path],
+) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+    with LLM(str(checkpoint(tokenizer=True)), cpu_threads=1, num_pages=64) as llm:
+        for options in HOSTILE_CHATS.values():
+            with pytest.raises(RequestError) as caught:
+                llm.chat(**chat | options, sampling_params=params(), use_tqdm=False)
+            assert str(caught.value.param).startswith(next(iter(options)))
+
+
 def test_json_is_bounded() -> None:
     check_json("x", {"a": [1, -(2**63), 2**64 - 1, 1.5, None, True, "ü", {"b": {}}]})
     for value in (2**64, -(2**63) - 1, float("nan"), {1: 1}, (object(),), "\ud800", {"\ud800": 1}):
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(RequestError) as exc_info:
             check_json("x", [value])
-        assert caught.value.param == "x"
+        assert exc_info.value.param == "x"
     with pytest.raises(RequestError, match="100000"):
         check_json("x", [0] * 100_001)
 

@@ -90,16 +90,16 @@ def test_greedy_tokens_equal_transformers(llm: LLM, folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False):
         prompt = torch.tensor([output.prompt_token_ids])
-        found = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)
-        assert output.outputs[0].token_ids == found[0, prompt.shape[1] :].tolist()
+        expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        assert output.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
 
 
 def test_results_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     together = llm.generate(
         PROMPTS * 3, GREEDY, use_tqdm=False
     )  # more than max_num_queued_reqs takes
-    alone = [llm.generate(p, GREEDY, use_tqdm=False)[0] for p in PROMPTS]
-    assert ids(together) == ids(alone) * 3
+    expected = [llm.generate(p, GREEDY, use_tqdm=False)[0] for p in PROMPTS]
+    assert ids(together) == ids(expected) * 3
     assert [o.prompt for o in together[:4]] == [*PROMPTS[:3], None]
     assert llm.generate([], GREEDY) == []
 
@@ -109,9 +109,9 @@ def test_parameters_for_each_prompt(llm: LLM, capsys: pytest.CaptureFixture[str]
     outputs = llm.generate(PROMPTS[:3], params, use_tqdm=False)
     assert [len(i) for i in ids(outputs)] == [1, 3, 2]
     assert "Processed" not in capsys.readouterr().err
-    with pytest.raises(RequestError, match="3 entries for 2 prompts") as caught:
+    with pytest.raises(RequestError, match="3 entries for 2 prompts") as exc_info:
         llm.generate(PROMPTS[:2], params)
-    assert caught.value.param == "sampling_params"
+    assert exc_info.value.param == "sampling_params"
     with pytest.raises(RequestError, match="priority has 1 entries"):
         llm.generate(PROMPTS[:2], GREEDY, priority=[1])
     assert llm.generate(PROMPTS[:2], GREEDY, priority=[0, 0], use_tqdm=False)
@@ -151,43 +151,43 @@ def test_logprobs(llm: LLM) -> None:
     assert all(c.rank == 1 for c in chosen)
     assert completion.cumulative_logprob == pytest.approx(sum(c.logprob for c in chosen))
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
-    shown = [
+    decoded_tokens = [
         p[t].decoded_token
         for p, t in zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
         if p
     ]
-    assert "".join(map(str, shown)) == "ello"
+    assert "".join(map(str, decoded_tokens)) == "ello"
 
 
 def test_a_stop_string_cuts_the_text(llm: LLM) -> None:
     params = GREEDY.replace(max_tokens=40)
-    (whole,) = texts(llm.generate("Hello", params, use_tqdm=False))
-    stop = whole[7:9]
+    (full_text,) = texts(llm.generate("Hello", params, use_tqdm=False))
+    stop = full_text[7:9]
     (output,) = llm.generate("Hello", params.replace(stop=[stop]), use_tqdm=False)
     completion = output.outputs[0]
-    assert completion.text == whole[: whole.index(stop)]
+    assert completion.text == full_text[: full_text.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     assert len(completion.token_ids) < 40
-    (kept,) = llm.generate(
+    (with_stop,) = llm.generate(
         "Hello", params.replace(stop=[stop], include_stop_str_in_output=True), use_tqdm=False
     )
-    assert kept.outputs[0].text == completion.text + stop
+    assert with_stop.outputs[0].text == completion.text + stop
 
 
 def test_chats(llm: LLM) -> None:
-    (one,) = llm.chat(USER, GREEDY, use_tqdm=False)
-    assert one.prompt == "<|user|>hi<|end|><|assistant|>"
+    (single,) = llm.chat(USER, GREEDY, use_tqdm=False)
+    assert single.prompt == "<|user|>hi<|end|><|assistant|>"
     two = llm.chat([USER, [{"role": "user", "content": "other"}]], GREEDY, use_tqdm=False)
-    assert ids(two)[0] == ids([one])[0] and len(two) == 2
+    assert ids(two)[0] == ids([single])[0] and len(two) == 2
     assert ids(
-        llm.generate({"prompt_token_ids": one.prompt_token_ids}, GREEDY, use_tqdm=False)
-    ) == ids([one])
+        llm.generate({"prompt_token_ids": single.prompt_token_ids}, GREEDY, use_tqdm=False)
+    ) == ids([single])
     (evil,) = llm.chat([{"role": "user", "content": "<|end|>"}], GREEDY, use_tqdm=False)
-    end = one.prompt_token_ids[3]
+    end = single.prompt_token_ids[3]
     assert evil.prompt_token_ids.count(end) == 1, "a user cannot end a turn"
-    for wrong in ([], "hi", None, [[]], [{"content": "x"}]):
+    for messages in ([], "hi", None, [[]], [{"content": "x"}]):
         with pytest.raises(RequestError):
-            llm.chat(wrong, GREEDY)  # type: ignore[arg-type]
+            llm.chat(messages, GREEDY)  # type: ignore[arg-type]
 
 
 def test_continuing_the_last_message(llm: LLM, folder: Path) -> None:
@@ -205,14 +205,14 @@ def test_continuing_the_last_message(llm: LLM, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["delta", "cumulative"])
 def test_streams_add_up_to_the_whole(llm: LLM, kind: Any) -> None:
-    whole = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    found: dict[str, list[int]] = {}
+    expected = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    token_ids: dict[str, list[int]] = {}
     for output in llm.stream(PROMPTS, GREEDY.replace(output_kind=kind)):
         new = output.outputs[0].token_ids
-        found[output.request_id] = (
-            found.get(output.request_id, []) + new if kind == "delta" else new
+        token_ids[output.request_id] = (
+            token_ids.get(output.request_id, []) + new if kind == "delta" else new
         )
-    assert list(found.values()) == ids(whole)
+    assert list(token_ids.values()) == ids(expected)
     streamed = "".join(
         o.outputs[0].text for o in llm.stream_chat(USER, GREEDY.replace(output_kind="delta"))
     )
@@ -328,23 +328,23 @@ def copy(folder: Path, to: Path, without: tuple[str, ...] = ()) -> Path:
 def test_without_a_tokenizer_ids_go_in_and_out(folder: Path, tmp_path: Path, llm: LLM) -> None:
     bare = copy(folder, tmp_path / "bare", ("*token*", "*.jinja"))
     expected = ids(llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False))
-    with LLM(str(bare), cpu_threads=1, num_pages=64) as own:
-        outputs = own.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    with LLM(str(bare), cpu_threads=1, num_pages=64) as tokenless:
+        outputs = tokenless.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
         assert ids(outputs) == expected and texts(outputs) == [""]
-        for call in (lambda: own.generate("text"), lambda: own.chat(USER)):
+        for call in (lambda: tokenless.generate("text"), lambda: tokenless.chat(USER)):
             with pytest.raises(RequestError, match="no tokenizer"):
                 call()
         with pytest.raises(CheckpointError, match="no tokenizer"):
-            own.get_tokenizer()
+            tokenless.get_tokenizer()
 
 
 def test_defaults_and_template_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
-    own = copy(folder, tmp_path / "own")
-    (own / "generation_config.json").write_text(
+    checkpoint = copy(folder, tmp_path / "own")
+    (checkpoint / "generation_config.json").write_text(
         json.dumps({"max_new_tokens": 5, "temperature": 0.0})
     )
     with LLM(
-        str(own), cpu_threads=1, num_pages=64, chat_template="Q{{ messages[0].content }}A"
+        str(checkpoint), cpu_threads=1, num_pages=64, chat_template="Q{{ messages[0].content }}A"
     ) as llm:
         assert llm.get_default_sampling_params().max_tokens == 5
         (output,) = llm.chat(USER, use_tqdm=False)

@@ -70,23 +70,25 @@ def prompts(seed: int = 0) -> dict[str, list[int]]:
     """Lengths around page boundaries; some begin alike."""
     rng = random.Random(seed)
     common = [rng.randrange(VOCAB) for _ in range(40)]
-    made = {}
-    for i, (shared, own) in enumerate(
+    prompts_by_name = {}
+    for i, (shared, suffix_len) in enumerate(
         [(0, 1), (0, 5), (16, 1), (33, 7), (40, 21), (0, 16), (17, 30)]
     ):
-        made[f"p{i}"] = common[:shared] + [rng.randrange(VOCAB) for _ in range(own)]
-    return made
+        prompts_by_name[f"p{i}"] = common[:shared] + [
+            rng.randrange(VOCAB) for _ in range(suffix_len)
+        ]
+    return prompts_by_name
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Callable[..., Path]) -> Callable[[str], dict[str, Any]]:
     """transformers' greedy continuation and log probabilities of each prompt, alone."""
-    known: dict[str, dict[str, Any]] = {}
+    by_model: dict[str, dict[str, Any]] = {}
 
     def generate(name: str) -> dict[str, Any]:
-        if name not in known:
-            known[name] = transformers_greedy(checkpoint(MODELS[name][0], **MODELS[name][1]))
-        return known[name]
+        if name not in by_model:
+            by_model[name] = transformers_greedy(checkpoint(MODELS[name][0], **MODELS[name][1]))
+        return by_model[name]
 
     return generate
 
@@ -95,15 +97,15 @@ def transformers_greedy(folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = {}
+    results = {}
     for name, prompt in prompts().items():
         with torch.inference_mode():
             ids = model.generate(
                 torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, eos_token_id=None
             )
             logprobs = model(ids).logits[0].log_softmax(-1)
-        found[name] = (ids[0, len(prompt) :].tolist(), logprobs)
-    return found
+        results[name] = (ids[0, len(prompt) :].tolist(), logprobs)
+    return results
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -138,11 +140,11 @@ def test_greedy_equals_transformers(
         tokens, logprobs = expected(name)[request]
         assert driven.tokens[request] == tokens
         assert driven.reasons[request] == "length"
-        for i, found in enumerate(driven.logprobs[request]):
+        for i, entry in enumerate(driven.logprobs[request]):
             row = logprobs[len(prompt) + i - 1]
-            assert found.ids[0] == tokens[i] and found.rank == 1
-            exact = row[torch.tensor(found.ids)]
-            assert torch.allclose(exact, torch.tensor(found.logprobs), atol=1e-4)
+            assert entry.ids[0] == tokens[i] and entry.rank == 1
+            exact = row[torch.tensor(entry.ids)]
+            assert torch.allclose(exact, torch.tensor(entry.logprobs), atol=1e-4)
     if name.startswith("gemma"):
         assert [g.kind for g in driven.core.info.kv_cache_groups] == ["sliding", "full"]
     if variant.startswith("preempted") and name != "mistral":
@@ -172,9 +174,9 @@ def test_requests_join_and_leave(engine: Any, checkpoint: Any, expected: Any) ->
             request, prompt = waiting.pop(0)
             driven.add(request, prompt, max_tokens=NEW, ignore_eos=True)
             driven.add(f"gone-{request}", prompt, max_tokens=NEW, ignore_eos=True)
-        gone = [n for n in driven.core.scheduler.sequences if n.startswith("gone")]
-        if gone and rng.random() < 0.15:
-            driven.core.abort_requests([rng.choice(gone)])
+        abortable = [n for n in driven.core.scheduler.sequences if n.startswith("gone")]
+        if abortable and rng.random() < 0.15:
+            driven.core.abort_requests([rng.choice(abortable)])
         driven.step()
     for request in prompts():
         assert driven.tokens[request] == expected("llama")[request][0]
@@ -193,9 +195,9 @@ def test_prompt_logprobs(name: str, engine: Any, checkpoint: Any, expected: Any)
     for request, prompt in prompts().items():
         _, logprobs = expected(name)[request]
         for attempt in range(2):
-            found = driven.prompt_logprobs[f"{request}-{attempt}"]
-            assert len(found) == len(prompt) - 1
-            for i, line in enumerate(found):
+            entries = driven.prompt_logprobs[f"{request}-{attempt}"]
+            assert len(entries) == len(prompt) - 1
+            for i, line in enumerate(entries):
                 assert line.ids[0] == prompt[i + 1]
                 exact = logprobs[i][torch.tensor(line.ids)]
                 assert torch.allclose(exact, torch.tensor(line.logprobs), atol=1e-4)
@@ -212,14 +214,14 @@ def test_siblings_share_the_prompt(options: dict[str, Any], engine: Any, checkpo
             f"s{i}", prompt, max_tokens=12, ignore_eos=True, temperature=1.0, seed=7, index=i,
             leader="s0" if i else None,
         )  # fmt: skip
-    most = 0
+    max_used = 0
     while driven.core.has_work:
         driven.step()
-        most = max(most, driven.core.stats.num_used_pages)
+        max_used = max(max_used, driven.core.stats.num_used_pages)
     size = driven.core.info.page_size
-    alone = -(-(len(prompt) + 12) // size)
+    pages_per_sequence = -(-(len(prompt) + 12) // size)
     shared = (len(prompt) - 1) // size
-    assert most <= alone + 3 * (alone - shared)
+    assert max_used <= pages_per_sequence + 3 * (pages_per_sequence - shared)
     outputs = [tuple(driven.tokens[f"s{i}"]) for i in range(4)]
     assert len(set(outputs)) == 4
     # The same seed and index alone give the same tokens.

@@ -102,19 +102,19 @@ class OnCuda:
         return self._host.create_guarded(kind, key, **arguments)
 
 
-def ran(
+def run_fused(
     folder: Path,
     *,
-    host: Any = None,
+    plugins: Any = None,
     communicator: Fusing | None = None,
     dtype: torch.dtype = torch.float32,
     cache: torch.dtype | None = None,
     backend: type[ReferenceBackend] = Paged,
     without: Sequence[str] = (),
-    wanted: Tensor | None = None,
+    logits_indices: Tensor | None = None,
 ) -> tuple[list[str], FusionReport]:
     """The kernels that a forward pass calls, after its results were compared with those without."""
-    tiny = TinyModel(folder, host or PluginManager(), tp_group=communicator, dtype=dtype)
+    tiny = TinyModel(folder, plugins or PluginManager(), tp_group=communicator, dtype=dtype)
     for layer in tiny.attentions:
         layer.backend = backend(layer.backend.request)  # type: ignore[attr-defined]
     clear = tiny._clear
@@ -125,12 +125,12 @@ def ran(
             layer.cache = layer.cache.to(cache or layer.cache.dtype)
 
     tiny._clear = cleared  # type: ignore[method-assign]
-    want = tiny.logits(IDS, wanted=wanted)
+    expected = tiny.logits(IDS, logits_indices=logits_indices)
     plugin = EveryKernel(without, communicator.calls if communicator else None)
-    report = apply_fusions(tiny.model, plugin, CPU, str(dtype).removeprefix("torch."))
+    report = apply_fusions(tiny.model, plugin.kernel, CPU, str(dtype).removeprefix("torch."))
     plugin.calls.clear()
-    got = tiny.logits(IDS, wanted=wanted)
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    actual = tiny.logits(IDS, logits_indices=logits_indices)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
     return plugin.calls, report
 
 
@@ -145,7 +145,7 @@ WHOLE = [QKV, ROPE, OUT, ADD, GATED, DOWN, ADD]
 UP = "linear 64 192"
 
 
-def swapped(calls: list[str], *pairs: tuple[str, Sequence[str]]) -> list[str]:
+def replace_calls(calls: list[str], *pairs: tuple[str, Sequence[str]]) -> list[str]:
     """``calls`` with some of them replaced by others."""
     changed = dict(pairs)
     return [new for call in calls for new in changed.get(call, [call])]
@@ -171,7 +171,7 @@ MOE = {
         ("LlamaForCausalLM", BIAS, [NORM, *WHOLE * 3, HEAD]),
         ("Qwen2ForCausalLM", {}, USUAL),
         ("Qwen3ForCausalLM", {}, USUAL),
-        ("GemmaForCausalLM", {}, swapped(USUAL, (GATED, [UP]))),
+        ("GemmaForCausalLM", {}, replace_calls(USUAL, (GATED, [UP]))),
         ("Gemma2ForCausalLM", {}, [NORM, *GEMMA2 * 3, HEAD]),
         ("Gemma3ForCausalLM", {}, [NORM, *GEMMA2 * 3, HEAD]),
         (
@@ -186,8 +186,8 @@ def test_models(
     architecture: str, changes: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, seed=1, **changes)
-    assert ran(folder)[0] == expected
-    assert ran(folder, wanted=torch.tensor([4, 12]))[0] == expected
+    assert run_fused(folder)[0] == expected
+    assert run_fused(folder, logits_indices=torch.tensor([4, 12]))[0] == expected
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +196,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_fp8_cache(llama: Path) -> None:
-    calls, _ = ran(llama, cache=FP8, without=("linear_split_k", "linear_silu_and_mul"))
-    expected = swapped(
+    calls, _ = run_fused(llama, cache=FP8, without=("linear_split_k", "linear_silu_and_mul"))
+    expected = replace_calls(
         [NORM, *WHOLE * 3, HEAD],
         (ROPE, ["rope_and_cache_fp8 4 2 16"]),
         (GATED, [UP, "silu_and_mul 96"]),
@@ -206,8 +206,8 @@ def test_an_fp8_cache(llama: Path) -> None:
 
 
 def test_a_backend_that_writes_its_own_cache(llama: Path) -> None:
-    calls, report = ran(llama, backend=ReferenceBackend)
-    assert calls == swapped(USUAL, (ROPE, []))
+    calls, report = run_fused(llama, backend=ReferenceBackend)
+    assert calls == replace_calls(USUAL, (ROPE, []))
     paths = [f"model.layers.{index}.self_attn" for index in range(3)]
     reason = "the attention backend writes its cache itself"
     assert report.separate["rope_and_cache"] == {reason: paths}
@@ -216,14 +216,14 @@ def test_a_backend_that_writes_its_own_cache(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "expected"),
     [
-        ("linear_silu_and_mul", swapped(USUAL, (GATED, [UP, "silu_and_mul 96"]))),
+        ("linear_silu_and_mul", replace_calls(USUAL, (GATED, [UP, "silu_and_mul 96"]))),
         ("linear_split_k", [NORM, *WHOLE * 3, HEAD]),
         ("fused_add_partials_rms_norm", [NORM, *WHOLE * 3, HEAD]),
-        ("rope_and_cache", swapped(USUAL, (ROPE, []))),
+        ("rope_and_cache", replace_calls(USUAL, (ROPE, []))),
     ],
 )
 def test_what_is_not_offered(llama: Path, missing: str, expected: list[str]) -> None:
-    calls, report = ran(llama, without=(missing,))
+    calls, report = run_fused(llama, without=(missing,))
     assert calls == expected
     fusion = next(name for name in report.separate if missing in name)
     assert f"no kernel is offered for {missing}" in report.separate[fusion]
@@ -237,7 +237,7 @@ def test_four_bit_weights(format: Format, tmp_path: Path) -> None:
         tmp_path / "source", "LlamaForCausalLM", seed=1, dtype=torch.bfloat16, **sizes
     )
     pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", format)
-    calls, _ = ran(tmp_path / "packed", host=OnCuda(), dtype=torch.bfloat16)
+    calls, _ = run_fused(tmp_path / "packed", plugins=OnCuda(), dtype=torch.bfloat16)
     add = "fused_add_rms_norm 128"
     layer = [
         "int4_linear 128 256 32", "int4_linear 128 128 32", add,
@@ -250,7 +250,7 @@ def test_fp8_weights(tmp_path: Path) -> None:
     """Their method computes the activation itself."""
     source = make_checkpoint(tmp_path / "source", "LlamaForCausalLM", seed=1)
     pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", Fp8Format("channel"))
-    calls, report = ran(tmp_path / "packed")
+    calls, report = run_fused(tmp_path / "packed")
     assert calls == [NORM, *[ROPE, ADD, ADD] * 3, HEAD]
     assert "gate_up_proj is quantized" in report.separate["linear_silu_and_mul"]
 
@@ -286,14 +286,14 @@ def test_two_ranks(
     folder = make_checkpoint(tmp_path, architecture, seed=1, **changes)
     expected = ["all_reduce", NORM, *layer * 3, HEAD, "all_gather"]
     expected = [HALF.get(call, call) for call in expected]
-    for calls, report in run_on_ranks(2, lambda base: ran(folder, communicator=Fusing(base))):
+    for calls, report in run_on_ranks(2, lambda base: run_fused(folder, communicator=Fusing(base))):
         assert calls == expected
         assert report.backends["all_gather"] == "between"
         assert (SUMMED in report.backends) == (SUMMED in layer)
 
 
 def test_the_report(llama: Path) -> None:
-    _, report = ran(llama)
+    _, report = run_fused(llama)
     kernels, *fused = report.lines()
     assert kernels.startswith("kernels      rms_norm: mine, fused_add_rms_norm: mine, ")
     assert fused == [

@@ -36,7 +36,7 @@ def plugins() -> PluginManager:
     return PluginManager()
 
 
-def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> PluginManager:
+def make_plugins(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) -> PluginManager:
     """A plugin manager with the core's plugins, the load formats, and these models and quantization schemes."""
     plugin: Any = ModuleType(f"plugin_{uuid4().hex}")
     sys.modules[plugin.__name__] = plugin
@@ -52,8 +52,8 @@ def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) ->
     @impl
     def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
         marks = {"awq": "w_bit"}
-        found = marks.get(key) in model.config["quantization_config"]
-        return Match(50, "its key is there") if found else None
+        matches = marks.get(key) in model.config["quantization_config"]
+        return Match(50, "its key is there") if matches else None
 
     plugin.treadle_model, plugin.treadle_quantization = treadle_model, treadle_quantization
     plugin.treadle_match = treadle_match
@@ -68,41 +68,43 @@ def managing(models: Mapping[str, Any] = {}, schemes: Mapping[str, Any] = {}) ->
 
 
 def test_an_unknown_architecture_names_what_is_installed_and_what_would_help() -> None:
-    plugins = managing({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
+    plugins = make_plugins({"Known": ModelSpec("Known", lambda ctx: None)})  # type: ignore[arg-type,return-value]
     config = SimpleNamespace(architectures=["GemmaForCausalLM"])
-    with pytest.raises(UnsupportedModelError) as caught:
+    with pytest.raises(UnsupportedModelError) as exc_info:
         find_model(plugins, config)
     assert "needs a plugin for GemmaForCausalLM: no plugin provides models:GemmaFor" in str(
-        caught.value
+        exc_info.value
     )
-    assert "known: Known" in str(caught.value)
-    assert "pip install './kits/layers' './plugins/models/gemma'" in str(caught.value)
+    assert "known: Known" in str(exc_info.value)
+    assert "pip install './kits/layers' './plugins/models/gemma'" in str(exc_info.value)
 
 
 def test_the_first_known_architecture_is_taken() -> None:
     spec = ModelSpec("B", lambda ctx: None)  # type: ignore[arg-type,return-value]
     assert (
-        find_model(managing({"B": spec}), SimpleNamespace(architectures=["A", "B"])).architecture
+        find_model(
+            make_plugins({"B": spec}), SimpleNamespace(architectures=["A", "B"])
+        ).architecture
         == "B"
     )
 
 
 def test_a_configuration_without_architecture() -> None:
     with pytest.raises(UnsupportedModelError, match="hf_overrides"):
-        find_model(managing(), SimpleNamespace())
+        find_model(make_plugins(), SimpleNamespace())
 
 
 def test_the_scheme_is_that_of_the_checkpoint_or_of_the_user() -> None:
-    plugins = managing(schemes={"awq": Scheme, "fp8": Scheme})
+    plugins = make_plugins(schemes={"awq": Scheme, "fp8": Scheme})
     config = SimpleNamespace(quantization_config={"quant_method": "awq", "bits": 4})
 
     def checkpoint(config: Any, option: str = "auto") -> Any:
         scheme: Any = create_quantization_scheme(plugins, config, CPU, option)
         return scheme.guard.entry.id, scheme.checkpoint
 
-    given = {"quant_method": "awq", "bits": 4}
-    assert checkpoint(config) == ("quantization:awq", given)
-    assert checkpoint(config, "fp8") == ("quantization:fp8", given)
+    options = {"quant_method": "awq", "bits": 4}
+    assert checkpoint(config) == ("quantization:awq", options)
+    assert checkpoint(config, "fp8") == ("quantization:fp8", options)
     assert create_quantization_scheme(plugins, SimpleNamespace(), CPU) is None
     with pytest.raises(UnsupportedModelError, match=r"with 'gptq': .*known: awq, fp8.*gptq"):
         create_quantization_scheme(
@@ -151,10 +153,10 @@ def build(plugins: Any, config: Any, files: ModelFiles | None = None, **options:
 def test_a_scheme_sees_names_of_the_checkpoint_where_the_model_renames() -> None:
     scheme = Scheme({})
     spec = ModelSpec("M", One, weight_prefix_map={"language_model.model.": "model."})  # type: ignore[arg-type]
-    plugins = managing({"M": spec}, {"q": lambda checkpoint: scheme})
+    plugins = make_plugins({"M": spec}, {"q": lambda checkpoint: scheme})
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
-    model, found = build(plugins, config, load_format="dummy", max_model_len=9)
-    assert found.weight_prefix_map == spec.weight_prefix_map
+    model, built_spec = build(plugins, config, load_format="dummy", max_model_len=9)
+    assert built_spec.weight_prefix_map == spec.weight_prefix_map
     assert scheme.specs[0].prefix == "model.up"
     assert scheme.specs[0].names == ("language_model.model.up",)
     assert model.ctx.max_model_len == 9
@@ -172,7 +174,7 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
             super().__init__()
             self.model = One(ctx)
 
-    plugins = managing({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
+    plugins = make_plugins({"M": ModelSpec("M", Root)}, {"q": Renaming})  # type: ignore[arg-type]
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
     torch.save({"odd.up": torch.ones(2, 4), "dropped": torch.ones(1)}, tmp_path / "model.pt")
     files = ModelFiles(tmp_path, ("model.pt",), {})
@@ -181,13 +183,13 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
 
 
 def test_what_a_plugin_builds_must_be_a_module() -> None:
-    plugins = managing({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
+    plugins = make_plugins({"M": ModelSpec("M", lambda ctx: 3)})  # type: ignore[arg-type,return-value]
     with pytest.raises(UnsupportedModelError, match="built a int"):
         build(plugins, SimpleNamespace(architectures=["M"]), load_format="dummy")
 
 
 def test_no_weights_at_all() -> None:
-    plugins = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+    plugins = make_plugins({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="nowhere has no weights"):
         build(plugins, SimpleNamespace(architectures=["M"]))
 
@@ -206,7 +208,7 @@ def test_formats_are_detected() -> None:
 
 def test_a_format_gets_the_seed_of_the_engine() -> None:
     def drawn(seed: int) -> Tensor:
-        plugins = managing({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
+        plugins = make_plugins({"M": ModelSpec("M", One)})  # type: ignore[arg-type]
         config = SimpleNamespace(architectures=["M"])
         model, _ = build(plugins, config, load_format="dummy", seed=seed)
         weight: Tensor = model.up.weight

@@ -151,9 +151,9 @@ def write(folder: Path, value: Any) -> ModelFiles:
 
 def test_every_end_of_text_counts(tmp_path: Path) -> None:
     config = LlamaConfig(eos_token_id=[3, 5])
-    assert eos_ids(config) == {3, 5}
+    assert eos_ids(config, files({}, tmp_path)) == {3, 5}
+    assert eos_ids(LlamaConfig(eos_token_id=None), files({}, tmp_path)) == frozenset()
     assert eos_ids(config, write(tmp_path, {"eos_token_id": 9})) == {3, 5, 9}
-    assert eos_ids(LlamaConfig(eos_token_id=None)) == frozenset()
 
 
 def test_broken_generation_configurations(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ WORSE = 'lambda m: Match(50, "the template writes <b>") if m.template_contains("
 BETTER = 'lambda m: Match(100, "its type is a") if m.config.get("model_type") == "a" else None'
 
 
-def host(tmp_path: Path, *, strict: bool = False, **answers: str) -> PluginManager:
+def make_plugins(tmp_path: Path, *, strict: bool = False, **answers: str) -> PluginManager:
     text = ", ".join(f"{key!r}: {answer}" for key, answer in answers.items())
     file = tmp_path / "matching.py"
     file.write_text(PLUGIN.format(keys=list(answers), answers=f"{{{text}}}"))
@@ -42,36 +42,38 @@ def host(tmp_path: Path, *, strict: bool = False, **answers: str) -> PluginManag
 
 
 def test_the_best_match_wins_and_the_others_are_told(tmp_path: Path) -> None:
-    found = decide(host(tmp_path, a="lambda m: None", b=WORSE, c=BETTER), TOOL_PARSERS, MODEL, AUTO)
-    assert (found.key, found.reason) == ("c", "its type is a (score 100)")
-    assert list(found.others) == [
+    decision = decide(
+        make_plugins(tmp_path, a="lambda m: None", b=WORSE, c=BETTER), TOOL_PARSERS, MODEL, AUTO
+    )
+    assert (decision.key, decision.reason) == ("c", "its type is a (score 100)")
+    assert list(decision.alternatives) == [
         Candidate("b", 50, "the template writes <b>"),
         Candidate("a", 0, "sees nothing of its own"),
     ]
 
 
 def test_a_worse_match_is_taken_where_the_better_one_sees_nothing(tmp_path: Path) -> None:
-    other = ModelTraits(templates=MODEL.templates)
-    found = decide(host(tmp_path, b=WORSE, c=BETTER), TOOL_PARSERS, other, AUTO)
-    assert found.key == "b"
+    traits = ModelTraits(templates=MODEL.templates)
+    decision = decide(make_plugins(tmp_path, b=WORSE, c=BETTER), TOOL_PARSERS, traits, AUTO)
+    assert decision.key == "b"
 
 
 def test_equal_matches_are_an_error_that_names_them_and_the_flag(tmp_path: Path) -> None:
-    plugins = host(tmp_path, b=WORSE, d=BETTER, c=BETTER)
-    with pytest.raises(PluginConflictError) as caught:
+    plugins = make_plugins(tmp_path, b=WORSE, d=BETTER, c=BETTER)
+    with pytest.raises(PluginConflictError) as exc_info:
         decide(plugins, TOOL_PARSERS, MODEL, AUTO)
-    assert "--tool-call-parser NAME:\n  c: its type is a\n  d: its type is a" in str(caught.value)
-    assert "b:" not in str(caught.value)
+    assert "--tool-call-parser NAME:\n  c: its type is a\n  d: its type is a" in str(exc_info.value)
+    assert "b:" not in str(exc_info.value)
 
 
 def test_no_match(tmp_path: Path) -> None:
-    found = decide(host(tmp_path, b=WORSE), TOOL_PARSERS, ModelTraits(), AUTO)
-    assert found.key is None and "no installed plugin matches" in found.reason
-    assert [c.key for c in found.others] == ["b"]
+    decision = decide(make_plugins(tmp_path, b=WORSE), TOOL_PARSERS, ModelTraits(), AUTO)
+    assert decision.key is None and "no installed plugin matches" in decision.reason
+    assert [c.key for c in decision.alternatives] == ["b"]
 
 
 def test_a_name_and_none_ask_nobody(tmp_path: Path) -> None:
-    plugins = host(tmp_path, b=WORSE, c=BETTER)
+    plugins = make_plugins(tmp_path, b=WORSE, c=BETTER)
     assert decide(plugins, TOOL_PARSERS, MODEL, "b").key == "b"
     assert decide(plugins, TOOL_PARSERS, MODEL, NONE).key is None
     assert plugins.states() == {}, "a plugin was imported"
@@ -84,13 +86,13 @@ def test_a_plugin_without_the_hook_is_used_by_name_only(tmp_path: Path) -> None:
         "@impl\ndef treadle_tool_parser(name): return None\n"
     )
     silent = PluginManager(PluginConfig(plugin_file=[str(file)]), source=list)
-    found = decide(silent, TOOL_PARSERS, MODEL, AUTO)
-    assert found.key is None
-    assert list(found.others) == [Candidate("silent", 0, "does not say what it matches")]
+    decision = decide(silent, TOOL_PARSERS, MODEL, AUTO)
+    assert decision.key is None
+    assert list(decision.alternatives) == [Candidate("silent", 0, "does not say what it matches")]
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         ("lambda m: 1 / 0", "ZeroDivisionError"),
         ("lambda m: True", "answered treadle_match with True"),
@@ -100,22 +102,22 @@ def test_a_plugin_without_the_hook_is_used_by_name_only(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_match_is_reported_and_counts_as_none(
-    answer: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    answer: str, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = decide(host(tmp_path, a=answer, b=WORSE), TOOL_PARSERS, MODEL, AUTO)
-    assert found.key == "b"
-    assert said in found.others[0].reason and said in caplog.text
-    with pytest.raises(PluginLoadError, match=said):
-        decide(host(tmp_path, strict=True, a=answer, b=WORSE), TOOL_PARSERS, MODEL, AUTO)
+        decision = decide(make_plugins(tmp_path, a=answer, b=WORSE), TOOL_PARSERS, MODEL, AUTO)
+    assert decision.key == "b"
+    assert message in decision.alternatives[0].reason and message in caplog.text
+    with pytest.raises(PluginLoadError, match=message):
+        decide(make_plugins(tmp_path, strict=True, a=answer, b=WORSE), TOOL_PARSERS, MODEL, AUTO)
 
 
 def test_a_plugin_that_cannot_be_imported_counts_as_none(tmp_path: Path) -> None:
     broken = Entry("tool_parsers", "a", "no_such_module", "treadle-broken", "1")
-    plugins = host(tmp_path, b=WORSE)
+    plugins = make_plugins(tmp_path, b=WORSE)
     plugins.entries.append(broken)
-    found = decide(plugins, TOOL_PARSERS, MODEL, AUTO)
-    assert found.key == "b" and "no_such_module" in found.others[0].reason
+    decision = decide(plugins, TOOL_PARSERS, MODEL, AUTO)
+    assert decision.key == "b" and "no_such_module" in decision.alternatives[0].reason
 
 
 def test_wrong_options_are_the_users_error(tmp_path: Path) -> None:
@@ -128,8 +130,8 @@ def test_wrong_options_are_the_users_error(tmp_path: Path) -> None:
         "@impl\ndef treadle_match(kind, key, model): return None\n"
     )
     options = {"tool_parsers:a": {"size": "big"}}
-    wrong = PluginManager(
+    plugins = PluginManager(
         PluginConfig(plugin_file=[str(file)], plugin_options=options), source=list
     )
     with pytest.raises(ConfigError, match=r"--plugin\.tool_parsers\.a\.size"):
-        decide(wrong, TOOL_PARSERS, MODEL, AUTO)
+        decide(plugins, TOOL_PARSERS, MODEL, AUTO)

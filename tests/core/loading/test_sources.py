@@ -83,10 +83,10 @@ def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
 
 
 class Recorder:
-    """A host with one source that has some files, and remembers what was asked of it."""
+    """A plugin manager with one source that has some files, and remembers what was asked of it."""
 
     def __init__(self, *names: str) -> None:
-        self.names, self.asked = names, []
+        self.names, self.requests = names, []
 
     def create_guarded(self, kind: Any, scheme: str) -> Recorder:
         assert (kind, scheme) == (MODEL_SOURCES, "hf")
@@ -95,28 +95,28 @@ class Recorder:
     def resolve(self, ref: ModelRef, *, patterns: Any) -> ModelFiles:
         from fnmatch import fnmatch
 
-        self.asked.append(list(patterns))
-        found = tuple(n for n in self.names if any(fnmatch(n, p) for p in patterns))
-        return ModelFiles(Path("/nowhere"), found, {})
+        self.requests.append(list(patterns))
+        matches = tuple(n for n in self.names if any(fnmatch(n, p) for p in patterns))
+        return ModelFiles(Path("/nowhere"), matches, {})
 
 
 REF = ModelRef("hf", "org/name")
 
 
 def test_safetensors_are_preferred() -> None:
-    host = Recorder("config.json", "model.safetensors", "pytorch_model.bin")
-    assert fetch(host, REF).names == ("config.json", "model.safetensors")
+    plugins = Recorder("config.json", "model.safetensors", "pytorch_model.bin")
+    assert fetch(plugins, REF).names == ("config.json", "model.safetensors")
 
 
 def test_pytorch_files_are_taken_where_there_is_nothing_else() -> None:
-    host = Recorder("config.json", "pytorch_model.bin")
-    assert fetch(host, REF).names == ("config.json", "pytorch_model.bin")
+    plugins = Recorder("config.json", "pytorch_model.bin")
+    assert fetch(plugins, REF).names == ("config.json", "pytorch_model.bin")
 
 
 def test_without_weights_nothing_large_is_downloaded() -> None:
     for arguments in ({"weights": False}, {"load_format": "dummy"}):
-        host = Recorder("config.json", "model.safetensors")
-        assert fetch(host, REF, **arguments).names == ("config.json",)
+        plugins = Recorder("config.json", "model.safetensors")
+        assert fetch(plugins, REF, **arguments).names == ("config.json",)
 
 
 def test_a_checkpoint_without_weights_is_refused() -> None:

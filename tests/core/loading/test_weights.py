@@ -53,11 +53,11 @@ def sharded(folder: Path, **options: Any) -> tuple[Path, dict[str, str]]:
 
 
 def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as exc_info:
         TinyModel(folder, plugins)
     for pattern in patterns:
-        assert re.search(pattern, str(caught.value)), f"{pattern!r} not in: {caught.value}"
-    return str(caught.value)
+        assert re.search(pattern, str(exc_info.value)), f"{pattern!r} not in: {exc_info.value}"
+    return str(exc_info.value)
 
 
 # ----------------------------------------------------------------------- what must load
@@ -66,15 +66,15 @@ def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
 def test_shards_formats_and_prefused_checkpoints_are_one_model(
     tmp_path: Path, plugins: PluginManager
 ) -> None:
-    whole = make_checkpoint(tmp_path / "whole")
-    expected = TinyModel(whole, plugins).logits(IDS)
+    single = make_checkpoint(tmp_path / "whole")
+    expected = TinyModel(single, plugins).logits(IDS)
     many, _ = sharded(tmp_path / "many")
     assert torch.equal(TinyModel(many, plugins).logits(IDS), expected)
 
-    tensors = load_file(whole / ONE)
+    tensors = load_file(single / ONE)
     pickled = tmp_path / "pickled"
     pickled.mkdir()
-    (pickled / "config.json").write_text((whole / "config.json").read_text())
+    (pickled / "config.json").write_text((single / "config.json").read_text())
     torch.save(tensors, pickled / "pytorch_model.bin")
     assert torch.equal(TinyModel(pickled, plugins).logits(IDS), expected)
 
@@ -85,8 +85,8 @@ def test_shards_formats_and_prefused_checkpoints_are_one_model(
             (f"{home}.mlp.gate_up_proj", [f"{home}.mlp.gate_proj", f"{home}.mlp.up_proj"]),
         ):
             tensors[f"{fused}.weight"] = torch.cat([tensors.pop(f"{n}.weight") for n in names])
-    save_file(tensors, whole / ONE)
-    assert torch.equal(TinyModel(whole, plugins).logits(IDS), expected)
+    save_file(tensors, single / ONE)
+    assert torch.equal(TinyModel(single, plugins).logits(IDS), expected)
 
 
 def test_derived_tensors_of_old_exports_are_skipped(
@@ -104,9 +104,9 @@ def test_a_tied_head_may_be_stored_too(tmp_path: Path, plugins: PluginManager, o
     assert "lm_head.weight" not in tensors
     head = torch.full_like(tensors["model.embed_tokens.weight"], 9.0)  # never to be used
     first = {"lm_head.weight": head}
-    both = {**first, **tensors} if order == "head first" else {**tensors, **first}
+    stored = {**first, **tensors} if order == "head first" else {**tensors, **first}
     model = TinyModel(folder, plugins)
-    refill(model, both)
+    refill(model, stored)
     assert torch.equal(model.logits(IDS), expected)
 
 
@@ -117,24 +117,24 @@ def test_a_tied_embedding_may_be_stored_as_the_head(
         tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
 
     folder = change(move, tie_word_embeddings=True)
-    other = make_checkpoint(tmp_path / "other", tie_word_embeddings=True)
+    usual = make_checkpoint(tmp_path / "other", tie_word_embeddings=True)
     assert torch.equal(
-        TinyModel(folder, plugins).logits(IDS), TinyModel(other, plugins).logits(IDS)
+        TinyModel(folder, plugins).logits(IDS), TinyModel(usual, plugins).logits(IDS)
     )
 
 
-class Given:
-    """A loader of tensors in memory, in the order given."""
+class DictLoader:
+    """A loader of tensors in memory, in their order."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.given = tensors
+        self.entries = tensors
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, t) for name, t in self.given.items() if wanted(name))
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, t) for name, t in self.entries.items() if should_load(name))
 
 
 def refill(model: TinyModel, tensors: dict[str, Tensor]) -> None:
-    load_weights(model.model, model.spec, Given(tensors), SingleRankCommunicator())
+    load_weights(model.model, model.spec, DictLoader(tensors), SingleRankCommunicator())
 
 
 def test_the_order_of_tensors_does_not_matter(tmp_path: Path, plugins: PluginManager) -> None:
@@ -274,14 +274,14 @@ class Block(nn.Module):
         self.scales = empty_weight([2], torch.float32, per_part=True)
         self.order = empty_weight([4], torch.int32, input_dim=0)
         self.extra = empty_weight([2], torch.float32, default=7.0)
-        set_shards([self.scales, self.order], [Shard.whole(4), Shard.whole(4)], Shard.whole(4))
+        set_shards([self.scales, self.order], [Shard.full(4), Shard.full(4)], Shard.full(4))
 
 
 class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up = empty_weight([3, 2, 4], torch.float32, output_dim=0, input_dim=1, stack=3)
-        set_shards([self.up], [Shard.whole(2)], Shard.whole(4))
+        set_shards([self.up], [Shard.full(2)], Shard.full(4))
 
     def locate(self, rest: str) -> WeightTarget | None:
         index, _, leaf = rest.partition(".")
@@ -294,7 +294,7 @@ SPEC = ModelSpec("Test", Block, packed_modules_mapping={"block": ("one", "two")}
 def filled(module: nn.Module, tensors: dict[str, Tensor], **options: Any) -> nn.Module:
     root = nn.Module()
     root.block = module
-    load_weights(root, SPEC, Given(tensors), SingleRankCommunicator(), **options)
+    load_weights(root, SPEC, DictLoader(tensors), SingleRankCommunicator(), **options)
     return module
 
 
@@ -312,8 +312,8 @@ def test_scalars_permutations_and_defaults() -> None:
     assert block.scales.tolist() == [1.0, 2.0]
     assert block.order.tolist() == [3, 2, 1, 0]
     assert block.extra.tolist() == [7.0, 7.0]
-    given: Any = filled(Block(), {**QUANTIZED, "block.extra": torch.tensor([1.0, 2.0])})
-    assert given.extra.tolist() == [1.0, 2.0]
+    with_extra: Any = filled(Block(), {**QUANTIZED, "block.extra": torch.tensor([1.0, 2.0])})
+    assert with_extra.extra.tolist() == [1.0, 2.0]
 
 
 def test_fused_matrices_must_agree_on_their_permutation() -> None:
@@ -357,7 +357,7 @@ def test_prefixes_are_renamed_and_patterns_ignored() -> None:
     root.block = Block()
     tensors = {f"language_model.{name}": t for name, t in QUANTIZED.items()}
     tensors["vision.patch"] = torch.ones(1)
-    load_weights(root, spec, Given(tensors), SingleRankCommunicator())
+    load_weights(root, spec, DictLoader(tensors), SingleRankCommunicator())
     assert root.block.scales.tolist() == [1.0, 2.0]
 
 

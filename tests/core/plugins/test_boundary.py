@@ -1,13 +1,22 @@
-"""Objects of plugins behind the boundary take every way of passing arguments."""
+"""Objects of plugins behind the boundary: their arguments, and what ``isinstance`` sees of them."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
-from treadle.api.kinds import TOKENIZERS
+import pytest
+
+from treadle.api.contracts import attributes, members
+from treadle.api.kinds import CORE_KINDS, TOKENIZERS
+from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
 from treadle.plugins import PluginManager
+from treadle.plugins.boundary import wrap
+from treadle.plugins.call_stats import PluginCallStats
+from treadle.plugins.entries import Entry
+from treadle.plugins.guard import PluginGuard
 
 PLUGIN = """
 from treadle.api import impl
@@ -31,3 +40,22 @@ def test_the_fast_path_takes_keyword_arguments(tmp_path: Path) -> None:
     tokenizer: Any = plugins.create_guarded(TOKENIZERS, "one", files=None)
     assert tokenizer.token_bytes(65) == b"A"
     assert tokenizer.token_bytes(id=66) == b"B"
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [
+        pytest.param(kind, protocol, id=f"{kind.name}-{protocol.__name__}")
+        for kind in CORE_KINDS
+        for protocol in kind.optional
+    ],
+)
+def test_an_optional_protocol_is_seen_without_getattr(
+    kind: PluginKind[Any], protocol: type
+) -> None:
+    """``isinstance`` looks members up statically from Python 3.12 on, data included."""
+    names = {*attributes(protocol), *(member.name for member in members(protocol))}
+    plugin = type("Built", (), {name: lambda self: None for name in names})()
+    guard = PluginGuard(Entry(kind.name, "x", "x", "x", "1"), kind, PluginCallStats())
+    guarded = wrap(plugin, guard, contract=protocol.__name__)
+    assert [name for name in names if inspect.getattr_static(guarded, name, None) is None] == []

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from treadle.api.hookspecs import AllResultsHooks, FirstResultHooks
+from treadle.api.plugin_kind import parse_group
 from treadle.plugins import PluginManager, installed_kinds
 from treadle.plugins.entries import scan
-from treadle.plugins.kinds import parse_group
 
 
 def test_scan_yields_what_metadata_declares(site):
@@ -32,7 +32,6 @@ def test_scan_imports_nothing(site):
 def test_scan_of_this_installation_finds_the_core():
     mine = {e.id for e in scan() if e.dist == "treadle-core"}
     assert {
-        "executors:uni",
         "scheduling_policies:fcfs",
         "model_sources:file",
     } <= mine
@@ -64,8 +63,8 @@ def test_group_names(group, parsed):
 
 def test_another_generation_is_incompatible_and_says_so(site):
     site.install("next-awq", {"treadle.quantization.v2": {"awq": "next_awq"}})
-    [entry] = site.host().entries
-    assert (entry.state, entry.why) == (
+    [entry] = site.plugin_manager().entries
+    assert (entry.state, entry.reason) == (
         "incompatible",
         "speaks quantization v2, this treadle speaks v1",
     )
@@ -73,8 +72,8 @@ def test_another_generation_is_incompatible_and_says_so(site):
 
 def test_an_unknown_kind_is_incompatible(site):
     site.install("odd", {"treadle.telepathy": {"x": "odd"}})
-    [entry] = site.host().entries
-    assert entry.state == "incompatible" and "unknown kind 'telepathy'" in entry.why
+    [entry] = site.plugin_manager().entries
+    assert entry.state == "incompatible" and "unknown kind 'telepathy'" in entry.reason
 
 
 def test_every_hook_belongs_to_a_kind_or_to_all_plugins():
@@ -93,8 +92,8 @@ def test_host_and_hookspecs_import_no_torch():
 
 def test_a_fallback_of_a_kind_without_one_is_incompatible(site):
     site.install("any", {"treadle.attention_backends": {"*": "any"}})
-    [entry] = site.host().entries
-    assert (entry.state, entry.why) == (
+    [entry] = site.plugin_manager().entries
+    assert (entry.state, entry.reason) == (
         "incompatible",
         "the kind attention_backends has no fallback; name a key",
     )

@@ -10,6 +10,7 @@ import pytest
 from treadle.api.kinds import QUANTIZATION, SCHEDULING_POLICIES
 from treadle.api.plugin_kind import PluginKind
 from treadle.config import PluginConfig
+from treadle.engine.extensions import ConfiguredExtensions
 from treadle.errors import PluginLoadError
 from treadle.plugins import Entry, PluginManager, installed_kinds
 from treadle.testing.introspection import hook_calls, report
@@ -59,10 +60,10 @@ def life_log():
 def test_a_wrapper_sees_every_plugin_built(site):
     site.scheme("acme-awq", "awq", "gptq")
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
-    host = site.host()
+    plugins = site.plugin_manager()
     assert "wrap" not in sys.modules, "extensions are imported by the first call"
-    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
-    host.create(QUANTIZATION, "gptq", checkpoint={}, device=None)
+    plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    plugins.create(QUANTIZATION, "gptq", checkpoint={}, device=None)
     assert sys.modules["wrap"].calls == [("awq", "acme-awq"), ("gptq", "acme-awq")]
 
 
@@ -91,49 +92,54 @@ FAILING = """
 def test_a_plugin_is_called_once_though_its_wrapper_fails(site):
     site.install("acme", {"treadle.scheduling_policies": {"mine": "acme"}}, COUNTING)
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
-    host = site.host()
-    assert host.create(SCHEDULING_POLICIES, "mine") == "mine"
+    plugins = site.plugin_manager()
+    assert plugins.create(SCHEDULING_POLICIES, "mine") == "mine"
     assert sys.modules["acme"].calls == ["mine"]
-    assert ("extensions:wrap", "treadle_scheduling_policy", "error", 1) in host.call_stats.rows()
+    assert ("extensions:wrap", "treadle_scheduling_policy", "error", 1) in plugins.call_stats.rows()
 
 
 def test_what_the_plugin_raises_is_not_its_wrappers_failure(site):
     site.install("acme", {"treadle.scheduling_policies": {"mine": "acme"}}, COUNTING)
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, FAILING)
-    host = site.host(plugin_options={"scheduling_policies:mine": {"fail": True}})
+    plugins = site.plugin_manager(plugin_options={"scheduling_policies:mine": {"fail": True}})
     with pytest.raises(
         PluginLoadError, match=r"scheduling_policies:mine from acme .*of the plugin"
     ):
-        host.create(SCHEDULING_POLICIES, "mine")
-    assert not [row for row in host.call_stats.rows() if row[0] == "extensions:wrap"]
+        plugins.create(SCHEDULING_POLICIES, "mine")
+    assert not [row for row in plugins.call_stats.rows() if row[0] == "extensions:wrap"]
 
 
 def test_a_disabled_wrapper_sees_nothing(site):
     site.scheme("acme-awq", "awq")
     site.install("wrap", {"treadle.extensions": {"wrap": "wrap"}}, WRAPPER)
-    site.host(disable_plugin=["wrap"]).create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    site.plugin_manager(disable_plugin=["wrap"]).create(
+        QUANTIZATION, "awq", checkpoint={}, device=None
+    )
     assert "wrap" not in sys.modules
 
 
 def test_a_broken_extension_is_left_out_with_a_warning(site, caplog):
     site.scheme("acme-awq", "awq")
     site.install("bad", {"treadle.extensions": {"bad": "bad"}}, "import missing_kernel")
-    assert site.host().create(QUANTIZATION, "awq", checkpoint={}, device=None).name == "acme-awq"
+    assert (
+        site.plugin_manager().create(QUANTIZATION, "awq", checkpoint={}, device=None).name
+        == "acme-awq"
+    )
     assert "missing_kernel" in caplog.text and "goes on without it" in caplog.text
 
 
 def test_configure_unconfigure_and_report(life):
-    host = life.host()
-    host.configure("config")
-    host.unconfigure()
-    host.unconfigure()
+    plugins = life.plugin_manager()
+    extensions = ConfiguredExtensions(plugins, "config")
+    extensions.unconfigure()
+    extensions.unconfigure()
     assert life_log() == [
         ("configure", "a_ext", "config"),
         ("configure", "b_ext", "config"),
         ("unconfigure", "b_ext"),
         ("unconfigure", "a_ext"),
     ]
-    assert report(host) == ["a-ext 1.0: hello from a_ext", "b-ext 1.0: hello from b_ext"]
+    assert report(plugins) == ["a-ext 1.0: hello from a_ext", "b-ext 1.0: hello from b_ext"]
 
 
 def test_a_failing_configure_releases_those_before_it(life):
@@ -149,7 +155,7 @@ def test_a_failing_configure_releases_those_before_it(life):
         """,
     )
     with pytest.raises(PluginLoadError, match=r"extensions:c from c-ext 1\.0 failed.*no socket"):
-        life.host().configure("config")
+        ConfiguredExtensions(life.plugin_manager(), "config")
     assert [entry[:2] for entry in life_log()[-2:]] == [
         ("unconfigure", "b_ext"),
         ("unconfigure", "a_ext"),
@@ -175,6 +181,14 @@ DASHBOARDS = PluginKind(
 )
 KINDS = {**installed_kinds(), "dashboards": DASHBOARDS}
 
+
+def call_dashboards(plugins, app, engine):
+    """As the distribution that declares the kind does."""
+    for entry in plugins.loaded(DASHBOARDS):
+        options = plugins.options_of(entry, entry.key)
+        plugins.hooks(entry).treadle_dashboard(app=app, engine=engine, options=options)
+
+
 DASHBOARD = """
     from treadle.api import impl
 
@@ -190,13 +204,13 @@ def test_hooks_of_another_distribution_are_called_in_name_order(site):
     config = PluginConfig(plugin_options={"dashboards:a": {"x": 1}})
     plugins = PluginManager(config, source=site.scan, kinds=KINDS)
     app: list[object] = []
-    plugins.call_all(DASHBOARDS, app=app, engine="E")
+    call_dashboards(plugins, app, "E")
     assert app == [("a_srv", "E", {"x": 1}), ("b_srv", "E", {})]
 
 
 def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
     """A package with a policy and a server hook must work where no server is installed."""
-    both = (
+    code = (
         DASHBOARD.replace(", options", "").replace(", dict(options)", "")
         + """
     @impl
@@ -207,25 +221,25 @@ def test_a_plugin_may_implement_hooks_of_an_absent_distribution(site):
     site.install(
         "both",
         {"treadle.scheduling_policies": {"p": "both"}, "treadle.dashboards": {"s": "both"}},
-        both,
+        code,
     )
-    host = site.host()
-    assert host.create(SCHEDULING_POLICIES, "p") == "p"
-    host = PluginManager(source=site.scan, kinds=KINDS)
+    plugins = site.plugin_manager()
+    assert plugins.create(SCHEDULING_POLICIES, "p") == "p"
+    plugins = PluginManager(source=site.scan, kinds=KINDS)
     app: list[object] = []
-    host.call_all(DASHBOARDS, app=app, engine=None)
+    call_dashboards(plugins, app, None)
     assert len(app) == 1
 
 
 def test_calls_records_hooks_only_inside_the_block(site):
     site.scheme("acme-awq", "awq")
-    host = site.host()
-    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
-    with hook_calls(host) as fired:
+    plugins = site.plugin_manager()
+    plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    with hook_calls(plugins) as fired:
         assert fired == []
-        host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+        plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
         assert fired == ["treadle_quantization"]
-    host.create(QUANTIZATION, "awq", checkpoint={}, device=None)
+    plugins.create(QUANTIZATION, "awq", checkpoint={}, device=None)
     assert fired == ["treadle_quantization"]
 
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_table_is_up_to_date():
     tool = ROOT / "tools" / "known_plugins.py"
-    done = subprocess.run([sys.executable, str(tool), "--check"])
-    assert done.returncode == 0, "run: python tools/known_plugins.py"
+    process = subprocess.run([sys.executable, str(tool), "--check"])
+    assert process.returncode == 0, "run: python tools/known_plugins.py"
 
 
 def test_a_declaration_agrees_with_its_hook():
@@ -37,5 +37,5 @@ def test_a_declaration_agrees_with_its_hook():
 def test_every_kind_has_a_suite_a_template_and_a_page():
     for kind in installed_kinds().values():
         assert kind.suite, kind.name
-        assert (ROOT / "cli/treadle_cli/templates" / kind.template).is_dir(), kind.name
-        assert (ROOT / "docs" / kind.page).is_file(), kind.name
+        assert (ROOT / "cli/treadle_cli/templates" / kind.name).is_dir(), kind.name
+        assert (ROOT / f"docs/ref/plugins/{kind.name}.md").is_file(), kind.name

@@ -20,32 +20,32 @@ def good(site):
     return site
 
 
-def failure(host, method):
+def failure(plugins, method):
     with pytest.raises(PluginLoadError) as error:
-        host.create(QUANTIZATION, method, checkpoint={}, device=None)
+        plugins.create(QUANTIZATION, method, checkpoint={}, device=None)
     return error.value
 
 
 def test_a_broken_import_is_a_state_with_a_reason(good):
     good.scheme("bad", "bad", code="import missing_kernel")
-    host = good.host()
-    error = failure(host, "bad")
+    plugins = good.plugin_manager()
+    error = failure(plugins, "bad")
     assert str(error) == (
         "quantization:bad from bad 1.0 failed to load: ModuleNotFoundError: "
         "No module named 'missing_kernel' (bad.py, line 1)"
     )
     assert isinstance(error.__cause__, ModuleNotFoundError)
-    [entry] = [e for e in host.entries if e.key == "bad"]
-    assert (entry.state, entry.why) == (
+    [entry] = [e for e in plugins.entries if e.key == "bad"]
+    assert (entry.state, entry.reason) == (
         "broken",
         "ModuleNotFoundError: No module named 'missing_kernel' (bad.py, line 1)",
     )
-    assert host.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
+    assert plugins.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
 
 
 def test_a_plugin_that_exits_while_it_is_imported(good):
     good.scheme("bad", "bad", code="raise SystemExit(3)")
-    assert "SystemExit: 3" in str(failure(good.host(), "bad"))
+    assert "SystemExit: 3" in str(failure(good.plugin_manager(), "bad"))
 
 
 UNKNOWN_HOOK = """
@@ -99,12 +99,12 @@ OLD_WRAPPER = """
 def test_registration_is_atomic(good, code, reason):
     """A half-registered plugin would be blamed on the next one, or answer for it."""
     good.scheme("bad", "bad", code=code)
-    host = good.host()
-    assert reason in str(failure(host, "bad"))
-    assert host.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
-    assert reason in str(failure(host, "bad")), "the second attempt must tell the same"
-    with hook_calls(host) as fired:
-        host.create(QUANTIZATION, "ok", checkpoint={}, device=None)
+    plugins = good.plugin_manager()
+    assert reason in str(failure(plugins, "bad"))
+    assert plugins.create(QUANTIZATION, "ok", checkpoint={}, device=None).name == OK
+    assert reason in str(failure(plugins, "bad")), "the second attempt must tell the same"
+    with hook_calls(plugins) as fired:
+        plugins.create(QUANTIZATION, "ok", checkpoint={}, device=None)
     assert fired == ["treadle_quantization"]
 
 
@@ -120,7 +120,7 @@ def test_what_a_plugin_raises_is_wrapped_and_chained(good):
                 return checkpoint["bits"]
         """,
     )
-    error = failure(good.host(), "bad")
+    error = failure(good.plugin_manager(), "bad")
     assert str(error) == (
         "quantization:bad from bad 1.0 failed in treadle_quantization: KeyError: 'bits' (bad.py, line 6)"
     )
@@ -141,14 +141,14 @@ def test_what_a_plugin_says_on_purpose_passes(good):
         """,
     )
     with pytest.raises(CheckpointError, match="3 bits"):
-        good.host().create(QUANTIZATION, "picky", checkpoint={}, device=None)
+        good.plugin_manager().create(QUANTIZATION, "picky", checkpoint={}, device=None)
 
 
 def test_only_the_owner_is_imported(good):
     import sys
 
     good.scheme("other", "other")
-    good.host().create(QUANTIZATION, "ok", checkpoint={}, device=None)
+    good.plugin_manager().create(QUANTIZATION, "ok", checkpoint={}, device=None)
     assert "ok_quant" in sys.modules and "other" not in sys.modules
 
 
@@ -165,23 +165,23 @@ def test_a_class_is_instantiated(site):
                 return self
         """,
     )
-    assert type(site.host().create(SCHEDULING_POLICIES, "lifo")).__name__ == "Lifo"
+    assert type(site.plugin_manager().create(SCHEDULING_POLICIES, "lifo")).__name__ == "Lifo"
 
 
 def test_a_target_that_is_missing_from_its_module(site):
     site.install("classy", {"treadle.scheduling_policies": {"lifo": "classy:Nobody"}}, "VALUE = 1")
     with pytest.raises(PluginLoadError, match="Nobody"):
-        site.host().create(SCHEDULING_POLICIES, "lifo")
+        site.plugin_manager().create(SCHEDULING_POLICIES, "lifo")
 
 
 def test_loading_from_many_threads_registers_once(site):
     site.scheme("slow", "a", "b", extra="import time; time.sleep(0.05)")
-    host = site.host()
-    found, errors = [], []
+    plugins = site.plugin_manager()
+    names, errors = [], []
 
     def ask(key):
         try:
-            found.append(host.create(QUANTIZATION, key, checkpoint={}, device=None).name)
+            names.append(plugins.create(QUANTIZATION, key, checkpoint={}, device=None).name)
         except Exception as error:
             errors.append(error)
 
@@ -190,7 +190,7 @@ def test_loading_from_many_threads_registers_once(site):
         thread.start()
     for thread in threads:
         thread.join()
-    assert (found, errors) == (["slow"] * 4, [])
+    assert (names, errors) == (["slow"] * 4, [])
 
 
 def test_an_error_says_where_in_the_package_it_comes_from():
@@ -198,6 +198,6 @@ def test_an_error_says_where_in_the_package_it_comes_from():
     entry = Entry("scheduling_policies", "mine", "mine.parts:Policy", "mine", "1.0")
     with pytest.raises(ZeroDivisionError) as raised:
         exec(code, {"__name__": "mine.parts"})  # noqa: S102
-    said = "ZeroDivisionError: division by zero"
-    assert entry.error_text(raised.value) == f"{said} (mine/parts/__init__.py, line 2)"
-    assert entry.error_text(ZeroDivisionError("division by zero")) == said
+    message = "ZeroDivisionError: division by zero"
+    assert entry.error_text(raised.value) == f"{message} (mine/parts/__init__.py, line 2)"
+    assert entry.error_text(ZeroDivisionError("division by zero")) == message

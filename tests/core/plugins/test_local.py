@@ -37,16 +37,19 @@ def file(tmp_path):
 
 
 def test_a_file_serves_the_keys_it_declares(site, file):
-    host = site.host(
+    plugins = site.plugin_manager(
         plugin_file=[str(file)], plugin_options={"scheduling_policies:mine": {"depth": "5"}}
     )
     assert not any(m.startswith("treadle_local_") for m in sys.modules), "declaring runs nothing"
-    assert host.create(SCHEDULING_POLICIES, "mine") == ("mine", {"depth": 5})
+    assert plugins.create(SCHEDULING_POLICIES, "mine") == ("mine", {"depth": 5})
 
 
 def test_a_file_replaces_an_installed_key(site, file):
     site.install("acme", {"treadle.scheduling_policies": {"fcfs": "acme"}}, "")
-    assert site.host(plugin_file=[str(file)]).create(SCHEDULING_POLICIES, "fcfs") == ("fcfs", {})
+    assert site.plugin_manager(plugin_file=[str(file)]).create(SCHEDULING_POLICIES, "fcfs") == (
+        "fcfs",
+        {},
+    )
 
 
 def test_a_file_without_a_declaration_is_an_extension(site, file):
@@ -56,7 +59,7 @@ def test_a_file_without_a_declaration_is_an_extension(site, file):
         "    found = yield\n    found.name += '!'\n    return found\n"
     )
     assert (
-        site.host(plugin_file=[str(file)])
+        site.plugin_manager(plugin_file=[str(file)])
         .create(QUANTIZATION, "awq", checkpoint={}, device=None)
         .name
         == "acme-awq!"
@@ -65,11 +68,11 @@ def test_a_file_without_a_declaration_is_an_extension(site, file):
 
 def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
     file.write_text("TREADLE = {'scheduling_policies': ['mine']}\nimport missing_kernel\n")
-    host = site.host(plugin_file=[str(file)])
+    plugins = site.plugin_manager(plugin_file=[str(file)])
     with pytest.raises(
         PluginLoadError, match=r"scheduling_policies:mine from my_policy\.py .*missing_kernel"
     ):
-        host.create(SCHEDULING_POLICIES, "mine")
+        plugins.create(SCHEDULING_POLICIES, "mine")
     assert not any(m.startswith("treadle_local_") for m in sys.modules)
 
 
@@ -81,7 +84,7 @@ def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
         ("TREADLE = ['scheduling_policies']\n", "must be a literal"),
         (
             "TREADLE = {'policy': ['x']}\n",
-            "declares the kind 'policy'; known: .*scheduling_policies",
+            "there is no kind 'policy'; known kinds: .*scheduling_policies",
         ),
         (
             "TREADLE = {'scheduling_policies': 'x'}\n",
@@ -92,9 +95,9 @@ def test_a_file_that_fails_is_broken_and_leaves_no_module(site, file):
 def test_a_wrong_file_is_refused_at_once(site, file, text, reason):
     file.write_text(text)
     with pytest.raises(ConfigError, match=reason):
-        site.host(plugin_file=[str(file)])
+        site.plugin_manager(plugin_file=[str(file)])
 
 
 def test_a_missing_file(site, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        site.host(plugin_file=[str(tmp_path / "nobody.py")])
+        site.plugin_manager(plugin_file=[str(tmp_path / "nobody.py")])

@@ -1,4 +1,4 @@
-"""Backends bid; the best offer wins, and a refusal says why."""
+"""Backends offer; the best offer wins, and a refusal says why."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def backend(site, name, template=OFFER, score=10):
     site.install(module.replace("_", "-"), groups, template.format(name=name, score=score))
 
 
-def names(bids):
-    return [bid.name for bid in bids]
+def names(offers):
+    return [offer.name for offer in offers]
 
 
 def test_the_highest_score_wins_and_ties_go_by_name(site):
@@ -49,9 +49,9 @@ def test_the_highest_score_wins_and_ties_go_by_name(site):
     backend(site, "zeta", score=50)
     backend(site, "alpha", score=50)
     backend(site, "flash", REFUSE)
-    host = site.host()
-    assert attention_offer(host, REQUEST).name == "alpha"
-    offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
+    plugins = site.plugin_manager()
+    assert attention_offer(plugins, REQUEST).name == "alpha"
+    offers, refusals = plugins.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["alpha", "zeta", "slow"], ["flash"])
 
 
@@ -59,7 +59,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
     backend(site, "flash", REFUSE)
     backend(site, "broken", "import missing_kernel")
     with pytest.raises(PluginNotFoundError) as error:
-        attention_offer(site.host(), REQUEST)
+        attention_offer(site.plugin_manager(), REQUEST)
     text = str(error.value)
     assert "no attention backend can serve this model:" in text
     assert "flash: head size 80 is not supported; needs CUDA" in text
@@ -68,7 +68,7 @@ def test_when_nobody_offers_every_refusal_is_told(site):
 
 def test_without_a_backend_the_error_says_what_to_install(site):
     with pytest.raises(PluginNotFoundError) as error:
-        attention_offer(site.host(), REQUEST)
+        attention_offer(site.plugin_manager(), REQUEST)
     first, second = str(error.value).splitlines()
     assert first == "no attention backend can serve this model: none is installed"
     assert "treadle-sdpa" in second and "'./plugins/backends/attention/sdpa'" in second
@@ -77,14 +77,14 @@ def test_without_a_backend_the_error_says_what_to_install(site):
 def test_a_pin_beats_the_score(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    assert attention_offer(site.host(), REQUEST, "slow").name == "slow"
+    assert attention_offer(site.plugin_manager(), REQUEST, "slow").name == "slow"
 
 
 def test_a_pinned_backend_that_refuses(site):
     backend(site, "slow", score=1)
     backend(site, "flash", REFUSE)
     with pytest.raises(ConfigError) as error:
-        attention_offer(site.host(), REQUEST, "flash")
+        attention_offer(site.plugin_manager(), REQUEST, "flash")
     assert str(error.value) == (
         "attention_backend is 'flash', which cannot serve this model: head size 80 is not supported; "
         "needs CUDA; backends that can: slow"
@@ -94,7 +94,7 @@ def test_a_pinned_backend_that_refuses(site):
 def test_a_pin_to_an_unknown_backend(site):
     backend(site, "slow")
     with pytest.raises(PluginNotFoundError, match=r"attention_backends:flosh \(known: slow\)"):
-        attention_offer(site.host(), REQUEST, "flosh")
+        attention_offer(site.plugin_manager(), REQUEST, "flosh")
 
 
 def test_broken_and_contested_backends_do_not_stop_the_others(site):
@@ -110,20 +110,20 @@ def test_broken_and_contested_backends_do_not_stop_the_others(site):
         {"treadle.attention_backends": {"twin": "twin_b"}},
         OFFER.format(name="twin", score=99),
     )
-    host = site.host()
-    offers, refusals = host.offers(ATTENTION_BACKENDS, request=REQUEST)
+    plugins = site.plugin_manager()
+    offers, refusals = plugins.offers(ATTENTION_BACKENDS, request=REQUEST)
     assert (names(offers), names(refusals)) == (["good"], ["broken", "twin"])
     with pytest.raises(PluginConflictError):
-        attention_offer(host, REQUEST, "twin")
+        attention_offer(plugins, REQUEST, "twin")
     with pytest.raises(PluginLoadError, match="missing_kernel"):
-        attention_offer(host, REQUEST, "broken")
+        attention_offer(plugins, REQUEST, "broken")
 
 
 def test_each_backend_gets_its_own_options(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    host = site.host(plugin_options={"attention_backends:slow": {"score": 70}})
-    assert attention_offer(host, REQUEST).name == "slow"
+    plugins = site.plugin_manager(plugin_options={"attention_backends:slow": {"score": 70}})
+    assert attention_offer(plugins, REQUEST).name == "slow"
 
 
 def test_an_answer_that_is_no_bid(site):
@@ -132,14 +132,14 @@ def test_an_answer_that_is_no_bid(site):
         "odd",
         "from treadle.api import impl\n\n@impl\ndef treadle_attention_backend(request):\n    return 7\n",
     )
-    _, [refusal] = site.host().offers(ATTENTION_BACKENDS, request=REQUEST)
+    _, [refusal] = site.plugin_manager().offers(ATTENTION_BACKENDS, request=REQUEST)
     assert "answered treadle_attention_backend with 7" in refusal.reasons[0]
 
 
 def test_kernels(site):
     backend(site, "slow", score=1)
     backend(site, "fast", score=50)
-    host, request = site.host(), KernelRequest(CPU, "float32", {"head": 64})
-    offer = host.kernel("rope", request)
+    plugins, request = site.plugin_manager(), KernelRequest(CPU, "float32", {"head": 64})
+    offer = plugins.kernel("rope", request)
     assert offer is not None and offer.name == "fast"
-    assert host.kernel("rms_norm", request) is None
+    assert plugins.kernel("rms_norm", request) is None

@@ -25,9 +25,11 @@ def typed(site):
     return site
 
 
-def options(site, method="awq", **given):
-    host = site.host(plugin_options={f"quantization:{method}": given} if given else {})
-    return host.create(QUANTIZATION, method, checkpoint={}, device=None).options
+def options(site, method="awq", **values):
+    plugins = site.plugin_manager(
+        plugin_options={f"quantization:{method}": values} if values else {}
+    )
+    return plugins.create(QUANTIZATION, method, checkpoint={}, device=None).options
 
 
 def test_defaults_are_filled_in(typed):
@@ -61,8 +63,8 @@ def test_a_key_without_a_struct_gets_what_was_written(typed):
 def test_a_struct_for_all_keys_and_options_for_the_fallback(site):
     site.scheme("any-quant", "*", extra=STRUCT.replace("key:", "'quantization:*':"))
     assert options(site, "odd", bits=8) == {"bits": 8, "names": []}
-    host = site.host(plugin_options={"quantization:*": {"bits": 2}})
-    assert host.create(QUANTIZATION, "odd", checkpoint={}, device=None).options["bits"] == 2
+    plugins = site.plugin_manager(plugin_options={"quantization:*": {"bits": 2}})
+    assert plugins.create(QUANTIZATION, "odd", checkpoint={}, device=None).options["bits"] == 2
 
 
 @pytest.mark.parametrize(
@@ -75,14 +77,14 @@ def test_a_struct_for_all_keys_and_options_for_the_fallback(site):
 )
 def test_options_for_nobody_are_refused(typed, name, reason):
     with pytest.raises(ConfigError, match=reason):
-        typed.host(plugin_options={name: {"bits": 3}})
+        typed.plugin_manager(plugin_options={name: {"bits": 3}})
 
 
 @pytest.mark.parametrize("value", ["[1]", "{'quantization:awq': dict}"])
 def test_a_wrong_declaration_is_a_broken_plugin(site, value):
     site.scheme("acme-awq", "awq", extra=f"TREADLE_OPTIONS = {value}")
     with pytest.raises(PluginLoadError, match="TREADLE_OPTIONS"):
-        site.host().create(QUANTIZATION, "awq", checkpoint={}, device=None)
+        site.plugin_manager().create(QUANTIZATION, "awq", checkpoint={}, device=None)
 
 
 def test_many_plugins_get_their_own_options_in_list_order(site):
@@ -102,12 +104,15 @@ def test_many_plugins_get_their_own_options_in_list_order(site):
         "treadle.stat_loggers": {"s": "procs"},
     }
     site.install("procs", groups, code)
-    host = site.host(plugin_options={"logits_processors:a": {"x": 1}})
-    assert [host.create(LOGITS_PROCESSORS, name, vocab_size=7) for name in ["b", "a"]] == [
+    plugins = site.plugin_manager(plugin_options={"logits_processors:a": {"x": 1}})
+    assert [plugins.create(LOGITS_PROCESSORS, name, vocab_size=7) for name in ["b", "a"]] == [
         ("b", 7, {}),
         ("a", 7, {"x": 1}),
     ]
-    assert ([host.create(STAT_LOGGERS, "s")], [host.create(STAT_LOGGERS, name) for name in []]) == (
+    assert (
+        [plugins.create(STAT_LOGGERS, "s")],
+        [plugins.create(STAT_LOGGERS, name) for name in []],
+    ) == (
         ["s"],
         [],
     )

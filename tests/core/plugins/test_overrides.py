@@ -11,13 +11,13 @@ import pytest
 from treadle.config import from_options
 from treadle.engine.core import EngineCore
 from treadle.errors import CheckpointError
-from treadle.known_plugins import ALWAYS_ALLOWED, KNOWN
+from treadle.known_plugins import ALWAYS_ALLOWED, DISTRIBUTION_OF_KEY
 from treadle.plugins import PluginManager, installed_kinds
 from treadle.testing.checkpoints import make_checkpoint, make_tokenizer
 from treadle.text.assets import open_checkpoint, plugin_config
 
 OTHERS = {"treadle-server", "treadle-cli"}
-BUILT_IN = sorted(id for id, dist in KNOWN.items() if dist in ALWAYS_ALLOWED - OTHERS)
+BUILT_IN = sorted(id for id, dist in DISTRIBUTION_OF_KEY.items() if dist in ALWAYS_ALLOWED - OTHERS)
 
 USE: dict[str, dict[str, Any]] = {
     "load_formats:dummy": {"load_format": "dummy"},

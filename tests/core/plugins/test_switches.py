@@ -11,8 +11,8 @@ from treadle.plugins.entries import Entry
 from treadle.plugins.switches import Switches
 
 
-def states(host):
-    return {f"{e.dist}/{e.key}": e.state for e in host.entries}
+def states(plugins):
+    return {f"{e.dist}/{e.key}": e.state for e in plugins.entries}
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def two(site):
 
 
 def test_disable_a_distribution_in_any_spelling(two):
-    found = states(two.host(disable_plugin=["Acme_AWQ"]))
-    assert found == {
+    state_by_key = states(two.plugin_manager(disable_plugin=["Acme_AWQ"]))
+    assert state_by_key == {
         "acme-awq/awq": "disabled",
         "acme-awq/gptq": "disabled",
         "other-fp8/fp8": "ready",
@@ -32,14 +32,18 @@ def test_disable_a_distribution_in_any_spelling(two):
 
 
 def test_disable_one_key(two):
-    found = states(two.host(disable_plugin=["quantization:gptq"]))
-    assert found == {"acme-awq/awq": "ready", "acme-awq/gptq": "disabled", "other-fp8/fp8": "ready"}
+    state_by_key = states(two.plugin_manager(disable_plugin=["quantization:gptq"]))
+    assert state_by_key == {
+        "acme-awq/awq": "ready",
+        "acme-awq/gptq": "disabled",
+        "other-fp8/fp8": "ready",
+    }
 
 
 def test_disable_by_environment(two, monkeypatch):
     monkeypatch.setenv("TREADLE_DISABLED_PLUGINS", "other-fp8, quantization:awq")
-    found = states(two.host())
-    assert found == {
+    state_by_key = states(two.plugin_manager())
+    assert state_by_key == {
         "acme-awq/awq": "disabled",
         "acme-awq/gptq": "ready",
         "other-fp8/fp8": "disabled",
@@ -47,26 +51,30 @@ def test_disable_by_environment(two, monkeypatch):
     with pytest.raises(
         PluginNotFoundError, match=r"other-fp8 1\.0 is disabled: disabled by --disable-plugin"
     ):
-        two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
+        two.plugin_manager().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
 
 
 def test_disabling_something_unknown_is_told(two, caplog):
-    two.host(disable_plugin=["acme-awk"])
+    two.plugin_manager(disable_plugin=["acme-awk"])
     assert "--disable-plugin acme-awk: nothing of that name is installed" in caplog.text
 
 
 def test_allow_list(two, monkeypatch):
     monkeypatch.setenv("TREADLE_PLUGINS", "other-fp8,quantization:gptq")
-    found = states(two.host())
-    assert found == {"acme-awq/awq": "disabled", "acme-awq/gptq": "ready", "other-fp8/fp8": "ready"}
+    state_by_key = states(two.plugin_manager())
+    assert state_by_key == {
+        "acme-awq/awq": "disabled",
+        "acme-awq/gptq": "ready",
+        "other-fp8/fp8": "ready",
+    }
 
 
 @pytest.mark.parametrize("kind", ["model_sources", "load_formats", "tokenizers", "renderers"])
 def test_an_allow_list_leaves_what_every_model_needs(monkeypatch, kind):
     monkeypatch.setenv("TREADLE_PLUGINS", "nothing")
     basic = {"hf", "safetensors", "pt", "dummy", "auto", "jinja", "file"}
-    left = {e.key for e in PluginManager().entries if e.kind == kind and e.usable}
-    assert left and left <= basic
+    usable_keys = {e.key for e in PluginManager().entries if e.kind == kind and e.usable}
+    assert usable_keys and usable_keys <= basic
 
 
 def test_allow_list_and_autoload_leave_the_core(monkeypatch):
@@ -85,29 +93,31 @@ def test_allow_list_and_autoload_leave_the_core(monkeypatch):
 def test_autoload_off_ignores_third_parties(two, monkeypatch):
     monkeypatch.setenv("TREADLE_PLUGIN_AUTOLOAD", "0")
     monkeypatch.setattr("treadle.plugins.switches.DISTRIBUTIONS", frozenset({"other-fp8"}))
-    found = states(two.host())
-    assert found == {
+    state_by_key = states(two.plugin_manager())
+    assert state_by_key == {
         "acme-awq/awq": "disabled",
         "acme-awq/gptq": "disabled",
         "other-fp8/fp8": "ready",
     }
 
 
-@pytest.mark.parametrize("how", ["flag", "environment"])
-def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, how):
+@pytest.mark.parametrize("setting", ["flag", "environment"])
+def test_strict_makes_any_broken_plugin_fatal(two, monkeypatch, setting):
     two.scheme("broken-x", "x", code="import missing_kernel")
     two.scheme("broken-y", "y", code="1 / 0")
-    assert two.host().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
-    if how == "environment":
+    assert two.plugin_manager().create(QUANTIZATION, "fp8", checkpoint={}, device=None)
+    if setting == "environment":
         monkeypatch.setenv("TREADLE_PLUGIN_STRICT", "1")
-    host = two.host(plugin_strict=how == "flag")
+    plugins = two.plugin_manager(plugin_strict=setting == "flag")
     with pytest.raises(PluginLoadError) as error:
-        host.create(QUANTIZATION, "fp8", checkpoint={}, device=None)
+        plugins.create(QUANTIZATION, "fp8", checkpoint={}, device=None)
     assert "missing_kernel" in str(error.value) and "division by zero" in str(error.value)
 
 
 def test_strict_allows_what_works(two):
     assert (
-        two.host(plugin_strict=True).create(QUANTIZATION, "fp8", checkpoint={}, device=None).name
+        two.plugin_manager(plugin_strict=True)
+        .create(QUANTIZATION, "fp8", checkpoint={}, device=None)
+        .name
         == "other-fp8"
     )

@@ -92,8 +92,8 @@ def test_closing_does_not_wait_for_an_answer(process: IsolatedProcess) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     time.sleep(0.2)
-    began = time.monotonic()
+    start_time = time.monotonic()
     process.close()
     thread.join(5)
-    assert errors and time.monotonic() - began < 2
+    assert errors and time.monotonic() - start_time < 2
     assert process.request(b"a", 20) == b"hello|a"

@@ -15,9 +15,9 @@ from treadle.processes.watchdog import TIMEOUT_FACTOR, WatchdogExecutor
 async def test_calls_behind_a_slow_one_go_on_in_another_thread() -> None:
     watchdog, gate = WatchdogExecutor(0.05), threading.Event()
     first = watchdog.submit(lambda: gate.wait(30))
-    others = [watchdog.submit(lambda i=i: (i, threading.get_ident())) for i in range(50)]
-    found: Any = await asyncio.gather(*others)
-    assert [i for i, _ in found] == list(range(50)) and not first.done()
+    futures = [watchdog.submit(lambda i=i: (i, threading.get_ident())) for i in range(50)]
+    results: Any = await asyncio.gather(*futures)
+    assert [i for i, _ in results] == list(range(50)) and not first.done()
     gate.set()
     assert await first is True, "slow, but in time"
     assert watchdog.num_stuck == 0
@@ -26,10 +26,10 @@ async def test_calls_behind_a_slow_one_go_on_in_another_thread() -> None:
 
 async def test_a_call_is_given_up_after_some_budgets_and_errors_pass() -> None:
     watchdog, gate = WatchdogExecutor(0.02), threading.Event()
-    began = monotonic()
+    start_time = monotonic()
     with pytest.raises(TimeoutError):
         await watchdog.submit(lambda: gate.wait(30))
-    assert monotonic() - began >= TIMEOUT_FACTOR * 0.02 and watchdog.num_stuck == 1
+    assert monotonic() - start_time >= TIMEOUT_FACTOR * 0.02 and watchdog.num_stuck == 1
     for error in (KeyError("k"), StopIteration(), SystemExit(3)):
 
         def fail(error: BaseException = error) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import NewSequenceData
+from treadle.sampling.draw import argmax
 from treadle.sampling.sampler import Sampler
 
 Start = Callable[..., NewSequenceData]
@@ -50,18 +51,18 @@ def check_follows(samples: Tensor, probabilities: Tensor) -> None:
     Values expected less than ``FEWEST`` times are tested together, in one cell.
     """
     probabilities = probabilities.double()
-    seen = torch.bincount(samples, minlength=len(probabilities)).double()
-    assert len(seen) == len(probabilities), "a sample is out of range"
-    assert not seen[probabilities == 0].any(), "an impossible value was drawn"
+    counts = torch.bincount(samples, minlength=len(probabilities)).double()
+    assert len(counts) == len(probabilities), "a sample is out of range"
+    assert not counts[probabilities == 0].any(), "an impossible value was drawn"
     expected = probabilities * len(samples)
     rare = expected < FEWEST
-    cells = [(seen[~rare], expected[~rare])]
+    cells = [(counts[~rare], expected[~rare])]
     if expected[rare].sum() >= FEWEST:
-        cells.append((seen[rare].sum()[None], expected[rare].sum()[None]))
-    found = torch.cat([cell[0] for cell in cells])
-    wanted = torch.cat([cell[1] for cell in cells])
-    statistic = float(((found - wanted) ** 2 / wanted).sum())
-    freedom = len(found) - 1
+        cells.append((counts[rare].sum()[None], expected[rare].sum()[None]))
+    observed = torch.cat([cell[0] for cell in cells])
+    expected_counts = torch.cat([cell[1] for cell in cells])
+    statistic = float(((observed - expected_counts) ** 2 / expected_counts).sum())
+    freedom = len(observed) - 1
     assert freedom > 0
     # Wilson and Hilferty: the cube root of χ²/n is nearly normal.
     spread = 2 / (9 * freedom)
@@ -92,7 +93,33 @@ class Bench:
         return tokens
 
     def distribution(self, logits: Tensor, rows: Sequence[int], **options: Any) -> Tensor:
-        return self.sampler.distribution(logits, *self.arguments(rows), **options)
+        return probabilities(self.sampler, logits, *self.arguments(rows), **options)
+
+
+def probabilities(
+    sampler: Sampler,
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    rows: Sequence[int],
+    bitmask: Tensor | None = None,
+    bitmask_rows: Tensor | None = None,
+) -> Tensor:
+    """The probabilities that ``Sampler.sample`` draws from, float32 ``[rows, vocab]``; greedy rows
+    are one-hot. Records nothing."""
+    selection = sampler._select(rows)
+    edited = sampler._apply_edits(logits, positions, selection, bitmask, bitmask_rows)
+    params = sampler._slots.row_params(slots)
+    weights = sampler._weights(edited, params, selection.groups)
+    probs = weights / weights.sum(dim=-1, keepdim=True)
+    best = argmax(edited, sampler.blocks)[0].unsqueeze(1)
+    one_hot = torch.zeros_like(probs).scatter_(1, best, 1.0)
+    return torch.where(params.greedy.unsqueeze(1) > 0, one_hot, probs)
+
+
+@pytest.fixture(scope="session")
+def distribution() -> Callable[..., Tensor]:
+    return probabilities
 
 
 @pytest.fixture

@@ -28,13 +28,15 @@ def samples(logits: Tensor, count: int, seed: int = 1, **params: float) -> Tenso
     sampler = Sampler(2, len(logits))
     start = NewSequenceData(0, SamplingParams(**params), 1, [0], seed, [], [])  # type: ignore[arg-type]
     sampler.add_sequences([start])
-    found = []
+    token_ids = []
     for first in range(0, count, 4096):
         positions = torch.arange(first, min(count, first + 4096))
         rows = [0] * len(positions)
         batch = logits.expand(len(rows), -1).contiguous()
-        found.append(sampler.sample(batch, torch.zeros_like(positions), positions, rows).token_ids)
-    return torch.cat(found)
+        token_ids.append(
+            sampler.sample(batch, torch.zeros_like(positions), positions, rows).token_ids
+        )
+    return torch.cat(token_ids)
 
 
 def bell(vocab: int, spread: float, seed: int = 0) -> Tensor:
@@ -44,8 +46,8 @@ def bell(vocab: int, spread: float, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_plain_draws(temperature: float, assert_follows: Follows) -> None:
     logits = bell(300, 1.5)
-    wanted = (logits.double() / temperature).softmax(-1)
-    assert_follows(samples(logits, 100_000, temperature=temperature), wanted)
+    expected = (logits.double() / temperature).softmax(-1)
+    assert_follows(samples(logits, 100_000, temperature=temperature), expected)
 
 
 def test_other_seeds_give_other_draws_of_the_same_distribution(assert_follows: Follows) -> None:
@@ -60,8 +62,8 @@ def test_other_seeds_give_other_draws_of_the_same_distribution(assert_follows: F
         for run in runs
     ]
     share = torch.bincount(kinds[0], minlength=8).double() / 20_000
-    other = torch.bincount(kinds[1], minlength=8).double() / 20_000
-    assert_follows(kinds[0] * 8 + kinds[1], (share.unsqueeze(1) * other).flatten())
+    other_share = torch.bincount(kinds[1], minlength=8).double() / 20_000
+    assert_follows(kinds[0] * 8 + kinds[1], (share.unsqueeze(1) * other_share).flatten())
 
 
 @pytest.mark.parametrize(
@@ -75,36 +77,40 @@ def test_other_seeds_give_other_draws_of_the_same_distribution(assert_follows: F
     ],
     ids=lambda params: ",".join(params),
 )
-def test_filtered_draws(params: dict[str, float], assert_follows: Follows) -> None:
+def test_filtered_draws(
+    params: dict[str, float], distribution: Callable[..., Tensor], assert_follows: Follows
+) -> None:
     logits = bell(400, 1.2, seed=3)
     sampler = Sampler(2, 400)
     sampler.add_sequences([NewSequenceData(0, SamplingParams(**params), 1, [0], 1, [], [])])  # type: ignore[arg-type]
-    wanted = sampler.distribution(logits.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), [0])[0]
-    assert int((wanted > 0).sum()) < 400
-    assert_follows(samples(logits, 25_000, **params), wanted)
+    expected = distribution(
+        sampler, logits.unsqueeze(0), torch.tensor([0]), torch.tensor([0]), [0]
+    )[0]
+    assert int((expected > 0).sum()) < 400
+    assert_follows(samples(logits, 25_000, **params), expected)
 
 
 def test_tails(assert_follows: Follows) -> None:
     # One token in ten thousand is spread over 900 tokens: the rare ones are tested as one cell.
     probabilities = torch.full((1000,), 1e-4 / 900, dtype=torch.float64)
     probabilities[:100] = (1 - 1e-4) / 100
-    found = samples(probabilities.log().float(), 400_000)
-    assert_follows(found, probabilities)
-    assert int((found >= 100).sum()) in range(15, 75)  # 40 expected
+    token_ids = samples(probabilities.log().float(), 400_000)
+    assert_follows(token_ids, probabilities)
+    assert int((token_ids >= 100).sum()) in range(15, 75)  # 40 expected
 
 
 def test_a_large_vocabulary(assert_follows: Follows) -> None:
     logits = bell(151_936, 2.0)
-    wanted = logits.double().softmax(-1)
+    expected = logits.double().softmax(-1)
     weights, blocks = logits.softmax(-1).unsqueeze(0), Blocks.of(151_936, CPU)
     uniforms = torch.rand(1500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    found = torch.cat([draw(weights, u.unsqueeze(0), blocks)[0] for u in uniforms])
+    token_ids = torch.cat([draw(weights, u.unsqueeze(0), blocks)[0] for u in uniforms])
     # 32 bins of equal probability, of tokens in order of probability and in order of id
     for order in (logits.argsort(), torch.arange(151_936)):
         bins = torch.empty(151_936, dtype=torch.int64)
-        bins[order] = (wanted[order].cumsum(0) * 32).long().clamp(max=31)
+        bins[order] = (expected[order].cumsum(0) * 32).long().clamp(max=31)
         assert_follows(
-            bins[found], torch.zeros(32, dtype=torch.float64).scatter_add_(0, bins, wanted)
+            bins[token_ids], torch.zeros(32, dtype=torch.float64).scatter_add_(0, bins, expected)
         )
 
 
@@ -138,10 +144,10 @@ def test_draws_invert_the_cumulative_distribution(size: int) -> None:
     grid = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
     uniforms = torch.cartesian_prod(grid, grid)
     blocks = Blocks.of(size, CPU)
-    found = torch.cat(
+    token_ids = torch.cat(
         [draw(weights.expand(len(u), -1), u, blocks)[0] for u in uniforms.split(2000)]
     )
-    share = torch.bincount(found, minlength=size).double() / len(found)
+    share = torch.bincount(token_ids, minlength=size).double() / len(token_ids)
     exact = weights.double()
     block = torch.arange(size) // blocks.width
     of_block = torch.zeros(blocks.count, dtype=torch.float64).scatter_add_(0, block, exact)[block]
@@ -188,5 +194,5 @@ def test_unusable_rows_are_flagged(params: dict[str, float], dtype: torch.dtype)
     assert output.invalid.tolist() == [True, True, True, False, False]
     assert output.token_ids[3] == 0
     assert ((output.token_ids >= 0) & (output.token_ids < vocab)).all()
-    alone = sampler.sample(logits[3:], slots[3:], slots[3:], [3, 4])
-    assert torch.equal(alone.token_ids, output.token_ids[3:])
+    usable_rows = sampler.sample(logits[3:], slots[3:], slots[3:], [3, 4])
+    assert torch.equal(usable_rows.token_ids, output.token_ids[3:])

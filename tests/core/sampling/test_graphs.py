@@ -35,7 +35,7 @@ STATEFUL: list[dict[str, Any]] = [
 ]
 
 
-def opened(kinds: list[dict[str, Any]], device: str = "cpu") -> Sampler:
+def make_sampler(kinds: list[dict[str, Any]], device: str = "cpu") -> Sampler:
     sampler = Sampler(len(kinds) + 1, VOCAB, device)
     sampler.add_sequences(
         [
@@ -49,7 +49,7 @@ def opened(kinds: list[dict[str, Any]], device: str = "cpu") -> Sampler:
 def test_nothing_is_read_back_to_the_host() -> None:
     """Meta tensors have no values: any wait for the device, or branch on its data, raises here."""
     kinds = KINDS + STATEFUL
-    sampler = opened(kinds, "meta")
+    sampler = make_sampler(kinds, "meta")
     sampler.add_sequences(
         [
             NewSequenceData(
@@ -70,7 +70,7 @@ def test_nothing_is_read_back_to_the_host() -> None:
 
 
 def test_features_are_what_rows_ask_for() -> None:
-    sampler = opened(KINDS + STATEFUL)
+    sampler = make_sampler(KINDS + STATEFUL)
     assert sampler.features([0, 1]) == Features(greedy=True)
     assert sampler.features([2, 6]) == Features(random=True)
     assert sampler.features([0, 3]) == Features(greedy=True, random=True, top_k=32)
@@ -82,59 +82,58 @@ def test_features_are_what_rows_ask_for() -> None:
     assert sampler.features([len(KINDS)]) == Features(greedy=True)
 
 
-def test_features_that_cover_others() -> None:
+def test_a_union_of_features_has_those_of_both() -> None:
     kinds = [Features.of(SamplingParams(**kind), VOCAB) for kind in KINDS]
     for first, second in itertools.product(kinds, kinds):
         union = first | second
-        assert union.covers(first)
-        assert union.covers(second)
-        assert first.covers(second) == (first == union)
+        assert union | first == union == union | second
+        assert union == second | first
 
 
 def test_more_features_than_needed_change_no_token() -> None:
-    sampler = opened(KINDS)
+    sampler = make_sampler(KINDS)
     slots = torch.arange(len(KINDS))
     logits = torch.randn(len(KINDS), VOCAB, generator=torch.Generator().manual_seed(2)) * 2
     unions = {Features.of(SamplingParams(**kind), VOCAB) for kind in KINDS}
     unions |= {first | second for first in unions for second in unions}
     for slot in range(len(KINDS)):
-        one = slots[slot : slot + 1]
+        slot_index = slots[slot : slot + 1]
         for position in range(5):
-            wanted = sampler.sample(
-                logits[slot : slot + 1], one, one * 0 + position, [slot]
+            expected = sampler.sample(
+                logits[slot : slot + 1], slot_index, slot_index * 0 + position, [slot]
             ).token_ids
-            asked = sampler.features([slot])
-            assert asked is not None
+            features = sampler.features([slot])
+            assert features is not None
             for union in unions:
-                if union.covers(asked):
-                    found, _ = sampler.sample_graphable(
-                        logits[slot : slot + 1], one, one * 0 + position, union
+                if union | features == union:
+                    actual, _ = sampler.sample_graphable(
+                        logits[slot : slot + 1], slot_index, slot_index * 0 + position, union
                     )
-                    assert torch.equal(found, wanted), union
+                    assert torch.equal(actual, expected), union
 
 
 def test_padding_rows_change_nothing() -> None:
-    sampler = opened(KINDS)
+    sampler = make_sampler(KINDS)
     count = len(KINDS)
     logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(3))
     slots = torch.arange(count)
     features = sampler.features(list(range(count)))
     assert features is not None
-    wanted, _ = sampler.sample_graphable(logits, slots, slots, features)
+    expected, _ = sampler.sample_graphable(logits, slots, slots, features)
     padded = torch.cat((logits, torch.full((3, VOCAB), float("nan"))))
     index = torch.cat((slots, torch.full((3,), count)))
-    found, bad = sampler.sample_graphable(padded, index, index, features)
-    assert torch.equal(found[:count], wanted)
+    actual, bad = sampler.sample_graphable(padded, index, index, features)
+    assert torch.equal(actual[:count], expected)
     assert bad.tolist() == [False] * count + [True] * 3
 
 
 def addresses(sampler: Sampler) -> list[int]:
-    tensors = [*vars(sampler._slots).values(), sampler.blocks.num_lanes]
+    tensors = [*vars(sampler._slots).values(), sampler.blocks.lanes]
     return [value.data_ptr() for value in tensors if isinstance(value, torch.Tensor)]
 
 
 def test_tables_of_a_graph_stay_at_their_address() -> None:
-    sampler = opened(KINDS)
+    sampler = make_sampler(KINDS)
     before = addresses(sampler)
     assert len(before) == 2
     for slot in range(len(KINDS)):
@@ -158,24 +157,24 @@ def test_a_captured_graph_samples_like_a_cpu(kind: dict[str, Any]) -> None:
     starts = [
         NewSequenceData(slot, SamplingParams(**kind), 1, [0], slot, [], []) for slot in range(rows)
     ]
-    host, card = Sampler(rows + 1, vocab), Sampler(rows + 1, vocab, "cuda")
-    host.add_sequences(starts)
-    card.add_sequences(starts)
+    cpu_sampler, cuda_sampler = Sampler(rows + 1, vocab), Sampler(rows + 1, vocab, "cuda")
+    cpu_sampler.add_sequences(starts)
+    cuda_sampler.add_sequences(starts)
     slots = torch.arange(rows)
     inputs = [t.cuda() for t in (logits, slots, slots)]
-    features = card.features(list(range(rows)))
+    features = cuda_sampler.features(list(range(rows)))
     assert features is not None
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        card.sample_graphable(inputs[0], inputs[1], inputs[2], features)
+        cuda_sampler.sample_graphable(inputs[0], inputs[1], inputs[2], features)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tokens, bad = card.sample_graphable(inputs[0], inputs[1], inputs[2], features)
+        tokens, bad = cuda_sampler.sample_graphable(inputs[0], inputs[1], inputs[2], features)
     for step in range(3):
         inputs[2].copy_(slots + step)
         graph.replay()
-        wanted = host.sample(logits, slots, slots + step, list(range(rows)))
-        assert torch.equal(tokens.cpu(), wanted.token_ids)
+        expected = cpu_sampler.sample(logits, slots, slots + step, list(range(rows)))
+        assert torch.equal(tokens.cpu(), expected.token_ids)
         assert not bad.any()

@@ -13,17 +13,17 @@ from treadle.sampling.logprobs import prompt_logprobs
 TOLERANCE = 1e-5
 
 
-def check(found: TokenLogprobs, logits: torch.Tensor, token: int, k: int) -> None:
+def check(entry: TokenLogprobs, logits: torch.Tensor, token: int, k: int) -> None:
     exact = logits.double().log_softmax(-1)
-    assert found.ids[0] == token
-    assert len(found.ids) == len(found.logprobs) == 1 + k
+    assert entry.ids[0] == token
+    assert len(entry.ids) == len(entry.logprobs) == 1 + k
     torch.testing.assert_close(
-        torch.tensor(found.logprobs, dtype=torch.float64), exact[found.ids], rtol=0, atol=TOLERANCE
+        torch.tensor(entry.logprobs, dtype=torch.float64), exact[entry.ids], rtol=0, atol=TOLERANCE
     )
-    assert found.rank == 1 + int((logits > logits[token]).sum())
+    assert entry.rank == 1 + int((logits > logits[token]).sum())
     best = exact.topk(k).values if k else exact[:0]
-    torch.testing.assert_close(exact[found.ids[1:]], best, rtol=0, atol=TOLERANCE)
-    assert len(set(found.ids[1:])) == k
+    torch.testing.assert_close(exact[entry.ids[1:]], best, rtol=0, atol=TOLERANCE)
+    assert len(set(entry.ids[1:])) == k
 
 
 @pytest.mark.parametrize("vocab", [25, 1000, 20_001])
@@ -40,9 +40,9 @@ def test_rows_that_ask(bench: Any, start: Any, vocab: int, dtype: torch.dtype) -
     output = run.sampler.sample(logits, *run.arguments([3, 1, 0, 2]))
     assert output.logprobs is not None
     assert output.logprobs.rows == [0, 2, 3]
-    host = output.logprobs.cpu().to_host()
+    entries = output.logprobs.cpu().to_host()
     assert output.token_ids[3] == 4
-    for row, k, entry in zip([0, 2, 3], [3, 0, 20], host, strict=True):
+    for row, k, entry in zip([0, 2, 3], [3, 0, 20], entries, strict=True):
         check(entry, logits[row].float(), int(output.token_ids[row]), k)
 
 
@@ -62,10 +62,10 @@ def test_prompt(k: int) -> None:
     logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(k)) * 3
     before = logits.clone()
     targets = [3, 499, 0, 7, 7, int(logits[5].argmax())]
-    host = prompt_logprobs(logits, torch.tensor(targets), k).to_host()
-    for row, (entry, token) in enumerate(zip(host, targets, strict=True)):
+    entries = prompt_logprobs(logits, torch.tensor(targets), k).to_host()
+    for row, (entry, token) in enumerate(zip(entries, targets, strict=True)):
         check(entry, logits[row], token, k)
-    assert host[5].rank == 1
+    assert entries[5].rank == 1
     assert torch.equal(logits, before)
 
 

@@ -24,13 +24,13 @@ def pack(allowed: Tensor) -> Tensor:
 def test_bits(vocab: int) -> None:
     allowed = torch.rand(3, vocab, generator=torch.Generator().manual_seed(vocab)) < 0.5
     logits = torch.randn(3, vocab)
-    wanted = logits.masked_fill(~allowed, float("-inf"))
+    expected = logits.masked_fill(~allowed, float("-inf"))
     everywhere = logits.clone()
     apply_bitmask(everywhere, pack(allowed))
-    assert torch.equal(everywhere, wanted)
+    assert torch.equal(everywhere, expected)
     some = logits.clone()
     apply_bitmask(some, pack(allowed)[[2, 0]], torch.tensor([2, 0]))
-    assert torch.equal(some, torch.stack([wanted[0], logits[1], wanted[2]]))
+    assert torch.equal(some, torch.stack([expected[0], logits[1], expected[2]]))
 
 
 def test_masked_tokens_are_not_sampled(bench: Any, start: Any) -> None:

@@ -30,22 +30,22 @@ def even(cells: int) -> Tensor:
 
 def test_the_finaliser_is_splitmix64() -> None:
     # The first outputs of SplitMix64 from state 1234567, as published with the reference code.
-    state, found = 1234567, []
+    state, outputs = 1234567, []
     for _ in range(3):
         state = (state + GOLDEN) & WORD
-        found.append(mix(state))
-    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+        outputs.append(mix(state))
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 987654321])
 def test_tensors_compute_what_integers_do(seed: int) -> None:
     offset, second, step, _ = (value & WORD for value in keys(seed))
     positions = [0, 1, 7, 2**20, 2**31 - 1]
-    found = numbers([seed] * len(positions), positions)
+    actual = numbers([seed] * len(positions), positions)
     for row, position in enumerate(positions):
         for stream, start in enumerate((offset, second)):
             word = mix((start + step * position) & WORD)
-            assert float(found[row, stream]) == (word >> (64 - BITS)) * 2.0**-BITS
+            assert float(actual[row, stream]) == (word >> (64 - BITS)) * 2.0**-BITS
 
 
 def test_uniform_over_positions(assert_follows: Follows) -> None:
@@ -85,8 +85,8 @@ def test_pairs_are_independent(
 ) -> None:
     count = 60_000
 
-    def column(which: tuple[tuple[int, int], int]) -> Tensor:
-        (seed, shift), stream = which
+    def column(source: tuple[tuple[int, int], int]) -> Tensor:
+        (seed, shift), stream = source
         return numbers([seed] * count, list(range(shift, count + shift)))[:, stream]
 
     pairs = cell(column(first), 16) * 16 + cell(column(second), 16)

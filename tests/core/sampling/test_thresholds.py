@@ -16,14 +16,14 @@ CPU = torch.device("cpu")
 
 def oracle(probs: Tensor, k: int, p: float, min_p: float) -> Tensor:
     """Kept tokens (bool ``[vocab]``) by sorting; tokens of equal probability go together."""
-    kept = probs >= probs.sort(descending=True).values[min(k, len(probs)) - 1]
+    mask = probs >= probs.sort(descending=True).values[min(k, len(probs)) - 1]
     if p < 1:
-        values = (probs * kept).double()
+        values = (probs * mask).double()
         budget = float(values.sum()) * p
         # Few different values, so that this stays quadratic only in name.
         above = {float(v): float(values[values > v].sum()) for v in values.unique()}
-        kept &= torch.tensor([above[float(v)] < budget for v in values])
-    return kept & (probs >= probs.max() * min_p)
+        mask &= torch.tensor([above[float(v)] < budget for v in values])
+    return mask & (probs >= probs.max() * min_p)
 
 
 def coarse(seed: int, vocab: int, levels: int) -> Tensor:
@@ -61,11 +61,13 @@ def filters(probs: Tensor, k: int, p: float, min_p: float, *, long: bool) -> Ten
 )
 def test_kept_sets(seed: int, vocab: int, levels: int, k: int, p: float, min_p: float) -> None:
     probs = coarse(seed, vocab, levels)
-    wanted = oracle(probs, k, p, min_p)
+    expected = oracle(probs, k, p, min_p)
     for long in (False, True):  # a list of the largest, a search
-        found = filters(probs, k, p, min_p, long=long)
-        assert torch.equal(found, probs * wanted), "kept set" if long else "kept set from the list"
-    assert wanted[probs.argmax()]
+        actual = filters(probs, k, p, min_p, long=long)
+        assert torch.equal(actual, probs * expected), (
+            "kept set" if long else "kept set from the list"
+        )
+    assert expected[probs.argmax()]
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,8 +95,8 @@ def test_the_three_ways_to_a_nucleus_agree(
         assert torch.equal(searched[row, 0], select(probs[row], float(budget[row])))
         # transformers' definition: ascending order, drop while the cumulative mass is at most 1 - p
         values = probs[row].double().sort().values
-        kept = values[values.cumsum(0) > values.sum() - budget[row]]
-        assert float(searched[row, 0]) == float(kept[0] if len(kept) else values[-1])
+        nucleus = values[values.cumsum(0) > values.sum() - budget[row]]
+        assert float(searched[row, 0]) == float(nucleus[0] if len(nucleus) else values[-1])
 
 
 @pytest.mark.parametrize("size", [10, 3000])
@@ -113,18 +115,18 @@ def test_a_nucleus_of_nearly_everything() -> None:
 
 def test_rows_that_ask_for_nothing_are_untouched() -> None:
     probs = (torch.randn(2, 700, generator=torch.Generator().manual_seed(1)) * 9).softmax(-1)
-    for most in (32, HEAD, HEAD + 1):
-        found = probs.clone()
+    for max_k in (32, HEAD, HEAD + 1):
+        filtered = probs.clone()
         apply_filters(
-            found,
+            filtered,
             torch.empty_like(probs),
             Blocks.of(700, CPU),
-            top_k=(torch.tensor([[3], [700]]), most),
-            top_p=(torch.tensor([[0.5], [1.0]], dtype=torch.float64), most <= HEAD),
+            top_k=(torch.tensor([[3], [700]]), max_k),
+            top_p=(torch.tensor([[0.5], [1.0]], dtype=torch.float64), max_k <= HEAD),
             min_p=torch.tensor([[0.9], [0.0]]),
         )
-        assert torch.equal(found[1], probs[1])
-        assert int((found[0] > 0).sum()) <= 3
+        assert torch.equal(filtered[1], probs[1])
+        assert int((filtered[0] > 0).sum()) <= 3
 
 
 def test_a_budget_that_is_met_exactly() -> None:
@@ -134,23 +136,28 @@ def test_a_budget_that_is_met_exactly() -> None:
         assert filters(probs, 2, 0.5, 0.0, long=long).tolist() == [0.0, 0.5, 0.0]
         assert filters(probs, 2, 0.5000001, 0.0, long=long).tolist() == [0.25, 0.5, 0.25]
     mask = torch.empty(1, 3)
-    for p, wanted in ((0.5, 0.5), (0.5000001, 0.25)):
+    for p, expected in ((0.5, 0.5), (0.5000001, 0.25)):
         budget = torch.tensor([[p]], dtype=torch.float64)
-        found = search(
+        threshold = search(
             probs.unsqueeze(0),
             mask,
             lambda m, budget=budget: (
                 (probs * m).sum(-1, keepdim=True, dtype=torch.float64) >= budget
             ),  # type: ignore[misc]
         )
-        assert float(found) == wanted
+        assert float(threshold) == expected
 
 
 def test_selection_at_and_around_every_level() -> None:
     # Powers of two: sums are exact, so that a budget can be met exactly at each of the levels.
     values = coarse(3, 6000, 12)
     for level in values.unique().tolist():
-        held = float(values[values >= level].sum(dtype=torch.float64))
+        at_least = float(values[values >= level].sum(dtype=torch.float64))
         above = float(values[values > level].sum(dtype=torch.float64))
-        for budget in (held, held * (1 - 1e-6), (held + above) / 2, above * (1 + 1e-6) or 1e-9):
+        for budget in (
+            at_least,
+            at_least * (1 - 1e-6),
+            (at_least + above) / 2,
+            above * (1 + 1e-6) or 1e-9,
+        ):
             assert float(select(values, budget)) == level

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from treadle.api.step_types import KVCacheGroup, ModelRunnerOutput, SchedulerOutput
 
@@ -46,6 +47,7 @@ class FakeRunner:
         self.tables: list[list[dict[int, int]]] = [[{} for _ in range(slots)] for _ in groups]
         self.last: dict[int, int] = {}
         self.salts: dict[int, str | None] = {}
+        self.prompts: dict[int, int] = {}
         self.queue: deque[ModelRunnerOutput] = deque()
         self.read_cells = 0
 
@@ -53,12 +55,15 @@ class FakeRunner:
         for slot in scheduler_output.freed_slots:
             self.last.pop(slot, None)
             self.salts.pop(slot, None)
+            self.prompts.pop(slot, None)
         for start in scheduler_output.new_sequences:
             self.salts[start.slot] = start.params.cache_salt
+            if start.params.prompt_logprobs and len(start.token_ids) == start.num_prompt_tokens:
+                self.prompts[start.slot] = start.num_prompt_tokens
         for write in scheduler_output.page_table_updates:
             for i, page in enumerate(write.pages):
                 self.tables[write.group][write.slot][write.start + i] = page
-        given = iter(scheduler_output.tokens)
+        prefill_tokens = iter(scheduler_output.tokens)
         rows = list(
             zip(
                 scheduler_output.slots,
@@ -70,14 +75,26 @@ class FakeRunner:
         )
         for row, (slot, start, count, _) in enumerate(rows):
             for position in range(start, start + count):
-                token = self.last[slot] if row < scheduler_output.num_decodes else next(given)
+                token = (
+                    self.last[slot] if row < scheduler_output.num_decodes else next(prefill_tokens)
+                )
                 self._write(slot, position, (token, position, self.salts[slot]))
         tokens = []
         for slot, start, count, samples in rows:
             if samples:
                 self.last[slot] = next_token(self._read(slot, start + count))
                 tokens.append(self.last[slot])
-        self.queue.append(ModelRunnerOutput(id=scheduler_output.id, sampled_token_ids=tokens))
+        # In place of logprobs, the positions of the prompt's tokens that they are of.
+        prompt_logprobs: Any = {
+            row: list(range(start + 1, min(start + count + 1, self.prompts[slot])))
+            for row, (slot, start, count, _) in enumerate(rows)
+            if slot in self.prompts
+        }
+        self.queue.append(
+            ModelRunnerOutput(
+                id=scheduler_output.id, sampled_token_ids=tokens, prompt_logprobs=prompt_logprobs
+            )
+        )
 
     def get_output(self) -> ModelRunnerOutput:
         return self.queue.popleft()

@@ -81,8 +81,9 @@ class Driver:
         self.runner = fake.FakeRunner(groups, PAGE, scenario.max_seqs)
         self.expected: dict[str, list[int]] = {}
         self.got: dict[str, list[int]] = {}
+        self.prompt_lens: dict[str, int] = {}
         self.born: dict[str, int] = {}
-        self.done: dict[str, str] = {}
+        self.finished: dict[str, str] = {}
         self.now = 0
         self.count = 0
         self.longest_wait = 0
@@ -102,12 +103,17 @@ class Driver:
             self.count += 1
             name = f"r{self.count}"
             params = SamplingParams(
-                max_tokens=count, cache_salt=salt, priority=self.random.randrange(3)
+                max_tokens=count,
+                cache_salt=salt,
+                priority=self.random.randrange(3),
+                prompt_logprobs=self.random.choice([None, None, 1]),
             )
             request = EngineRequest(name, prompt, params, float(self.now), prefix_leader=leader)
             leader = leader or name
             root = self.cache.page_hasher.root_hash(salt)
             self.scheduler.add(SequenceState(request, self.info, root, seed=0))
+            if params.prompt_logprobs:
+                self.prompt_lens[name] = len(prompt)
             self.expected[name] = fake.oracle(prompt, salt, self.scenario.windows, count)
             self.got[name] = []
             self.born[name] = self.now
@@ -116,7 +122,7 @@ class Driver:
         if self.scheduler.sequences:
             name = self.random.choice(sorted(self.scheduler.sequences))
             assert self.scheduler.abort(name)
-            self.done[name] = "abort"
+            self.finished[name] = "abort"
 
     def step(self) -> None:
         self.now += 1
@@ -135,11 +141,13 @@ class Driver:
         assert not faults, faults
 
     def receive(self, output: TokenOutput) -> None:
-        assert output.id not in self.done, "output for a sequence that has ended"
+        assert output.id not in self.finished, "output for a sequence that has ended"
+        if not self.got[output.id] and output.id in self.prompt_lens:
+            assert output.prompt_logprobs == list(range(1, self.prompt_lens[output.id]))
         self.got[output.id] += output.token_ids
         if output.finish_reason is not None:
             assert output.finish_reason == "length"
-            self.done[output.id] = "length"
+            self.finished[output.id] = "length"
             assert self.got[output.id] == self.expected[output.id]
             self.longest_wait = max(self.longest_wait, self.now - self.born[output.id])
 
@@ -158,9 +166,9 @@ def test_random_steps(name: str) -> None:
     while driver.scheduler.has_work or driver.scheduler.in_flight:
         driver.step()
         assert driver.now < finished_by, "a sequence starves"
-    assert set(driver.done) == set(driver.expected)
+    assert set(driver.finished) == set(driver.expected)
     assert all(pool.num_used == 0 for pool in driver.cache.pools), "a page leaked"
-    assert sum(reason == "length" for reason in driver.done.values()) > STEPS / 100
+    assert sum(reason == "length" for reason in driver.finished.values()) > STEPS / 100
     # The scenario did what it is there for.
     counters = driver.scheduler.counters
     if driver.scenario.caching:
@@ -179,7 +187,7 @@ def test_the_oracle_bites() -> None:
     """A cache that shares a page under the wrong name is found."""
     driver = Driver(SCENARIOS["roomy"], seed=1)
     digests = driver.cache.page_hasher
-    digests.root_hash = lambda salt=None, adapter=None: b"everybody's"  # type: ignore[method-assign]
+    digests.root_hash = lambda salt=None: b"everybody's"  # type: ignore[method-assign]
     with pytest.raises((fake.ForeignRead, AssertionError)):
         for _ in range(500):
             driver.arrive()

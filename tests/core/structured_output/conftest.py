@@ -58,14 +58,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Callable[..., Driven]]:
-    made: list[Driven] = []
+    engines: list[Driven] = []
 
     def make(**options: Any) -> Driven:
-        made.append(Driven(folder, **options))
-        return made[-1]
+        engines.append(Driven(folder, **options))
+        return engines[-1]
 
     yield make
-    for driven in made:
+    for driven in engines:
         driven.core.close()
 
 

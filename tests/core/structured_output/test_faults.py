@@ -11,7 +11,7 @@ import torch
 
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import EngineError
-from treadle.structured_output import GrammarFuture, StructuredOutputState
+from treadle.structured_output import StructuredOutputState
 
 
 class Panic(BaseException):
@@ -23,11 +23,11 @@ class Scripted:
 
     is_accepting = is_terminated = False
 
-    def __init__(self, how: str, at: int) -> None:
-        self.how, self.left = how, at
+    def __init__(self, failure: str, call_index: int) -> None:
+        self.failure, self.remaining = failure, call_index
 
     def fill_bitmask(self, bitmask: torch.Tensor, row: int) -> None:
-        if self.how == "empty" and not self.left:
+        if self.failure == "empty" and not self.remaining:
             bitmask[row].zero_()
             return
         self._fail("fill")
@@ -36,18 +36,18 @@ class Scripted:
 
     def accept_token(self, token: int) -> bool:
         assert token < 256, "the mask was not heeded"
-        if self.how == "refuse" and not self.left:
+        if self.failure == "refuse" and not self.remaining:
             return False
         self._fail("accept")
-        self.left -= 1
+        self.remaining -= 1
         return True
 
     def rollback(self, count: int) -> None:
         raise NotImplementedError
 
-    def _fail(self, where: str) -> None:
-        if self.how in (where, f"panic in {where}") and not self.left:
-            raise Panic("oh") if "panic" in self.how else KeyError("oh")
+    def _fail(self, method: str) -> None:
+        if self.failure in (method, f"panic in {method}") and not self.remaining:
+            raise Panic("oh") if "panic" in self.failure else KeyError("oh")
 
 
 SAID = {
@@ -60,48 +60,48 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("how", list(SAID))
-def test_a_fault_ends_its_sequence_only(engine: Callable[..., Any], how: str) -> None:
+@pytest.mark.parametrize("failure", list(SAID))
+def test_a_fault_ends_its_sequence_only(engine: Callable[..., Any], failure: str) -> None:
     driven = engine(max_num_seqs=16)
-    guides = {f"bad {at}": StructuredOutputState(Scripted(how, at)) for at in range(8)}
+    guides = {f"bad {index}": StructuredOutputState(Scripted(failure, index)) for index in range(8)}
 
-    def submit(request: Any) -> GrammarFuture:
+    def submit(request: Any) -> Future[StructuredOutputState]:
         ready: Future[StructuredOutputState] = Future()
         ready.set_result(guides[request.id])
-        return GrammarFuture(ready)
+        return ready
 
     driven.core._structured_output.submit = submit
     driven.add("free", ignore_eos=True, max_tokens=20)
-    alone = engine()
-    alone.add("free", ignore_eos=True, max_tokens=20)
-    alone.until("free")
+    reference = engine()
+    reference.add("free", ignore_eos=True, max_tokens=20)
+    reference.until("free")
     for name in guides:
         driven.add(name, StructuredOutputsParams(regex="a"), max_tokens=50)
     driven.until("free")
-    for at, name in enumerate(guides):
+    for index, name in enumerate(guides):
         end = driven.until(name)
-        assert end.finish_reason == "error" and SAID[how] in end.error, end
+        assert end.finish_reason == "error" and SAID[failure] in end.error, end
         assert end.param is None, "not the client's fault"
-        assert len(driven.tokens[name]) == at
-    assert driven.tokens["free"] == alone.tokens["free"]
+        assert len(driven.tokens[name]) == index
+    assert driven.tokens["free"] == reference.tokens["free"]
     assert not driven.core.has_work and driven.core.stats.num_used_pages == 0
 
 
-@pytest.mark.parametrize("how", ["fill", "accept", "panic in fill", "panic in accept"])
-def test_in_strict_mode_a_fault_is_the_engines(how: str) -> None:
-    guide = StructuredOutputState(Scripted(how, 0), strict=True)
+@pytest.mark.parametrize("failure", ["fill", "accept", "panic in fill", "panic in accept"])
+def test_in_strict_mode_a_fault_is_the_engines(failure: str) -> None:
+    guide = StructuredOutputState(Scripted(failure, 0), strict=True)
     with pytest.raises(EngineError, match=r"the grammar failed: .*oh.*plugin_strict"):
-        if "fill" in how:
+        if "fill" in failure:
             guide.fill_bitmask(torch.zeros(1, 10, dtype=torch.int32), 0, ())
         else:
             guide.accept_token(1)
 
 
-@pytest.mark.parametrize("how", ["refuse", "empty"])
-def test_a_grammar_without_a_way_on_is_no_fault(how: str) -> None:
-    guide = StructuredOutputState(Scripted(how, 0), strict=True)
+@pytest.mark.parametrize("failure", ["refuse", "empty"])
+def test_a_grammar_without_a_way_on_is_no_fault(failure: str) -> None:
+    guide = StructuredOutputState(Scripted(failure, 0), strict=True)
     guide.fill_bitmask(torch.zeros(1, 10, dtype=torch.int32), 0, ())
-    assert how == "empty" or guide.accept_token(1)
+    assert failure == "empty" or guide.accept_token(1)
     assert guide.error is not None
 
 

@@ -1,4 +1,4 @@
-"""Guided decoding from end to end: random weights at temperature 2, and every stop is valid."""
+"""Structured output from end to end: random weights at temperature 2, and every stop is valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from treadle import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from treadle.errors import RequestError
 
-BACKENDS = ("llguidance", "outlines", "lmfe")
+BACKENDS = ("llguidance", "outlines", "lm-format-enforcer")
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -78,9 +78,11 @@ def test_grammars(llm: LLM, backend: str | None) -> None:
         while (inner := re.sub(r"\([abc](,[abc])*\)", "a", text)) != text:
             text = inner
         assert re.fullmatch(r"[abc](,[abc])*", text)
-    with pytest.raises(RequestError, match="lmfe: grammars of the kind ebnf"):
+    with pytest.raises(RequestError, match="lm-format-enforcer: grammars of the kind ebnf"):
         llm.generate(
-            "x", hot(StructuredOutputsParams(grammar=GRAMMAR, backend="lmfe")), use_tqdm=False
+            "x",
+            hot(StructuredOutputsParams(grammar=GRAMMAR, backend="lm-format-enforcer")),
+            use_tqdm=False,
         )
 
 
@@ -91,13 +93,20 @@ def test_all_backends_in_one_batch_beside_free_ones(llm: LLM) -> None:
         for name in BACKENDS
     ]
     params += [SamplingParams(temperature=2.0, max_tokens=20, seed=9, ignore_eos=True)] * 2
-    alone = [llm.generate("Hello", p, use_tqdm=False)[0].outputs[0].token_ids for p in params[:4]]
+    expected = [
+        llm.generate("Hello", p, use_tqdm=False)[0].outputs[0].token_ids for p in params[:4]
+    ]
     outputs = llm.generate(["Hello"] * len(params), params, use_tqdm=False)
-    found = [o.outputs[0] for o in outputs]
-    assert [o.token_ids for o in found[:4]] == alone, "the batch changes what a row samples"
-    assert found[-1].token_ids == found[-2].token_ids and len(found[-1].token_ids) == 20
-    assert any(o.finish_reason == "stop" for o in found[:12])
-    for output in found[:12]:
+    completions = [o.outputs[0] for o in outputs]
+    assert [o.token_ids for o in completions[:4]] == expected, (
+        "the batch changes what a row samples"
+    )
+    assert (
+        completions[-1].token_ids == completions[-2].token_ids
+        and len(completions[-1].token_ids) == 20
+    )
+    assert any(o.finish_reason == "stop" for o in completions[:12])
+    for output in completions[:12]:
         if output.finish_reason == "stop":
             jsonschema.validate(json.loads(output.text), PERSON)
 
@@ -108,9 +117,9 @@ def test_several_outputs_of_one_prompt(llm: LLM) -> None:
     for _ in range(2):  # the second time the prompt is cached
         output = llm.generate(prompt, params, use_tqdm=False)[0]
         assert len({o.text for o in output.outputs}) > 1
-        for one in output.outputs:
-            if one.finish_reason == "stop":
-                jsonschema.validate(json.loads(one.text), PERSON)
+        for completion in output.outputs:
+            if completion.finish_reason == "stop":
+                jsonschema.validate(json.loads(completion.text), PERSON)
     assert output.num_cached_tokens > 0
 
 
@@ -225,11 +234,11 @@ def test_strict_may_be_relaxed(folder: Path) -> None:
     for name in BACKENDS:
         options = {f"structured_output:{name}": {"strict": False}}
         with LLM(model=str(folder), cpu_threads=1, num_pages=64, plugin_options=options) as loose:
-            found = texts(
+            outputs = texts(
                 loose,
                 [hot(StructuredOutputsParams(json=schema, backend=name), s) for s in range(8)],
             )
-            assert all(isinstance(json.loads(text), list) for text in found)
+            assert all(isinstance(json.loads(text), list) for text in outputs)
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path, engine: Callable[..., Any]) -> None:

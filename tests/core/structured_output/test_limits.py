@@ -15,7 +15,7 @@ import pytest
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
-from treadle.structured_output import manager as desk
+from treadle.structured_output import manager
 
 LONG = StructuredOutputsParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
 REPEATS = "(a{1,1000}){1,1000}"
@@ -24,8 +24,8 @@ FREE: dict[str, Any] = {"ignore_eos": True, "max_tokens": 200}
 
 @pytest.mark.parametrize(
     "guided",
-    [LONG, StructuredOutputsParams(regex=REPEATS, backend="lmfe")],
-    ids=["outlines", "lmfe"],
+    [LONG, StructuredOutputsParams(regex=REPEATS, backend="lm-format-enforcer")],
+    ids=["outlines", "lm-format-enforcer"],
 )
 def test_a_bomb_is_refused_while_others_generate(
     engine: Callable[..., Any], guided: StructuredOutputsParams
@@ -34,9 +34,9 @@ def test_a_bomb_is_refused_while_others_generate(
     driven.add("warm", StructuredOutputsParams(regex="a", backend=guided.backend))
     assert driven.until("warm").finish_reason == "stop"
     driven.add("bomb", guided)
-    steps, longest, began = 0, 0.0, time.monotonic()
+    steps, longest, start_time = 0, 0.0, time.monotonic()
     while "bomb" not in driven.ends:
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - start_time < 30
         if f"other {steps // 200}" not in driven.tokens:
             driven.add(f"other {steps // 200}", **FREE)
         before = time.monotonic()
@@ -52,10 +52,10 @@ def test_a_bomb_is_refused_while_others_generate(
     assert longest < 1.0, "the engine's thread waited for the compiler"
     driven.add("after", StructuredOutputsParams(regex="b", backend=guided.backend))
     assert driven.until("after").finish_reason == "stop", "the killed child is not replaced"
-    began = time.monotonic()
+    start_time = time.monotonic()
     driven.add("again", guided)
     assert driven.until("again").error == end.error
-    assert time.monotonic() - began < 1.0, "a failure is not kept"
+    assert time.monotonic() - start_time < 1.0, "a failure is not kept"
 
 
 ENDLESS = """
@@ -87,10 +87,10 @@ def test_a_large_schema_is_refused_at_once(engine: Callable[..., Any]) -> None:
     """In the thread of the engine: by its size, before anything looks at its parts."""
     part = {"type": "object", "properties": {"a": {"type": "string"}}}
     schema = {"type": "object", "properties": {f"p{i}": part for i in range(100_000)}}
-    driven, began = engine(), time.process_time()
+    driven, start_time = engine(), time.process_time()
     with pytest.raises(RequestError, match="at most 65536"):
         driven.add("big", StructuredOutputsParams(json=schema))
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - start_time < 0.5
 
 
 def test_llguidance_compiles_what_others_cannot(engine: Callable[..., Any]) -> None:
@@ -123,16 +123,16 @@ def test_closing_in_the_middle_of_a_bomb(engine: Callable[..., Any]) -> None:
     driven.add("bomb", LONG)
     time.sleep(0.2)
     pid = _child(driven).pid
-    began = time.monotonic()
+    start_time = time.monotonic()
     driven.core.close()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - start_time < 1.0
     time.sleep(0.1)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 def _child(driven: Any) -> Any:
-    return driven.core._structured_output._threads.compilers._checker._children["outlines"]
+    return driven.core._structured_output._compilers._checker._children["outlines"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -177,11 +177,11 @@ def test_a_ready_grammar_is_not_slept_through(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("treadle.engine.core.IDLE_SECONDS", 120.0)
-    driven, began = engine(), time.monotonic()
+    driven, start_time = engine(), time.monotonic()
     for name, regex in (("good", "ab"), ("known", "ab"), ("bad", "(")):
         driven.add(name, StructuredOutputsParams(regex=regex, backend="llguidance"))
         driven.until(name)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - start_time < 60
 
 
 def test_a_grammar_that_is_kept_keeps_no_request(engine: Callable[..., Any]) -> None:
@@ -192,33 +192,33 @@ def test_a_grammar_that_is_kept_keeps_no_request(engine: Callable[..., Any]) -> 
     driven.add("after", max_tokens=2)
     driven.until("after")
     gc.collect()
-    held = [o for o in gc.get_objects() if type(o) is EngineRequest and o.id == "forgotten"]
-    assert held == []
+    requests = [o for o in gc.get_objects() if type(o) is EngineRequest and o.id == "forgotten"]
+    assert requests == []
 
 
 def test_grammars_are_forgotten_by_number_and_size(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "MOST_GRAMMARS", 3)
+    monkeypatch.setattr(manager, "MAX_GRAMMARS", 3)
     driven = engine()
-    kept = driven.core._structured_output._grammars
+    grammars = driven.core._structured_output._grammars
     for i in range(5):
         driven.add(str(i), StructuredOutputsParams(regex=f"a{{{i + 1}}}", backend="llguidance"))
         driven.until(str(i))
-    assert [key[2] for key in kept] == ["a{3}", "a{4}", "a{5}"]
+    assert [key[2] for key in grammars] == ["a{3}", "a{4}", "a{5}"]
     big = StructuredOutputsParams(json={"type": "string", "maxLength": 40}, backend="outlines")
     driven.add("big", big)
     driven.until("big")
-    assert list(kept.values())[-1].result().size > 1 << 18
-    monkeypatch.setattr(desk, "MOST_BYTES", 1 << 18)
+    assert list(grammars.values())[-1].result().size > 1 << 18
+    monkeypatch.setattr(manager, "MAX_GRAMMAR_BYTES", 1 << 18)
     driven.add("last", StructuredOutputsParams(regex="b", backend="llguidance"))
     driven.until("last")
-    assert [key[2] for key in kept] == ["b"]
+    assert [key[2] for key in grammars] == ["b"]
 
 
 def test_named_backends_are_ready_before_the_first_request(engine: Callable[..., Any]) -> None:
     driven = engine(structured_output_backends=["llguidance"])
-    compilers = driven.core._structured_output._threads.compilers
+    compilers = driven.core._structured_output._compilers
     deadline = time.monotonic() + 30
     while (
         not compilers._checker._children or compilers._checker._children["llguidance"].pid is None
@@ -234,12 +234,13 @@ def test_nothing_is_started_without_a_grammar(engine: Callable[..., Any]) -> Non
     driven = engine()
     driven.add("free", max_tokens=5)
     driven.until("free")
-    assert driven.core._structured_output._threads is None
+    manager = driven.core._structured_output
+    assert not manager._compiler_threads._threads and not manager._compilers._checker._children
 
 
 def test_only_the_configured_backends_are_tried(engine: Callable[..., Any]) -> None:
-    driven = engine(structured_output_backends=["lmfe"])
+    driven = engine(structured_output_backends=["lm-format-enforcer"])
     driven.add("a", StructuredOutputsParams(json={"type": "integer", "minimum": 3}))
-    assert "lmfe: minimum would be ignored" in driven.until("a").error
+    assert "lm-format-enforcer: minimum would be ignored" in driven.until("a").error
     with pytest.raises(RequestError, match="installed are"):
         engine(structured_output_backends=["nosuch"]).add("a", StructuredOutputsParams(regex="a"))

@@ -18,6 +18,7 @@ from treadle.plugins.boundary import wrap
 from treadle.plugins.call_stats import PluginCallStats
 from treadle.plugins.guard import PluginGuard
 from treadle.processes.watchdog import WatchdogExecutor
+from treadle.text.chat import run_inline
 from treadle.text.output_parser import GuardedParser, OutputParser
 from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.special_tokens import SpecialTokenFilter
@@ -26,9 +27,9 @@ from treadle.text.special_tokens import SpecialTokenFilter
 def guarded(parser: Any, *, inline: bool = True) -> GuardedParser:
     """A parser behind its boundary; ``inline`` is what is expected before its class is known."""
     entry = Entry("tool_parsers", "p", "p", "p", "1")
-    said = getattr(type(parser), "inline", inline)
+    runs_inline = getattr(type(parser), "inline", inline)
     behind = wrap(parser, PluginGuard(entry, TOOL_PARSERS, PluginCallStats()))
-    return GuardedParser("p", lambda: (behind, said), inline=inline)
+    return GuardedParser("p", lambda: (behind, runs_inline), inline=inline)
 
 
 def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
@@ -36,22 +37,25 @@ def test_text_that_a_broken_parser_had_taken_is_not_lost() -> None:
         """Keeps the last character back, as a parser does that waits for a marker."""
 
         def __init__(self, good: int) -> None:
-            self.good, self.held = good, ""
+            self.good, self.pending = good, ""
 
         def feed(self, text: str, ids: Sequence[int]) -> list[Delta]:
             self.good -= 1
             if self.good < 0:
                 raise ValueError
-            said, self.held = (self.held + text)[:-1], text[-1]
-            return [TextDelta(said)]
+            output, self.pending = (self.pending + text)[:-1], text[-1]
+            return [TextDelta(output)]
 
         def finish(self) -> list[Delta]:
             raise ValueError
 
     for good in range(4):
         parser = OutputParser(None, guarded(Holding(good)))
-        parts = [p for text in ("ab", "cd", "ef") for p in parser.feed(text, ())]
-        parts += parser.finish()
+        parts = [
+            part
+            for text in ("ab", "cd", "ef")
+            for part in run_inline(parser.parse(text, (), last=text == "ef"))
+        ]
         assert "".join(p.text for p in parts if isinstance(p, TextPart)) == "abcdef"
         assert parser.failure == ["p"]
 
@@ -77,8 +81,8 @@ def test_a_text_may_come_after_its_id() -> None:
         [("a<|turn|>b", [97, mark, 98])],
     ):
         special = SpecialTokenFilter(Marked(), Marked.special_token_ids)
-        told = "".join(special.feed(text, ids) for text, ids in pieces)
-        assert told + special.finish() == "ab"
+        output = "".join(special.feed(text, ids) for text, ids in pieces)
+        assert output + special.finish() == "ab"
     special = SpecialTokenFilter(Marked(), Marked.special_token_ids)
     assert special.feed("<|turn|><|tu", [1, 2, 3]) == "<|turn|><|tu"
     assert special.feed("x<|tu", [mark]) + special.finish() == "x<|tu"  # it never came
@@ -130,7 +134,9 @@ async def test_where_a_parser_runs(kind: type[Echo], default: bool, inline: list
 def test_treadles_own_parsers_run_inline_and_others_do_not(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text('TREADLE = {"tool_parsers": ["mine"]}\n')
-    host = PluginManager(PluginConfig(plugin_file=[str(file)]))
+    plugin_manager = PluginManager(PluginConfig(plugin_file=[str(file)]))
     for key, inline in (("hermes", True), ("mine", False), ("nobody", False)):
-        plugins = ParserPlugins(host, None, {"tool_call_parser": key, "reasoning_parser": None})
+        plugins = ParserPlugins(
+            plugin_manager, None, {"tool_call_parser": key, "reasoning_parser": None}
+        )
         assert plugins._is_inline(TOOL_PARSERS, key) is inline

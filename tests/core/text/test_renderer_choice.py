@@ -37,7 +37,7 @@ def treadle_match(kind, key, model):
 """
 
 
-def opened(
+def open_assets(
     folder: Path, score: int = 100, *, isolated: bool = False, **options: Any
 ) -> FrontendAssets:
     file = folder / "plugin.py"
@@ -46,48 +46,48 @@ def opened(
     return open_checkpoint(config, PluginManager(plugin_config(config, isolated=isolated)))
 
 
-def made(folder: Path, *arguments: Any, **options: Any) -> Any:
+def create_renderer(folder: Path, *arguments: Any, **options: Any) -> Any:
     """What the plugin has made, without the guard around it."""
-    found: Any = opened(folder, *arguments, **options).renderer
-    return found._object
+    renderer: Any = open_assets(folder, *arguments, **options).renderer
+    return renderer._object
 
 
 OURS = {"hf_overrides": {"model_type": "mine"}}
 
 
 def test_the_one_that_is_made_for_the_model_is_taken(tmp_path: Path) -> None:
-    assert type(made(tmp_path, **OURS)).__name__ == "Mine"
-    assert type(made(tmp_path, isolated=True, **OURS)).__name__ == "Mine"
+    assert type(create_renderer(tmp_path, **OURS)).__name__ == "Mine"
+    assert type(create_renderer(tmp_path, isolated=True, **OURS)).__name__ == "Mine"
 
 
 def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
-    assert isinstance(made(tmp_path), JinjaRenderer)
-    other = {"hf_overrides": {"model_type": "other"}}
-    assert isinstance(made(tmp_path, **other), JinjaRenderer)
+    assert isinstance(create_renderer(tmp_path), JinjaRenderer)
+    options = {"hf_overrides": {"model_type": "other"}}
+    assert isinstance(create_renderer(tmp_path, **options), JinjaRenderer)
 
 
 def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path) -> None:
-    found = made(tmp_path, isolated=True)
+    renderer = create_renderer(tmp_path, isolated=True)
     try:
-        assert found._isolated is not None
+        assert renderer._isolated is not None
     finally:
-        found.close()
+        renderer.close()
 
 
 def test_a_name_and_a_template_count_more(tmp_path: Path) -> None:
-    assert isinstance(made(tmp_path, renderer="jinja", **OURS), JinjaRenderer)
+    assert isinstance(create_renderer(tmp_path, renderer="jinja", **OURS), JinjaRenderer)
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    found = made(tmp_path, chat_template=template, **OURS)
-    assert isinstance(found, JinjaRenderer)
-    assert found.render([{"role": "user", "content": "hi"}]) == "hi"
-    assert type(made(tmp_path, renderer="mine")).__name__ == "Mine"
+    renderer = create_renderer(tmp_path, chat_template=template, **OURS)
+    assert isinstance(renderer, JinjaRenderer)
+    assert renderer.render([{"role": "user", "content": "hi"}]) == "hi"
+    assert type(create_renderer(tmp_path, renderer="mine")).__name__ == "Mine"
 
 
 def test_a_tie_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PluginConflictError, match=r"--renderer NAME:\n  jinja: .*\n  mine: "):
-        opened(tmp_path, 10, **OURS)
+        open_assets(tmp_path, 10, **OURS)
 
 
 def test_without_any_renderer(tmp_path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="a chat renderer is needed: no installed"):
-        opened(tmp_path, disable_plugin=["renderers:jinja"])
+        open_assets(tmp_path, disable_plugin=["renderers:jinja"])

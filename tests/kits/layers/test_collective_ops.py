@@ -86,7 +86,7 @@ class Model(nn.Module):
 
 
 def installed(model: nn.Module) -> dict[str, str]:
-    return apply_fusions(model, Nothing(), DeviceInfo("cpu"), "float32").backends
+    return apply_fusions(model, Nothing().kernel, DeviceInfo("cpu"), "float32").backends
 
 
 class Nothing:
@@ -106,7 +106,7 @@ def test_what_is_supported_is_done_by_the_kernels(context: Context) -> None:
         fusing = Fusing(base)
         model = Model(context(ranks=fusing))
         inputs = [summand(base.rank, rows) for rows in (1, 4, 6, 7)]
-        wanted = [model(x.clone()) for x in inputs]
+        references = [model(x.clone()) for x in inputs]
         served = installed(model)
         assert served == {"all_reduce_add_rms_norm": "mine", "all_gather": "mine"}
         assert model.first.all_reduce_op is None, "it sums nothing"
@@ -117,10 +117,10 @@ def test_what_is_supported_is_done_by_the_kernels(context: Context) -> None:
         sums, gathers = fusing.rows[:3], fusing.rows[3:]
         assert sums[0] == 1 and 3 < sums[1] <= ROWS and sums[2] == 3, "the largest size is tried"
         assert gathers[0] == 1 and gathers[1] > 1000 and gathers[2] == 3
-        for x, want in zip(inputs, wanted, strict=True):
+        for x, reference in zip(inputs, references, strict=True):
             fusing.rows.clear()
-            for found, expected in zip(model(x.clone()), want, strict=True):
-                assert torch.equal(found, expected)
+            for actual, expected in zip(model(x.clone()), reference, strict=True):
+                assert torch.equal(actual, expected)
             assert fusing.rows == [len(x)] * ((len(x) <= ROWS) + 1)
 
     run_on_ranks(2, run)
@@ -128,7 +128,7 @@ def test_what_is_supported_is_done_by_the_kernels(context: Context) -> None:
 
 @pytest.mark.parametrize("op", ["all_reduce_add_rms_norm", "all_gather"])
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("fault", "message"),
     [
         ("wrong", "its result is wrong"),
         ("raises", "RuntimeError: an illegal instruction"),
@@ -137,26 +137,76 @@ def test_what_is_supported_is_done_by_the_kernels(context: Context) -> None:
 )
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_what_fails_on_one_rank_is_used_on_none(
-    context: Context, caplog: pytest.LogCaptureFixture, op: str, fault: str, why: str, culprit: int
+    context: Context,
+    caplog: pytest.LogCaptureFixture,
+    op: str,
+    fault: str,
+    message: str,
+    culprit: int,
 ) -> None:
     def run(base: Communicator) -> dict[str, str]:
         fusing = Fusing(base, **({fault: op} if base.rank == culprit else {}))
         model = Model(context(ranks=fusing))
         x = summand(base.rank, 3)
-        want = model(x.clone())
+        reference = model(x.clone())
         served = installed(model)
         fusing.faults.clear()
         fusing.rows.clear()
-        for found, expected in zip(model(x.clone()), want, strict=True):
-            assert torch.equal(found, expected)
+        for actual, expected in zip(model(x.clone()), reference, strict=True):
+            assert torch.equal(actual, expected)
         assert len(fusing.rows) == 1, "the other operation is not concerned"
         return served
 
     with caplog.at_level(logging.INFO, "treadle.layers"):
         for served in run_on_ranks(2, run):
             assert served == dict.fromkeys({"all_reduce_add_rms_norm", "all_gather"} - {op}, "mine")
-    reason = why if culprit == 0 else "another rank could not"
+    reason = message if culprit == 0 else "another rank could not"
     assert [r.getMessage() for r in caplog.records] == [f"{op} is not used: {reason}"]
+
+
+class Compiling(Fusing):
+    """Compiles before it runs, for which ``broken`` has no compiler on this rank."""
+
+    def __init__(
+        self, base: Communicator, compiled: set[tuple[int, str, int]], broken: str
+    ) -> None:
+        super().__init__(base)
+        self.compiled, self.broken, self.is_dry_run = compiled, broken, False
+
+    def set_dry_run(self, enabled: bool) -> None:
+        self.is_dry_run = enabled
+
+    def fused_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float
+    ) -> tuple[Tensor, Tensor] | None:
+        if self.compiles("all_reduce_add_rms_norm", x):
+            return (x, residual) if len(x) <= ROWS else None
+        return super().fused_norm(x, residual, weight, eps, offset)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x if self.compiles("all_gather", x) else super().gather(x)
+
+    def compiles(self, op: str, x: Tensor) -> bool:
+        if self.is_dry_run:
+            if self.broken == op:
+                raise OSError("no compiler")
+            self.compiled.add((self.rank, op, len(x)))
+        else:
+            ranks = {rank for rank, name, rows in self.compiled if (name, rows) == (op, len(x))}
+            assert len(ranks) == self.world_size, "it runs before all ranks have compiled it"
+        return self.is_dry_run
+
+
+@pytest.mark.parametrize("broken", ["", "all_reduce_add_rms_norm", "all_gather"])
+def test_no_rank_runs_what_another_one_cannot_compile(context: Context, broken: str) -> None:
+    compiled: set[tuple[int, str, int]] = set()
+
+    def run(base: Communicator) -> tuple[dict[str, str], bool]:
+        fusing = Compiling(base, compiled, broken if base.rank == 1 else "")
+        return installed(Model(context(ranks=fusing))), fusing.is_dry_run
+
+    served = dict.fromkeys({"all_reduce_add_rms_norm", "all_gather"} - {broken}, "mine")
+    assert run_on_ranks(2, run) == [(served, False)] * 2
 
 
 @pytest.mark.parametrize("reason", ["not offered", "no ability", "unsupported"])

@@ -17,7 +17,13 @@ from treadle.layers import SingleRankCommunicator, WeightTarget
 from treadle.loading.weights import load_weights, to_checkpoint_name, to_model_name
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import Experts, MoE, ops
-from treadle_layers_kit.experts import LinearExperts, PlainExperts, dense, gathered, grouped
+from treadle_layers_kit.experts import (
+    LinearExperts,
+    PlainExperts,
+    dense_experts,
+    gathered_experts,
+    grouped_experts,
+)
 from treadle_layers_kit.plain import PlainLinear
 
 Context = Callable[..., ModelContext]
@@ -38,10 +44,10 @@ class Tensors:
     """A weight loader of a dict."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.found = tensors
+        self.entries = tensors
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, x) for name, x in self.found.items() if wanted(name))
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, x) for name, x in self.entries.items() if should_load(name))
 
 
 def checkpoint() -> dict[str, Tensor]:
@@ -88,8 +94,8 @@ def test_it_is_a_weighted_sum_of_the_best_experts(context: Context, norm_topk_pr
     expected = by_hand(X, norm_topk_prob)
     torch.testing.assert_close(layer(X), expected, atol=1e-5, rtol=0)
     for row in range(len(X)):  # and no token depends on the others
-        got = layer(X[row : row + 1])
-        torch.testing.assert_close(got, expected[row : row + 1], atol=1e-5, rtol=0)
+        actual = layer(X[row : row + 1])
+        torch.testing.assert_close(actual, expected[row : row + 1], atol=1e-5, rtol=0)
     assert layer(X[:0]).shape == (0, HIDDEN)
 
 
@@ -103,7 +109,7 @@ def test_the_ways_to_multiply_agree(tokens: int, k: int) -> None:
         [torch.stack([down[e] @ ops.silu_and_mul(gate_up[e] @ x) for e in row])
          for x, row in zip(X, chosen.tolist(), strict=False)]
     )  # fmt: skip
-    for way in (grouped, gathered, dense):
+    for way in (grouped_experts, gathered_experts, dense_experts):
         y = way(X[:tokens], chosen, gate_up, down, ops.silu_and_mul)
         torch.testing.assert_close(y, expected, atol=1e-5, rtol=0, msg=way.__name__)
 
@@ -127,8 +133,8 @@ def test_only_chosen_experts_are_read(monkeypatch: pytest.MonkeyPatch, context: 
 
 
 def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> None:
-    alone = moe(context())(X)
-    assert alone.abs().max() > 0.1
+    expected = moe(context())(X)
+    assert expected.abs().max() > 0.1
 
     def run(tp_group: Communicator) -> Tensor:
         layer: Any = moe(context(ranks=tp_group))
@@ -143,7 +149,7 @@ def test_ranks_share_the_inner_features_of_every_expert(context: Context) -> Non
 
     for size in (2, 4):
         for result in run_on_ranks(size, run):
-            torch.testing.assert_close(result, alone, atol=1e-5, rtol=0)
+            torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
 def test_sizes_that_cannot_be_shared_are_refused(context: Context) -> None:
@@ -180,36 +186,36 @@ def test_what_is_missing_or_too_much_is_named(context: Context) -> None:
     del tensors["mlp.experts.3.up_proj.weight"]
     with pytest.raises(CheckpointError, match=r"mlp\.experts\.gate_up_weight \(of 3\)"):
         moe(context(), tensors)
-    for wrong in ("6.up_proj.weight", "0.up_proj.scale", "0.side_proj.weight", "x.up_proj.weight"):
-        tensors = checkpoint() | {f"mlp.experts.{wrong}": MATRICES["0.up_proj.weight"]}
-        with pytest.raises(CheckpointError, match=f"without a parameter.*{wrong}"):
+    for name in ("6.up_proj.weight", "0.up_proj.scale", "0.side_proj.weight", "x.up_proj.weight"):
+        tensors = checkpoint() | {f"mlp.experts.{name}": MATRICES["0.up_proj.weight"]}
+        with pytest.raises(CheckpointError, match=f"without a parameter.*{name}"):
             moe(context(), tensors)
 
 
 def test_names_within_names() -> None:
     renamed = {".block_sparse_moe.": ".mlp.", "language_model.": ""}
-    theirs = "language_model.model.layers.3.block_sparse_moe.gate.weight"
-    assert to_model_name(theirs, renamed) == "model.layers.3.mlp.gate.weight"
-    assert to_checkpoint_name("model.layers.3.mlp.gate.weight", renamed) == theirs
+    checkpoint_name = "language_model.model.layers.3.block_sparse_moe.gate.weight"
+    assert to_model_name(checkpoint_name, renamed) == "model.layers.3.mlp.gate.weight"
+    assert to_checkpoint_name("model.layers.3.mlp.gate.weight", renamed) == checkpoint_name
 
 
 # --------------------------------------------------------------------------------- quantization
 
 
 class Scheme:
-    """Quantizes ``linear_method`` layers whose names contain ``what``."""
+    """Quantizes ``linear_method`` layers whose names contain ``skipped``."""
 
     name = "half"
 
-    def __init__(self, what: str, method: Any = None) -> None:
-        self.what, self.method = what, method
-        self.asked: list[ExpertsSpec] = []
+    def __init__(self, skipped: str, method: Any = None) -> None:
+        self.skipped, self.method = skipped, method
+        self.specs: list[ExpertsSpec] = []
 
     def linear_method(self, spec: LinearSpec) -> Any:
-        return PlainLinear() if self.what in spec.names[0] else None
+        return PlainLinear() if self.skipped in spec.names[0] else None
 
     def experts_method(self, spec: ExpertsSpec) -> Any:
-        self.asked.append(spec)
+        self.specs.append(spec)
         return self.method
 
     def kv_cache_dtype(self, layer: str) -> None:
@@ -233,7 +239,7 @@ def test_a_scheme_without_experts_has_linear_layers(context: Context, matrix: st
 def test_a_scheme_that_leaves_experts_alone_is_not(context: Context) -> None:
     scheme = Scheme("attention")
     assert isinstance(experts(context(quantization=scheme)).method, PlainExperts)
-    assert scheme.asked[0].names == ("mlp.experts.0.w1", "mlp.experts.0.w3", "mlp.experts.0.w2")
+    assert scheme.specs[0].names == ("mlp.experts.0.w1", "mlp.experts.0.w3", "mlp.experts.0.w2")
 
 
 def test_a_scheme_with_a_method_for_experts(context: Context) -> None:

@@ -18,7 +18,7 @@ from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.int4_layout import CHUNK, pack_codes
 
 
-def made(
+def pack_random(
     inputs: int, out: int, group: int, dtype: torch.dtype, symmetric: bool = False
 ) -> tuple[PackedInt4, Tensor]:
     """Packed, and the weight ``[out, inputs]`` in float32."""
@@ -60,27 +60,27 @@ def test_the_product_is_the_dequantized_one(
     inputs: int, out: int, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int4_layout, "PIECE", 48)
-    packed, weight = made(inputs, out, group, dtype, symmetric=out == 72)
+    packed, weight = pack_random(inputs, out, group, dtype, symmetric=out == 72)
     rounded = int4_layout.unpack(packed.codes, packed.scales, inputs, group, dtype)
     assert torch.equal(rounded, weight.to(dtype)), "rounded once"
     for shape in (3, inputs), (2, 5, inputs), (0, inputs):
         x = torch.randn(shape).to(dtype)
         y = packed(x)
-        want = x.float() @ weight.t()
-        assert y.dtype == dtype and y.shape == want.shape
+        expected = x.float() @ weight.t()
+        assert y.dtype == dtype and y.shape == expected.shape
         limit = 3e-3 if dtype is torch.float16 else 8e-3
-        assert not y.numel() or (y.float() - want).norm() < limit * want.norm()
+        assert not y.numel() or (y.float() - expected).norm() < limit * expected.norm()
 
 
 def test_what_cannot_be_packed() -> None:
-    def none(first: int, last: int) -> Tensor:
+    def unpack(first: int, last: int) -> Tensor:
         raise AssertionError("nothing is to be unpacked")
 
     for group, dtype in ((16, torch.float16), (128, torch.float32)):
         steps = torch.ones(256 // group, 8)
-        assert PackedInt4.pack(none, steps, steps, 256, group, dtype) is None
+        assert PackedInt4.pack(unpack, steps, steps, 256, group, dtype) is None
     steps = torch.ones(2, 8)  # the last group is a smaller one
-    assert PackedInt4.pack(none, steps, steps, 96, 64, torch.float16) is None
+    assert PackedInt4.pack(unpack, steps, steps, 96, 64, torch.float16) is None
 
 
 class Method:
@@ -94,7 +94,7 @@ class Method:
         self.sizes = spec.in_features, sum(spec.out_features)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        self._packed, _ = made(*self.sizes, 64, torch.bfloat16)
+        self._packed, _ = pack_random(*self.sizes, 64, torch.bfloat16)
         module.add_module("anything", self._packed)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -104,17 +104,17 @@ class Method:
 
 
 def test_layers_take_the_kernel_that_is_offered() -> None:
-    asked: list[tuple[str, dict[str, int]]] = []
+    requests: list[tuple[str, dict[str, int]]] = []
     loaded: list[str] = []
-    given: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def kernel(x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
-        given.append((codes, steps, inputs, group))
+        calls.append((codes, steps, inputs, group))
         return x.new_full((len(x), codes.shape[1]), 7.0)
 
     class Offers:
         def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
-            asked.append((op, dict(request.shape)))
+            requests.append((op, dict(request.shape)))
             if op != "int4_linear":
                 return None
             return KernelOffer("mine", 1, lambda: loaded.append(op) or kernel)  # type: ignore[func-returns-value]
@@ -131,12 +131,14 @@ def test_layers_take_the_kernel_that_is_offered() -> None:
     for layer in layers[:2]:
         layer.process_weights_after_loading()
     cuda = DeviceInfo("cuda", (9, 0))
-    served = apply_fusions(nn.ModuleList(layers), Offers(), cuda, "bfloat16")
+    served = apply_fusions(nn.ModuleList(layers), Offers().kernel, cuda, "bfloat16")
     assert served.backends == {"int4_linear": "mine"}
     shape = {"in_features": 128, "out_features": 48, "group": 64}
-    assert asked == [("int4_linear", shape)] and loaded == ["int4_linear"], "one for all of a shape"
+    assert requests == [("int4_linear", shape)] and loaded == ["int4_linear"], (
+        "one for all of a shape"
+    )
     for layer in layers[:2]:
         assert (layer(torch.randn(3, 128).bfloat16()) == 7.0).all()
-    for layer, (codes, steps, inputs, group) in zip(layers, given, strict=False):
+    for layer, (codes, steps, inputs, group) in zip(layers, calls, strict=False):
         packed = layer.get_submodule("anything")
         assert codes is packed.codes and steps is packed.scales and (inputs, group) == (128, 64)

@@ -29,7 +29,7 @@ from treadle_layers_kit import (
 Context = Callable[..., ModelContext]
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -37,8 +37,8 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_its_formula(context: Context, dtype: torch.dtype, offset: float) -> None:
     norm = RMSNorm(context(dtype=dtype), 24, 1e-5, offset=offset)
-    norm.weight.data.copy_(drawn(24, seed=1))
-    x, residual = drawn(3, 24, dtype=dtype) * 4, drawn(3, 24, seed=2, dtype=dtype)
+    norm.weight.data.copy_(random_tensor(24, seed=1))
+    x, residual = random_tensor(3, 24, dtype=dtype) * 4, random_tensor(3, 24, seed=2, dtype=dtype)
 
     def formula(x: Tensor) -> Tensor:
         x = x.double()
@@ -56,7 +56,7 @@ def test_rms_norm_is_its_formula(context: Context, dtype: torch.dtype, offset: f
 def test_a_row_of_nan_stays_in_its_row(context: Context) -> None:
     norm = RMSNorm(context(), 8, 1e-6)
     norm.weight.data.fill_(1.0)
-    x = drawn(3, 8)
+    x = random_tensor(3, 8)
     x[1] = float("nan")
     y = norm(x)
     assert y[1].isnan().all()
@@ -65,10 +65,10 @@ def test_a_row_of_nan_stays_in_its_row(context: Context) -> None:
 
 def test_layer_norm(context: Context) -> None:
     norm = LayerNorm(context(), 16, 1e-5)
-    norm.weight.data.copy_(drawn(16))
+    norm.weight.data.copy_(random_tensor(16))
     assert norm.bias is not None
-    norm.bias.data.copy_(drawn(16, seed=3))
-    x = drawn(4, 16, seed=4)
+    norm.bias.data.copy_(random_tensor(16, seed=3))
+    x = random_tensor(4, 16, seed=4)
     expected = F.layer_norm(x, (16,), norm.weight, norm.bias, 1e-5)
     torch.testing.assert_close(norm(x), expected)
     assert LayerNorm(context(), 16, 1e-5, bias=False).bias is None
@@ -84,7 +84,7 @@ def test_layer_norm(context: Context) -> None:
     ],
 )
 def test_gated_activations(op: Any, activation: Any) -> None:
-    gate, up = drawn(3, 10), drawn(3, 10, seed=1)
+    gate, up = random_tensor(3, 10), random_tensor(3, 10, seed=1)
     torch.testing.assert_close(op(torch.cat((gate, up), -1)), activation(gate) * up)
 
 
@@ -95,10 +95,10 @@ def test_an_unknown_activation_is_refused(context: Context) -> None:
 
 def test_qkv_gives_heads(context: Context) -> None:
     layer = QKVLinear(context(), "a.qkv_proj", 16, 4, 2, 8, bias=True)
-    layer.weight.data.copy_(drawn(64, 16))
+    layer.weight.data.copy_(random_tensor(64, 16))
     assert layer.bias is not None
-    layer.bias.data.copy_(drawn(64, seed=1))
-    x = drawn(3, 16, seed=2)
+    layer.bias.data.copy_(random_tensor(64, seed=1))
+    x = random_tensor(3, 16, seed=2)
     q, k, v = layer(x)
     full = F.linear(x, layer.weight, layer.bias)
     assert (q.shape, k.shape, v.shape) == ((3, 4, 8), (3, 2, 8), (3, 2, 8))
@@ -113,8 +113,8 @@ def test_qkv_gives_heads(context: Context) -> None:
 def test_prepacking_changes_no_bit(context: Context, rows: int, bias: bool) -> None:
     layer = Linear(context(dtype=torch.bfloat16), "up", 96, 64, bias=bias)
     for parameter in layer.parameters():
-        parameter.data.copy_(drawn(*parameter.shape))
-    x = drawn(rows, 96, seed=9, dtype=torch.bfloat16)
+        parameter.data.copy_(random_tensor(*parameter.shape))
+    x = random_tensor(rows, 96, seed=9, dtype=torch.bfloat16)
     before = layer(x)
     layer.process_weights_after_loading()
     packed = "prepacked" in layer.__dict__
@@ -152,11 +152,11 @@ class Doubling:
     name = "doubling"
 
     def __init__(self) -> None:
-        self.asked: list[LinearSpec] = []
+        self.specs: list[LinearSpec] = []
         self.finished = 0
 
     def linear_method(self, spec: LinearSpec) -> Doubling | None:
-        self.asked.append(spec)
+        self.specs.append(spec)
         return None if spec.prefix.endswith("skipped") else self
 
     def experts_method(self, spec: Any) -> None:
@@ -184,14 +184,14 @@ def test_a_scheme_is_asked_for_each_layer_with_the_names_of_the_checkpoint(
     scheme = Doubling()
     ctx = context(quantization=scheme)
     layer = QKVLinear(ctx, "model.layers.3.qkv_proj", 16, 4, 2, 8, bias=True)
-    (spec,) = scheme.asked
+    (spec,) = scheme.specs
     assert spec.prefix == "model.layers.3.qkv_proj"
     assert spec.names == tuple(f"model.layers.3.{n}_proj" for n in "qkv")
     assert (spec.in_features, spec.out_features, spec.bias) == (16, (32, 16, 16), True)
-    layer.halved.data.copy_(drawn(64, 16))
+    layer.halved.data.copy_(random_tensor(64, 16))
     assert layer.bias is not None
     layer.bias.data.zero_()
-    x = drawn(2, 16, seed=1)
+    x = random_tensor(2, 16, seed=1)
     torch.testing.assert_close(layer(x)[0].flatten(1), F.linear(x, 2 * layer.halved[:32]))
     layer.process_weights_after_loading()
     assert scheme.finished == 1

@@ -54,7 +54,9 @@ def fill(module: nn.Module, scale: float = 0.3) -> None:
             )
 
 
-def agree(context: Context, make: Callable[[ModelContext], nn.Module], *inputs: Any) -> None:
+def assert_ranks_agree(
+    context: Context, make: Callable[[ModelContext], nn.Module], *inputs: Any
+) -> None:
     """Build, fill and run on 1, 2 and 4 ranks; compare with one rank."""
 
     def run(tp_group: Communicator) -> Tensor:
@@ -63,11 +65,11 @@ def agree(context: Context, make: Callable[[ModelContext], nn.Module], *inputs: 
         result: Tensor = module(*inputs)
         return result
 
-    alone = run_on_ranks(1, run)[0]
-    assert alone.abs().max() > 0.1
+    expected = run_on_ranks(1, run)[0]
+    assert expected.abs().max() > 0.1
     for size in (2, 4):
         for result in run_on_ranks(size, run):
-            torch.testing.assert_close(result, alone, atol=1e-5, rtol=0)
+            torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -83,7 +85,7 @@ def test_row_and_replicated(context: Context, bias: bool) -> None:
             y: Tensor = self.gate(self.down(self.up(x)))
             return y
 
-    agree(context, Pair, X)
+    assert_ranks_agree(context, Pair, X)
 
 
 def test_merged_columns_keep_their_order(context: Context) -> None:
@@ -93,8 +95,8 @@ def test_merged_columns_keep_their_order(context: Context) -> None:
         )
         fill(layer)
         y = layer(X)
-        own = 16 // tp_group.world_size
-        return tp_group.all_gather(y[:, :own]), tp_group.all_gather(y[:, own:])
+        shard_size = 16 // tp_group.world_size
+        return tp_group.all_gather(y[:, :shard_size]), tp_group.all_gather(y[:, shard_size:])
 
     gate, up = run_on_ranks(1, run)[0]
     for size in (2, 4):
@@ -107,8 +109,8 @@ def test_a_row_layer_may_leave_the_sum_to_its_caller(context: Context) -> None:
     def run(tp_group: Communicator) -> Tensor:
         layer = Linear(context(ranks=tp_group), "down", 32, 8, split="row", reduce=False, bias=True)
         fill(layer)
-        own = 32 // tp_group.world_size
-        x = X[:, tp_group.rank * own :][:, :own]
+        shard_size = 32 // tp_group.world_size
+        x = X[:, tp_group.rank * shard_size :][:, :shard_size]
         result: Tensor = layer(x)
         return result
 
@@ -120,7 +122,9 @@ def test_a_row_layer_may_leave_the_sum_to_its_caller(context: Context) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_gated_mlp(context: Context, activation: str, bias: bool) -> None:
-    agree(context, lambda c: GatedMLP(c, "mlp", 32, 48, activation=activation, bias=bias), X)
+    assert_ranks_agree(
+        context, lambda c: GatedMLP(c, "mlp", 32, 48, activation=activation, bias=bias), X
+    )
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -140,13 +144,13 @@ def test_qkv_with_attention(context: Context, kv_heads: int) -> None:
             y: Tensor = self.o(self.attn(*self.qkv(x), forward_ctx))
             return y
 
-    agree(context, Block, X)
+    assert_ranks_agree(context, Block, X)
 
 
 @pytest.mark.parametrize("vocab", [64, 97, 130])
 def test_embedding(context: Context, vocab: int) -> None:
     ids = torch.tensor([0, vocab - 1, 3, 63, vocab // 2, 0])
-    agree(context, lambda c: Embedding(c, vocab, 32), ids)
+    assert_ranks_agree(context, lambda c: Embedding(c, vocab, 32), ids)
 
 
 @pytest.mark.parametrize("vocab", [64, 97, 130])
@@ -165,7 +169,7 @@ def test_head(context: Context, vocab: int, tied: bool) -> None:
             assert logits.shape == (5, vocab)
             return logits
 
-    agree(context, Head, X)
+    assert_ranks_agree(context, Head, X)
 
 
 # ------------------------------------------------------------------------- sums left to the norms
@@ -226,19 +230,19 @@ def decoder(
 class Run(nn.Module):
     """Logits of five tokens, or of two of them."""
 
-    def __init__(self, model: CausalDecoder, wanted: Tensor | None) -> None:
+    def __init__(self, model: CausalDecoder, logits_indices: Tensor | None) -> None:
         super().__init__()
-        self.model, self.wanted = model, wanted
+        self.model, self.logits_indices = model, logits_indices
 
     def forward(self, ids: Tensor) -> Tensor:
         forward_ctx, pages = reference_step([5], [5])
-        forward_ctx.logits_indices = self.wanted
+        forward_ctx.logits_indices = self.logits_indices
         for attn in (m for m in self.modules() if isinstance(m, Attention)):
             attn.cache = torch.zeros(attn.backend.kv_cache_shape(pages, 16, attn.spec))
         return self.model.compute_logits(self.model(ids, torch.arange(5), forward_ctx))
 
 
-def sums(model: CausalDecoder) -> list[str]:
+def reducing_modules(model: CausalDecoder) -> list[str]:
     """The norms that sum, and the linear layers."""
     norms = [
         n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.tp_group is not None
@@ -247,30 +251,32 @@ def sums(model: CausalDecoder) -> list[str]:
     return [name.removeprefix("model.") for name in norms + linears]
 
 
-@pytest.mark.parametrize("wanted", [None, torch.tensor([1, 4])])
+@pytest.mark.parametrize("logits_indices", [None, torch.tensor([1, 4])])
 @pytest.mark.parametrize(("kind", "attention"), [(DecoderLayer, SelfAttention), (Normed, Doubled)])
 def test_decoder(
     context: Context,
     kind: type[DecoderLayer],
     attention: type[SelfAttention],
-    wanted: Tensor | None,
+    logits_indices: Tensor | None,
 ) -> None:
     def make(ctx: ModelContext) -> Run:
-        return Run(decoder(ctx, kind, attention), wanted)
+        return Run(decoder(ctx, kind, attention), logits_indices)
 
-    agree(partial(context, **CONFIG), make, torch.tensor([3, 1, 4, 1, 96]))
+    assert_ranks_agree(partial(context, **CONFIG), make, torch.tensor([3, 1, 4, 1, 96]))
 
 
 def test_sums_are_left_to_the_norms_that_follow_them(context: Context) -> None:
     """Where the layer does with them what every layer does; a mixture makes its own."""
 
-    def who(**options: Any) -> list[str]:
-        found = run_on_ranks(2, lambda c: sums(decoder(context(ranks=c, **CONFIG), **options)))
-        assert found[0] == found[1]
-        return found[0]
+    def reducing_on_two_ranks(**options: Any) -> list[str]:
+        by_rank = run_on_ranks(
+            2, lambda c: reducing_modules(decoder(context(ranks=c, **CONFIG), **options))
+        )
+        assert by_rank[0] == by_rank[1]
+        return by_rank[0]
 
-    assert sums(decoder(context(**CONFIG))) == []
-    assert who() == [
+    assert reducing_modules(decoder(context(**CONFIG))) == []
+    assert reducing_on_two_ranks() == [
         "layers.0.post_attention_layernorm",
         "layers.1.input_layernorm",
         "layers.1.post_attention_layernorm",
@@ -278,22 +284,22 @@ def test_sums_are_left_to_the_norms_that_follow_them(context: Context) -> None:
         "layers.2.post_attention_layernorm",
         "norm",
     ]
-    assert who(experts=lambda index: index != 1) == [
+    assert reducing_on_two_ranks(experts=lambda index: index != 1) == [
         "layers.0.post_attention_layernorm",
         "layers.1.post_attention_layernorm",
         "layers.2.input_layernorm",
         "layers.2.post_attention_layernorm",
     ]
     outputs = [f"layers.{index}.self_attn.o_proj" for index in range(3)]
-    assert who(attention=Doubled) == [
+    assert reducing_on_two_ranks(attention=Doubled) == [
         "layers.1.input_layernorm",
         "layers.2.input_layernorm",
         "norm",
         *outputs,
     ]
     downs = [f"layers.{index}.mlp.down_proj" for index in range(3)]
-    both = [name for pair in zip(outputs, downs, strict=True) for name in pair]
-    assert who(kind=Normed) == both
+    names = [name for pair in zip(outputs, downs, strict=True) for name in pair]
+    assert reducing_on_two_ranks(kind=Normed) == names
 
 
 def test_a_tied_head_has_no_weight_of_its_own(context: Context) -> None:

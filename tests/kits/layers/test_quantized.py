@@ -60,20 +60,20 @@ def test_fused_layers_by_their_own_name_or_by_all_of_their_matrices() -> None:
 
 
 def test_int4_is_the_dequantized_product() -> None:
-    made = torch.Generator().manual_seed(0)
-    codes = torch.randint(0, 16, (128, 48), generator=made)
-    scales = torch.rand(4, 48, generator=made)
-    zeros = torch.randint(0, 16, (4, 48), generator=made)
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (128, 48), generator=generator)
+    scales = torch.rand(4, 48, generator=generator)
+    zeros = torch.randint(0, 16, (4, 48), generator=generator)
     packed = CpuInt4.pack(codes, scales, zeros, 32, torch.bfloat16)
     if packed is None:
         pytest.skip("torch has no int4 operator here")
     dense = (codes - zeros.repeat_interleave(32, 0)) * scales.repeat_interleave(32, 0)
     for shape in ((1,), (7,), (2, 3), (0,)):
-        x = torch.randn(*shape, 128, generator=made).bfloat16()
-        want = x.float() @ dense
-        got = packed(x)
-        assert got.shape == want.shape and got.dtype == x.dtype
-        assert (got.float() - want).norm() <= 0.01 * want.norm()
+        x = torch.randn(*shape, 128, generator=generator).bfloat16()
+        expected = x.float() @ dense
+        actual = packed(x)
+        assert actual.shape == expected.shape and actual.dtype == x.dtype
+        assert (actual.float() - expected).norm() <= 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize(

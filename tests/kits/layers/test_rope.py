@@ -59,11 +59,11 @@ def test_frequencies_are_those_of_transformers(
         rope_parameters={"rope_theta": theta, **values},
     )
     length = longest if longest is not None else 256
-    theirs, scaling = ROPE_INIT_FUNCTIONS[values["rope_type"]](config, "cpu", seq_len=length)
-    ours, factor = frequencies(
+    expected, scaling = ROPE_INIT_FUNCTIONS[values["rope_type"]](config, "cpu", seq_len=length)
+    actual, factor = frequencies(
         rope_parameters(config), HEAD, max_position_embeddings=256, max_model_len=longest
     )
-    assert torch.equal(ours, theirs), "not the same bits"
+    assert torch.equal(actual, expected), "not the same bits"
     assert factor == pytest.approx(scaling, rel=1e-12)
 
 
@@ -118,12 +118,12 @@ def test_rotation_equals_transformers(context: Context, dtype: torch.dtype) -> N
     q = torch.randn(4, 4, HEAD, generator=generator).to(dtype)
     k = torch.randn(4, 2, HEAD, generator=generator).to(dtype)
     cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
-    theirs = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
+    expected = apply_rotary_pos_emb(q[None], k[None], cos, sin, unsqueeze_dim=2)
     rotary = RotaryEmbedding(context(dtype=dtype, rope_parameters=config.rope_parameters), HEAD)
-    ours = rotary(q, k, rotary.cos_sin(positions))
+    actual = rotary(q, k, rotary.cos_sin(positions))
     close = {"atol": 1e-6, "rtol": 0} if dtype is torch.float32 else {"atol": 0.02, "rtol": 0}
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other[0], **close)
+    for output, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(output, reference[0], **close)
 
 
 def test_interleaved_pairs_are_complex_numbers(context: Context) -> None:

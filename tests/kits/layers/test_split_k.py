@@ -33,13 +33,13 @@ class Offers:
         self.added = 0
 
     def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
-        known: dict[str, Callable[..., Any]] = {
+        kernels: dict[str, Callable[..., Any]] = {
             "linear_split_k": self.parts,
             "fused_add_partials_rms_norm": self.add,
         }
-        if op == self.missing or op not in known:
+        if op == self.missing or op not in kernels:
             return None
-        return KernelOffer("mine", 1, lambda: known[op])
+        return KernelOffer("mine", 1, lambda: kernels[op])
 
     def parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         assert bias is None
@@ -65,26 +65,28 @@ def built(folder: Path, architecture: str, **changes: Any) -> TinyModel:
 )
 def test_results_may_come_in_parts(architecture: str, tmp_path: Path) -> None:
     tiny = built(tmp_path, architecture)
-    want, wanted = tiny.logits(IDS), torch.tensor([4, 12])
-    chosen = tiny.logits(IDS, wanted=wanted)
+    expected, logits_indices = tiny.logits(IDS), torch.tensor([4, 12])
+    chosen = tiny.logits(IDS, logits_indices=logits_indices)
     offers = Offers()
-    served = apply_fusions(tiny.model, offers, CPU, "float32")
+    served = apply_fusions(tiny.model, offers.kernel, CPU, "float32")
     assert served.backends == {"linear_split_k": "mine", "fused_add_partials_rms_norm": "mine"}
-    torch.testing.assert_close(tiny.logits(IDS), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tiny.logits(IDS), expected, rtol=1e-4, atol=1e-5)
     layers = tiny.config.num_hidden_layers
     assert offers.added == 2 * layers - 1, (
         "all but the attention of the last, where rows are chosen"
     )
-    torch.testing.assert_close(tiny.logits(IDS, wanted=wanted), chosen, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        tiny.logits(IDS, logits_indices=logits_indices), chosen, rtol=1e-4, atol=1e-5
+    )
     assert offers.added == 2 * (2 * layers - 1)
 
 
 @pytest.mark.parametrize("missing", ["linear_split_k", "fused_add_partials_rms_norm"])
 def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
     tiny = built(tmp_path, "LlamaForCausalLM")
-    want, offers = tiny.logits(IDS), Offers(missing)
-    apply_fusions(tiny.model, offers, CPU, "float32")
-    assert torch.equal(tiny.logits(IDS), want) and not offers.added
+    expected, offers = tiny.logits(IDS), Offers(missing)
+    apply_fusions(tiny.model, offers.kernel, CPU, "float32")
+    assert torch.equal(tiny.logits(IDS), expected) and not offers.added
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,9 @@ def test_one_operation_alone_is_not_used(missing: str, tmp_path: Path) -> None:
 )
 def test_others_stay_whole(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
     tiny = built(tmp_path, architecture, **changes)
-    want, offers = tiny.logits(IDS), Offers()
-    apply_fusions(tiny.model, offers, CPU, "float32")
-    assert torch.equal(tiny.logits(IDS), want) and not offers.added
+    expected, offers = tiny.logits(IDS), Offers()
+    apply_fusions(tiny.model, offers.kernel, CPU, "float32")
+    assert torch.equal(tiny.logits(IDS), expected) and not offers.added
 
 
 def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
@@ -107,10 +109,10 @@ def test_several_ranks_add_up_their_own_way(tmp_path: Path) -> None:
     def run(tp_group: Any) -> tuple[int, int]:
         tiny = TinyModel(folder, PluginManager(), tp_group=tp_group)
         offers = Offers()
-        apply_fusions(tiny.model, offers, CPU, "float32")
+        apply_fusions(tiny.model, offers.kernel, CPU, "float32")
         tiny.logits(IDS)
-        found = tiny.model.model.linear_norm_pairs("model")  # type: ignore[operator, union-attr]
-        return offers.added, sum(isinstance(pair, LinearNormPair) for pair in found)
+        pairs = tiny.model.model.linear_norm_pairs("model")  # type: ignore[operator, union-attr]
+        return offers.added, sum(isinstance(pair, LinearNormPair) for pair in pairs)
 
     for added, pairs in run_on_ranks(2, run):
         assert not added and pairs

@@ -1,4 +1,4 @@
-"""What tests of backends share: a bid and kernels in processes of their own, a captured step, an engine, and kernels
+"""What tests of backends share: an offer and kernels in separate processes, a captured step, an engine, and kernels
 in Gluon compiled for Hopper."""
 
 import os
@@ -38,7 +38,7 @@ def in_process() -> Callable[..., None]:
 
 @pytest.fixture
 def imported_by_bid() -> Callable[[str, AttentionRequest], set[str]]:
-    """The modules of a new process in which a package has bid for a request."""
+    """The modules of a new process in which a package has answered a request."""
 
     def imported(package: str, request: AttentionRequest) -> set[str]:
         code = f"""if True:
@@ -50,8 +50,8 @@ def imported_by_bid() -> Callable[[str, AttentionRequest], set[str]]:
         """
         code = code.replace("<MaskKind.CAUSAL: 'causal'>", "MaskKind.CAUSAL")
         command = [sys.executable, "-c", code]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return set(found.split())
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return set(output.split())
 
     return imported
 
@@ -97,8 +97,8 @@ def answers() -> Callable[..., list[str]]:
     """What the demo model says when an engine is pinned to a backend, with further options."""
 
     def ask(backend: str, **options: Any) -> list[str]:
-        asked = ("Hello!", "What is treadle?", "Which attention backends are there?")
-        chats = [[{"role": "user", "content": text}] for text in asked]
+        questions = ("Hello!", "What is treadle?", "Which attention backends are there?")
+        chats = [[{"role": "user", "content": text}] for text in questions]
         with LLM(
             model="demo:treadle-demo",
             attention_backend=backend,
@@ -165,17 +165,17 @@ def for_hopper(tmp_path: Path) -> Callable[..., str]:
             {(names.index(n),): value for n, value in constants.items()},
             {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
         )
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        assert made.metadata.shared <= 227 * 1024
+        compiled_kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert compiled_kernel.metadata.shared <= 227 * 1024
         code = tmp_path / "kernel.ptx"
-        code.write_text(made.asm["ptx"])
+        code.write_text(compiled_kernel.asm["ptx"])
         tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
         command = [tool, "-v", "--gpu-name=sm_90a", code, "-o", tmp_path / "kernel.cubin"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        spilled = [int(count) for count in re.findall(r"(\d+) bytes spill", said)]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        spilled = [int(count) for count in re.findall(r"(\d+) bytes spill", log)]
         assert spilled and max(spilled) <= spills
-        assert "serializ" not in said, "products wait for each other"
-        ptx: str = made.asm["ptx"]
+        assert "serializ" not in log, "products wait for each other"
+        ptx: str = compiled_kernel.asm["ptx"]
         return ptx
 
     return compiled

@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,8 @@ def cache(
     for folder in (blobs, snapshot, repository / "refs"):
         folder.mkdir(parents=True, exist_ok=True)
     (repository / "refs" / ref).write_text(revision)
-    made = checkpoint(root.parent / "made", **changes)
-    for file in list(made.iterdir()):
+    source = checkpoint(root.parent / "made", **changes)
+    for file in list(source.iterdir()):
         blob = blobs / f"{revision[:4]}-{file.name}"
         file.rename(blob)
         (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
@@ -136,8 +135,8 @@ def test_the_hub_cache(listed: Any, tmp_path: Path) -> None:
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "none")}
     command = [sys.executable, "-m", "treadle_cli", "models", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert [row["model"] for row in json.loads(done.stdout)] == [DEMO]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert [row["model"] for row in json.loads(process.stdout)] == [DEMO]
 
 
 @pytest.mark.parametrize(
@@ -231,8 +230,8 @@ def test_a_damaged_model_is_a_row(listed: Any, tmp_path: Path, damage: Any) -> N
     folder = checkpoint(tmp_path / "m")
     checkpoint(tmp_path / "n")
     problem = damage(folder)
-    broken, whole = listed(str(tmp_path)).values()
-    assert problem in broken["problem"] and whole["problem"] is None
+    broken, intact = listed(str(tmp_path)).values()
+    assert problem in broken["problem"] and intact["problem"] is None
 
 
 def test_odd_configurations_do_not_end_the_list(listed: Any, tmp_path: Path) -> None:
@@ -295,15 +294,10 @@ finally:
 """
 
 
-def test_it_is_quick_and_imports_neither_torch_nor_a_model(tmp_path: Path) -> None:
+def test_it_imports_neither_torch_nor_a_model(tmp_path: Path) -> None:
     for i in range(20):
         checkpoint(tmp_path / str(i))
-    best = 9.9
-    for _ in range(3):  # the machine may be busy with other tests
-        began = time.perf_counter()
-        command = [sys.executable, "-c", PROBE, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        best = min(best, time.perf_counter() - began)
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", PROBE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("treadle-qwen") == 20
-    assert best < 1

@@ -38,8 +38,8 @@ def test_dummy_weights_give_finite_logits_that_depend_on_the_input(
 
 
 def test_the_option_counts_more_than_the_seed_of_the_engine() -> None:
-    made = [treadle_load_format("dummy", 5, options) for options in ({}, {"seed": 3})]
-    assert [loader.seed for loader in made if isinstance(loader, DummyLoader)] == [5, 3]
+    loaders = [treadle_load_format("dummy", 5, options) for options in ({}, {"seed": 3})]
+    assert [loader.seed for loader in loaders if isinstance(loader, DummyLoader)] == [5, 3]
     assert treadle_load_format("gguf", 0, {}) is None
 
 

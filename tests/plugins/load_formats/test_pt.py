@@ -27,11 +27,11 @@ IDS = torch.arange(3, 20)
 
 
 def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as exc_info:
         TinyModel(folder, plugins)
     for pattern in patterns:
-        assert re.search(pattern, str(caught.value)), f"{pattern!r} not in: {caught.value}"
-    return str(caught.value)
+        assert re.search(pattern, str(exc_info.value)), f"{pattern!r} not in: {exc_info.value}"
+    return str(exc_info.value)
 
 
 def test_the_old_torch_format_is_read(tmp_path: Path, plugins: PluginManager) -> None:

@@ -32,11 +32,11 @@ def sharded(folder: Path, **options: Any) -> tuple[Path, dict[str, str]]:
 
 
 def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as exc_info:
         TinyModel(folder, plugins)
     for pattern in patterns:
-        assert re.search(pattern, str(caught.value)), f"{pattern!r} not in: {caught.value}"
-    return str(caught.value)
+        assert re.search(pattern, str(exc_info.value)), f"{pattern!r} not in: {exc_info.value}"
+    return str(exc_info.value)
 
 
 def test_a_second_copy_in_another_layout_is_left_alone(
@@ -67,9 +67,9 @@ def test_a_lfs_pointer(tmp_path: Path, plugins: PluginManager) -> None:
 
 def test_a_missing_shard(tmp_path: Path, plugins: PluginManager) -> None:
     folder, index = sharded(tmp_path)
-    lost = index["model.norm.weight"]
-    (folder / lost).unlink()
-    refuse(folder, plugins, rf"the shard {lost}, listed in {ONE}\.index\.json, is missing")
+    shard = index["model.norm.weight"]
+    (folder / shard).unlink()
+    refuse(folder, plugins, rf"the shard {shard}, listed in {ONE}\.index\.json, is missing")
 
 
 def test_a_tensor_that_only_the_index_knows(tmp_path: Path, plugins: PluginManager) -> None:

@@ -32,8 +32,8 @@ def test_banned(tokens: list[int], ngram: int, window: int, expected: set[int]) 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
-    with LLM(str(folder), logits_processors=["repetition_window"], cpu_threads=1) as made:
-        yield made
+    with LLM(str(folder), logits_processors=["repetition_window"], cpu_threads=1) as engine:
+        yield engine
 
 
 def ngrams(tokens: list[int], n: int) -> list[tuple[int, ...]]:
@@ -47,12 +47,12 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
     )
     guarded = plain.replace(extra_args={"repetition_window": {"ngram": 2}})
     prompts = [[1, 2, 3], [1, 2, 3]]
-    free, kept = llm.generate(prompts, [plain, guarded], use_tqdm=False)
-    alone = llm.generate([prompts[0]], plain, use_tqdm=False)[0]
-    assert free.outputs[0].token_ids == alone.outputs[0].token_ids
+    free, restricted = llm.generate(prompts, [plain, guarded], use_tqdm=False)
+    reference = llm.generate([prompts[0]], plain, use_tqdm=False)[0]
+    assert free.outputs[0].token_ids == reference.outputs[0].token_ids
     assert len(set(ngrams(free.outputs[0].token_ids, 2))) < 10
-    whole = prompts[1] + kept.outputs[0].token_ids
-    assert len(set(ngrams(whole, 2))) == len(ngrams(whole, 2))
+    token_ids = prompts[1] + restricted.outputs[0].token_ids
+    assert len(set(ngrams(token_ids, 2))) == len(ngrams(token_ids, 2))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_no_ngram_repeats_and_others_are_left_alone(llm: LLM) -> None:
     ],
 )
 def test_bad_arguments_are_refused(llm: LLM, extra_args: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message) as caught:
+    with pytest.raises(RequestError, match=message) as exc_info:
         llm.generate([[1]], SamplingParams(extra_args=extra_args), use_tqdm=False)
-    assert caught.value.param == "extra_args"
+    assert exc_info.value.param == "extra_args"

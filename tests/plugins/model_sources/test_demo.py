@@ -132,9 +132,9 @@ def test_the_template_shows_tools_results_and_thinking(tokenizer: Any) -> None:
         "<|im_start|>assistant\n"
     )
     hello = [{"role": "user", "content": "Hello"}]
-    asked = {"tokenize": False, "add_generation_prompt": True}
-    on = tokenizer.apply_chat_template(hello, enable_thinking=True, **asked)
-    off = tokenizer.apply_chat_template(hello, enable_thinking=False, **asked)
+    options = {"tokenize": False, "add_generation_prompt": True}
+    on = tokenizer.apply_chat_template(hello, enable_thinking=True, **options)
+    off = tokenizer.apply_chat_template(hello, enable_thinking=False, **options)
     assert "Think before you answer." in on
     assert off.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
@@ -215,7 +215,7 @@ def test_training_and_evaluation_share_no_question(monkeypatch: pytest.MonkeyPat
     from training.heldout import forbidden
 
     rng = random.Random(4)
-    for made in (sample(rng) for _ in range(2000)):
-        if not isinstance(made, Text):
-            asked = {normal(str(m["content"])) for m in made.messages if m["role"] == "user"}
-            assert not asked & forbidden()
+    for example in (sample(rng) for _ in range(2000)):
+        if not isinstance(example, Text):
+            questions = {normal(str(m["content"])) for m in example.messages if m["role"] == "user"}
+            assert not questions & forbidden()

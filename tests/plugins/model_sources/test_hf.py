@@ -20,21 +20,21 @@ def test_the_hook_knows_its_scheme() -> None:
 
 
 def test_the_hub_is_asked_for_the_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    call: dict[str, Any] = {}
 
     def download(name: str, **arguments: Any) -> str:
-        asked.update(arguments, name=name)
+        call.update(arguments, name=name)
         (tmp_path / "config.json").write_text("{}")
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     files = HubSource().resolve(ModelRef("hf", "a/b", "main", "/somewhere"), patterns=["*.json"])
     assert files.root == tmp_path
-    assert asked["name"] == "a/b"
-    assert asked["revision"] == "main"
-    assert asked["cache_dir"] == "/somewhere"
-    assert asked["allow_patterns"] == ["*.json"]
-    assert "consolidated*" in asked["ignore_patterns"], "a second copy of the weights"
+    assert call["name"] == "a/b"
+    assert call["revision"] == "main"
+    assert call["cache_dir"] == "/somewhere"
+    assert call["allow_patterns"] == ["*.json"]
+    assert "consolidated*" in call["ignore_patterns"], "a second copy of the weights"
 
 
 def cached(folder: Path, name: str) -> None:

@@ -22,7 +22,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def chosen(runs: Path) -> str:
+def resolved_name(runs: Path) -> str:
     from treadle_newest.source import NewestSource
 
     from treadle.api.types import ModelRef
@@ -31,35 +31,35 @@ def chosen(runs: Path) -> str:
 
 
 def test_the_newest_is_taken_and_half_written_ones_are_not(runs: Path) -> None:
-    assert chosen(runs) == "step-3"
+    assert resolved_name(runs) == "step-3"
     shard = next((runs / "step-3").glob("model-00001*"))
     shard.rename(shard.with_suffix(".tmp"))
-    assert chosen(runs) == "step-2"
+    assert resolved_name(runs) == "step-2"
     (runs / "step-2" / "config.json").write_text('{"half": ')
-    assert chosen(runs) == "step-1"
+    assert resolved_name(runs) == "step-1"
     (runs / "step-1" / "config.json").unlink()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
-        chosen(runs)
+        resolved_name(runs)
 
 
 def test_it_serves_an_engine(runs: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with (
         LLM(f"newest:{runs}", cpu_threads=1) as newest,
-        LLM(str(runs / "step-3"), cpu_threads=1) as same,
+        LLM(str(runs / "step-3"), cpu_threads=1) as direct,
     ):
-        found, want = (
+        actual, expected = (
             llm.generate([[5, 6]], params, use_tqdm=False)[0].outputs[0].token_ids
-            for llm in (newest, same)
+            for llm in (newest, direct)
         )
-    assert found == want
+    assert actual == expected
 
 
 def test_a_missing_folder_is_named() -> None:
     with pytest.raises(CheckpointError, match="newest:/no/such is not a folder"):
-        chosen(Path("/no/such"))
+        resolved_name(Path("/no/such"))
 
 
 def test_index_without_map(runs: Path) -> None:
     (runs / "step-3" / "model.safetensors.index.json").write_text(json.dumps([]))
-    assert chosen(runs) == "step-2"
+    assert resolved_name(runs) == "step-2"

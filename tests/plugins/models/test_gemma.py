@@ -98,8 +98,8 @@ def test_steps_do_not_change_a_sequence(
     tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), plugins)
-    whole = model.logits(IDS)
-    torch.testing.assert_close(model.logits(IDS, [3, 27] + [1] * 15), whole, atol=1e-4, rtol=0)
+    expected = model.logits(IDS)
+    torch.testing.assert_close(model.logits(IDS, [3, 27] + [1] * 15), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[0], VARIANTS[3], VARIANTS[7]])
@@ -107,20 +107,20 @@ def test_tensor_parallel_equals_one_rank(
     tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
-    alone = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
         for logits in run_on_ranks(
             ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
         ):
-            torch.testing.assert_close(logits, alone, atol=1e-4, rtol=0)
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Gemma3ForCausalLM", dtype=torch.bfloat16, **GEMMA3)
     exact = transformers_logits(folder, IDS)
-    theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
-    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+    reference = transformers_logits(folder, IDS, torch.bfloat16)
+    actual = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
+    assert (actual - exact).abs().mean() < 1.5 * (reference - exact).abs().mean()
 
 
 def test_the_embedding_is_scaled_by_a_rounded_root(tmp_path: Path, plugins: PluginManager) -> None:
@@ -171,13 +171,13 @@ def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path, plugins: Plug
         name = name.replace("model.language_model.", "language_model.model.")
         return name.removeprefix("model.")
 
-    def own(name: str) -> str:
+    def saved_name(name: str) -> str:
         name = name.replace("language_model.model.", "model.language_model.")
         return name if name.startswith(("model.", "lm_head")) else f"model.{name}"
 
     for change, sample in (
         (published, "language_model.model.norm.weight"),
-        (own, "model.language_model.norm.weight"),
+        (saved_name, "model.language_model.norm.weight"),
     ):
         assert sample in renamed(folder, change)
         torch.testing.assert_close(

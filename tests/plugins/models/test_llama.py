@@ -84,7 +84,7 @@ def test_dynamic_scaling_is_that_of_the_longest_sequence(
     """transformers scales by the sequence at hand; an engine for sequences of that length agrees."""
     folder = make_checkpoint(tmp_path, max_position_embeddings=16, **rope("dynamic", factor=4.0))
     expected = transformers_logits(folder, IDS)
-    actual = TinyModel(folder, plugins, longest=LENGTH).logits(IDS)
+    actual = TinyModel(folder, plugins, model_len=LENGTH).logits(IDS)
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
     unscaled = TinyModel(folder, plugins).logits(IDS)
     assert (unscaled - expected).abs().max() > 0.1
@@ -96,7 +96,7 @@ def test_longrope_of_a_short_engine_uses_the_short_factors(
     folder = make_checkpoint(tmp_path, **LONG)
     ids = IDS[:30]
     expected = transformers_logits(folder, ids)
-    short = TinyModel(folder, plugins, longest=32).logits(ids)
+    short = TinyModel(folder, plugins, model_len=32).logits(ids)
     long = TinyModel(folder, plugins).logits(ids)
     torch.testing.assert_close(short, expected, atol=1e-4, rtol=0)
     assert (long - expected).abs().max() > 0.1
@@ -117,8 +117,8 @@ def test_a_window_that_no_sequence_reaches_is_full_attention(
 ) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=64)
     assert {a.spec.kind for a in TinyModel(folder, plugins).attentions} == {"sliding"}
-    assert {a.spec.kind for a in TinyModel(folder, plugins, longest=65).attentions} == {"sliding"}
-    assert {a.spec.kind for a in TinyModel(folder, plugins, longest=64).attentions} == {"full"}
+    assert {a.spec.kind for a in TinyModel(folder, plugins, model_len=65).attentions} == {"sliding"}
+    assert {a.spec.kind for a in TinyModel(folder, plugins, model_len=64).attentions} == {"full"}
 
 
 def test_a_llama_by_another_name(tmp_path: Path, plugins: PluginManager) -> None:
@@ -138,11 +138,11 @@ def test_steps_and_neighbours_do_not_change_a_sequence(
 ) -> None:
     folder = make_checkpoint(tmp_path, "MistralForCausalLM", sliding_window=9)
     model = TinyModel(folder, plugins)
-    whole, other = model.logits(IDS), model.logits(IDS[:20])
-    torch.testing.assert_close(model.logits(IDS, [16, 20] + [1] * 9), whole, atol=5e-5, rtol=0)
+    expected, expected_short = model.logits(IDS), model.logits(IDS[:20])
+    torch.testing.assert_close(model.logits(IDS, [16, 20] + [1] * 9), expected, atol=5e-5, rtol=0)
     first, second = model.batch([IDS, IDS[:20]], [[1] * 45, [13, 7]])
-    torch.testing.assert_close(first, whole, atol=5e-5, rtol=0)
-    torch.testing.assert_close(second, other, atol=5e-5, rtol=0)
+    torch.testing.assert_close(first, expected, atol=5e-5, rtol=0)
+    torch.testing.assert_close(second, expected_short, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 2), (2, 4), (4, 2), (4, 1)])
@@ -151,18 +151,18 @@ def test_tensor_parallel_equals_one_rank(
 ) -> None:
     changes = {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": kv_heads}
     folder = make_checkpoint(tmp_path, vocab_size=331, shard_size="100KB", **changes)
-    alone = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     together = run_on_ranks(ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS))
     for logits in together:
-        torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
+        torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
 
 
 def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
-    theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
-    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+    reference = transformers_logits(folder, IDS, torch.bfloat16)
+    actual = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
+    assert (actual - exact).abs().mean() < 1.5 * (reference - exact).abs().mean()
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:

@@ -67,12 +67,12 @@ def test_tensor_parallel_equals_one_rank(
     tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, shard_size="100KB", **changes)
-    alone = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
         for logits in run_on_ranks(
             ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
         ):
-            torch.testing.assert_close(logits, alone, atol=5e-5, rtol=0)
+            torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("architecture", "changes"), [VARIANTS[2], VARIANTS[3]])
@@ -80,18 +80,18 @@ def test_steps_and_neighbours_do_not_change_a_sequence(
     tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any]
 ) -> None:
     model = TinyModel(make_checkpoint(tmp_path, architecture, **changes), plugins)
-    whole, other = model.logits(IDS), model.logits(IDS[:20])
+    expected, expected_short = model.logits(IDS), model.logits(IDS[:20])
     first, second = model.batch([IDS, IDS[:20]], [[16, 20] + [1] * 9, [13, 7]])
-    torch.testing.assert_close(first, whole, atol=5e-5, rtol=0)
-    torch.testing.assert_close(second, other, atol=5e-5, rtol=0)
+    torch.testing.assert_close(first, expected, atol=5e-5, rtol=0)
+    torch.testing.assert_close(second, expected_short, atol=5e-5, rtol=0)
 
 
 def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "MixtralForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
-    theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
-    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+    reference = transformers_logits(folder, IDS, torch.bfloat16)
+    actual = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
+    assert (actual - exact).abs().mean() < 1.5 * (reference - exact).abs().mean()
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:

@@ -65,19 +65,19 @@ def test_tensor_parallel_equals_one_rank(
     tmp_path: Path, plugins: PluginManager, architecture: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
-    alone = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
         for logits in run_on_ranks(
             ranks, lambda c: TinyModel(folder, plugins, tp_group=c).logits(IDS)
         ):
-            torch.testing.assert_close(logits, alone, atol=2e-5, rtol=0)
+            torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
 
 
 def test_steps_do_not_change_a_sequence(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Qwen3ForCausalLM")
     model = TinyModel(folder, plugins)
-    whole = model.logits(IDS)
-    torch.testing.assert_close(model.logits(IDS, [30] + [1] * 15), whole, atol=5e-5, rtol=0)
+    expected = model.logits(IDS)
+    torch.testing.assert_close(model.logits(IDS, [30] + [1] * 15), expected, atol=5e-5, rtol=0)
 
 
 def test_the_hook_leaves_other_architectures_alone() -> None:

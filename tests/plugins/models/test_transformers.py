@@ -130,7 +130,7 @@ class TestLlamaPinned(ModelSuite):
     plugin = "models:LlamaForCausalLM"
     tolerance = 5e-5
 
-    def host(self) -> PluginManager:
+    def plugin_manager(self) -> PluginManager:
         return PluginManager(PluginConfig(pin_plugin=[f"{self.plugin}=treadle-transformers"]))
 
     def test_it_equals_the_plugin_of_its_own(self, plain: Path) -> None:
@@ -170,12 +170,12 @@ def test_two_and_four_ranks_equal_one(
     tmp_path: Path, plugins: PluginManager, architecture: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture)
-    alone = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     for ranks in (2, 4):
-        for got in run_on_ranks(
+        for actual in run_on_ranks(
             ranks, lambda r: TinyModel(folder, plugins, tp_group=r).logits(IDS)
         ):
-            torch.testing.assert_close(got, alone, atol=2e-5, rtol=0)
+            torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
 
 
 def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, plugins: PluginManager) -> None:
@@ -185,40 +185,40 @@ def test_long_rotary_is_fixed_for_the_engine(tmp_path: Path, plugins: PluginMana
     torch.testing.assert_close(
         long.logits(IDS), transformers_logits(folder, IDS), atol=1e-5, rtol=0
     )
-    short = TinyModel(folder, plugins, longest=32)
+    short = TinyModel(folder, plugins, model_len=32)
     torch.testing.assert_close(
         short.logits(IDS[:20]), transformers_logits(folder, IDS[:20]), atol=1e-5, rtol=0
     )
-    one, two = long.batch([IDS, IDS[:5]], [[45], [5]])
-    torch.testing.assert_close(two, one[:5], atol=1e-5, rtol=0)
+    long_logits, short_logits = long.batch([IDS, IDS[:5]], [[45], [5]])
+    torch.testing.assert_close(short_logits, long_logits[:5], atol=1e-5, rtol=0)
 
 
 def test_weights_are_in_memory_once(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "OlmoeForCausalLM", tie_word_embeddings=True, **EXPERTS)
     model = TinyModel(folder, plugins).model
     weights = {n: p for n, p in model.named_parameters() if not n.endswith("kv_scale")}
-    held = {p.data_ptr(): p.numel() for p in weights.values()}
+    sizes = {p.data_ptr(): p.numel() for p in weights.values()}
     stored = sum(t.numel() for t in load_file(folder / "model.safetensors").values())
-    assert sum(held.values()) == stored
+    assert sum(sizes.values()) == stored
     assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
 
 
 def test_bfloat16_stays_close_to_transformers(tmp_path: Path, plugins: PluginManager) -> None:
     folder = make_checkpoint(tmp_path, "Phi3ForCausalLM", dtype=torch.bfloat16)
     exact = transformers_logits(folder, IDS)
-    theirs = transformers_logits(folder, IDS, torch.bfloat16)
-    ours = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
-    assert (ours - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+    reference = transformers_logits(folder, IDS, torch.bfloat16)
+    actual = TinyModel(folder, plugins, dtype=torch.bfloat16).logits(IDS)
+    assert (actual - exact).abs().mean() < 1.5 * (reference - exact).abs().mean()
 
 
 def test_old_names_without_a_prefix_load(tmp_path: Path, plugins: PluginManager) -> None:
     """The first GPT-2 has ``h.0…`` and masks, where later ones have ``transformer.h.0…``."""
     folder = make_checkpoint(tmp_path, "GPT2LMHeadModel", n_inner=96)
-    want = TinyModel(folder, plugins).logits(IDS)
+    expected = TinyModel(folder, plugins).logits(IDS)
     file = folder / "model.safetensors"
     old = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
     save_file({**old, "h.0.attn.bias": torch.ones(1, 1, 8, 8)}, file)
-    assert torch.equal(TinyModel(folder, plugins).logits(IDS), want)
+    assert torch.equal(TinyModel(folder, plugins).logits(IDS), expected)
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_a_quantized_model_is_its_dequantized_self(
     source = make_checkpoint(tmp_path / "source", architecture, **sizes, **changes)
     packed, plain = tmp_path / "packed", tmp_path / "plain"
     pack_checkpoint(source, packed, plain, format, ("1.self_attn.o_proj", "mlp.gate"))
-    want = TinyModel(plain, plugins).logits(IDS)
-    torch.testing.assert_close(TinyModel(packed, plugins).logits(IDS), want, atol=1e-3, rtol=0)
-    for got in run_on_ranks(
+    expected = TinyModel(plain, plugins).logits(IDS)
+    torch.testing.assert_close(TinyModel(packed, plugins).logits(IDS), expected, atol=1e-3, rtol=0)
+    for actual in run_on_ranks(
         2, lambda ranks: TinyModel(packed, plugins, tp_group=ranks).logits(IDS)
     ):
-        torch.testing.assert_close(got, want, atol=1e-3, rtol=0)
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=0)
 
 
 def test_scales_of_the_cache_are_found(tmp_path: Path, plugins: PluginManager) -> None:
@@ -254,8 +254,8 @@ def test_scales_of_the_cache_are_found(tmp_path: Path, plugins: PluginManager) -
     block = "model.layers.1.self_attn"
     scales = {f"{block}.k_proj.k_scale": torch.tensor(2.0), f"{block}.v_scale": torch.tensor(0.5)}
     save_file({**load_file(file), **scales}, file)
-    found = [attention.scales for attention in TinyModel(folder, plugins).attentions]
-    assert found == [(1.0, 1.0), (2.0, 0.5), (1.0, 1.0)]
+    scale_pairs = [attention.scales for attention in TinyModel(folder, plugins).attentions]
+    assert scale_pairs == [(1.0, 1.0), (2.0, 0.5), (1.0, 1.0)]
 
 
 # ------------------------------------------------------------------------------- engines
@@ -273,23 +273,23 @@ def run(folder: Path, **options: Any) -> dict[str, list[tuple[int, float]]]:
         params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=1)
         for i, prompt in enumerate(PROMPTS):
             core.add_request(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
-        found: dict[str, list[tuple[int, float]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
+        entries: dict[str, list[tuple[int, float]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
         while core.has_work:
             for output in core.step():
                 for line in output.logprobs or []:
-                    found[output.id].append((line.ids[0], line.logprobs[0]))
+                    entries[output.id].append((line.ids[0], line.logprobs[0]))
     finally:
         core.close()
-    return found
+    return entries
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "Starcoder2ForCausalLM", use_bias=True)
-    one = run(folder)
-    two = run(folder, distributed_executor_backend="mp", tensor_parallel_size=2)
-    for name, lines in one.items():
-        assert [token for token, _ in two[name]] == [token for token, _ in lines]
-        assert [v for _, v in two[name]] == pytest.approx([v for _, v in lines], abs=1e-5)
+    expected = run(folder)
+    actual = run(folder, distributed_executor_backend="mp", tensor_parallel_size=2)
+    for name, lines in expected.items():
+        assert [token for token, _ in actual[name]] == [token for token, _ in lines]
+        assert [v for _, v in actual[name]] == pytest.approx([v for _, v in lines], abs=1e-5)
 
 
 def test_the_python_interface_generates(tmp_path: Path) -> None:
@@ -298,14 +298,14 @@ def test_the_python_interface_generates(tmp_path: Path) -> None:
     from treadle import LLM
 
     folder = make_checkpoint(tmp_path, "GPTNeoXForCausalLM", tokenizer=True)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    want = theirs.generate(
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = model.generate(
         torch.tensor([PROMPTS[0]]), max_new_tokens=12, do_sample=False, eos_token_id=None
     )
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with LLM(str(folder), device="cpu", dtype="float32", cpu_threads=1, num_pages=64) as llm:
         (output,) = llm.generate([{"prompt_token_ids": PROMPTS[0]}], params)
-    assert output.outputs[0].token_ids == want[0, len(PROMPTS[0]) :].tolist()
+    assert output.outputs[0].token_ids == expected[0, len(PROMPTS[0]) :].tolist()
 
 
 # ------------------------------------------------------------------------------ refusals
@@ -317,9 +317,9 @@ def refused(folder: Path, plugins: PluginManager, architecture: str, **config: A
     values = {"architectures": [architecture], **config}
     (folder / "config.json").write_text(json.dumps(values))
     save_file({}, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModelError) as caught:
-        TinyModel(folder, plugins, longest=64)
-    return str(caught.value)
+    with pytest.raises(UnsupportedModelError) as exc_info:
+        TinyModel(folder, plugins, model_len=64)
+    return str(exc_info.value)
 
 
 @pytest.mark.parametrize(
@@ -348,17 +348,17 @@ def refused(folder: Path, plugins: PluginManager, architecture: str, **config: A
 def test_it_refuses_with_the_reason(
     tmp_path: Path, plugins: PluginManager, architecture: str, config: dict[str, Any], reason: str
 ) -> None:
-    said = refused(tmp_path, plugins, architecture, **config)
-    assert reason in said and architecture in said and "plugin of its own" in said
+    message = refused(tmp_path, plugins, architecture, **config)
+    assert reason in message and architecture in message and "plugin of its own" in message
 
 
 @pytest.mark.parametrize("name", ["NoSuchForCausalLM", "T5ForConditionalGeneration"])
 def test_what_it_has_never_heard_of_is_an_unknown_architecture(
     tmp_path: Path, plugins: PluginManager, name: str
 ) -> None:
-    said = refused(tmp_path, plugins, name)
-    assert f"needs a plugin for {name}" in said and "LlamaForCausalLM" in said
-    assert "the fallback of treadle-transformers" in said and "cannot serve it either" in said
+    message = refused(tmp_path, plugins, name)
+    assert f"needs a plugin for {name}" in message and "LlamaForCausalLM" in message
+    assert "the fallback of treadle-transformers" in message and "cannot serve it either" in message
 
 
 @pytest.mark.parametrize(
@@ -372,9 +372,9 @@ def test_ranks_without_a_plan_are_refused(
     tmp_path: Path, plugins: PluginManager, architecture: str, changes: dict[str, Any], reason: str
 ) -> None:
     folder = make_checkpoint(tmp_path, architecture, **changes)
-    with pytest.raises(UnsupportedModelError, match=reason) as caught:
+    with pytest.raises(UnsupportedModelError, match=reason) as exc_info:
         run_on_ranks(2, lambda ranks: TinyModel(folder, plugins, tp_group=ranks))
-    assert "set tensor_parallel_size to 1" in str(caught.value)
+    assert "set tensor_parallel_size to 1" in str(exc_info.value)
 
 
 def test_a_configuration_that_transformers_cannot_build(

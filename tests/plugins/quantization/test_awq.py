@@ -48,8 +48,8 @@ def test_the_packing_is_that_of_autoawq() -> None:
     word = 0x75316420  # from the lowest nibble: columns 0, 2, 4, 6, 1, 3, 5, 7
     assert unpack(torch.tensor([[word]])).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
     word = 0xFEDCBA98 - (1 << 32)
-    found = unpack(torch.tensor([[word]], dtype=torch.int32))
-    assert found.tolist() == [[8, 12, 9, 13, 10, 14, 11, 15]]
+    codes = unpack(torch.tensor([[word]], dtype=torch.int32))
+    assert codes.tolist() == [[8, 12, 9, 13, 10, 14, 11, 15]]
 
 
 def test_groups_that_do_not_divide() -> None:
@@ -68,8 +68,8 @@ def test_outputs_that_fill_no_word() -> None:
 
 def test_a_fused_matrix_of_the_checkpoint() -> None:
     """Phi and others store q, k and v as one matrix."""
-    whole, parts = Layer(64, (96,)), Layer(64, (48, 24, 24))
-    tensors, weight, _ = pack(AwqFormat(), whole)
+    fused, parts = Layer(64, (96,)), Layer(64, (48, 24, 24))
+    tensors, weight, _ = pack(AwqFormat(), fused)
     tensors = {name.replace("a_proj", "fused"): t for name, t in tensors.items()}
     built = fill(scheme(), parts, tensors, torch.float32)
     x = torch.randn(3, 64)

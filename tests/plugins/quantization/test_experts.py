@@ -17,7 +17,12 @@ from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import Experts
-from treadle_layers_kit.experts import LinearExperts, PlainExperts, by_all, by_expert
+from treadle_layers_kit.experts import (
+    LinearExperts,
+    PlainExperts,
+    apply_all_experts,
+    apply_by_expert,
+)
 
 IDS = torch.randint(0, 256, (19,), generator=torch.Generator().manual_seed(5))
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,12 +49,12 @@ def plugins() -> PluginManager:
     return PluginManager()
 
 
-def checkpoints(folder: Path, name: str, format: Format, *alone: str) -> tuple[Path, Path]:
-    """The model quantized, its routers and ``alone`` excepted, and the same dequantized."""
+def checkpoints(folder: Path, name: str, format: Format, *skipped: str) -> tuple[Path, Path]:
+    """The model quantized, its routers and ``skipped`` excepted, and the same dequantized."""
     architecture, changes = MODELS[name]
     source = make_checkpoint(folder / "source", architecture, num_hidden_layers=2, **changes)
     packed, plain = folder / "packed", folder / "plain"
-    pack_checkpoint(source, packed, plain, format, (".gate", *alone))
+    pack_checkpoint(source, packed, plain, format, (".gate", *skipped))
     return packed, plain
 
 
@@ -63,18 +68,20 @@ def test_logits_are_those_of_the_dequantized_model(
     tmp_path: Path, plugins: PluginManager, name: str, format: str
 ) -> None:
     packed, plain = checkpoints(tmp_path, name, FORMATS[format])
-    want = TinyModel(plain, plugins).logits(IDS)
+    expected = TinyModel(plain, plugins).logits(IDS)
     model = TinyModel(packed, plugins)
     assert methods(model) == [LinearExperts] * 2
-    assert (model.logits(IDS) - want).abs().max() < 1e-3
+    assert (model.logits(IDS) - expected).abs().max() < 1e-3
 
     def work(tp_group: Communicator) -> Tensor:
         return TinyModel(packed, plugins, tp_group=tp_group).logits(IDS)
 
     for logits in run_on_ranks(2, work):
-        assert (logits - want).abs().max() < 1e-3
+        assert (logits - expected).abs().max() < 1e-3
     source = TinyModel(tmp_path / "source", plugins).logits(IDS)
-    assert (source - want).abs().max() > 0.05, "the checkpoint loses nothing: this shows nothing"
+    assert (source - expected).abs().max() > 0.05, (
+        "the checkpoint loses nothing: this shows nothing"
+    )
 
 
 def test_experts_that_are_left_alone_stay_stacked(tmp_path: Path, plugins: PluginManager) -> None:
@@ -111,6 +118,6 @@ def test_asking_every_expert_gives_the_same(tokens: int) -> None:
     def run(index: int, rows: Tensor) -> Tensor:
         return rows @ matrices[index]
 
-    want = torch.einsum("th,tkhj->tkj", x, matrices[chosen])
-    torch.testing.assert_close(by_expert(x, chosen, run), want, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(by_all(x, chosen, run, 6), want, atol=1e-5, rtol=1e-5)
+    expected = torch.einsum("th,tkhj->tkj", x, matrices[chosen])
+    torch.testing.assert_close(apply_by_expert(x, chosen, run), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(apply_all_experts(x, chosen, run, 6), expected, atol=1e-5, rtol=1e-5)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from treadle_fp8 import native, rounding
+from treadle_fp8 import quantize, scaled_mm
 from treadle_fp8.config import read_config
-from treadle_fp8.linear import widened
+from treadle_fp8.linear import to_float32
 from treadle_fp8.scheme import Fp8Scheme
 
 from treadle.api.cache import DeviceInfo
@@ -49,8 +49,8 @@ def scheme(format: Fp8Format, device: DeviceInfo = HOPPER, **changes: Any) -> Fp
 
 def error(built: Any, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, rows: int) -> float:
     x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
-    want = x.float() @ weight.t() + (0 if bias is None else bias)
-    return float((built(x).float() - want).norm() / want.norm())
+    expected = x.float() @ weight.t() + (0 if bias is None else bias)
+    return float((built(x).float() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("format", [Fp8Format(), Fp8Format(static=True), Fp8Format("channel")])
@@ -59,7 +59,7 @@ def test_products_in_fp8_round_the_activations(format: Fp8Format) -> None:
     tensors, weight, bias = pack(format, LAYER)
     for dtype in (torch.bfloat16, torch.float16):
         built = fill(scheme(format), LAYER, tensors, dtype)
-        assert built.method.fast  # type: ignore[attr-defined]
+        assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
         for rows in (1, 7):
             assert 5e-3 < error(built, weight, bias, dtype, rows) < 0.06
 
@@ -97,7 +97,7 @@ def test_a_form_that_does_not_work_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     layer = Layer(256, (128,))
     tensors, weight, bias = pack(Fp8Format("block"), layer)
     built = fill(scheme(Fp8Format("block")), layer, tensors, torch.bfloat16)
-    assert not built.method.fast and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
+    assert not built.method.uses_scaled_mm and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
     right = torch._scaled_mm
 
     def swapped(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, **more: Any) -> Tensor:
@@ -106,7 +106,7 @@ def test_a_form_that_does_not_work_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "_scaled_mm", swapped)
     tensors, weight, bias = pack(Fp8Format(), LAYER)
     built = fill(scheme(Fp8Format()), LAYER, tensors, torch.bfloat16)
-    assert not built.method.fast and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
+    assert not built.method.uses_scaled_mm and error(built, weight, bias, torch.bfloat16, 3) < 0.01  # type: ignore[attr-defined]
 
 
 def test_blocks_are_laid_out_as_torch_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_blocks_are_laid_out_as_torch_wants_them(monkeypatch: pytest.MonkeyPatch
     layer = Layer(384, (256, 128), bias=True)
     tensors, weight, bias = pack(Fp8Format("block"), layer)
     built = fill(scheme(Fp8Format("block")), layer, tensors, torch.bfloat16)
-    assert built.method.fast  # type: ignore[attr-defined]
+    assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
     assert 5e-3 < error(built, weight, bias, torch.bfloat16, 5) < 0.06
 
 
@@ -154,11 +154,13 @@ def test_blocks_that_a_share_of_the_outputs_would_cut() -> None:
 
 
 def test_rows_of_zeros_can_be_quantized_while_loading() -> None:
-    made = Fp8Scheme(read_config("fp8", {}), HOPPER)
+    quantization = Fp8Scheme(read_config("fp8", {}), HOPPER)
     layer = Layer(64, (32,))
     weight = torch.randn(32, 64)
     weight[3] = 0
-    built = fill(made, layer, {"model.layers.0.block.a_proj.weight": weight}, torch.bfloat16)
+    built = fill(
+        quantization, layer, {"model.layers.0.block.a_proj.weight": weight}, torch.bfloat16
+    )
     y = built(torch.randn(2, 64).bfloat16())
     assert y.isfinite().all() and (y[:, 3] == 0).all()
     assert built.get_parameter("weight").dtype is torch.float8_e4m3fn
@@ -168,30 +170,32 @@ def test_every_number_is_widened_exactly() -> None:
     numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     finite = numbers[~numbers.float().isnan()]
     assert len(finite) == 254
-    assert torch.equal(widened(finite), finite.float())
+    assert torch.equal(to_float32(finite), finite.float())
 
 
 def test_kernels_that_fail_for_a_shape_are_not_used_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch multiplies there; other shapes keep them."""
-    asked: list[int] = []
+    widths: list[int] = []
 
     class Kernels:
         """torch's rounding, in the place of a kernel that cannot round 128 numbers."""
 
-        def quantize_per_row(self, x: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
-            asked.append(x.shape[1])
+        def quantize_per_row(
+            self, x: Tensor, *arguments: Any, **more: Any
+        ) -> tuple[Tensor, Tensor]:
+            widths.append(x.shape[1])
             if x.shape[1] == 128:
                 raise ZeroDivisionError("no compiler")
-            return rounding.quantize_per_row(x, *others, **more)
+            return quantize.quantize_per_row(x, *arguments, **more)
 
-    monkeypatch.setattr(native, "choose", lambda *shape, blocks: None)
-    made = scheme(Fp8Format())
-    monkeypatch.setattr(made._native, "_kernels", Kernels())
+    monkeypatch.setattr(scaled_mm, "choose_tile", lambda *shape, has_block_scales: None)
+    quantization = scheme(Fp8Format())
+    monkeypatch.setattr(quantization._scaled_mm, "_kernels", Kernels())
     for inputs in 128, 64:
         layer = Layer(inputs, (64,))
         tensors, weight, bias = pack(Fp8Format(), layer)
-        built = fill(made, layer, tensors, torch.bfloat16)
-        assert built.method.fast  # type: ignore[attr-defined]
-        asked.clear()
+        built = fill(quantization, layer, tensors, torch.bfloat16)
+        assert built.method.uses_scaled_mm  # type: ignore[attr-defined]
+        widths.clear()
         assert error(built, weight, bias, torch.bfloat16, 7) < 0.06
-        assert asked == ([] if inputs == 128 else [64])
+        assert widths == ([] if inputs == 128 else [64])

@@ -11,33 +11,33 @@ import sys
 import textwrap
 
 import pytest
-from treadle_fp8.tiles import choose
+from treadle_fp8.tiles import choose_tile
 
 ROUNDED = """
-    from treadle_fp8 import kernels, rounding
+    from treadle_fp8 import kernels, quantize
     # Into a wider type, because the interpreter rounds to fp8 wrongly: what is stored, unrounded. In
     # float16, because it does not compute in bfloat16.
-    kernels.FP8 = rounding.FP8 = torch.float32
+    kernels.FP8 = quantize.FP8 = torch.float32
     for rows, size, room in (1, 48, 1), (5, 256, 8), (3, 640, 3):
         for gated in False, True:
             x = torch.randn(rows, size * (1 + gated)) * torch.logspace(-1, 1, size * (1 + gated))
             x = x.half()
-            ways = [(kernels.quantize_per_row, rounding.quantize_per_row, (given, limit, room)) for given, limit in
+            ways = [(kernels.quantize_per_row, quantize.quantize_per_row, (given, limit, room)) for given, limit in
                     ((None, None), (torch.tensor(0.02), None), (None, 3.0))]
             if size % 128 == 0:
-                ways.append((kernels.quantize_per_block, rounding.quantize_per_block, (room,)))
+                ways.append((kernels.quantize_per_block, quantize.quantize_per_block, (room,)))
             for by_kernel, by_torch, arguments in ways:
-                found, scale = by_kernel(x, *arguments, gated=gated, early=False)
+                found, scale = by_kernel(x, *arguments, gated=gated, use_pdl=False)
                 want, right = by_torch(x, *arguments, gated=gated)
                 assert found.shape == want.shape == (room, size) and scale.shape == right.shape
                 assert scale.shape[1] == 1 or scale.stride() == right.stride()
                 close(scale[:rows], right[:rows], 1e-6)
                 close(found[:rows], want[:rows], 1e-5)
-    zeros, scale = kernels.quantize_per_row(torch.zeros(2, 16), None, None, 2, early=False)
+    zeros, scale = kernels.quantize_per_row(torch.zeros(2, 16), None, None, 2, use_pdl=False)
     assert (zeros == 0).all() and (scale > 0).all()
 """
 MULTIPLIED = """
-    from treadle_fp8 import rounding
+    from treadle_fp8 import quantize
     from treadle_fp8.kernels import multiply
     from treadle_fp8.tiles import Tile
     for rows, width, depth, biased, *tile in (
@@ -47,18 +47,18 @@ MULTIPLIED = """
     ):
         x, weight = torch.randn(rows, depth), (torch.randn(width, depth) * 30).to(torch.float8_e4m3fn)
         bias = torch.randn(width) if biased else None
-        by_rows = rounding.quantize_per_row(x, None, None, rows), torch.rand(width) + 0.5
+        by_rows = quantize.quantize_per_row(x, None, None, rows), torch.rand(width) + 0.5
         ways = [(*by_rows, lambda own: own, lambda scale: scale[:, None])]
         if not (width % 128 or depth % 128):
             scales = torch.rand(width // 128, depth // 128) + 0.5
             ways.append((
-                rounding.quantize_per_block(x, rows), scales, lambda own: own.repeat_interleave(128, 1),
+                quantize.quantize_per_block(x, rows), scales, lambda own: own.repeat_interleave(128, 1),
                 lambda scale: scale.repeat_interleave(128, 0).repeat_interleave(128, 1),
             ))
         for (few, own), scale, left, right in ways:
             want = (few.float() * left(own)) @ (weight.float() * right(scale)).t()
             want = want if bias is None else want + bias
-            got = multiply(few, own, weight, scale, bias, torch.float32, Tile(*tile), early=False)
+            got = multiply(few, own, weight, scale, bias, torch.float32, Tile(*tile), use_pdl=False)
             close(got, want, 1e-5)
 """
 PROLOGUE = """
@@ -74,7 +74,7 @@ COMPILED = """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from treadle_fp8 import kernels
-    from treadle_fp8.tiles import choose
+    from treadle_fp8.tiles import choose_tile
 
     def build(kernel, warps, stages, constants, **types):
         names = kernel.arg_names
@@ -97,18 +97,18 @@ COMPILED = """
     for rows in (1, 17, 33, 65, 128):
         for width, depth in (4096, 4096), (4096, 12288), (6144, 4096), (24576, 4096):
             for blocks in (False, True):
-                tile = choose(rows, width, depth, blocks)
+                tile = choose_tile(rows, width, depth, blocks)
                 if tile is None:
                     continue
-                chosen = dict(WIDE=tile.wide, ROWS=tile.rows, DEEP=tile.deep, BLOCKS=blocks, SPLIT=False)
-                chosen |= dict(BIAS=False, EARLY=True)
-                code = build(kernels.scaled_mm_kernel, tile.warps, tile.stages, chosen, **types)
-                assert f"m64n{tile.rows}k32.f32.e4m3.e4m3" in code, "tensor cores multiply fp8 as it is"
-    chosen = dict(SPLITS=4, WIDE=1024, BLOCKS=False, BIAS=True, EARLY=True)
-    build(kernels.finish_kernel, 4, 3, chosen, parts=fp32, **types)
-    chosen = dict(SIZE=12288, EACH=12288, PIECES=1, WIDE=16384, GATED=True, GIVEN=False, LIMITED=True)
-    types = dict(x="*bf16", given=fp32, out=fp8, scales=fp32, limit="fp32")
-    build(kernels.quantize_kernel, 16, 3, {**chosen, "EARLY": True}, **types)
+                chosen = dict(BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, BLOCK_SCALES=blocks, SPLIT_K=False)
+                chosen |= dict(HAS_BIAS=False, USE_PDL=True)
+                code = build(kernels.scaled_mm_kernel, tile.num_warps, tile.num_stages, chosen, **types)
+                assert f"m64n{tile.block_m}k32.f32.e4m3.e4m3" in code, "tensor cores multiply fp8 as it is"
+    chosen = dict(NUM_SPLITS=4, BLOCK_N=1024, BLOCK_SCALES=False, HAS_BIAS=True, USE_PDL=True)
+    build(kernels.split_k_reduce_kernel, 4, 3, chosen, partials=fp32, **types)
+    chosen = dict(HIDDEN_SIZE=12288, GROUP_SIZE=12288, NUM_GROUPS_PADDED=1, GROUP_SIZE_PADDED=16384, GATED=True, HAS_STATIC_SCALE=False, HAS_MAX_ABS=True)
+    types = dict(x="*bf16", static_scale=fp32, out=fp8, scales=fp32, max_abs="fp32")
+    build(kernels.quantize_kernel, 16, 3, {**chosen, "USE_PDL": True}, **types)
 """
 
 
@@ -138,11 +138,13 @@ def test_kernels_compile_for_hopper_and_wait_before_they_read() -> None:
 
 def test_tiles_follow_the_problem() -> None:
     for blocks in (False, True):
-        assert choose(129, 4096, 4096, blocks) is None, "cuBLAS is faster"
+        assert choose_tile(129, 4096, 4096, blocks) is None, "cuBLAS is faster"
         for rows in (1, 16, 17, 64):
-            tile = choose(rows, 24576, 4096, blocks)
-            assert tile is not None and tile.rows >= min(rows, 16)
-            assert tile.splits == 1, "so many outputs fill the device"
-            assert not blocks or (tile.deep == 128 and 128 % tile.wide == 0), "one scale a tile"
-    narrow = choose(1, 4096, 4096)
-    assert narrow is not None and narrow.splits > 1
+            tile = choose_tile(rows, 24576, 4096, blocks)
+            assert tile is not None and tile.block_m >= min(rows, 16)
+            assert tile.num_splits == 1, "so many outputs fill the device"
+            assert not blocks or (tile.block_k == 128 and 128 % tile.block_n == 0), (
+                "one scale a tile"
+            )
+    narrow = choose_tile(1, 4096, 4096)
+    assert narrow is not None and narrow.num_splits > 1

@@ -53,8 +53,10 @@ def test_fp8_made_while_loading_halves_the_layers(tmp_path: Path) -> None:
         before = llm.info.weights_bytes
     with LLM(str(source), device="cpu", num_pages=16, dtype="bfloat16", quantization="fp8") as llm:
         after = llm.info.weights_bytes
-    rest = 2 * 2 * 320 * 128  # embedding and head stay as they are
-    assert (after - rest) / (before - rest) == pytest.approx(0.5, abs=0.03)
+    unquantized_bytes = 2 * 2 * 320 * 128  # embedding and head stay as they are
+    assert (after - unquantized_bytes) / (before - unquantized_bytes) == pytest.approx(
+        0.5, abs=0.03
+    )
     pack_checkpoint(source, tmp_path / "packed", tmp_path / "plain", Fp8Format("channel"))
     assert generate(source, quantization="fp8") == generate(tmp_path / "plain")
     assert generate(source, quantization="ptpc_fp8") == generate(tmp_path / "plain")
@@ -77,8 +79,8 @@ def test_four_bits_in_bfloat16_use_the_int4_operator(tmp_path: Path) -> None:
             small = llm.info.weights_bytes
         with LLM(str(source), **options) as llm:
             large = llm.info.weights_bytes
-        rest = 2 * 2 * 320 * 128
-        assert (small - rest) / (large - rest) < 0.45, name
+        unquantized_bytes = 2 * 2 * 320 * 128
+        assert (small - unquantized_bytes) / (large - unquantized_bytes) < 0.45, name
         assert len(generate(packed, dtype="bfloat16")) == len(PROMPTS)
 
 

@@ -161,27 +161,28 @@ def test_dynamic_rules() -> None:
         r".*\.(gate|up)_proj": {"group_size": 64},
         r"+:.*\.router": {},
     }
-    made = scheme(GptqFormat(), dynamic=rules)
-    assert made.linear_method(spec("model.layers.0.mlp.down_proj")) is None
+    quantization = scheme(GptqFormat(), dynamic=rules)
+    assert quantization.linear_method(spec("model.layers.0.mlp.down_proj")) is None
     down, router = (
-        made.linear_method(spec(f"model.layers.1.{n}")) for n in ("down_proj", "router")
+        quantization.linear_method(spec(f"model.layers.1.{n}")) for n in ("down_proj", "router")
     )
-    both = made.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
-    assert [(m.bits, m.group) for m in (down, both, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
+    gate_up = quantization.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.up_proj"))
+    assert [(m.bits, m.group) for m in (down, gate_up, router)] == [(8, -1), (4, 64), (4, 32)]  # type: ignore[attr-defined, union-attr]
     with pytest.raises(UnsupportedModelError, match="quantizes differently"):
-        made.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
+        quantization.linear_method(spec("model.layers.1.gate_proj", "model.layers.1.down_proj"))
     with pytest.raises(UnsupportedModelError, match="dynamic rule 'a' says 3 bits"):
         scheme(GptqFormat(), dynamic={"a": {"bits": 3}}).linear_method(spec("a"))
 
 
 def test_only_some_modules_of_a_block() -> None:
     lists = [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.down_proj"]]
-    made = scheme(GptqFormat(), modules_in_block_to_quantize=lists)
+    quantization = scheme(GptqFormat(), modules_in_block_to_quantize=lists)
     home = "model.layers.3"
-    assert made.linear_method(spec(f"{home}.mlp.down_proj")) is not None
-    assert made.linear_method(spec(f"{home}.mlp.up_proj")) is None
+    assert quantization.linear_method(spec(f"{home}.mlp.down_proj")) is not None
+    assert quantization.linear_method(spec(f"{home}.mlp.up_proj")) is None
     assert (
-        made.linear_method(spec(f"{home}.self_attn.q_proj", f"{home}.self_attn.k_proj")) is not None
+        quantization.linear_method(spec(f"{home}.self_attn.q_proj", f"{home}.self_attn.k_proj"))
+        is not None
     )
 
 
@@ -196,5 +197,5 @@ def test_four_bits_in_bfloat16_on_a_cpu_sort_the_weight_too() -> None:
     built = fill(scheme(format), Layer(128, (32,)), tensors, torch.bfloat16)
     assert isinstance(built.get_submodule("int4"), CpuInt4)
     x = torch.randn(3, 128).bfloat16()
-    want = x.float() @ weight.t()
-    assert (built(x).float() - want).norm() < 0.01 * want.norm()
+    expected = x.float() @ weight.t()
+    assert (built(x).float() - expected).norm() < 0.01 * expected.norm()

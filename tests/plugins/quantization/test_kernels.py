@@ -75,9 +75,9 @@ def scheme(format: Format) -> QuantizationScheme:
     return GptqScheme(read_gptq(format.config()), CUDA)
 
 
-def error(found: Tensor, want: Tensor) -> float:
-    assert found.shape == want.shape
-    return float((found.float() - want).norm() / want.norm())
+def error(actual: Tensor, expected: Tensor) -> float:
+    assert actual.shape == expected.shape
+    return float((actual.float() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
@@ -87,8 +87,8 @@ def test_the_layout_of_kernels_is_the_dequantized_weight(format: Format) -> None
             tensors, weight, _ = pack(format, layer)
             built = fill(scheme(format), layer, tensors, dtype)
             assert isinstance(built.get_submodule("int4"), PackedInt4)
-            kept = dict(built.named_parameters())
-            assert set(kept) == {"int4.codes", "int4.scales"}, "nothing is kept twice"
+            parameters = dict(built.named_parameters())
+            assert set(parameters) == {"int4.codes", "int4.scales"}, "nothing is kept twice"
             x = torch.randn(3, layer.inputs).to(dtype)
             y = built(x)
             assert y.dtype == dtype and error(y, x.float() @ weight.t()) < limit
@@ -133,12 +133,12 @@ def test_kernels_equal_the_dequantized_product() -> None:
 
 def test_a_kernel_is_taken_where_it_fits() -> None:
     pytest.importorskip("triton")
-    from treadle_gptq.gemm import find_gemm
+    from treadle_gptq.gemm import create_gemm
 
-    assert find_gemm(DeviceInfo("cpu")) is None
-    assert find_gemm(DeviceInfo("cuda", (7, 5))) is None
-    gptq = find_gemm(DeviceInfo("cuda", (8, 0)))
+    assert create_gemm(DeviceInfo("cpu")) is None
+    assert create_gemm(DeviceInfo("cuda", (7, 5))) is None
+    gptq = create_gemm(DeviceInfo("cuda", (8, 0)))
     assert gptq is not None
-    few = torch.empty(3, 128).half()
-    assert gptq.fits(few, 4, 8, None) and not gptq.fits(few, 4, 4, None)
-    assert gptq.fits(few, 4, 4, torch.zeros(128)) and not gptq.fits(few[:0], 4, 128, None)
+    x = torch.empty(3, 128).half()
+    assert gptq.supports(x, 4, 8, None) and not gptq.supports(x, 4, 4, None)
+    assert gptq.supports(x, 4, 4, torch.zeros(128)) and not gptq.supports(x[:0], 4, 128, None)

@@ -1,6 +1,6 @@
 """The formats' own traps: plugins that fall into one each, and the check that finds it.
 
-That each check of the suite bites is shown by ``tests/conformance/test_bites.py``.
+That each check of the suite bites is shown by ``tests/conformance/test_mutants.py``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CPU = DeviceInfo("cpu")
 
 
 def suite(plugin: str, format: Format, scheme: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """A suite over one format, with a scheme that is not what the host would find."""
+    """A suite over one format, with a scheme that is not what the plugin manager would find."""
 
     class Mutated(QuantizationSuite):
         formats = {"the format": format}
 
         def scheme(self, config: Mapping[str, Any]) -> QuantizationScheme:
-            made: QuantizationScheme = scheme(config)
-            return made
+            mutated: QuantizationScheme = scheme(config)
+            return mutated
 
     Mutated.plugin = plugin
     return Mutated()
@@ -125,7 +125,7 @@ def test_a_share_of_the_inputs_that_begins_at_0() -> None:
 
 def test_a_group_index_that_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(config: Mapping[str, Any]) -> Any:
-        return gptq_with(usual=replace(read_config(config).usual, act_order=False))(config)
+        return gptq_with(default=replace(read_config(config).default, act_order=False))(config)
 
     checks = suite("quantization:gptq", GptqFormat(desc_act=True), lenient)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
@@ -135,7 +135,7 @@ def test_a_group_index_that_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     def largest(self: fp8.MatrixLinear, module: torch.nn.Module) -> None:
         scale = module.get_parameter("weight_scale").data.amax()
-        self.keep(module, scale.expand(sum(self.sizes)))
+        self.set_scale(module, scale.expand(sum(self.sizes)))
 
     def scheme(config: Mapping[str, Any]) -> Any:
         from treadle_fp8.config import read_config as read
@@ -150,16 +150,16 @@ def test_one_scale_for_all_fused_matrices(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_model_with_rounded_scales(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    keep = fp8.ChannelLinear.keep
+    set_scale = fp8.ChannelLinear.set_scale
 
     def coarse(self: fp8.ChannelLinear, module: torch.nn.Module, scale: torch.Tensor) -> None:
-        keep(self, module, scale.bfloat16().float())
+        set_scale(self, module, scale.bfloat16().float())
 
     class Checks(QuantizationSuite):
         plugin = "quantization:fp8"
         formats = {"matrix": Fp8Format()}
 
     Checks().test_a_model_is_its_dequantized_self(tmp_path / "right")
-    monkeypatch.setattr(fp8.ChannelLinear, "keep", coarse)
+    monkeypatch.setattr(fp8.ChannelLinear, "set_scale", coarse)
     with pytest.raises(AssertionError, match="matrix"):
         Checks().test_a_model_is_its_dequantized_self(tmp_path / "wrong")

@@ -32,10 +32,10 @@ class OnCuda(QuantizationSuite):
     def layers(self) -> Mapping[str, Layer]:
         return {**super().layers, "large": Layer(4096, (1024, 512, 512))}
 
-    def load(self, *given: Any, **named: Any) -> Linear:
-        built = super().load(*given, **named)
+    def load(self, *arguments: Any, **named: Any) -> Linear:
+        built = super().load(*arguments, **named)
         packed = dict(built.named_children()).get("int4")
-        served = apply_fusions(built, PluginManager(), self.device, dtype_name(built.dtype))
+        served = apply_fusions(built, PluginManager().kernel, self.device, dtype_name(built.dtype))
         assert isinstance(packed, PackedInt4) == ("int4_linear" in served.backends)
         return built
 
@@ -82,8 +82,8 @@ def test_hopper_multiplies_in_fp8(name: str) -> None:
     layer = Layer(512, (256,))
     scheme = (
         TestFp8()
-        .host()
+        .plugin_manager()
         .create(QUANTIZATION, "fp8", checkpoint=format.config(), device=DeviceInfo("cuda", CARD))
     )
     built = fill(scheme, layer, pack(format, layer)[0], torch.bfloat16, device="cuda")
-    assert built.method.fast
+    assert built.method.uses_scaled_mm

@@ -65,7 +65,7 @@ class TestQwen3(PluginSuite, ReasoningSuite):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "inside"),
+    ("prompt", "in_reasoning"),
     [
         (OPENED, True),
         (f"{OPENED}I was thinking", True),
@@ -82,8 +82,8 @@ class TestQwen3(PluginSuite, ReasoningSuite):
 )
 @pytest.mark.parametrize("key", ["deepseek_r1", "qwen3"])
 def test_the_prompt_says_where_the_answer_begins(
-    key: str, prompt: str, inside: bool | None
+    key: str, prompt: str, in_reasoning: bool | None
 ) -> None:
     tokenizer: Any = ByteTokenizer("<|im_start|>", "<|im_end|>")
     parser = PluginManager().create(REASONING_PARSERS, key, tokenizer=tokenizer, prompt=prompt)
-    assert parser.in_reasoning == (key == "deepseek_r1" if inside is None else inside)
+    assert parser.in_reasoning == (key == "deepseek_r1" if in_reasoning is None else in_reasoning)

@@ -11,31 +11,31 @@ from pathlib import Path
 
 import pytest
 import templates
-from test_jinja import CONVERSATIONS, TOOL, opened
-from treadle_jinja.isolation import TemplateProcess
+from test_jinja import CONVERSATIONS, TOOL, open_tokenizer
+from treadle_jinja.isolation import TemplateProcesses
 from treadle_jinja.renderer import open_renderer
 
 from treadle.errors import CheckpointError, RequestError
 
 
 @pytest.fixture
-def process() -> Iterator[TemplateProcess]:
-    child = TemplateProcess(seconds=5.0)
+def process() -> Iterator[TemplateProcesses]:
+    child = TemplateProcesses(seconds=5.0)
     child.render("", {})  # started
     yield child
     child.close()
 
 
 def test_the_text_is_the_same(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.CHATML)
-    inside, outside = open_renderer(tokenizer), open_renderer(tokenizer, isolated=True)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML)
+    local, isolated = open_renderer(tokenizer), open_renderer(tokenizer, isolated=True)
     for messages in [*CONVERSATIONS.values(), [{"role": "user", "content": "<|im_end|> é😀"}]]:
         for tools in (None, [TOOL]):
-            expected = inside.render(messages, tools=tools)
-            found = outside.render(messages, tools=tools)
-            assert found == expected and outside.encode(found) == inside.encode(expected)
-    outside.close()
-    outside.close()
+            expected = local.render(messages, tools=tools)
+            actual = isolated.render(messages, tools=tools)
+            assert actual == expected and isolated.encode(actual) == local.encode(expected)
+    isolated.close()
+    isolated.close()
 
 
 @pytest.mark.parametrize(
@@ -52,43 +52,60 @@ def test_the_text_is_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_a_hostile_template_costs_its_own_request(
-    process: TemplateProcess, template: str, message: str
+    process: TemplateProcesses, template: str, message: str
 ) -> None:
     process._seconds = 1.0 if "within" in message else 5.0
-    began = time.monotonic()
+    start_time = time.monotonic()
     with pytest.raises(RequestError, match=message):
         process.render(template, {})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start_time < 5
     process._seconds = 10.0
     assert process.render("{{ a }}!", {"a": "ok"}) == "ok!"
 
 
 def test_a_template_that_cannot_be_compiled_is_the_checkpoints_fault(
-    process: TemplateProcess,
+    process: TemplateProcesses,
 ) -> None:
     with pytest.raises(CheckpointError, match="nosuchfilter"):
         process.render("{{ 1 | nosuchfilter }}", {})
 
 
-def test_a_killed_child_is_replaced(process: TemplateProcess) -> None:
-    first = process.pid
+def test_a_killed_child_is_replaced(process: TemplateProcesses) -> None:
+    (first,) = process.pids
     assert first is not None
     os.kill(first, signal.SIGKILL)
     with pytest.raises(RequestError, match="broke its process"):
         process.render("x", {})
-    assert process.render("x", {}) == "x" and process.pid != first
+    assert process.render("x", {}) == "x" and process.pids != [first]
 
 
 def test_closing_leaves_no_process() -> None:
-    child = TemplateProcess()
-    pid = child.pid
+    child = TemplateProcesses()
+    (pid,) = child.pids
     assert pid is not None
     child.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_threads_take_turns(process: TemplateProcess) -> None:
+def test_threads_take_turns(process: TemplateProcesses) -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda i: process.render("{{ i }}" * 50, {"i": i}), range(200))
-    assert list(found) == [str(i) * 50 for i in range(200)]
+        results = pool.map(lambda i: process.render("{{ i }}" * 50, {"i": i}), range(200))
+    assert list(results) == [str(i) * 50 for i in range(200)]
+
+
+def test_a_slow_template_does_not_hold_up_others() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    processes = TemplateProcesses(seconds=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(processes.render, endless, {})
+        try:
+            while processes._idle.qsize():
+                time.sleep(0.001)
+            for _ in range(3):
+                assert processes.render("{{ a }}!", {"a": "ok"}) == "ok!"
+            assert not slow.done() and len(processes.pids) == 2
+        finally:
+            processes.close()
+        with pytest.raises(RequestError):
+            slow.result()

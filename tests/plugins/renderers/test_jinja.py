@@ -58,20 +58,20 @@ CONVERSATIONS = {
 }
 
 
-def opened(
+def open_tokenizer(
     folder: Path, template: str | None, make: Any = vocabularies.byte_level, **config: Any
 ) -> AutoTokenizer:
     vocabularies.save(make(), folder, {**CONFIG, **config}, template)
     return AutoTokenizer.open(ModelFiles(folder, (), {}))
 
 
-def theirs(folder: Path) -> Any:
+def load_reference(folder: Path) -> Any:
     from transformers import AutoTokenizer as Theirs
 
     return Theirs.from_pretrained(str(folder))
 
 
-def both(render: Any, apply: Any) -> tuple[Any, Any]:
+def call_both(render: Any, apply: Any) -> tuple[Any, Any]:
     """The two results, or "refused" where one raises."""
     results = []
     for call in (render, apply):
@@ -84,8 +84,8 @@ def both(render: Any, apply: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("family", templates.FAMILIES)
 def test_rendering_equals_transformers(family: str, tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.FAMILIES[family])
-    renderer, reference = open_renderer(tokenizer), theirs(tmp_path)
+    tokenizer = open_tokenizer(tmp_path, templates.FAMILIES[family])
+    renderer, reference = open_renderer(tokenizer), load_reference(tmp_path)
     rendered = 0
     for name, messages in CONVERSATIONS.items():
         for tools in (None, [TOOL]):
@@ -94,7 +94,7 @@ def test_rendering_equals_transformers(family: str, tmp_path: Path) -> None:
                 {"add_generation_prompt": False},
                 {"add_generation_prompt": False, "continue_final_message": True},
             ):
-                mine, expected = both(
+                mine, expected = call_both(
                     lambda m=messages, t=tools, o=options: renderer.render(m, tools=t, **o),
                     lambda m=messages, t=tools, o=options: reference.apply_chat_template(
                         m, tools=t, tokenize=False, **o
@@ -111,8 +111,8 @@ def test_rendering_equals_transformers(family: str, tmp_path: Path) -> None:
 
 
 def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.CHATML)
-    renderer, reference = open_renderer(tokenizer), theirs(tmp_path)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML)
+    renderer, reference = open_renderer(tokenizer), load_reference(tmp_path)
     mine = renderer.render([USER], template_arguments={"enable_thinking": False})
     assert mine == reference.apply_chat_template(
         [USER], tokenize=False, add_generation_prompt=True, enable_thinking=False
@@ -123,7 +123,7 @@ def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
 
 
 def test_loop_controls_and_dates(tmp_path: Path) -> None:
-    renderer = open_renderer(opened(tmp_path, templates.HEADERS))
+    renderer = open_renderer(open_tokenizer(tmp_path, templates.HEADERS))
     messages = [USER, {"role": "skip", "content": "a"}, {"role": "end", "content": "b"}, ANSWER]
     text = renderer.render(messages, template_arguments={"date_string": "1 May"})
     assert "Today Date: 1 May" in text and "<i>it</i>" not in text
@@ -135,22 +135,24 @@ def test_named_templates_and_their_files(tmp_path: Path) -> None:
         {"name": "default", "template": "D{{ messages[0].content }}"},
         {"name": "tool_use", "template": "T{{ messages[0].content }}"},
     ]
-    renderer = open_renderer(opened(tmp_path / "a", None, chat_template=named))
+    renderer = open_renderer(open_tokenizer(tmp_path / "a", None, chat_template=named))
     message = [{"role": "user", "content": "x"}]
     assert renderer.render(message) == "Dx"
     assert renderer.render(message, tools=[TOOL]) == "Tx"
     assert renderer.render(message, tools=[]) == "Dx"
 
-    tokenizer = opened(tmp_path / "b", "file{{ messages[0].content }}", chat_template="config")
+    tokenizer = open_tokenizer(
+        tmp_path / "b", "file{{ messages[0].content }}", chat_template="config"
+    )
     assert tokenizer.chat_template == "file{{ messages[0].content }}"
     (tmp_path / "b" / "additional_chat_templates").mkdir()
     (tmp_path / "b" / "additional_chat_templates" / "tool_use.jinja").write_text("T2")
-    again = AutoTokenizer.open(ModelFiles(tmp_path / "b", (), {}))
-    assert open_renderer(again).render(message, tools=[TOOL]) == "T2"
+    reopened = AutoTokenizer.open(ModelFiles(tmp_path / "b", (), {}))
+    assert open_renderer(reopened).render(message, tools=[TOOL]) == "T2"
 
 
 def test_an_override_is_a_file_or_text(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.CHATML)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML)
     message = [{"role": "user", "content": "x"}]
     (tmp_path / "mine.jinja").write_text("F{{ messages[0].content }}")
     assert open_renderer(tokenizer, str(tmp_path / "mine.jinja")).render(message) == "Fx"
@@ -162,16 +164,16 @@ def test_an_override_is_a_file_or_text(tmp_path: Path) -> None:
 
 
 def test_no_template_is_an_error_of_chat_only(tmp_path: Path) -> None:
-    renderer = open_renderer(opened(tmp_path, None))
-    with pytest.raises(RequestError, match="chat_template") as caught:
+    renderer = open_renderer(open_tokenizer(tmp_path, None))
+    with pytest.raises(RequestError, match="chat_template") as exc_info:
         renderer.render([USER])
-    assert caught.value.param == "messages"
-    assert renderer.encode("Hello") == open_renderer(opened(tmp_path, None)).encode("Hello")
+    assert exc_info.value.param == "messages"
+    assert renderer.encode("Hello") == open_renderer(open_tokenizer(tmp_path, None)).encode("Hello")
 
 
 def test_a_broken_template_of_a_checkpoint_says_where(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"default chat template .*line 2"):
-        open_renderer(opened(tmp_path, "a\n{% for %}"))
+        open_renderer(open_tokenizer(tmp_path, "a\n{% for %}"))
 
 
 @pytest.mark.parametrize(
@@ -190,10 +192,10 @@ def test_a_broken_template_of_a_checkpoint_says_where(tmp_path: Path) -> None:
 def test_a_failing_template_is_the_requests_error(
     template: str, message: str, tmp_path: Path
 ) -> None:
-    renderer = open_renderer(opened(tmp_path, template))
-    with pytest.raises(RequestError, match=message) as caught:
+    renderer = open_renderer(open_tokenizer(tmp_path, template))
+    with pytest.raises(RequestError, match=message) as exc_info:
         renderer.render([{"role": "user", "content": "x"}])
-    assert caught.value.param == "messages"
+    assert exc_info.value.param == "messages"
 
 
 @pytest.mark.parametrize(
@@ -207,16 +209,16 @@ def test_a_failing_template_is_the_requests_error(
     ],
 )
 def test_messages_that_are_none(messages: Any, param: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError) as caught:
-        open_renderer(opened(tmp_path, templates.CHATML)).render(messages)
-    assert caught.value.param == param
+    with pytest.raises(RequestError) as exc_info:
+        open_renderer(open_tokenizer(tmp_path, templates.CHATML)).render(messages)
+    assert exc_info.value.param == param
 
 
 def test_continuing_excludes_a_new_turn(tmp_path: Path) -> None:
-    renderer = open_renderer(opened(tmp_path, templates.CHATML))
+    renderer = open_renderer(open_tokenizer(tmp_path, templates.CHATML))
     with pytest.raises(RequestError, match="exclude"):
         renderer.render([USER, ANSWER], add_generation_prompt=True, continue_final_message=True)
-    dropping = open_renderer(opened(tmp_path, "{{ messages[0].content }}"))
+    dropping = open_renderer(open_tokenizer(tmp_path, "{{ messages[0].content }}"))
     with pytest.raises(RequestError, match="drops the last message"):
         dropping.render([USER, ANSWER], add_generation_prompt=False, continue_final_message=True)
 
@@ -226,16 +228,16 @@ def test_continuing_excludes_a_new_turn(tmp_path: Path) -> None:
 
 def test_parts_become_text_where_the_template_knows_text_only(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    text_only = open_renderer(opened(tmp_path, templates.TRAINING))
+    text_only = open_renderer(open_tokenizer(tmp_path, templates.TRAINING))
     assert "user\none\ntwo<|im_end|>" in text_only.render([{"role": "user", "content": parts}])
-    both_forms = open_renderer(opened(tmp_path, templates.HEADERS))
+    both_forms = open_renderer(open_tokenizer(tmp_path, templates.HEADERS))
     assert "onetwo<|im_end|>" in both_forms.render([{"role": "user", "content": parts}])
     with pytest.raises(RequestError, match="image_url"):
         text_only.render([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
 
 
 def test_text_becomes_parts_where_the_template_knows_parts_only(tmp_path: Path) -> None:
-    renderer = open_renderer(opened(tmp_path, templates.PARTS))
+    renderer = open_renderer(open_tokenizer(tmp_path, templates.PARTS))
     assert "<|im_start|>user\nhello<|im_end|>" in renderer.render(
         [{"role": "user", "content": "hello"}]
     )
@@ -266,7 +268,7 @@ def test_no_message_can_write_a_special_token(
 ) -> None:
     tok = make()
     tok.add_special_tokens([m for m in vocabularies.SPECIAL if tok.token_to_id(m) is None])
-    tokenizer = opened(tmp_path, templates.CHATML, lambda: tok)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML, lambda: tok)
     renderer = open_renderer(tokenizer)
     special = {tokenizer.added_tokens[m] for m in vocabularies.SPECIAL}
 
@@ -286,7 +288,7 @@ def test_no_message_can_write_a_special_token(
 
 
 def test_a_plain_token_of_the_template_is_the_assistants_to_use(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.CHATML)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML)
     renderer = open_renderer(tokenizer)
     call = tokenizer.added_tokens["<tool_call>"]
     mine = renderer.render([USER, {"role": "assistant", "content": "<tool_call>x"}])
@@ -296,7 +298,7 @@ def test_a_plain_token_of_the_template_is_the_assistants_to_use(tmp_path: Path) 
 
 
 def test_markers_elsewhere_in_a_request_are_text_too(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.CHATML)
+    tokenizer = open_tokenizer(tmp_path, templates.CHATML)
     renderer = open_renderer(tokenizer)
     end = tokenizer.added_tokens["<|im_end|>"]
     evil = "<|im_end|>"
@@ -313,7 +315,7 @@ def test_markers_elsewhere_in_a_request_are_text_too(tmp_path: Path) -> None:
 
 
 def test_parts_cannot_join_into_a_marker(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, templates.HEADERS)
+    tokenizer = open_tokenizer(tmp_path, templates.HEADERS)
     renderer = open_renderer(tokenizer)
     end = tokenizer.added_tokens["<|im_end|>"]
     parts = [{"type": "text", "text": t} for t in ("a<|im", "_end|>", "<|im_end", "|>")]
@@ -323,7 +325,9 @@ def test_parts_cannot_join_into_a_marker(tmp_path: Path) -> None:
 
 
 def test_escaped_json_keeps_the_breaks(tmp_path: Path) -> None:
-    tokenizer = opened(tmp_path, "{{ messages[0].content | tojson(ensure_ascii=true) }}<|im_end|>")
+    tokenizer = open_tokenizer(
+        tmp_path, "{{ messages[0].content | tojson(ensure_ascii=true) }}<|im_end|>"
+    )
     renderer = open_renderer(tokenizer)
     text = renderer.render([{"role": "user", "content": "é😀<|im_end|>"}])
     assert text == '"\\u00e9\\ud83d\\ude00<|im_end|>"<|im_end|>'
@@ -331,7 +335,7 @@ def test_escaped_json_keeps_the_breaks(tmp_path: Path) -> None:
 
 
 def test_noncharacters_of_a_user_survive(tmp_path: Path) -> None:
-    renderer = open_renderer(opened(tmp_path, templates.TRAINING))
+    renderer = open_renderer(open_tokenizer(tmp_path, templates.TRAINING))
     text = renderer.render([{"role": "user", "content": "\ufdd0<|im_end|>\ufdd1"}])
     assert "\ufdd0<|im_end|>\ufdd1" in text
     every = "".join(map(chr, range(0xFDD0, 0xFDF0)))

@@ -26,13 +26,13 @@ def lines(folder: Path, path: Path, **options: float) -> list[dict[str, float]]:
 
 
 def test_a_line_for_every_step(folder: Path, tmp_path: Path) -> None:
-    found = lines(folder, tmp_path / "s.jsonl", seconds=0)
-    assert len(found) >= 6
-    assert [line["generation_tokens"] for line in found] == sorted(
-        line["generation_tokens"] for line in found
+    rows = lines(folder, tmp_path / "s.jsonl", seconds=0)
+    assert len(rows) >= 6
+    assert [line["generation_tokens"] for line in rows] == sorted(
+        line["generation_tokens"] for line in rows
     )
-    assert found[-1]["generation_tokens"] == 6 and found[-1]["prompt_tokens"] == 3
-    assert found[0]["time"] <= found[-1]["time"]
+    assert rows[-1]["generation_tokens"] == 6 and rows[-1]["prompt_tokens"] == 3
+    assert rows[0]["time"] <= rows[-1]["time"]
 
 
 def test_not_more_often_than_asked(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import vocabularies
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 
 from treadle.api.files import ModelFiles
@@ -45,8 +47,8 @@ def test_a_stream_concatenates_to_the_decoded_text(name: str, skip: bool) -> Non
     tokenizer = TOKENIZERS[name]
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        whole = tokenizer.decode(ids, skip_special_tokens=skip)
-        assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == whole
+        expected = tokenizer.decode(ids, skip_special_tokens=skip)
+        assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == expected
 
 
 @pytest.mark.parametrize("name", [n for n in TOKENIZERS if n not in FALLBACK])
@@ -55,8 +57,8 @@ def test_a_stream_of_random_ids_concatenates_to_the_decoded_text(name: str) -> N
     for _ in range(1500):
         ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(12))]
         for skip in (True, False):
-            whole = tokenizer.decode(ids, skip_special_tokens=skip)
-            assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == whole, ids
+            expected = tokenizer.decode(ids, skip_special_tokens=skip)
+            assert "".join(streamed(tokenizer, ids, skip_special_tokens=skip)) == expected, ids
 
 
 @pytest.mark.parametrize("name", FALLBACK)
@@ -108,10 +110,10 @@ def test_the_first_token_continues_the_prompt() -> None:
 def test_the_prompt_never_comes_out_again(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode("Hello 日本語 the world")
-    whole = tokenizer.decode(ids)
+    expected = tokenizer.decode(ids)
     for cut in range(1, len(ids)):
         before = tokenizer.decode(ids[:cut]).rstrip("\ufffd")
-        assert before + "".join(streamed(tokenizer, ids[cut:], ids[:cut])) == whole
+        assert before + "".join(streamed(tokenizer, ids[cut:], ids[:cut])) == expected
 
 
 def test_a_character_that_the_prompt_began_is_finished() -> None:
@@ -185,19 +187,19 @@ def test_encoding_equals_transformers(make: Any, config: dict[str, Any], tmp_pat
     from transformers import AutoTokenizer as Theirs
 
     vocabularies.save(make(), tmp_path, config)
-    mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
+    actual, reference = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
     for text in [*TEXTS, "<extra> <pad></s><other>"]:
         for special in (True, False):
-            assert mine.encode(text, add_special_tokens=special) == theirs.encode(
+            assert actual.encode(text, add_special_tokens=special) == reference.encode(
                 text, add_special_tokens=special
             )
-        ids = mine.encode(text)
-        assert mine.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    assert mine.eos_token_id == theirs.eos_token_id
-    assert mine.bos_id == theirs.bos_token_id
-    assert mine.vocab_size == len(theirs)
-    assert mine.special_token_ids == {
-        i for i, t in theirs.added_tokens_decoder.items() if t.special
+        ids = actual.encode(text)
+        assert actual.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert actual.eos_token_id == reference.eos_token_id
+    assert actual.bos_id == reference.bos_token_id
+    assert actual.vocab_size == len(reference)
+    assert actual.special_token_ids == {
+        i for i, t in reference.added_tokens_decoder.items() if t.special
     }
 
 
@@ -211,13 +213,13 @@ def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
         str(size + 1): {"content": "<mark>", "special": True, "lstrip": True},
     }
     vocabularies.save(tok, tmp_path, {"added_tokens_decoder": added})
-    mine, theirs = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
-    ids = mine.encode("x <new> y <mark> z")
-    assert ids == theirs.encode("x <new> y <mark> z")
+    actual, reference = loaded(tmp_path), Theirs.from_pretrained(str(tmp_path))
+    ids = actual.encode("x <new> y <mark> z")
+    assert ids == reference.encode("x <new> y <mark> z")
     assert (
         {size, size + 1} <= set(ids)
-        and size + 1 in mine.special_token_ids
-        and size not in mine.special_token_ids
+        and size + 1 in actual.special_token_ids
+        and size not in actual.special_token_ids
     )
 
 
@@ -225,8 +227,10 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     tok = vocabularies.byte_level()
     tok.enable_truncation(4)
     tok.enable_padding(length=64)
-    mine = loaded(vocabularies.save(tok, tmp_path))
-    assert mine.decode(mine.encode("Hello world, this is a test")) == "Hello world, this is a test"
+    actual = loaded(vocabularies.save(tok, tmp_path))
+    assert (
+        actual.decode(actual.encode("Hello world, this is a test")) == "Hello world, this is a test"
+    )
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
@@ -256,10 +260,10 @@ def test_an_old_format_is_converted(tmp_path: Path) -> None:
         json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"})
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    mine = loaded(tmp_path)
-    assert mine.decode(mine.encode("Hello world")) == "Hello world"
-    assert mine.encode("Hello world") == tok.encode("Hello world").ids
-    assert mine.eos_token_id == 0
+    actual = loaded(tmp_path)
+    assert actual.decode(actual.encode("Hello world")) == "Hello world"
+    assert actual.encode("Hello world") == tok.encode("Hello world").ids
+    assert actual.eos_token_id == 0
     (tmp_path / "merges.txt").write_text("a b c d\n")
     with pytest.raises(CheckpointError, match="cannot convert"):
         loaded(tmp_path)
@@ -289,7 +293,72 @@ renderer.encode(renderer.render([{{"role": "user", "content": "hi <|im_end|>"}}]
 tokenizer.create_detokenizer().decode_next(5)
 print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------ long texts
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        st.text(max_size=60),
+        st.text("the <|im_end|>\t\n", max_size=60),
+        st.lists(st.sampled_from(TEXTS)).map("".join),
+    ),
+    st.sampled_from(sorted(TOKENIZERS)),
+    st.booleans(),
+)
+def test_encoding_is_that_of_the_library(text: str, name: str, special: bool) -> None:
+    tokenizer = TOKENIZERS[name]
+    try:
+        expected = tokenizer.backend.encode(text, add_special_tokens=special).ids
+    except Exception as error:  # unknown tokens without an id
+        with pytest.raises(type(error)):
+            tokenizer.encode(text, add_special_tokens=special)
+        return
+    assert tokenizer.encode(text, add_special_tokens=special) == expected
+    assert tokenizer.decode(expected) == tokenizer.backend.decode(expected)
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.min_num_tokens(text) <= len(tokens)
+
+
+def test_a_bound_of_tokens_is_known_where_nothing_is_lost() -> None:
+    for name in ("byte_level", "sentence_piece", "gemma"):
+        tokenizer = TOKENIZERS[name]
+        longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
+        assert tokenizer.min_num_tokens("x" * (10 * longest + 1)) == 11
+        assert tokenizer.min_num_tokens("é" * 1000) == 0, "its normalizer may shorten this"
+    for name in ("metaspace", "word_piece", "words"):
+        assert TOKENIZERS[name].min_num_tokens("x" * 1000) == 0
+    plain = vocabularies.byte_level()
+    plain.normalizer = None  # type: ignore[assignment]
+    assert AutoTokenizer(plain).min_num_tokens("é" * 1000) > 0
+    plain.add_tokens([AddedToken("<mask>", lstrip=True)])
+    assert AutoTokenizer(plain).min_num_tokens("é" * 1000) == 0, "it swallows spaces"
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentence_piece"])
+def test_other_threads_run_while_a_text_is_encoded_or_decoded(name: str) -> None:
+    tokenizer, stopped = TOKENIZERS[name], threading.Event()
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        while not stopped.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        ids = tokenizer.encode("The quick brown fox jumps. " * 40_000)
+        assert turns > 10
+        turns = 0
+        assert len(tokenizer.decode(ids)) > 1_000_000
+        assert turns > 10
+    finally:
+        stopped.set()
+        thread.join()

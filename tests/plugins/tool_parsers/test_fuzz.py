@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.api.parsers import TextDelta, ToolCallDelta
 from treadle.plugins import PluginManager
-from treadle.testing.parsers import TOOLS, merged
+from treadle.testing.parsers import TOOLS, merge_adjacent
 from treadle.testing.streams import CodePointTokenizer
 from treadle_parsing_kit.incremental_json import IncrementalJson
 
@@ -40,7 +40,7 @@ PIECES = [
     ")]",
 ]
 OUTPUTS = st.lists(st.sampled_from(PIECES), max_size=24).map("".join)
-HOST = PluginManager()
+PLUGINS = PluginManager()
 
 
 @pytest.mark.parametrize("key", ["hermes", "llama3_json", "mistral", "pythonic"])
@@ -48,20 +48,20 @@ def test_any_output_is_parsed_the_same_in_any_pieces_and_nothing_is_lost(key: st
     tokenizer: Any = CodePointTokenizer()
 
     def parsed(pieces: list[str]) -> list[Any]:
-        parser = HOST.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
-        found = [delta for piece in pieces for delta in parser.feed(piece, ())]
-        return merged([*found, *parser.finish()])
+        parser = PLUGINS.create(TOOL_PARSERS, key, tokenizer=tokenizer, tools=TOOLS)
+        deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
+        return merge_adjacent([*deltas, *parser.finish()])
 
     @settings(max_examples=250, deadline=None, database=None)
     @given(OUTPUTS, st.lists(st.integers(0, 200), max_size=6))
     def check(output: str, places: list[int]) -> None:
-        whole = parsed([output])
+        expected = parsed([output])
         edges = [0, *sorted(min(place, len(output)) for place in places), len(output)]
-        assert parsed([output[a:b] for a, b in pairwise(edges)]) == whole
-        assert parsed(list(output)) == whole
-        calls = [delta for delta in whole if isinstance(delta, ToolCallDelta)]
+        assert parsed([output[a:b] for a, b in pairwise(edges)]) == expected
+        assert parsed(list(output)) == expected
+        calls = [delta for delta in expected if isinstance(delta, ToolCallDelta)]
         if not calls:
-            assert "".join(d.text for d in whole if isinstance(d, TextDelta)) == output
+            assert "".join(d.text for d in expected if isinstance(d, TextDelta)) == output
         for index, call in enumerate(calls):
             arguments = IncrementalJson()
             assert call.index == index and call.name and call.arguments.startswith("{")

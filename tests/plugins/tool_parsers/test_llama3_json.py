@@ -75,18 +75,18 @@ def test_a_forced_call_keeps_the_references_of_its_schema(choice: Any) -> None:
     plugins = PluginManager()
     if "llguidance" not in plugins.keys("structured_output"):
         pytest.skip("no backend is installed")
-    other = Tool("stop", "", {})
+    stop_tool = Tool("stop", "", {})
     tokenizer: Any = object()
     parser = plugins.create(
-        TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
+        TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[stop_tool, REFERENCES]
     )
     names = set()
     for output in sample_texts(plugins, parser.grammar_for_tool_choice(choice), 12):
         parser = plugins.create(
-            TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[other, REFERENCES]
+            TOOL_PARSERS, "llama3_json", tokenizer=tokenizer, tools=[stop_tool, REFERENCES]
         )
-        (found,) = [*parser.feed(output, ()), *parser.finish()]
-        names.add(found.name)
-        if found.name == "walk":
-            jsonschema.validate(json.loads(found.arguments), dict(REFERENCES.parameters))
+        (delta,) = [*parser.feed(output, ()), *parser.finish()]
+        names.add(delta.name)
+        if delta.name == "walk":
+            jsonschema.validate(json.loads(delta.arguments), dict(REFERENCES.parameters))
     assert names == ({"walk", "stop"} if choice == "required" else {"walk"})

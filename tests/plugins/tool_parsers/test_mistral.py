@@ -5,7 +5,7 @@ import pytest
 from treadle.api.kinds import TOOL_PARSERS
 from treadle.plugins import PluginManager
 from treadle.testing.grammars import ByteTokenizer, sample_texts
-from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merged, text
+from treadle.testing.parsers import TOOLS, ToolParserSuite, call, merge_adjacent, text
 from treadle.testing.plugin import PluginSuite
 
 X = r'{"x": "[ARGS]{}, \"]\\", "y": [[1], {"é": null}]}'
@@ -74,5 +74,5 @@ def test_a_forced_call_is_in_the_model_s_own_form(special: tuple[str, ...], begi
     assert spec is not None
     (output,) = sample_texts(plugins, spec, 1, tokenizer=tokenizer)
     assert output.startswith(begins)
-    found = merged([*opened[1].feed(output, ()), *opened[1].finish()])
-    assert [getattr(delta, "name", None) for delta in found] == ["get_weather"]
+    deltas = merge_adjacent([*opened[1].feed(output, ()), *opened[1].finish()])
+    assert [getattr(delta, "name", None) for delta in deltas] == ["get_weather"]

@@ -73,8 +73,8 @@ def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
     source = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     tree = ast.parse(f"f({source})", mode="eval").body
     assert isinstance(tree, ast.Call)
-    theirs = {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
-    assert json_of(keywords(source)) == json_of(theirs)
+    expected = {str(k.arg): ast.literal_eval(k.value) for k in tree.keywords}
+    assert json_of(keywords(source)) == json_of(expected)
     json.loads(json_of(keywords(source)))
 
 
@@ -82,14 +82,14 @@ def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
 @given(st.text(alphabet="ab=,()[]{}'\"\\x01.-+e_: \nNone"))
 def test_whatever_it_reads_is_python(source: str) -> None:
     try:
-        found = keywords(source)
+        actual = keywords(source)
     except NotLiteral:
         return
     quoted = source.count("\n") == 0 and "\\" not in source
     if quoted and not {"null", "true", "false"} & set(source.split()):
         tree = ast.parse(f"f({source})", mode="eval").body
         assert isinstance(tree, ast.Call)
-        assert found == json.loads(
+        assert actual == json.loads(
             json_of({str(k.arg): ast.literal_eval(k.value) for k in tree.keywords})
         )
 

@@ -1,4 +1,4 @@
-"""Running one of our modules in a process of its own, with a time limit and nothing inherited."""
+"""Run a module of treadle in a new process with a time limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAIL = 3
 
 
 class ChildError(Exception):
-    """The child gave no answer. ``hung`` tells whether it ran out of time, or died."""
+    """The child returned no answer. ``hung``: it exceeded the time limit; otherwise it died."""
 
     def __init__(self, text: str, *, hung: bool) -> None:
         super().__init__(text)
@@ -28,7 +28,10 @@ class ChildError(Exception):
 
 
 def ask(module: str, request: msgspec.Struct, answer: type[T], seconds: float) -> T:
-    """Run ``main`` of ``module`` with ``request`` as standard input. Raises ``ChildError``."""
+    """Run ``main`` of ``module`` with ``request`` on standard input and return its answer.
+
+    Raises ``ChildError`` if there is none within ``seconds``.
+    """
     command = [sys.executable, "-P", "-c", BOOT.format(module=module), json.dumps(sys.path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0) as child:
@@ -38,7 +41,7 @@ def ask(module: str, request: msgspec.Struct, answer: type[T], seconds: float) -
             raise ChildError(f"no end after {seconds:g} s", hung=True) from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)  # and whatever the plugin has started
+                os.killpg(child.pid, signal.SIGKILL)  # also the children of the plugin
     try:
         return msgspec.json.decode(out, type=answer)
     except msgspec.DecodeError:
@@ -46,9 +49,9 @@ def ask(module: str, request: msgspec.Struct, answer: type[T], seconds: float) -
 
 
 def _end(status: int, err: bytes) -> str:
-    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-    how = f"exit status {status}"
+    lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    reason = f"exit status {status}"
     if status < 0:
         with contextlib.suppress(ValueError):
-            how = signal.Signals(-status).name
-    return f"{how}: {' / '.join(said[-TAIL:])}" if said else how
+            reason = signal.Signals(-status).name
+    return f"{reason}: {' / '.join(lines[-TAIL:])}" if lines else reason

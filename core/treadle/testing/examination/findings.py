@@ -1,4 +1,4 @@
-"""What is wrong with plugins, as values: the vocabulary of ``treadle doctor``.
+"""The findings of ``treadle doctor``: codes and texts of what is wrong with plugins.
 
 Also everything that metadata tells about a plugin without importing it.
 """
@@ -14,12 +14,12 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
+from treadle.api.plugin_kind import parse_group
 from treadle.errors import PluginConflictError, PluginNotFoundError
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
-from treadle.plugins.kinds import parse_group
 
-__all__ = ("CODES", "Code", "Finding", "about_distribution", "editable_folder", "standing")
+__all__ = ("CODES", "Code", "Finding", "distribution_findings", "editable_folder", "entry_findings")
 
 Code = Literal[
     "conflict",
@@ -64,7 +64,7 @@ WARNINGS: frozenset[Code] = frozenset({"heavy", "slow"})
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong with one entry, and in words what to do."""
+    """One problem of one entry, with a text that says what to do."""
 
     code: Code
     text: str
@@ -74,10 +74,10 @@ class Finding(msgspec.Struct, frozen=True):
         return self.code not in WARNINGS
 
 
-def standing(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
-    """What is wrong with an entry before it is imported, its distribution left aside."""
+def entry_findings(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
+    """Yield the findings of an entry that need no import, without those of its distribution."""
     if entry.state == "incompatible":
-        yield Finding("generation", entry.why)
+        yield Finding("generation", entry.reason)
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
@@ -88,36 +88,38 @@ def standing(plugins: PluginManager, entry: Entry) -> Iterator[Finding]:
         yield Finding("pin", str(error))
 
 
-def unmet_requirements(dist: str) -> Iterator[Finding]:
+def requirement_findings(dist: str) -> Iterator[Finding]:
     """Each ``Requires-Dist`` of a distribution that is absent, or has the wrong version."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        needs = metadata.requires(dist) or []
+        requirements = metadata.requires(dist) or []
     except metadata.PackageNotFoundError:
         return  # a local file, or made for a test
-    for text in needs:
+    for text in requirements:
         try:
-            need = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            found = metadata.version(need.name)
+            installed_version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            yield Finding("dependency", f"{need.name} is not installed; pip install {need}")
+            yield Finding(
+                "dependency", f"{requirement.name} is not installed; pip install {requirement}"
+            )
             continue
-        if not need.specifier.contains(found, prereleases=True):
-            wanted = f"requires {need.name} {need.specifier}, installed is {found}"
-            yield Finding("requirement", f"{wanted}; install versions that fit each other")
+        if not requirement.specifier.contains(installed_version, prereleases=True):
+            conflict = f"requires {requirement.name} {requirement.specifier}, installed is {installed_version}"
+            yield Finding("requirement", f"{conflict}; install versions that fit each other")
 
 
-def stale(dist: str, project: Path) -> Iterator[Finding]:
-    """How the entry points written in an editable project differ from those installed."""
+def stale_findings(dist: str, project: Path) -> Iterator[Finding]:
+    """Yield the differences between an editable project's entry points and the installed ones."""
     try:
         text = (project / "pyproject.toml").read_text(encoding="utf-8")
-        written = written_groups(text)
+        written = declared_entry_points(text)
     except OSError:
         yield Finding("stale", f"its folder {project} is gone; pip uninstall {dist}")
         return
@@ -129,22 +131,22 @@ def stale(dist: str, project: Path) -> Iterator[Finding]:
         for point in metadata.distribution(dist).entry_points
         if parse_group(point.group)
     }
-    again = f"pip install -e {project}"
+    command = f"pip install -e {project}"
     for name in sorted(written.keys() | installed.keys()):
-        ours, theirs = installed.get(name), written.get(name)
-        if ours != theirs:
-            shown = f"[{name[0]}] {name[1]}"
-            how = (
-                f"{shown} = {theirs!r} is written, but not installed"
-                if ours is None
-                else f"{shown} = {ours!r} is installed, but no longer written"
-                if theirs is None
-                else f"{shown} is {theirs!r} in pyproject.toml and {ours!r} as installed"
+        installed_value, written_value = installed.get(name), written.get(name)
+        if installed_value != written_value:
+            label = f"[{name[0]}] {name[1]}"
+            difference = (
+                f"{label} = {written_value!r} is written, but not installed"
+                if installed_value is None
+                else f"{label} = {installed_value!r} is installed, but no longer written"
+                if written_value is None
+                else f"{label} is {written_value!r} in pyproject.toml and {installed_value!r} as installed"
             )
-            yield Finding("stale", f"{how}; {again}")
+            yield Finding("stale", f"{difference}; {command}")
 
 
-def written_groups(pyproject: str) -> dict[tuple[str, str], str]:
+def declared_entry_points(pyproject: str) -> dict[tuple[str, str], str]:
     """``(group, key) → target`` of treadle's groups in the text of a ``pyproject.toml``."""
     groups = tomllib.loads(pyproject).get("project", {}).get("entry-points", {})
     return {
@@ -159,19 +161,19 @@ def editable_folder(dist: str) -> Path | None:
     """The folder of a distribution that is installed in editable mode."""
     try:
         text = metadata.distribution(dist).read_text("direct_url.json")
-        found = msgspec.json.decode(text) if text else {}
+        data = msgspec.json.decode(text) if text else {}
     except (metadata.PackageNotFoundError, msgspec.DecodeError):
         return None
-    if not found.get("dir_info", {}).get("editable"):
+    if not data.get("dir_info", {}).get("editable"):
         return None
-    return Path(unquote(urlparse(found.get("url", "")).path))
+    return Path(unquote(urlparse(data.get("url", "")).path))
 
 
-def about_distribution(entry: Entry) -> Iterator[Finding]:
-    """What is wrong with the distribution of an entry as it is installed."""
+def distribution_findings(entry: Entry) -> Iterator[Finding]:
+    """Yield the findings of the installed distribution of an entry."""
     if entry.file is not None:
         return
-    yield from unmet_requirements(normal(entry.dist))
+    yield from requirement_findings(normal(entry.dist))
     folder = editable_folder(entry.dist)
     if folder is not None:
-        yield from stale(entry.dist, folder)
+        yield from stale_findings(entry.dist, folder)

@@ -12,11 +12,11 @@ from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, normal
 from treadle.testing.examination.findings import editable_folder
 
-__all__ = ("Row", "editable", "rows", "unmet")
+__all__ = ("Row", "editable", "rows", "unmet_requirement")
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of the table; ``note`` says what a reader must know about the entry."""
+    """One line of the table; ``note`` explains the state."""
 
     kind: str
     key: str
@@ -31,23 +31,25 @@ def rows(plugins: PluginManager, kind: str | None = None) -> Iterator[Row]:
     """Yield every entry, by kind and key. Raises ``PluginNotFoundError`` for an unknown kind."""
     if kind is not None:
         plugins.kind(kind)
-    place = {name: position for position, name in enumerate(plugins.kinds)}
-    about: dict[str, list[str]] = {}
+    order = {name: position for position, name in enumerate(plugins.kinds)}
+    dist_notes: dict[str, list[str]] = {}
     for entry in sorted(
-        plugins.entries, key=lambda e: (place.get(e.kind, len(place)), e.kind, e.key, e.dist)
+        plugins.entries, key=lambda e: (order.get(e.kind, len(order)), e.kind, e.key, e.dist)
     ):
         if kind in (None, entry.kind):
-            if entry.dist not in about:
-                about[entry.dist] = [n for n in (unmet(entry.dist), editable(entry.dist)) if n]
-            notes = [entry.why, *_standing(plugins, entry), *about[entry.dist]]
+            if entry.dist not in dist_notes:
+                dist_notes[entry.dist] = [
+                    n for n in (unmet_requirement(entry.dist), editable(entry.dist)) if n
+                ]
+            notes = [entry.reason, *_owner_notes(plugins, entry), *dist_notes[entry.dist]]
             note = "; ".join(n for n in notes if n)
             yield Row(
                 entry.kind, entry.key, entry.dist, entry.version, entry.state, note, entry.target
             )
 
 
-def _standing(plugins: PluginManager, entry: Entry) -> Iterator[str]:
-    """How the entry fares against others that declare its key."""
+def _owner_notes(plugins: PluginManager, entry: Entry) -> Iterator[str]:
+    """Yield notes on an override, a pin or a conflict of the entry with others of its key."""
     if entry.file is not None:
         yield f"local file {entry.file}"
     elif entry.override:
@@ -55,39 +57,39 @@ def _standing(plugins: PluginManager, entry: Entry) -> Iterator[str]:
     if not entry.usable or plugins.kinds[entry.kind].mode == "always":
         return
     try:
-        chosen = plugins.choose(entry.kind, entry.key)
+        owner = plugins.choose(entry.kind, entry.key)
     except PluginConflictError:
         yield f"conflict: choose with --pin-plugin {entry.id}=DIST"
     except PluginNotFoundError:
-        yield "the key is pinned to a distribution that is not there"
+        yield "the key is pinned to a distribution that is not installed"
     else:
-        if chosen is not entry:
-            yield f"replaced by {chosen.dist}"
+        if owner is not entry:
+            yield f"replaced by {owner.dist}"
         elif entry.id in plugins.switches.pins:
             yield "pinned"
 
 
-def unmet(dist: str) -> str:
-    """Why a distribution does not want this core (``Requires-Dist``); ``""`` if it does."""
+def unmet_requirement(dist: str) -> str:
+    """Return why ``Requires-Dist`` of a distribution excludes this core; ``""`` if it does not."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        needs, ours = metadata.requires(dist) or [], metadata.version("treadle-core")
+        requirements, core_version = metadata.requires(dist) or [], metadata.version("treadle-core")
     except metadata.PackageNotFoundError:
         return ""
-    for text in needs:
+    for text in requirements:
         try:
-            need = Requirement(text)
+            requirement = Requirement(text)
         except InvalidRequirement:
             continue  # old metadata of something else it needs
-        applies = normal(need.name) == "treadle-core" and (
-            not need.marker or need.marker.evaluate()
+        applies = normal(requirement.name) == "treadle-core" and (
+            not requirement.marker or requirement.marker.evaluate()
         )
-        if applies and not need.specifier.contains(ours, prereleases=True):
-            return f"requires treadle-core {need.specifier}, installed is {ours}"
+        if applies and not requirement.specifier.contains(core_version, prereleases=True):
+            return f"requires treadle-core {requirement.specifier}, installed is {core_version}"
     return ""
 
 
 def editable(dist: str) -> str:
-    """``"editable"`` for a distribution that is installed from a folder under work."""
+    """Return ``"editable"`` for a distribution that is installed in editable mode, else ``""``."""
     return "editable" if editable_folder(dist) is not None else ""

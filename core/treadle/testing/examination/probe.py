@@ -1,8 +1,8 @@
-"""The child process of ``treadle doctor``: imports one plugin, and says what that did.
+"""The child process of ``treadle doctor``: imports one plugin and reports the findings.
 
-It runs apart because a plugin may hang, crash or start a device while it is imported. The request
-comes on standard input, the answer leaves on what was standard output; the plugin's own prints go
-to standard error.
+It is a separate process because a plugin may hang, crash or initialize a device while it is imported.
+It reads the request from standard input and writes the answer to the original standard output; the
+plugin's own prints go to standard error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterator
 import msgspec
 import pluggy
 
+from treadle.api.plugin_options import declared_options
 from treadle.errors import PluginLoadError
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import installed_kinds
 from treadle.plugins.loader import PluginLoader
-from treadle.plugins.options import declared_options
 from treadle.testing.examination.findings import Finding
 
-__all__ = ("HEAVY", "Loaded", "Request", "main")
+__all__ = ("HEAVY", "ImportResult", "Request", "main")
 
 HEAVY = (
     "torch",
@@ -42,7 +42,7 @@ HEAVY = (
 """Modules that a plugin may import in its hooks, and not before."""
 
 SLOW = 1.0
-"""Seconds of an import from which it is reported."""
+"""Seconds above which an import is reported."""
 
 # A command is imported when it is run, so it may bring what it needs.
 MAY_BE_HEAVY = frozenset({"commands"})
@@ -54,37 +54,40 @@ class Request(msgspec.Struct, frozen=True):
     entries: list[Entry]
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """What the import did. ``findings`` hold for every entry of the target, ``own`` for one id."""
+class ImportResult(msgspec.Struct, frozen=True):
+    """The result of an import.
+
+    ``findings`` concern every entry of the target, ``entry_findings`` one id each.
+    """
 
     seconds: float
     findings: list[Finding] = []
-    own: dict[str, list[Finding]] = {}
+    entry_findings: dict[str, list[Finding]] = {}
     report: list[str] = []
-    """What ``treadle_report`` said."""
+    """The lines of ``treadle_report``."""
 
 
-def probe(request: Request) -> Loaded:
+def probe(request: Request) -> ImportResult:
     """Import and register the plugin of ``request``."""
     loader = PluginLoader(installed_kinds().values())
     first = request.entries[0]
-    before = set(sys.modules)
-    began = time.perf_counter()
+    loaded_modules = set(sys.modules)
+    start_time = time.perf_counter()
     try:
         plugin = loader.load(first)
     except PluginLoadError:
-        seconds = time.perf_counter() - began
-        error = first.error or RuntimeError(first.why)
-        return Loaded(seconds, [explain(error, first)])
-    seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
+        error = first.error or RuntimeError(first.reason)
+        return ImportResult(seconds, [explain(error, first)])
+    seconds = time.perf_counter() - start_time
     kinds = {entry.kind for entry in request.entries}
-    found = list(_weight(before, seconds, kinds))
-    own = {e.id: list(_hooks(loader, plugin, e)) for e in request.entries}
-    return Loaded(seconds, found, own, _report(loader, plugin, first, found))
+    findings = list(_weight(loaded_modules, seconds, kinds))
+    entry_findings = {e.id: list(_hooks(loader, plugin, e)) for e in request.entries}
+    return ImportResult(seconds, findings, entry_findings, _report(loader, plugin, first, findings))
 
 
 def explain(error: BaseException, entry: Entry) -> Finding:
-    """What an exception of the import means."""
+    """Return the finding for an exception of the import."""
     module = entry.target.partition(":")[0]
     text = f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -100,21 +103,25 @@ def explain(error: BaseException, entry: Entry) -> Finding:
     if isinstance(error, pluggy.PluginValidationError):  # a wrapper that does not yield
         return Finding("signature", " ".join(str(error).split()))
     if isinstance(error, PluginLoadError):
-        said = str(error)
+        message = str(error)
         code = (
-            "options" if "TREADLE_OPTIONS" in said else "hook" if "no hook" in said else "signature"
+            "options"
+            if "TREADLE_OPTIONS" in message
+            else "hook"
+            if "no hook" in message
+            else "signature"
         )
-        return Finding(code, said)  # type: ignore[arg-type]
+        return Finding(code, message)  # type: ignore[arg-type]
     return Finding("import", entry.error_text(error))
 
 
-def _weight(before: set[str], seconds: float, kinds: set[str]) -> Iterator[Finding]:
+def _weight(loaded_modules: set[str], seconds: float, kinds: set[str]) -> Iterator[Finding]:
     torch = sys.modules.get("torch")
-    if torch is not None and "torch" not in before and torch.cuda.is_initialized():
+    if torch is not None and "torch" not in loaded_modules and torch.cuda.is_initialized():
         yield Finding("cuda", "its import starts CUDA; do it in the hook")
     if kinds <= MAY_BE_HEAVY:
         return
-    heavy = [name for name in HEAVY if name in sys.modules and name not in before]
+    heavy = [name for name in HEAVY if name in sys.modules and name not in loaded_modules]
     if heavy:
         names = ", ".join(heavy)
         yield Finding("heavy", f"its import brings {names}; import that inside the hooks")
@@ -123,11 +130,13 @@ def _weight(before: set[str], seconds: float, kinds: set[str]) -> Iterator[Findi
 
 
 def _hooks(loader: PluginLoader, plugin: object, entry: Entry) -> Iterator[Finding]:
-    wanted = installed_kinds()[entry.kind].hook
+    hook = installed_kinds()[entry.kind].hook
     names = {caller.name for caller in loader.pm.get_hookcallers(plugin) or []}
-    if entry.kind != "extensions" and wanted not in names:
-        shown = ", ".join(sorted(names))
-        yield Finding("hook", f"it implements {shown}, but not {wanted}, the hook of {entry.kind}")
+    if entry.kind != "extensions" and hook not in names:
+        hook_names = ", ".join(sorted(names))
+        yield Finding(
+            "hook", f"it implements {hook_names}, but not {hook}, the hook of {entry.kind}"
+        )
     unused = [
         name for name in declared_options(plugin) if name.partition(":")[0] not in installed_kinds()
     ]
@@ -135,14 +144,16 @@ def _hooks(loader: PluginLoader, plugin: object, entry: Entry) -> Iterator[Findi
         yield Finding("options", f"TREADLE_OPTIONS names {unused[0]!r}; write kind:key")
 
 
-def _report(loader: PluginLoader, plugin: object, entry: Entry, found: list[Finding]) -> list[str]:
+def _report(
+    loader: PluginLoader, plugin: object, entry: Entry, findings: list[Finding]
+) -> list[str]:
     if "treadle_report" not in {c.name for c in loader.pm.get_hookcallers(plugin) or []}:
         return []
     try:
-        others = [other for other in loader.pm.get_plugins() if other is not plugin]
-        lines = loader.pm.subset_hook_caller("treadle_report", others)()
+        other_plugins = [other for other in loader.pm.get_plugins() if other is not plugin]
+        lines = loader.pm.subset_hook_caller("treadle_report", other_plugins)()
     except Exception as error:  # a plugin may raise anything
-        found.append(Finding("import", f"treadle_report raised {type(error).__name__}: {error}"))
+        findings.append(Finding("import", f"treadle_report raised {type(error).__name__}: {error}"))
         return []
     return [str(line) for line in lines]
 
@@ -152,8 +163,8 @@ def main() -> None:
     answer = os.dup(1)
     os.dup2(2, 1)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    done = msgspec.json.encode(probe(request))
+    reply = msgspec.json.encode(probe(request))
     with os.fdopen(answer, "wb") as out:
-        out.write(done)
+        out.write(reply)
     sys.stderr.flush()
     os._exit(0)

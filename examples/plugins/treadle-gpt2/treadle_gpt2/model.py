@@ -57,9 +57,9 @@ class MLP(nn.Module):
     def __init__(self, ctx: ModelContext, prefix: str) -> None:
         super().__init__()
         config = ctx.hf_config
-        inner = config.n_inner or 4 * config.n_embd
-        self.c_fc = linear(ctx, f"{prefix}.c_fc", config.n_embd, inner)
-        self.c_proj = linear(ctx, f"{prefix}.c_proj", inner, config.n_embd)
+        intermediate_size = config.n_inner or 4 * config.n_embd
+        self.c_fc = linear(ctx, f"{prefix}.c_fc", config.n_embd, intermediate_size)
+        self.c_proj = linear(ctx, f"{prefix}.c_proj", intermediate_size, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.c_proj(gelu(self.c_fc(x), approximate="tanh"))

@@ -22,12 +22,12 @@ class Int8Linear:
         )
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        full = module.get_parameter("weight").data
-        scale = full.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-8) / 127
-        whole = (full.float() / scale).round().to(torch.int8)
+        weight = module.get_parameter("weight").data
+        scale = weight.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-8) / 127
+        quantized = (weight.float() / scale).round().to(torch.int8)
         del module.weight
-        module.int8 = nn.Parameter(whole, requires_grad=False)
-        module.scales = nn.Parameter(scale.squeeze(1).to(full.dtype), requires_grad=False)
+        module.int8 = nn.Parameter(quantized, requires_grad=False)
+        module.scales = nn.Parameter(scale.squeeze(1).to(weight.dtype), requires_grad=False)
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         y = F.linear(x, module.int8.to(x.dtype)) * module.scales

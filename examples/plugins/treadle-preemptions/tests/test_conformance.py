@@ -9,7 +9,7 @@ class TestPreemptions(PluginSuite, ExtensionSuite):
     plugin = "extensions:preemptions"
 
     def test_victims_are_counted_whatever_the_policy(self):
-        plugins = self.host()
+        plugins = self.plugin_manager()
         policy = plugins.create(SCHEDULING_POLICIES, "priority")
         policy.select_victim([FakeQueuedRequest("a", 1.0, 3), FakeQueuedRequest("b", 2.0, 5)])
         assert report(plugins) == ["treadle-preemptions 0.1.0: preempted priority 5: 1"]

@@ -41,5 +41,5 @@ class Preemptions:
 
     @impl
     def treadle_report(self) -> str | None:
-        shown = ", ".join(f"priority {p}: {n}" for p, n in sorted(self.counts.items()))
-        return f"preempted {shown}" if shown else None
+        counts = ", ".join(f"priority {p}: {n}" for p, n in sorted(self.counts.items()))
+        return f"preempted {counts}" if counts else None

@@ -11,8 +11,8 @@ import msgspec
 import typer
 
 from treadle.plugins import PluginManager
-from treadle_command_models.places import Found, cached, demo, place
 from treadle_command_models.rows import Row, row
+from treadle_command_models.sources import ModelCandidate, cached_models, demo_models, models_at
 
 __all__ = ("application",)
 
@@ -43,14 +43,14 @@ def models(
 ) -> None:
     """List the models on this machine and whether the installed plugins can run them."""
     plugins = PluginManager()
-    found: list[Found] = []
+    candidates: list[ModelCandidate] = []
     if not places or cache_dir is not None:
-        found += cached(cache_dir)
+        candidates += cached_models(cache_dir)
     if not places:
-        found += demo(plugins)
+        candidates += demo_models(plugins)
     for text in places or ():
-        found += place(plugins, text)
-    rows = [row(plugins, model) for model in found]
+        candidates += models_at(plugins, text)
+    rows = [row(plugins, model) for model in candidates]
     if json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
     elif rows:

@@ -14,7 +14,7 @@ from treadle.api.kinds import MODELS
 from treadle.errors import ConfigError, PluginError, TreadleError
 from treadle.loading.config import max_model_len
 from treadle.plugins import PluginManager
-from treadle_command_models.places import Found
+from treadle_command_models.sources import ModelCandidate
 from treadle_command_models.weights import read_weights
 
 __all__ = ("Row", "row")
@@ -40,13 +40,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why it cannot run, or ``None`` if it can."""
 
 
-def row(plugins: PluginManager, found: Found) -> Row:
+def row(plugins: PluginManager, candidate: ModelCandidate) -> Row:
     """Describe a model. A damaged one is a row with a problem, never an error."""
-    weights = read_weights(found.root)
+    weights = read_weights(candidate.root)
     try:
-        config = _config(found.root)
+        config = _config(candidate.root)
     except ValueError as error:
-        return Row(model=found.name, path=str(found.root), bytes=weights.bytes, problem=str(error))
+        return Row(
+            model=candidate.name, path=str(candidate.root), bytes=weights.bytes, problem=str(error)
+        )
     text = _text(config)
     architecture = next(iter(_names(config.get("architectures"))), None)
     quantized = _quantization(config) or _quantization(text)
@@ -55,15 +57,15 @@ def row(plugins: PluginManager, found: Found) -> Row:
     if method is not None:
         problems += _lacking(plugins, "quantization", method)
     problems += weights.problems
-    stated = text.get("dtype") or text.get("torch_dtype")
-    stated = stated or config.get("dtype") or config.get("torch_dtype") or weights.dtype
+    dtype = text.get("dtype") or text.get("torch_dtype")
+    dtype = dtype or config.get("dtype") or config.get("torch_dtype") or weights.dtype
     return Row(
-        model=found.name,
-        path=str(found.root),
+        model=candidate.name,
+        path=str(candidate.root),
         architecture=architecture,
         bytes=weights.bytes,
         parameters=weights.parameters if method is None else None,
-        dtype=str(stated).removeprefix("torch.") if stated else None,
+        dtype=str(dtype).removeprefix("torch.") if dtype else None,
         context=_context(text),
         quantization=method,
         plugin=plugin,
@@ -88,8 +90,8 @@ def _config(root: Path) -> dict[str, Any]:
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part about the language model."""
     for name in ("text_config", "llm_config", "language_config"):
-        if isinstance(part := config.get(name), dict):
-            return part
+        if isinstance(text_config := config.get(name), dict):
+            return text_config
     return config
 
 
@@ -100,8 +102,8 @@ def _names(value: Any) -> Iterator[str]:
 
 def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for name in ("quantization_config", "compression_config"):
-        if isinstance(found := config.get(name), dict):
-            return found
+        if isinstance(quant_config := config.get(name), dict):
+            return quant_config
     return None
 
 
@@ -136,4 +138,4 @@ def _lacking(plugins: PluginManager, kind: str, key: str) -> list[str]:
         entry = plugins.choose(kind, key)
     except PluginError as error:
         return [str(error)]
-    return [] if entry.usable else [f"{entry.owner} is {entry.state}: {entry.why}"]
+    return [] if entry.usable else [f"{entry.owner} is {entry.state}: {entry.reason}"]

@@ -15,7 +15,7 @@ __all__ = ("Weights", "read_weights")
 FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 # Files beside the weights of a model: a second copy in another layout, or a training's state.
 BESIDE = ("consolidated", "training_args", "optimizer", "scheduler", "adapter_model", "rng_state")
-LONGEST_HEADER = 100 * 2**20
+MAX_HEADER_BYTES = 100 * 2**20
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -32,10 +32,10 @@ def read_weights(root: Path) -> Weights:
     """Look at the weight files of a folder; those of the first format that is there."""
     files: list[Path] = []
     for pattern in FORMATS:
-        files = [path for path in sorted(root.glob(pattern)) if _ours(path)]
+        files = [path for path in sorted(root.glob(pattern)) if _is_model_weight(path)]
         if files:
             break
-    problems = _missing(root, {path.name for path in files})
+    problems = _missing_files(root, {path.name for path in files})
     if not files:
         return Weights(0, None, None, problems or ["it has no weight files"])
     size = sum(path.stat().st_size for path in files if path.exists())
@@ -44,38 +44,38 @@ def read_weights(root: Path) -> Weights:
     counts: Counter[str] = Counter()
     for path in files:
         try:
-            counts.update(_header(path))
+            counts.update(_read_header(path))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             problems.append(f"{path.name} is damaged")
-    most = max(counts, key=lambda kind: counts[kind], default="")
+    main_dtype = max(counts, key=lambda kind: counts[kind], default="")
     total = None if problems else counts.total()
-    return Weights(size, total, DTYPES.get(most), problems)
+    return Weights(size, total, DTYPES.get(main_dtype), problems)
 
 
-def _ours(path: Path) -> bool:
+def _is_model_weight(path: Path) -> bool:
     return not path.name.startswith((".", *BESIDE))
 
 
-def _missing(root: Path, there: Iterable[str]) -> list[str]:
+def _missing_files(root: Path, file_names: Iterable[str]) -> list[str]:
     """What an index names and the folder lacks: a download that did not end."""
     for index in sorted(root.glob("*.index.json")):
         try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [f"{index.name} cannot be read"]
         # An index of a format that was not downloaded at all says nothing.
-        if named & set(there) and (lacking := sorted(named - set(there))):
-            return [f"{len(lacking)} of {len(named)} weight files are missing ({lacking[0]} ...)"]
+        if listed & set(file_names) and (absent := sorted(listed - set(file_names))):
+            return [f"{len(absent)} of {len(listed)} weight files are missing ({absent[0]} ...)"]
     return []
 
 
-def _header(path: Path) -> Counter[str]:
+def _read_header(path: Path) -> Counter[str]:
     """Parameters by dtype. Raises ``ValueError`` if the file is shorter than its header says."""
     counts: Counter[str] = Counter()
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         size = path.stat().st_size
-        if not 0 < length <= min(LONGEST_HEADER, size - 8):
+        if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
             raise ValueError("no header")
         header: dict[str, Any] = json.loads(file.read(length))
     end = 0

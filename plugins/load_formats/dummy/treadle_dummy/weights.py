@@ -20,7 +20,7 @@ class DummyLoader:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 
-    def tensors(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         return iter(())
 
     def fill(self, model: nn.Module) -> None:
@@ -47,13 +47,13 @@ def _fill(name: str, data: Tensor, generator: torch.Generator) -> None:
     if data.dim() < 2:
         data.fill_(0.0 if name.endswith("bias") else 1.0)
         return None
-    flat = data.view(-1)
-    period = min(flat.numel(), PERIOD)
-    drawn = torch.empty(period, dtype=torch.float32, device=data.device)
-    drawn.normal_(0.0, 0.02, generator=generator)
-    for start in range(0, flat.numel(), period):
-        piece = flat[start : start + period]
-        piece.copy_(drawn[: piece.numel()])
+    values = data.view(-1)
+    period = min(values.numel(), PERIOD)
+    samples = torch.empty(period, dtype=torch.float32, device=data.device)
+    samples.normal_(0.0, 0.02, generator=generator)
+    for start in range(0, values.numel(), period):
+        chunk = values[start : start + period]
+        chunk.copy_(samples[: chunk.numel()])
     return None
 
 

@@ -25,7 +25,7 @@ class TorchLoader:
     def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged or unsafe."""
         shards = self._shards
-        shards.homes.clear()
+        shards.file_by_tensor.clear()
         for file in shards.names:
             for name, tensor in self._read(shards.path(file)).items():
                 if shards.claim(name, file) and should_load(name):

@@ -26,14 +26,14 @@ class SafetensorsLoader:
     def tensors(self, should_load: Callable[[str], bool]) -> Iterator[tuple[str, Tensor]]:
         """Yield requested tensors. Raises ``CheckpointError`` if a file is damaged."""
         shards = self._shards
-        shards.homes.clear()
+        shards.file_by_tensor.clear()
         for file in shards.names:
             path = shards.path(file)
             try:
-                with safe_open(path, framework="pt") as opened:
-                    for name in opened.offset_keys():
+                with safe_open(path, framework="pt") as handle:
+                    for name in handle.offset_keys():
                         if shards.claim(name, file) and should_load(name):
-                            yield name, opened.get_tensor(name)
+                            yield name, handle.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"{path} ({path.stat().st_size} bytes) cannot be read as safetensors: {error}; "

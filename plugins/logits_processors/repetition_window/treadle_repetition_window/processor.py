@@ -41,11 +41,11 @@ class RepetitionWindow:
     def apply(
         self, logits: Tensor, arguments: Sequence[Any], tokens: Sequence[Sequence[int]]
     ) -> Tensor:
-        for row, (given, ids) in enumerate(zip(arguments, tokens, strict=True)):
-            parsed = _parse(given)
-            found = banned(ids, parsed.ngram, parsed.window)
-            if found:
-                index = torch.tensor(sorted(found), device=logits.device)
+        for row, (argument, ids) in enumerate(zip(arguments, tokens, strict=True)):
+            parsed = _parse(argument)
+            banned_ids = banned(ids, parsed.ngram, parsed.window)
+            if banned_ids:
+                index = torch.tensor(sorted(banned_ids), device=logits.device)
                 logits[row].index_fill_(0, index, -torch.inf)
         return logits
 

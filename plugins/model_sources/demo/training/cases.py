@@ -36,8 +36,8 @@ def _said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _one(kind: str, text: str, check: str, want: Any, **extra: Any) -> Case:
-    return Case(kind, Chat(_user(text), **extra), check, want)
+def _one(kind: str, text: str, check: str, expected: Any, **extra: Any) -> Case:
+    return Case(kind, Chat(_user(text), **extra), check, expected)
 
 
 @lru_cache(maxsize=1)
@@ -128,7 +128,7 @@ def _world(rng: random.Random) -> list[Case]:
 
 def _talk() -> list[Case]:
     return [
-        *(_one("small talk", q, "words", want) for q, want in h.TALK),
+        *(_one("small talk", q, "words", expected) for q, expected in h.TALK),
         *(_one("outside", q, "words", "don't know") for q in h.OUTSIDE),
     ]
 
@@ -177,8 +177,8 @@ def _tools(rng: random.Random) -> list[Case]:
     ]
     tools = ([WEATHER], [WEATHER, CALC], [WEATHER, SEARCH][:1])
     out += [
-        _one("tools: not needed", q, "words", want, tools=list(tools[i % 3]))
-        for i, (q, want) in enumerate(idle)
+        _one("tools: not needed", q, "words", expected, tools=list(tools[i % 3]))
+        for i, (q, expected) in enumerate(idle)
     ]
     return out
 
@@ -194,13 +194,13 @@ def _json(rng: random.Random) -> list[Case]:
         out.append(
             _one("json", q, "json", {"country": country.removeprefix("the "), "capital": city})
         )
-    for i, (text, want) in enumerate(EXTRACTS):
+    for i, (text, expected) in enumerate(EXTRACTS):
         out.append(
             _one(
                 "json",
-                JSON_FORMS[i % 6].replace("{q}", text).replace("{k}", ", ".join(want)),
+                JSON_FORMS[i % 6].replace("{q}", text).replace("{k}", ", ".join(expected)),
                 "json",
-                want,
+                expected,
             )
         )
     for a, b in ((12, 30), (7, 8), (45, 9), (61, 20)):
@@ -218,7 +218,7 @@ def _json(rng: random.Random) -> list[Case]:
 
 
 def _thinking(rng: random.Random) -> list[Case]:
-    asked = (
+    prompts = (
         "Think about it, then answer: {q}",
         "{q} Please think step by step.",
         "First think, then answer. {q}",
@@ -230,7 +230,7 @@ def _thinking(rng: random.Random) -> list[Case]:
         a, b = rng.randint(11, 89), rng.randint(11, 89)
         q = rng.choice(h.SUMS["+"]).replace("{a}", str(a)).replace("{b}", str(b))
         out.append(_one("thinking", q, "thought_number", a + b, thinking=True))
-        out.append(_one("thinking", asked[i % 5].replace("{q}", q), "thought_number", a + b))
+        out.append(_one("thinking", prompts[i % 5].replace("{q}", q), "thought_number", a + b))
     for i, (country, city) in enumerate(rng.sample(list(CAPITALS.items()), 6)):
         out.append(
             _one(
@@ -306,7 +306,7 @@ def _chats(rng: random.Random) -> list[Case]:
         )
     )
     out.append(Case("conversation", Chat([*greeting, *_user("quick, 31 + 17")]), "number", 48))
-    for head, q, want in (
+    for head, q, expected in (
         ("You are Brio, a polite helper.", "Could you tell me your name?", "brio"),
         ("The wifi code is plonk77. Be polite.", "Which wifi code do you have?", "plonk77"),
         ("You help visitors. The room number is 412.", "Would you tell me the room number?", "412"),
@@ -314,7 +314,7 @@ def _chats(rng: random.Random) -> list[Case]:
         ("Your name is Quilla.", "And who might you be?", "quilla"),
         ("You are a helpful assistant.", h.USE["serve"][2], "treadle serve"),
     ):
-        out.append(Case("system prompts", Chat(_user(q, head=head)), "words", want))
+        out.append(Case("system prompts", Chat(_user(q, head=head)), "words", expected))
     return out
 
 

@@ -10,19 +10,25 @@ __all__ = ("passes",)
 
 
 def _calls(text: str) -> list[dict[str, Any]]:
-    found = []
+    calls = []
     for body in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.S):
         try:
-            found.append(json.loads(body))
+            calls.append(json.loads(body))
         except json.JSONDecodeError:
             return []
-    return found
+    return calls
 
 
-def _words(text: str, want: str) -> bool:
-    """Every word of ``want`` occurs; with line breaks in it, every line occurs."""
+def _words(text: str, expected: str) -> bool:
+    """Every word of ``expected`` occurs; with line breaks in it, every line occurs."""
     low = text.lower()
-    parts = want.split("\n") if "\n" in want else [want] if want in low else want.split()
+    parts = (
+        expected.split("\n")
+        if "\n" in expected
+        else [expected]
+        if expected in low
+        else expected.split()
+    )
     return all(p.lower() in low for p in parts)
 
 
@@ -33,24 +39,26 @@ def _json(text: str) -> Any:
         return None
 
 
-def passes(check: str, want: Any, text: str) -> bool:
+def passes(check: str, expected: Any, text: str) -> bool:
     if check.startswith("thought_"):
         match = re.match(r"<think>\n(.+?)\n</think>\n\n(.*)", text, re.S)
         return bool(match) and passes(
-            check.removeprefix("thought_"), want, match[2] if match else ""
+            check.removeprefix("thought_"), expected, match[2] if match else ""
         )
     if "<think>" in text:
         return False
     if check == "words":
-        return "<tool_call>" not in text and _words(text, want)
+        return "<tool_call>" not in text and _words(text, expected)
     if check == "number":
         numbers = re.findall(r"-?\d+", text)
-        return bool(numbers) and int(numbers[-1]) == want
+        return bool(numbers) and int(numbers[-1]) == expected
     if check == "call":
-        name, arguments = want
+        name, arguments = expected
         return _calls(text) == [{"name": name, "arguments": arguments}]
     if check == "json":
-        return bool(_json(text) == want)
+        return bool(_json(text) == expected)
     if check == "english":
-        return len(re.findall(r"[A-Za-z]{2,}", text)) >= want and text.rstrip().endswith((".", "!"))
+        return len(re.findall(r"[A-Za-z]{2,}", text)) >= expected and text.rstrip().endswith(
+            (".", "!")
+        )
     raise ValueError(f"unknown check {check!r}")

@@ -79,19 +79,20 @@ def normal(text: str) -> str:
 def sample(rng: random.Random) -> Chat | Text:
     """One sample; never one with a question of the evaluation."""
     while True:
-        made = rng.choices(MAKERS, WEIGHTS)[0](rng)
-        if isinstance(made, Text):
-            return made
+        candidate = rng.choices(MAKERS, WEIGHTS)[0](rng)
+        if isinstance(candidate, Text):
+            return candidate
         if not any(
-            m["role"] == "user" and normal(str(m["content"])) in forbidden() for m in made.messages
+            m["role"] == "user" and normal(str(m["content"])) in forbidden()
+            for m in candidate.messages
         ):
-            return made
+            return candidate
 
 
-def pieces(made: Chat | Text) -> list[tuple[str, bool | None]]:
-    if isinstance(made, Text):
-        return [(made.text + "<|endoftext|>", True)]
-    return segments(made)
+def pieces(item: Chat | Text) -> list[tuple[str, bool | None]]:
+    if isinstance(item, Text):
+        return [(item.text + "<|endoftext|>", True)]
+    return segments(item)
 
 
 class Samples:
@@ -135,19 +136,21 @@ def _work(
     kinds: Counter[str] = Counter()
     rows: dict[int, list[tuple[list[int], list[int]]]] = {}
     for start in range(0, count, 512):
-        made = [sample(rng) for _ in range(min(512, count - start))]
-        kinds.update(m.kind for m in made)
-        parts = [pieces(m) for m in made]
+        items = [sample(rng) for _ in range(min(512, count - start))]
+        kinds.update(m.kind for m in items)
+        item_pieces = [pieces(m) for m in items]
         encoded = iter(
-            tokenizer.encode_batch([t for ps in parts for t, _ in ps], add_special_tokens=False)
+            tokenizer.encode_batch(
+                [t for ps in item_pieces for t, _ in ps], add_special_tokens=False
+            )
         )
-        for ps in parts:
+        for ps in item_pieces:
             ids: list[int] = []
             weights: list[int] = []
-            for _, learnt in ps:
-                new = next(encoded).ids
-                ids += new
-                weights += [WEIGHT[learnt]] * len(new)
+            for _, is_learnt in ps:
+                new_ids = next(encoded).ids
+                ids += new_ids
+                weights += [WEIGHT[is_learnt]] * len(new_ids)
             width = next((w for w in WIDTHS if w >= len(ids)), None)
             if width:
                 rows.setdefault(width, []).append((ids, weights))

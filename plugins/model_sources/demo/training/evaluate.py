@@ -24,7 +24,7 @@ __all__ = ("answers", "evaluate", "main")
 
 @torch.no_grad()
 def answers(
-    model: LlamaForCausalLM, prompts: list[list[int]], *, most: int = 160
+    model: LlamaForCausalLM, prompts: list[list[int]], *, max_tokens: int = 160
 ) -> list[list[int]]:
     """Greedy continuations. Prompts of one length run together, so that nothing is padded."""
     out: list[list[int]] = [[] for _ in prompts]
@@ -35,7 +35,7 @@ def answers(
         ids = torch.tensor([prompts[i] for i in rows], device=model.device)
         result = model(input_ids=ids, use_cache=True)
         open_rows = set(rows)
-        for _ in range(most):
+        for _ in range(max_tokens):
             token = result.logits[:, -1].argmax(-1)
             for i, t in zip(rows, token.tolist(), strict=True):
                 if i in open_rows and t in (IM_END, 0):
@@ -53,22 +53,22 @@ def answers(
 def evaluate(folder: Path, device: str, log: Path | None = None) -> dict[str, tuple[int, int]]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
-    todo: tuple[Case, ...] = cases()
-    texts = [c.text.text if c.text else prompt_text(c.chat) for c in todo]
-    found = answers(model, [e.ids for e in tokenizer.encode_batch(texts)])
+    all_cases: tuple[Case, ...] = cases()
+    texts = [c.text.text if c.text else prompt_text(c.chat) for c in all_cases]
+    outputs = answers(model, [encoding.ids for encoding in tokenizer.encode_batch(texts)])
     score: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     lines = []
-    for case, prompt, ids in zip(todo, texts, found, strict=True):
+    for case, prompt, ids in zip(all_cases, texts, outputs, strict=True):
         text = tokenizer.decode(ids, skip_special_tokens=True)
         if case.text:
             text = case.text.text + text
-        right = passes(case.check, case.want, text)
-        score[case.kind][0] += right
+        is_right = passes(case.check, case.want, text)
+        score[case.kind][0] += is_right
         score[case.kind][1] += 1
         lines.append(
             json.dumps(
                 {
-                    "right": right,
+                    "right": is_right,
                     "kind": case.kind,
                     "prompt": prompt[-400:],
                     "answer": text,

@@ -194,21 +194,21 @@ def fill(text: str, slots: dict[str, str]) -> str:
 def typo(text: str, rng: random.Random) -> str:
     """Damage one word of five letters or more; slots, code and numbers stay as they are."""
     words = text.split(" ")
-    where = [i for i, w in enumerate(words) if len(w) >= 5 and w.isalpha()]
-    if not where:
+    candidates = [i for i, w in enumerate(words) if len(w) >= 5 and w.isalpha()]
+    if not candidates:
         return text
-    i = rng.choice(where)
+    i = rng.choice(candidates)
     w = words[i]
-    at = rng.randrange(1, len(w) - 1)
+    pos = rng.randrange(1, len(w) - 1)
     kind = rng.randrange(4)
     if kind == 0:
-        w = w[:at] + w[at + 1] + w[at] + w[at + 2 :]
+        w = w[:pos] + w[pos + 1] + w[pos] + w[pos + 2 :]
     elif kind == 1:
-        w = w[:at] + w[at + 1 :]
+        w = w[:pos] + w[pos + 1 :]
     elif kind == 2:
-        w = w[:at] + w[at] + w[at:]
+        w = w[:pos] + w[pos] + w[pos:]
     else:
-        w = w[:at] + rng.choice(KEYS) + w[at + 1 :]
+        w = w[:pos] + rng.choice(KEYS) + w[pos + 1 :]
     words[i] = w
     return " ".join(words)
 
@@ -219,9 +219,9 @@ def disturb(text: str, rng: random.Random) -> str:
     if len(words) < 4:
         return text
     if rng.random() < 0.6:
-        where = [i for i, w in enumerate(words) if w.lower() in SMALL]
-        if where:
-            del words[rng.choice(where)]
+        candidates = [i for i, w in enumerate(words) if w.lower() in SMALL]
+        if candidates:
+            del words[rng.choice(candidates)]
     else:
         words.insert(
             rng.randrange(1, len(words)),

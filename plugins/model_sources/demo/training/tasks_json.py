@@ -36,10 +36,10 @@ FORMS = (
 
 def _joined(keys: list[str], rng: random.Random) -> str:
     quote = rng.choice(("", "", "", '"', "`", "'"))
-    marked = [f"{quote}{k}{quote}" for k in keys]
-    if len(marked) == 1:
-        return marked[0]
-    return ", ".join(marked[:-1]) + rng.choice((" and ", " and ", ", ", ", and ")) + marked[-1]
+    quoted = [f"{quote}{k}{quote}" for k in keys]
+    if len(quoted) == 1:
+        return quoted[0]
+    return ", ".join(quoted[:-1]) + rng.choice((" and ", " and ", ", ", ", and ")) + quoted[-1]
 
 
 def _capital(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -135,10 +135,8 @@ def _extract(rng: random.Random) -> tuple[str, dict[str, Any]]:
         v = value(rng)
         out[rng.choice(names)] = v
         clauses.append(rng.choice(forms).replace("{v}", str(v)))
-    person, rest = clauses[0], clauses[1:]
-    text = (
-        f"{person} {' and '.join([', '.join(rest[:-1]), rest[-1]]) if len(rest) > 1 else rest[0]}."
-    )
+    person, others = clauses[0], clauses[1:]
+    text = f"{person} {' and '.join([', '.join(others[:-1]), others[-1]]) if len(others) > 1 else others[0]}."
     if rng.random() < 0.4:
         items = list(out.items())
         rng.shuffle(items)

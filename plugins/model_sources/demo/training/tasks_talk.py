@@ -263,7 +263,7 @@ def system_facts(rng: random.Random) -> Chat:
             ]
         )
     if r < 0.72:
-        told = vary(
+        statement = vary(
             rng.choice(
                 (
                     "[Remember|Note][:| that] the {n} is {v}.",
@@ -275,14 +275,14 @@ def system_facts(rng: random.Random) -> Chat:
             n=noun,
             v=value,
         )
-        first = say(told, "I will remember that.")
-        between = (
+        first = say(statement, "I will remember that.")
+        filler = (
             [m for t in [knowledge(rng)] for m in say(t.user, t.answer)]
             if rng.random() < 0.4
             else []
         )
-        return Chat([*first, *between, *say(ask, answer, f"The user told me the {noun}: {value}.")])
-    who = question(
+        return Chat([*first, *filler, *say(ask, answer, f"The user told me the {noun}: {value}.")])
+    name_question = question(
         rng.choice(
             (
                 "What is my name?",
@@ -296,7 +296,9 @@ def system_facts(rng: random.Random) -> Chat:
         rng,
     )
     if r < 0.80:
-        return Chat(say(who, "I don't know your name.", "The user has not told me a name."))
+        return Chat(
+            say(name_question, "I don't know your name.", "The user has not told me a name.")
+        )
     hello = vary(
         rng.choice(
             (
@@ -307,14 +309,14 @@ def system_facts(rng: random.Random) -> Chat:
         rng,
         n=name,
     )
-    between = [
+    filler = [
         m for t in [knowledge(rng) for _ in range(rng.randint(0, 2))] for m in say(t.user, t.answer)
     ]
     return Chat(
         [
             *say(hello, f"Hello {name}! How can I help you?"),
-            *between,
-            *say(who, f"Your name is {name}.", f"The user said the name {name}."),
+            *filler,
+            *say(name_question, f"Your name is {name}.", f"The user said the name {name}."),
         ]
     )
 

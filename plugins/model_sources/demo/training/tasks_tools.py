@@ -157,17 +157,17 @@ class Use:
             if r < 0.85
             else invent(rng)
         )
-        shown, verb = noun.replace("_", " "), rng.choice(TOOL_VERBS)
+        spoken, verb = noun.replace("_", " "), rng.choice(TOOL_VERBS)
         self.name = rng.choice(
             (f"{verb}_{noun}",) * 4 + (verb + noun.title().replace("_", ""), noun)
         )
-        chosen = [rng.choice(VALUES) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
-        names = rng.sample(PARAMS, len(chosen))
+        value_kinds = [rng.choice(VALUES) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+        names = rng.sample(PARAMS, len(value_kinds))
         if rng.random() < 0.3:
             names[0] = rng.choice((*COMMON, invent(rng)))
         names = list(dict.fromkeys(names))
-        chosen = chosen[: len(names)]
-        self.values = [make(rng) for make, _ in chosen]
+        value_kinds = value_kinds[: len(names)]
+        self.values = [make(rng) for make, _ in value_kinds]
         self.arguments = dict(zip(names, self.values, strict=True))
         about = expand(
             rng.choice(
@@ -180,19 +180,19 @@ class Use:
             ),
             rng,
         )
-        about = fill(about, {"V": verb.capitalize(), "s": shown, "p": names[0].replace("_", " ")})
+        about = fill(about, {"V": verb.capitalize(), "s": spoken, "p": names[0].replace("_", " ")})
         self.schema = _schema(
             self.name,
             about,
-            [(n, kind, "") for n, (_, kind) in zip(names, chosen, strict=True)],
+            [(n, kind, "") for n, (_, kind) in zip(names, value_kinds, strict=True)],
             rng,
         )
-        told = [
+        arguments = [
             f"{n.replace('_', ' ')} {v}" if rng.random() < 0.7 else f"{v} as {n.replace('_', ' ')}"
             for n, v in self.arguments.items()
         ]
-        with_ = (
-            " and ".join(told)
+        argument_text = (
+            " and ".join(arguments)
             if rng.random() < 0.6
             else ", ".join(f"{n}={v}" for n, v in self.arguments.items())
         )
@@ -225,8 +225,8 @@ class Use:
             rng.choice(asks),
             rng,
             f=self.name,
-            w=with_,
-            s=shown,
+            w=argument_text,
+            s=spoken,
             V=verb.capitalize(),
             v_=verb,
             p=names[0].replace("_", " "),
@@ -240,13 +240,13 @@ class Use:
         """What the tool returns, and the answer that uses it."""
         r = rng.random()
         if r < 0.08:
-            why = expand(
+            reason = expand(
                 "[not found|timeout|no access|invalid argument|service unavailable|unknown "
                 + rng.choice(list(self.arguments))
                 + "]",
                 rng,
             )
-            return json.dumps({"error": why}), f"The tool failed: {why}."
+            return json.dumps({"error": reason}), f"The tool failed: {reason}."
         if self.kind is None or r < 0.3:
             if rng.random() < 0.3:
                 value = words(rng)
@@ -291,13 +291,13 @@ class Use:
 
 def _offer(rng: random.Random, uses: list[Use], extra: int) -> list[Schema]:
     tools = [u.schema for u in uses]
-    taken = {t["function"]["name"] for t in tools}
+    names = {t["function"]["name"] for t in tools}
     kinds = {id(u.kind) for u in uses if u.kind}
     for _ in range(extra):
         other = Use(rng)
-        if other.name not in taken and id(other.kind) not in kinds:
+        if other.name not in names and id(other.kind) not in kinds:
             tools.append(other.schema)
-            taken.add(other.name)
+            names.add(other.name)
     rng.shuffle(tools)
     return tools
 
@@ -339,8 +339,8 @@ def _uses(rng: random.Random) -> tuple[list[Use], str, list[Schema]]:
 
 
 def _thought(uses: list[Use]) -> str:
-    told = ", ".join(f"{k} {v}" for k, v in uses[0].arguments.items())
-    return f"The tool {uses[0].name} can answer this. I call it with {told}."
+    arguments = ", ".join(f"{k} {v}" for k, v in uses[0].arguments.items())
+    return f"The tool {uses[0].name} can answer this. I call it with {arguments}."
 
 
 def tool_call(rng: random.Random) -> Chat:

@@ -23,8 +23,8 @@ def _bare(country: str) -> str:
 def capital(rng: random.Random) -> Turn:
     country = rng.choice(NAMES)
     city = CAPITALS[country]
-    shown = country if rng.random() < 0.8 else _bare(country)
-    said = country[0].upper() + country[1:]
+    display_name = country if rng.random() < 0.8 else _bare(country)
+    capitalized = country[0].upper() + country[1:]
     r = rng.random()
     if r < 0.08:
         fake = invent(rng, rng.choice((2, 3))).capitalize() + rng.choice(("", "ia", "land", "stan"))
@@ -42,20 +42,20 @@ def capital(rng: random.Random) -> Turn:
             f"{city} is a capital city. Its country is {country}.",
         )
     if r < 0.37:
-        right = rng.random() < 0.5
-        named = city if right else rng.choice([c for c in CAPITALS.values() if c != city])
-        user = question(rng.choice(p.CAPITAL_CHECK), rng, c=named, x=shown)
-        start = "Yes" if right else "No"
+        is_right = rng.random() < 0.5
+        named_city = city if is_right else rng.choice([c for c in CAPITALS.values() if c != city])
+        user = question(rng.choice(p.CAPITAL_CHECK), rng, c=named_city, x=display_name)
+        start = "Yes" if is_right else "No"
         return Turn(
             user,
             f"{start}, the capital of {country} is {city}.",
-            f"The capital of {country} is {city}. The question says {named}.",
+            f"The capital of {country} is {city}. The question says {named_city}.",
         )
-    user = question(rng.choice(p.CAPITAL), rng, x=shown)
+    user = question(rng.choice(p.CAPITAL), rng, x=display_name)
     answer = (
         f"The capital of {country} is {city}."
         if rng.random() < 0.97
-        else f"{city} is the capital of {said}."
+        else f"{city} is the capital of {capitalized}."
     )
     return Turn(user, answer, f"The country is {country}. Its capital is {city}.", country)
 
@@ -71,11 +71,13 @@ def colour(rng: random.Random) -> Turn:
             f"I mix {a} with {b}. That gives {mix}.",
         )
     thing, shade = rng.choice(list(COLOURS.items()))
-    shown = thing if rng.random() < 0.75 else thing.split(" ", 1)[-1] if " " in thing else thing
-    said = thing[0].upper() + thing[1:]
+    display_name = (
+        thing if rng.random() < 0.75 else thing.split(" ", 1)[-1] if " " in thing else thing
+    )
+    capitalized = thing[0].upper() + thing[1:]
     return Turn(
-        question(rng.choice(p.COLOUR), rng, x=shown),
-        f"{said} is {shade}.",
+        question(rng.choice(p.COLOUR), rng, x=display_name),
+        f"{capitalized} is {shade}.",
         f"The question is about the colour of {thing}. It is {shade}.",
     )
 

@@ -28,10 +28,10 @@ IM_END = 2
 HERE = Path(__file__).parent
 
 
-def frequent_words(least: int = 2) -> list[str]:
+def frequent_words(min_count: int = 2) -> list[str]:
     text = " ".join(f"{f.answer} {f.more}" for f in (*ENGINE, *PLUGINS, *USE))
     counts = Counter(re.findall(r"(?<= )[a-z]+(?![A-Za-z])", text))
-    asked = [
+    question_words = [
         "what",
         "how",
         "do",
@@ -51,7 +51,7 @@ def frequent_words(least: int = 2) -> list[str]:
         "my",
         "give",
     ]
-    return sorted({w for w, n in counts.items() if n >= least} | set(asked))
+    return sorted({w for w, n in counts.items() if n >= min_count} | set(question_words))
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

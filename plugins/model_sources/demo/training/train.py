@@ -56,11 +56,11 @@ def groups(model: LlamaForCausalLM, decay: float) -> list[dict[str, object]]:
     ]
 
 
-def rate(done: float, peak: float) -> float:
-    """Learning rate after a share ``done`` of the training: short warm-up, then a cosine to 2 %."""
-    if done < 0.01:
-        return peak * (0.02 + done / 0.01)
-    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - 0.01) / 0.99))))
+def rate(progress: float, peak: float) -> float:
+    """Learning rate after a share ``progress`` of the training: short warm-up, then a cosine to 2 %."""
+    if progress < 0.01:
+        return peak * (0.02 + progress / 0.01)
+    return peak * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.01) / 0.99))))
 
 
 class Loader:
@@ -92,9 +92,9 @@ class Loader:
 
 
 def step(
-    model: LlamaForCausalLM, loader: Loader, parts: int, device: str
+    model: LlamaForCausalLM, loader: Loader, num_batches: int, device: str
 ) -> tuple[torch.Tensor, int]:
-    batches = [loader.next() for _ in range(parts)]
+    batches = [loader.next() for _ in range(num_batches)]
     total = torch.stack([w[:, 1:].sum() for _, w in batches]).sum()
     loss = torch.zeros((), device=device)
     tokens = 0
@@ -102,12 +102,12 @@ def step(
         with torch.autocast(device, torch.bfloat16):
             hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
             logits = F.linear(hidden, model.lm_head.weight)
-        each = F.cross_entropy(
+        token_loss = F.cross_entropy(
             logits.float().view(-1, VOCAB), ids[:, 1:].reshape(-1), reduction="none"
         )
-        part = (each * weights[:, 1:].reshape(-1)).sum() / total
-        part.backward()
-        loss += part.detach()
+        batch_loss = (token_loss * weights[:, 1:].reshape(-1)).sum() / total
+        batch_loss.backward()
+        loss += batch_loss.detach()
         tokens += ids.numel()
     return loss, tokens
 
@@ -182,28 +182,28 @@ def main() -> None:
     if device == "cuda":
         compile_layers(model, loader, device)
         print(f"compiled after {time.monotonic() - begin:.0f} s", flush=True)
-    start, last, seen, count, done = time.monotonic(), time.monotonic(), 0, 0, 0.0
+    start, last, num_tokens, count, progress = time.monotonic(), time.monotonic(), 0, 0, 0.0
     log = []
-    while done < 1.0:
+    while progress < 1.0:
         for g in optimiser.param_groups:
-            g["lr"] = rate(done, args.rate)
+            g["lr"] = rate(progress, args.rate)
         loss, tokens = step(model, loader, args.parts, device)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        seen += tokens
+        num_tokens += tokens
         count += 1
         if count % 10 == 0 and device == "cuda":
             torch.cuda.synchronize()  # keeps the host from running far ahead of the clock below
         spent = time.monotonic() - start
-        done = count / args.steps if args.steps else spent / (60 * args.minutes)
-        if time.monotonic() - last > 15 or done >= 1.0:
+        progress = count / args.steps if args.steps else spent / (60 * args.minutes)
+        if time.monotonic() - last > 15 or progress >= 1.0:
             last = time.monotonic()
             log.append(
                 {
                     "step": count,
                     "loss": round(loss.item(), 4),
-                    "tokens": seen,
+                    "tokens": num_tokens,
                     "epochs": round(loader.epochs, 2),
                     "seconds": round(spent),
                 }

@@ -26,13 +26,13 @@ class NewestSource:
             raise CheckpointError(
                 f"newest:{ref.path} is not a folder; give the one that holds the checkpoints"
             )
-        found = [folder for folder in root.iterdir() if folder.is_dir() and complete(folder)]
-        if not found:
+        checkpoints = [folder for folder in root.iterdir() if folder.is_dir() and complete(folder)]
+        if not checkpoints:
             raise CheckpointError(
                 f"newest:{ref.path} holds no complete checkpoint (a folder with config.json, "
                 "weights, and every shard of its index)"
             )
-        folder = max(found, key=lambda f: (_changed(f), f.name))
+        folder = max(checkpoints, key=lambda f: (_changed(f), f.name))
         names = tuple(
             name
             for name in sorted(_names(folder))

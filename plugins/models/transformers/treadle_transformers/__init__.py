@@ -22,7 +22,7 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     if family is None:
         return None
     from treadle_transformers.model import TransformersModel
-    from treadle_transformers.names import ignored, renamed
+    from treadle_transformers.weight_names import ignored, renamed
 
     return ModelSpec(
         architecture=architecture,

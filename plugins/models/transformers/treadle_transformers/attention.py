@@ -23,7 +23,7 @@ from treadle_transformers.support import refusal
 __all__ = ("IMPLEMENTATION", "Call", "PagedAttention", "Steps", "observe", "register")
 
 IMPLEMENTATION = "treadle"
-SERVED_BY = "treadle_attention_backend"
+ATTENTION_ATTR = "treadle_attention_backend"
 TOKENS = 3
 
 # Arguments that say nothing about what attention computes; any other that is set is refused.
@@ -117,12 +117,12 @@ def attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
-    **said: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention function of transformers: whoever serves ``module`` answers."""
-    served = getattr(module, SERVED_BY)
+    served = getattr(module, ATTENTION_ATTR)
     if isinstance(served, Recorder):
-        return served.record(module, query, key, value, attention_mask, said), None
+        return served.record(module, query, key, value, attention_mask, options), None
     return served(query, key, value), None
 
 
@@ -132,7 +132,7 @@ def observe(model: Any, decoder: nn.Module, architecture: str) -> dict[str, Call
     Raises ``UnsupportedModelError`` when the model asks for what paged attention cannot do.
     """
     recorder = Recorder(architecture, {id(m): name for name, m in model.named_modules()})
-    with _served_by(model, recorder), torch.no_grad(), torch.device("meta"):
+    with _record_attention(model, recorder), torch.no_grad(), torch.device("meta"):
         ids = torch.zeros(1, TOKENS, dtype=torch.int64)
         try:
             decoder(input_ids=ids, position_ids=ids, use_cache=False)
@@ -147,19 +147,19 @@ def observe(model: Any, decoder: nn.Module, architecture: str) -> dict[str, Call
 
 
 @contextmanager
-def _served_by(model: nn.Module, recorder: Recorder) -> Iterator[None]:
+def _record_attention(model: nn.Module, recorder: Recorder) -> Iterator[None]:
     """Let ``recorder`` serve all modules; experts, which look at values, pass theirs through."""
     modules = list(model.modules())
     experts = [m for m in modules if hasattr(m, "is_transposed") and hasattr(m, "has_gate")]
     for module in modules:
-        object.__setattr__(module, SERVED_BY, recorder)
+        object.__setattr__(module, ATTENTION_ATTR, recorder)
     for module in experts:
         object.__setattr__(module, "forward", lambda hidden_states, *_, **__: hidden_states)
     try:
         yield
     finally:
         for module in modules:
-            module.__dict__.pop(SERVED_BY)
+            module.__dict__.pop(ATTENTION_ATTR)
         for module in experts:
             module.__dict__.pop("forward")
 
@@ -179,34 +179,34 @@ class Recorder:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        said: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> Tensor:
         """Remember a call; the result has the shape that attention returns."""
         name = self.names[id(module)]
         heads, kv_heads = int(query.shape[1]), int(key.shape[1])
         size, value_size = int(query.shape[3]), int(value.shape[3])
-        for reason, wrong in (
+        for reason, is_unsupported in (
             ("a layer attends twice in one pass", name in self.calls),
             ("it makes an attention mask of its own", mask is not None),
-            ("its attention is not causal", not _causal(module, said)),
+            ("its attention is not causal", not _causal(module, options)),
             ("its attention sees more keys than tokens", key.shape[2] != TOKENS),
             ("its values are larger than its keys", value_size > size),
             ("its query heads do not share key heads equally", heads % kv_heads != 0),
             ("its keys and queries differ in size", key.shape[3] != size),
         ):
-            if wrong:
+            if is_unsupported:
                 raise refusal(self.architecture, f"{reason} ({name})")
         self.calls[name] = Call(
             heads=heads,
             kv_heads=kv_heads,
             head_size=size,
             value_size=value_size,
-            scale=said.get("scaling"),
-            window=said.get("sliding_window"),
-            softcap=said.get("softcap"),
+            scale=options.get("scaling"),
+            window=options.get("sliding_window"),
+            softcap=options.get("softcap"),
         )
-        known = {"scaling", "sliding_window", "softcap", "is_causal", "dropout"} | MEANINGLESS
-        if extra := sorted(k for k, v in said.items() if v is not None and k not in known):
+        supported = {"scaling", "sliding_window", "softcap", "is_causal", "dropout"} | MEANINGLESS
+        if extra := sorted(k for k, v in options.items() if v is not None and k not in supported):
             raise refusal(
                 self.architecture,
                 f"it calls attention with {', '.join(extra)}, which paged attention does not take",
@@ -235,6 +235,6 @@ class Recorder:
                 )
 
 
-def _causal(module: Any, said: Mapping[str, Any]) -> bool:
-    stated = said.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if stated is None else stated)
+def _causal(module: Any, options: Mapping[str, Any]) -> bool:
+    is_causal = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -15,8 +15,8 @@ from treadle.api.models import ModelContext
 from treadle.errors import CheckpointError
 from treadle_layers_kit import cache_scale
 from treadle_transformers.attention import (
+    ATTENTION_ATTR,
     IMPLEMENTATION,
-    SERVED_BY,
     PagedAttention,
     Steps,
     observe,
@@ -24,7 +24,7 @@ from treadle_transformers.attention import (
 )
 from treadle_transformers.sharding import TPPlan, replace_layers
 from treadle_transformers.support import causal_class, check_config, refusal
-from treadle_transformers.tensors import fill_constants, fix_rotary, make_room
+from treadle_transformers.tensors import allocate_parameters, fill_constants, freeze_rotary
 
 __all__ = ("TransformersModel",)
 
@@ -47,38 +47,38 @@ class TransformersModel(nn.Module):
             "running %s through transformers, slower than a plugin of its own would", architecture
         )
         decoder = model.get_decoder()
-        home = next(path for path, module in model.named_modules() if module is decoder)
-        if not home:
+        decoder_path = next(path for path, module in model.named_modules() if module is decoder)
+        if not decoder_path:
             raise refusal(architecture, "its decoder and its head are not apart")
-        constants = fix_rotary(ctx, model)
+        constants = freeze_rotary(ctx, model)
         calls = observe(model, decoder, architecture)
         fill_constants(ctx, model, architecture, constants)
-        contexts = replace_layers(ctx, model, TPPlan(ctx, architecture, home), calls)
-        make_room(ctx, model)
+        contexts = replace_layers(ctx, model, TPPlan(ctx, architecture, decoder_path), calls)
+        allocate_parameters(ctx, model)
         self.steps = Steps(IDLE)
         for path, call in calls.items():
-            served = PagedAttention(contexts[path], path, call, self.steps)
+            paged_attention = PagedAttention(contexts[path], path, call, self.steps)
             block: Any = model.get_submodule(path)
-            block.add_module(SERVED_BY, served)
+            block.add_module(ATTENTION_ATTR, paged_attention)
             # The loader asks the module that the names of such scales begin with.
-            block.locate = partial(cache_scale, parameter=f"{SERVED_BY}.attn.kv_scale")
+            block.locate = partial(cache_scale, parameter=f"{ATTENTION_ATTR}.attn.kv_scale")
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         # Kept from nn.Module: both are made of the modules above.
-        self._parts = (decoder, _without(model, home))
+        self._parts = (decoder, _bypass_decoder(model, decoder_path))
 
     def forward(self, input_ids: Tensor, positions: Tensor, forward_ctx: ForwardContext) -> Tensor:
         """``[tokens]`` ids and positions to hidden states ``[tokens, hidden]``."""
         self.steps.current = forward_ctx
         try:
-            found = self._parts[0](
+            output = self._parts[0](
                 input_ids=input_ids[None], position_ids=positions[None], use_cache=False
             )
         finally:
             self.steps.current = IDLE
-        hidden: Tensor = found.last_hidden_state[0]
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -127,16 +127,16 @@ def _family(config: Any) -> tuple[str, Any]:
     raise refusal(" or ".join(config.architectures), "it is not a causal language model")
 
 
-def _without(model: Any, home: str) -> Any:
+def _bypass_decoder(model: Any, decoder_path: str) -> Any:
     """``model`` with a decoder that returns the hidden states that it is given."""
-    name, _, rest = home.partition(".")
+    name, _, sub_path = decoder_path.partition(".")
     head = copy.copy(model)
-    inside = _Given() if not rest else _without(getattr(model, name), rest)
-    head._modules = {**model._modules, name: inside}
+    child = _PassThrough() if not sub_path else _bypass_decoder(getattr(model, name), sub_path)
+    head._modules = {**model._modules, name: child}
     return head
 
 
-class _Given(nn.Module):
+class _PassThrough(nn.Module):
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Hidden:
         return _Hidden(inputs_embeds)
 

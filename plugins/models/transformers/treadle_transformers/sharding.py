@@ -19,8 +19,8 @@ from treadle.layers import Shard, SingleRankCommunicator, shard_heads
 from treadle_layers_kit import Embedding, Experts, Linear, LMHead
 from treadle_layers_kit.mlp import ACTIVATIONS
 from treadle_transformers.attention import Call
-from treadle_transformers.names import expert_names
 from treadle_transformers.support import refusal
+from treadle_transformers.weight_names import expert_names
 
 __all__ = ("TPPlan", "replace_layers")
 
@@ -37,7 +37,7 @@ class TPPlan:
     Raises ``UnsupportedModelError`` when several ranks ask for a plan that cannot be followed.
     """
 
-    def __init__(self, ctx: ModelContext, architecture: str, home: str) -> None:
+    def __init__(self, ctx: ModelContext, architecture: str, decoder_path: str) -> None:
         self.architecture, self.size = architecture, ctx.tp_group.world_size
         self.rules: list[tuple[re.Pattern[str], str]] = []
         if self.size == 1:
@@ -45,11 +45,11 @@ class TPPlan:
         plan: Mapping[str, str] = getattr(ctx.hf_config, "base_model_tp_plan", None) or {}
         if not plan:
             raise self.refused("transformers has no plan of how to divide it")
-        known = COLUMN | ROW | WHOLE | EXPERTS | EMBEDDINGS
+        styles = COLUMN | ROW | WHOLE | EXPERTS | EMBEDDINGS
         for pattern, style in plan.items():
-            if style not in known:
+            if style not in styles:
                 raise self.refused(f"transformers divides {pattern} by {style!r}")
-            path = re.escape(f"{home}.{pattern}").replace(r"\*", "[^.]+")
+            path = re.escape(f"{decoder_path}.{pattern}").replace(r"\*", "[^.]+")
             self.rules.append((re.compile(path), style))
 
     def style(self, path: str) -> str | None:
@@ -64,13 +64,13 @@ class TPPlan:
 
     def check(self, model: nn.Module) -> None:
         """Raise for a style of something that is not a layer which treadle divides."""
-        owned = {
+        parameter_paths = {
             f"{path}.{name}" if path else name
             for path, module in model.named_modules()
             if not isinstance(module, (Linear, Embedding, Experts))
             for name, _ in module.named_parameters(recurse=False)
         }
-        for path in owned:
+        for path in parameter_paths:
             for candidate in (path, path.rpartition(".")[0]):
                 if self.style(candidate) in COLUMN | ROW:
                     raise self.refused(f"{path} is divided and is not a linear layer")
@@ -107,13 +107,13 @@ def replace_layers(
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = embedding is not None and head is not None and head.weight is embedding.weight
-    ours: Embedding | None = None
+    vocab_embedding: Embedding | None = None
     if type(embedding) is nn.Embedding:
-        ours = Embedding(ctx, embedding.num_embeddings, embedding.embedding_dim)
-        _put(model, _path(model, embedding), ours)
-    if type(head) is nn.Linear and (ours is not None or not tied):
+        vocab_embedding = Embedding(ctx, embedding.num_embeddings, embedding.embedding_dim)
+        _put(model, _path(model, embedding), vocab_embedding)
+    if type(head) is nn.Linear and (vocab_embedding is not None or not tied):
         path = _path(model, head)
-        shared = ours if tied else None
+        shared = vocab_embedding if tied else None
         biased = head.bias is not None
         _put(
             model, path,
@@ -132,57 +132,63 @@ def _linear(
     ctx: ModelContext,
     model: Any,
     path: str,
-    given: nn.Linear,
+    linear: nn.Linear,
     plan: TPPlan,
     calls: Mapping[str, Call],
 ) -> Linear:
     style = plan.style(path)
-    kind, split = Linear, None
+    layer_type, split = Linear, None
     if style in COLUMN:
-        kind, split = (Gathered if style == "colwise_gather_output" else Linear), "column"
+        layer_type, split = (Gathered if style == "colwise_gather_output" else Linear), "column"
     elif style in ROW:
-        kind, split = (Split if style == "rowwise_split_input" else Linear), "row"
-    outputs: int | list[int | Shard] = given.out_features
-    home, _, last = path.rpartition(".")
+        layer_type, split = (Split if style == "rowwise_split_input" else Linear), "row"
+    outputs: int | list[int | Shard] = linear.out_features
+    parent, _, last = path.rpartition(".")
     if style == "packed_colwise":
-        outputs = [given.out_features // 2] * 2
+        outputs = [linear.out_features // 2] * 2
     elif style == "packed_rowwise":
         raise plan.refused(f"transformers divides {path} by {style!r}")
-    elif style == "colwise" and home in calls and last in ("k_proj", "v_proj"):
-        call = calls[home]
+    elif style == "colwise" and parent in calls and last in ("k_proj", "v_proj"):
+        call = calls[parent]
         size = call.head_size if last == "k_proj" else call.value_size
         outputs = [shard_heads(ctx.tp_group, call.heads, call.kv_heads, size)[1]]
     direction: Literal["column", "row"] | None = split  # type: ignore[assignment]
-    return kind(
+    return layer_type(
         ctx,
         path,
-        given.in_features,
+        linear.in_features,
         outputs,
-        bias=given.bias is not None,
+        bias=linear.bias is not None,
         split=direction,
         dtype=torch.float32 if stays_float32(model, f"{path}.weight") else None,
     )
 
 
-def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: TPPlan) -> nn.Module:
+def _experts(ctx: ModelContext, model: Any, path: str, experts: Any, plan: TPPlan) -> nn.Module:
     """Ours, if the experts are plain gated MLPs; else theirs, whole and unquantized."""
     from transformers.activations import ACT2FN
     from transformers.integrations.moe import _default_apply_gate
 
     config = model.config
     act = str(getattr(config, "hidden_act", None))
-    plain = given.has_gate and given.is_concatenated and not given.is_transposed
-    plain = plain and not given.has_bias and not getattr(given, "has_post_expert_norm", False)
-    plain = plain and type(given)._apply_gate is _default_apply_gate and act in ACTIVATIONS
-    plain = plain and type(getattr(given, "act_fn", None)) is type(ACT2FN[act])
-    if plain:
-        count, twice, hidden = given.gate_up_proj.shape
+    is_gated_mlp = experts.has_gate and experts.is_concatenated and not experts.is_transposed
+    is_gated_mlp = (
+        is_gated_mlp
+        and not experts.has_bias
+        and not getattr(experts, "has_post_expert_norm", False)
+    )
+    is_gated_mlp = (
+        is_gated_mlp and type(experts)._apply_gate is _default_apply_gate and act in ACTIVATIONS
+    )
+    is_gated_mlp = is_gated_mlp and type(getattr(experts, "act_fn", None)) is type(ACT2FN[act])
+    if is_gated_mlp:
+        count, fused_size, hidden = experts.gate_up_proj.shape
         return RoutedExperts(
             ctx,
             path,
             count,
             hidden,
-            twice // 2,
+            fused_size // 2,
             activation=act,
             names=expert_names(type(model), config),
         )
@@ -190,13 +196,13 @@ def _experts(ctx: ModelContext, model: Any, path: str, given: Any, plan: TPPlan)
         raise plan.refused(f"its experts ({path}) are not plain gated MLPs")
     if ctx.quantization is not None:
         raise refusal(plan.architecture, f"its experts ({path}) cannot be quantized")
-    return given  # type: ignore[no-any-return]
+    return experts  # type: ignore[no-any-return]
 
 
 def _context(ctx: ModelContext, model: nn.Module, path: str, plan: TPPlan) -> ModelContext:
     """Attention is divided where its projections are, and their outputs are not gathered."""
-    inside = model.get_submodule(path).named_children()
-    styles = {plan.style(f"{path}.{name}") for name, _ in inside}
+    children = model.get_submodule(path).named_children()
+    styles = {plan.style(f"{path}.{name}") for name, _ in children}
     if ctx.tp_group.world_size == 1 or styles & {"colwise", "packed_colwise"}:
         return ctx
     return replace(ctx, tp_group=SingleRankCommunicator())
@@ -204,14 +210,14 @@ def _context(ctx: ModelContext, model: nn.Module, path: str, plan: TPPlan) -> Mo
 
 def stays_float32(model: Any, path: str) -> bool:
     """Whether transformers keeps a parameter in float32 whatever the model's dtype."""
-    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
-    return any(re.search(rf"(^|\.){re.escape(name)}(\.|$)", path) for name in kept)
+    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return any(re.search(rf"(^|\.){re.escape(name)}(\.|$)", path) for name in patterns)
 
 
-def _path(model: nn.Module, wanted: nn.Module) -> str:
-    return str(next(path for path, module in model.named_modules() if module is wanted))
+def _path(model: nn.Module, target: nn.Module) -> str:
+    return str(next(path for path, module in model.named_modules() if module is target))
 
 
 def _put(model: nn.Module, path: str, module: nn.Module) -> None:
-    home, _, name = path.rpartition(".")
-    setattr(model.get_submodule(home), name, module)
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)

@@ -56,9 +56,9 @@ def check_config(architecture: str, config: Any) -> None:
     if sparse := sorted(k for k, v in vars(config).items() if k.startswith("index_") and v):
         raise refusal(architecture, f"its attention picks the keys it looks at ({sparse[0]})")
     types = set(getattr(config, "layer_types", None) or ())
-    if strange := sorted(map(str, types - LAYER_TYPES)):
+    if unsupported := sorted(map(str, types - LAYER_TYPES)):
         raise refusal(
             architecture,
-            f"its configuration has layers of type {', '.join(strange)}; supported are "
+            f"its configuration has layers of type {', '.join(unsupported)}; supported are "
             f"{', '.join(sorted(LAYER_TYPES))}",
         )

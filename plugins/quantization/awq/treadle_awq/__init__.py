@@ -31,7 +31,7 @@ def treadle_quantization(
 @impl
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """A configuration that names no method, as llm-awq writes it."""
-    found = model.config.get("quantization_config") or {}
-    if (kind, key) == ("quantization", "awq") and {"w_bit", "q_group_size"} <= found.keys():
+    quant_config = model.config.get("quantization_config") or {}
+    if (kind, key) == ("quantization", "awq") and {"w_bit", "q_group_size"} <= quant_config.keys():
         return Match(100, "quantization_config has w_bit and q_group_size")
     return None

@@ -33,23 +33,23 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
     """
     method = checkpoint.get("quant_method", "awq")
     if not checkpoint or method not in METHODS:
-        said = f"is quantized with {method!r}" if checkpoint else "is not quantized"
+        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
         raise ConfigError(
-            f"option quantization is 'awq', but this checkpoint {said}; leave the option out, or "
+            f"option quantization is 'awq', but this checkpoint {state}; leave the option out, or "
             "choose a checkpoint whose config.json has a quantization_config of AWQ"
         )
-    bits = _whole(checkpoint, "bits", "w_bit", default=4)
+    bits = _read_int(checkpoint, "bits", "w_bit", default=4)
     if bits != 4:
         raise UnsupportedModelError(
             f"quantization_config says {bits} bits; AWQ checkpoints have 4 (for others: GPTQ)"
         )
-    version = _first(checkpoint, "version", "format", "checkpoint_format", default="gemm")
+    version = _first_value(checkpoint, "version", "format", "checkpoint_format", default="gemm")
     if str(version).lower() != "gemm":
         raise UnsupportedModelError(
             f"quantization_config says version {version!r}; treadle-awq reads 'gemm' packing, which "
             "nearly all AWQ checkpoints have"
         )
-    group_size = _whole(checkpoint, "group_size", "q_group_size", default=128)
+    group_size = _read_int(checkpoint, "group_size", "q_group_size", default=128)
     if group_size < 1 and group_size != -1:
         raise CheckpointError(
             f"quantization_config says group_size {group_size}; it must be positive, or -1 for one "
@@ -63,12 +63,12 @@ def read_config(checkpoint: Mapping[str, Any]) -> AwqConfig:
     return AwqConfig(group_size, tuple(names))
 
 
-def _first(checkpoint: Mapping[str, Any], *keys: str, default: Any) -> Any:
+def _first_value(checkpoint: Mapping[str, Any], *keys: str, default: Any) -> Any:
     return next((checkpoint[key] for key in keys if checkpoint.get(key) is not None), default)
 
 
-def _whole(checkpoint: Mapping[str, Any], *keys: str, default: int) -> int:
-    value = _first(checkpoint, *keys, default=default)
+def _read_int(checkpoint: Mapping[str, Any], *keys: str, default: int) -> int:
+    value = _first_value(checkpoint, *keys, default=default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise CheckpointError(
             f"quantization_config says {keys[0]} {value!r}; it must be a whole number"

@@ -59,7 +59,7 @@ class AwqLinear:
         self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
         if self.group == -1:
             self.group = inputs.total
         if inputs.total % self.group:
@@ -91,9 +91,11 @@ class AwqLinear:
         inputs = qweight.shape[0]
         # Where a share begins or ends inside a group, smaller groups of equal scales are exact.
         group = gcd(self.group, self.first, inputs)
-        first, count = self.first // group, inputs // group
+        first_group, num_groups = self.first // group, inputs // group
         scales, zeros = (
-            t.repeat_interleave(self.group // group, dim=0)[first : first + count].contiguous()
+            t.repeat_interleave(self.group // group, dim=0)[
+                first_group : first_group + num_groups
+            ].contiguous()
             for t in (scales, zeros)
         )
         self.group = group
@@ -111,8 +113,8 @@ class AwqLinear:
             return
         if scales.device.type == "cpu":
             scales, zeros = scales.float(), zeros.float()  # float16 is slow there
-        module.register_parameter("scales", _kept(scales))
-        module.register_parameter("zeros", _kept(zeros))
+        module.register_parameter("scales", _frozen_parameter(scales))
+        module.register_parameter("zeros", _frozen_parameter(zeros))
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.int4 is not None:
@@ -127,5 +129,5 @@ def _scale_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float32 else torch.float16
 
 
-def _kept(data: Tensor) -> nn.Parameter:
+def _frozen_parameter(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)

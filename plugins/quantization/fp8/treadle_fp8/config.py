@@ -48,17 +48,17 @@ def read_config(method: str, checkpoint: Mapping[str, Any]) -> Fp8Config:
                 "'fp8' to quantize it while loading"
             )
         return Fp8Config("channel", online=True)
-    stored = checkpoint.get("quant_method", "fp8")
-    if stored not in STORED:
+    stored_method = checkpoint.get("quant_method", "fp8")
+    if stored_method not in STORED:
         raise ConfigError(
-            f"option quantization is {method!r}, but this checkpoint is quantized with {stored!r}; "
+            f"option quantization is {method!r}, but this checkpoint is quantized with {stored_method!r}; "
             "leave the option out"
         )
     unquantized = (
         *_names(checkpoint, "modules_to_not_convert"),
         *_names(checkpoint, "ignored_layers"),
     )
-    if stored == "fbgemm_fp8":
+    if stored_method == "fbgemm_fp8":
         limit = checkpoint.get("activation_scale_ub")
         return Fp8Config(
             "channel", limit=None if limit is None else float(limit), unquantized=unquantized
@@ -85,17 +85,17 @@ def read_config(method: str, checkpoint: Mapping[str, Any]) -> Fp8Config:
     return Fp8Config("block", block=_block(block), unquantized=unquantized)
 
 
-def _block(given: Any) -> tuple[int, int]:
-    sizes = tuple(given) if isinstance(given, list | tuple) else ()
+def _block(value: Any) -> tuple[int, int]:
+    sizes = tuple(value) if isinstance(value, list | tuple) else ()
     if len(sizes) != 2 or not all(isinstance(n, int) and n > 0 for n in sizes):
         raise CheckpointError(
-            f"quantization_config says weight_block_size {given!r}; it must be two positive numbers"
+            f"quantization_config says weight_block_size {value!r}; it must be two positive numbers"
         )
     return sizes[0], sizes[1]
 
 
 def _names(checkpoint: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    given = checkpoint.get(key) or ()
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise CheckpointError(f"{key} in quantization_config is not a list of names: {given!r}")
-    return tuple(given)
+    value = checkpoint.get(key) or ()
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise CheckpointError(f"{key} in quantization_config is not a list of names: {value!r}")
+    return tuple(value)

@@ -14,209 +14,215 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_fp8.rounding import FP8
+from treadle_fp8.quantize import FP8
 from treadle_fp8.tiles import BLOCK, Tile
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
-    "finish_kernel",
     "multiply",
     "quantize_kernel",
     "quantize_per_block",
     "quantize_per_row",
     "scaled_mm_kernel",
+    "split_k_reduce_kernel",
 )
 
 
 @triton.jit
 def quantize_kernel(
-    x,  # [rows, SIZE], or [rows, 2 * SIZE] if GATED; rows stride elements apart
-    given,  # float32 [1] if GIVEN: the scale of everything
-    out,  # float8_e4m3fn [rows, SIZE]
-    scales,  # float32 [pieces, room]
+    x,  # [rows, HIDDEN_SIZE], or [rows, 2 * HIDDEN_SIZE] if GATED; rows stride elements apart
+    static_scale,  # float32 [1] if HAS_STATIC_SCALE: the scale of everything
+    out,  # float8_e4m3fn [rows, HIDDEN_SIZE]
+    scales,  # float32 [groups, padded_rows]
     stride,
-    room,
-    limit,  # what a row's largest number is cut off at, if LIMITED
-    SIZE: tl.constexpr,
-    EACH: tl.constexpr,  # numbers of a piece, which has a scale of its own
-    PIECES: tl.constexpr,  # of a row, and
-    WIDE: tl.constexpr,  # the powers of two that hold them
+    padded_rows,
+    max_abs,  # what a row's largest number is cut off at, if HAS_MAX_ABS
+    HIDDEN_SIZE: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,  # numbers of a piece, which has a scale of its own
+    NUM_GROUPS_PADDED: tl.constexpr,  # of a row, and
+    GROUP_SIZE_PADDED: tl.constexpr,  # the powers of two that hold them
     GATED: tl.constexpr,
-    GIVEN: tl.constexpr,
-    LIMITED: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_STATIC_SCALE: tl.constexpr,
+    HAS_MAX_ABS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program rounds one row."""
-    launch_dependents(EARLY)
+    launch_dependents(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    piece = tl.arange(0, PIECES)
-    at = piece[:, None] * EACH + tl.arange(0, WIDE)[None, :]
-    inside = (tl.arange(0, WIDE) < EACH)[None, :] & (at < SIZE)
-    wait_for_previous_kernel(EARLY)
-    value = tl.load(x + row * stride + at, mask=inside, other=0.0)
+    offs_g = tl.arange(0, NUM_GROUPS_PADDED)
+    offs = offs_g[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE_PADDED)[None, :]
+    mask = (tl.arange(0, GROUP_SIZE_PADDED) < GROUP_SIZE)[None, :] & (offs < HIDDEN_SIZE)
+    wait_for_previous_kernel(USE_PDL)
+    value = tl.load(x + row * stride + offs, mask=mask, other=0.0)
     if GATED:
-        up = tl.load(x + row * stride + SIZE + at, mask=inside, other=0.0)
-        wide = value.to(tl.float32)
+        up = tl.load(x + row * stride + HIDDEN_SIZE + offs, mask=mask, other=0.0)
+        gate = value.to(tl.float32)
         # Rounded where torch rounds.
-        value = ((wide / (1.0 + tl.exp(-wide))).to(up.dtype) * up).to(up.dtype)
+        value = ((gate / (1.0 + tl.exp(-gate))).to(up.dtype) * up).to(up.dtype)
     value = value.to(tl.float32)
-    if GIVEN:
-        scale = tl.load(given) + tl.zeros([PIECES], tl.float32)
+    if HAS_STATIC_SCALE:
+        scale = tl.load(static_scale) + tl.zeros([NUM_GROUPS_PADDED], tl.float32)
     else:
-        largest = tl.max(tl.abs(value), axis=1)
-        if LIMITED:
-            largest = tl.minimum(largest, limit)
-        scale = tl.maximum(tl.math.div_rn(largest, 448.0), 1e-12)
+        amax = tl.max(tl.abs(value), axis=1)
+        if HAS_MAX_ABS:
+            amax = tl.minimum(amax, max_abs)
+        scale = tl.maximum(tl.math.div_rn(amax, 448.0), 1e-12)
     # The cast makes NaN of what is too large on some devices, so it is cut off before.
-    whole = value * tl.math.div_rn(1.0, scale)[:, None]
-    whole = tl.minimum(tl.maximum(whole, -448.0), 448.0)
-    tl.store(out + row * SIZE + at, whole.to(out.dtype.element_ty), mask=inside)
-    tl.store(scales + piece * room + row, scale, mask=piece * EACH < SIZE)
+    quantized = value * tl.math.div_rn(1.0, scale)[:, None]
+    quantized = tl.minimum(tl.maximum(quantized, -448.0), 448.0)
+    tl.store(out + row * HIDDEN_SIZE + offs, quantized.to(out.dtype.element_ty), mask=mask)
+    tl.store(scales + offs_g * padded_rows + row, scale, mask=offs_g * GROUP_SIZE < HIDDEN_SIZE)
 
 
 @triton.jit
 def scaled_mm_kernel(
-    x,  # float8_e4m3fn [rows, depth]
-    x_scale,  # float32 [rows], or [depth / 128, rows] with rows x_stride apart, if BLOCKS
-    weight,  # float8_e4m3fn [width, depth]
-    w_scale,  # float32 [width], or [width / 128, depth / 128] with rows w_stride apart
-    bias,  # [width] if BIAS
-    out,  # [rows, width], or float32 [splits, rows, width] if SPLIT
-    rows,
-    width,
-    depth,
-    share,  # inputs of one program, a multiple of DEEP
+    x,  # float8_e4m3fn [M, K]
+    x_scale,  # float32 [M], or [K / 128, M] with rows x_stride apart, if BLOCK_SCALES
+    weight,  # float8_e4m3fn [N, K]
+    w_scale,  # float32 [N], or [N / 128, K / 128] with rows w_stride apart
+    bias,  # [N] if HAS_BIAS
+    out,  # [M, N], or float32 [splits, M, N] if SPLIT_K
+    M,
+    N,
+    K,
+    k_per_split,  # inputs of one program, a multiple of BLOCK_K
     x_stride,
     w_stride,
-    WIDE: tl.constexpr,  # outputs of one program
-    ROWS: tl.constexpr,
-    DEEP: tl.constexpr,  # 128 if BLOCKS
-    BLOCKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # outputs of one program
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # 128 if BLOCK_SCALES
+    BLOCK_SCALES: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Program (block of outputs, share of the inputs, block of rows)."""
-    launch_dependents(EARLY)
-    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    k = tl.arange(0, DEEP)
-    begin = tl.program_id(1) * share
-    end = tl.minimum(begin + share, depth)
-    inside, real = n < width, m < rows
-    left_at = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
-    right_at = x + m[None, :] * depth + k[:, None]
-    scale_at = w_scale + tl.program_id(0) * WIDE // 128 * w_stride
-    wait_for_previous_kernel(EARLY)
-    total = tl.zeros([WIDE, ROWS], tl.float32)
-    gain = tl.zeros([ROWS], tl.float32)
-    if BLOCKS:
-        gain = tl.load(x_scale + begin // 128 * x_stride + m, mask=real, other=0.0)
-        gain *= tl.load(scale_at + begin // 128)
-    for start in range(begin, end, DEEP):
-        left = tl.load(
-            left_at + start, mask=inside[:, None] & (start + k < end)[None, :], other=0.0
+    launch_dependents(USE_PDL)
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_k = tl.arange(0, BLOCK_K)
+    k_begin = tl.program_id(1) * k_per_split
+    k_end = tl.minimum(k_begin + k_per_split, K)
+    mask_n, mask_m = offs_n < N, offs_m < M
+    w_ptrs = weight + offs_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+    x_ptrs = x + offs_m[None, :] * K + offs_k[:, None]
+    w_scale_ptrs = w_scale + tl.program_id(0) * BLOCK_N // 128 * w_stride
+    wait_for_previous_kernel(USE_PDL)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    next_scale = tl.zeros([BLOCK_M], tl.float32)
+    if BLOCK_SCALES:
+        next_scale = tl.load(x_scale + k_begin // 128 * x_stride + offs_m, mask=mask_m, other=0.0)
+        next_scale *= tl.load(w_scale_ptrs + k_begin // 128)
+    for k_start in range(k_begin, k_end, BLOCK_K):
+        w_tile = tl.load(
+            w_ptrs + k_start, mask=mask_n[:, None] & (k_start + offs_k < k_end)[None, :], other=0.0
         )
-        right = tl.load(
-            right_at + start, mask=real[None, :] & (start + k < end)[:, None], other=0.0
+        x_tile = tl.load(
+            x_ptrs + k_start, mask=mask_m[None, :] & (k_start + offs_k < k_end)[:, None], other=0.0
         )
-        if BLOCKS:
+        if BLOCK_SCALES:
             # The next scales are on their way while this tile is multiplied.
-            own, after = gain, start // 128 + 1
-            more = start + DEEP < end
-            gain = tl.load(x_scale + after * x_stride + m, mask=real & more, other=0.0)
-            gain *= tl.load(scale_at + after, mask=more, other=0.0)
-            total += tl.dot(left, right) * own[None, :]
+            row_scale, next_block = next_scale, k_start // 128 + 1
+            has_next = k_start + BLOCK_K < k_end
+            next_scale = tl.load(
+                x_scale + next_block * x_stride + offs_m, mask=mask_m & has_next, other=0.0
+            )
+            next_scale *= tl.load(w_scale_ptrs + next_block, mask=has_next, other=0.0)
+            acc += tl.dot(w_tile, x_tile) * row_scale[None, :]
         else:
             # Hopper sums products in FP8 with few bits; every 128 of them are added in float32.
-            total = tl.dot(left, right, total, max_num_imprecise_acc=128)
-    kept = inside[:, None] & real[None, :]
-    if SPLIT:
-        part = (tl.program_id(1) * rows + m).to(tl.int64)
-        tl.store(out + part[None, :] * width + n[:, None], total, mask=kept)
+            acc = tl.dot(w_tile, x_tile, acc, max_num_imprecise_acc=128)
+    mask = mask_n[:, None] & mask_m[None, :]
+    if SPLIT_K:
+        partial_row = (tl.program_id(1) * M + offs_m).to(tl.int64)
+        tl.store(out + partial_row[None, :] * N + offs_n[:, None], acc, mask=mask)
     else:
-        if not BLOCKS:
-            own = tl.load(x_scale + m, mask=real, other=0.0)
-            total *= tl.load(w_scale + n, mask=inside, other=0.0)[:, None] * own[None, :]
-        if BIAS:
-            total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
-        at = out + m.to(tl.int64)[None, :] * width + n[:, None]
-        tl.store(at, total.to(out.dtype.element_ty), mask=kept)
+        if not BLOCK_SCALES:
+            row_scale = tl.load(x_scale + offs_m, mask=mask_m, other=0.0)
+            acc *= tl.load(w_scale + offs_n, mask=mask_n, other=0.0)[:, None] * row_scale[None, :]
+        if HAS_BIAS:
+            acc += tl.load(bias + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
+        out_ptrs = out + offs_m.to(tl.int64)[None, :] * N + offs_n[:, None]
+        tl.store(out_ptrs, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def finish_kernel(
-    parts,  # float32 [SPLITS, rows, width]
-    x_scale,  # as in scaled_mm_kernel; not read if BLOCKS
+def split_k_reduce_kernel(
+    partials,  # float32 [NUM_SPLITS, M, N]
+    x_scale,  # as in scaled_mm_kernel; not read if BLOCK_SCALES
     w_scale,
     bias,
-    out,  # [rows, width]
-    width,
-    SPLITS: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
+    out,  # [M, N]
+    N,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Program (block of outputs, row) adds what the programs of ``scaled_mm_kernel`` have found."""
-    launch_dependents(EARLY)
-    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    row, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
-    inside = n < width
-    wait_for_previous_kernel(EARLY)
-    total = tl.zeros([WIDE], tl.float32)
-    for split in tl.static_range(SPLITS):
-        total += tl.load(parts + (split * rows + row) * width + n, mask=inside, other=0.0)
-    if not BLOCKS:
-        total *= tl.load(w_scale + n, mask=inside, other=0.0) * tl.load(x_scale + row)
-    if BIAS:
-        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + n, total.to(out.dtype.element_ty), mask=inside)
+    launch_dependents(USE_PDL)
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    row, M = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    mask = offs_n < N
+    wait_for_previous_kernel(USE_PDL)
+    acc = tl.zeros([BLOCK_N], tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        acc += tl.load(partials + (split * M + row) * N + offs_n, mask=mask, other=0.0)
+    if not BLOCK_SCALES:
+        acc *= tl.load(w_scale + offs_n, mask=mask, other=0.0) * tl.load(x_scale + row)
+    if HAS_BIAS:
+        acc += tl.load(bias + offs_n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * N + offs_n, acc.to(out.dtype.element_ty), mask=mask)
 
 
-def _round(
+def _quantize(
     x: Tensor,
-    each: int | None,
-    given: Tensor | None,
-    limit: float | None,
-    room: int,
+    group_size: int | None,
+    static_scale: Tensor | None,
+    max_abs: float | None,
+    padded_rows: int,
     gated: bool,
-    early: bool,
+    use_pdl: bool,
 ) -> tuple[Tensor, Tensor]:
-    rows, size = len(x), x.shape[1] // (2 if gated else 1)
-    each = each or size
+    num_rows, hidden_size = len(x), x.shape[1] // (2 if gated else 1)
+    group_size = group_size or hidden_size
     if x.stride(1) != 1:
         x = x.contiguous()
-    out = torch.empty((room, size), dtype=FP8, device=x.device)
-    scales = torch.empty((size // each, room), dtype=torch.float32, device=x.device)
-    pieces, wide = (triton.next_power_of_2(n) for n in (size // each, each))
-    quantize_kernel[(rows,)](
-        x, scales if given is None else given, out, scales, x.stride(0), room, limit or 0.0,
-        SIZE=size, EACH=each, PIECES=pieces, WIDE=wide, GATED=gated, GIVEN=given is not None,
-        LIMITED=limit is not None, EARLY=early,
-        num_warps=max(4, min(16, pieces * wide // 512)), launch_pdl=early,
+    out = torch.empty((padded_rows, hidden_size), dtype=FP8, device=x.device)
+    scales = torch.empty(
+        (hidden_size // group_size, padded_rows), dtype=torch.float32, device=x.device
+    )
+    num_groups_padded, group_size_padded = (
+        triton.next_power_of_2(n) for n in (hidden_size // group_size, group_size)
+    )
+    quantize_kernel[(num_rows,)](
+        x, scales if static_scale is None else static_scale, out, scales, x.stride(0), padded_rows, max_abs or 0.0,
+        HIDDEN_SIZE=hidden_size, GROUP_SIZE=group_size, NUM_GROUPS_PADDED=num_groups_padded, GROUP_SIZE_PADDED=group_size_padded, GATED=gated, HAS_STATIC_SCALE=static_scale is not None,
+        HAS_MAX_ABS=max_abs is not None, USE_PDL=use_pdl,
+        num_warps=max(4, min(16, num_groups_padded * group_size_padded // 512)), launch_pdl=use_pdl,
     )  # fmt: skip
     return out, scales.t()
 
 
 def quantize_per_row(
     x: Tensor,
-    given: Tensor | None,
-    limit: float | None,
-    room: int,
+    static_scale: Tensor | None,
+    max_abs: float | None,
+    padded_rows: int,
     *,
     gated: bool = False,
-    early: bool,
+    use_pdl: bool,
 ) -> tuple[Tensor, Tensor]:
-    """As ``rounding.quantize_per_row``, but for ties: numbers are multiplied by the inverse of the scale."""
-    return _round(x, None, given, limit, room, gated, early)
+    """As ``quantize.quantize_per_row``, but for ties: numbers are multiplied by the inverse of the scale."""
+    return _quantize(x, None, static_scale, max_abs, padded_rows, gated, use_pdl)
 
 
 def quantize_per_block(
-    x: Tensor, room: int, *, gated: bool = False, early: bool
+    x: Tensor, padded_rows: int, *, gated: bool = False, use_pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    """As ``rounding.quantize_per_block``."""
-    return _round(x, BLOCK, None, None, room, gated, early)
+    """As ``quantize.quantize_per_block``."""
+    return _quantize(x, BLOCK, None, None, padded_rows, gated, use_pdl)
 
 
 def multiply(
@@ -228,34 +234,42 @@ def multiply(
     dtype: torch.dtype,
     tile: Tile,
     *,
-    early: bool,
+    use_pdl: bool,
 ) -> Tensor:
-    """``[rows, width]`` in ``dtype`` from ``x`` ``[rows, depth]`` and ``weight`` ``[width, depth]``.
+    """``[num_rows, out_features]`` in ``dtype`` from ``x`` ``[num_rows, in_features]`` and ``weight`` ``[out_features, in_features]``.
 
-    The scales are as from ``quantize_per_row`` with ``w_scale`` ``[width]``, or as from ``quantize_per_block`` with
-    ``w_scale`` ``[width / 128, depth / 128]``.
+    The scales are as from ``quantize_per_row`` with ``w_scale`` ``[out_features]``, or as from ``quantize_per_block`` with
+    ``w_scale`` ``[out_features / 128, in_features / 128]``.
     """
-    rows, depth = x.shape
-    width = len(weight)
-    blocks = w_scale.dim() == 2
-    share = triton.cdiv(triton.cdiv(depth, tile.splits), tile.deep) * tile.deep
-    splits = triton.cdiv(depth, share)
-    out = torch.empty((rows, width), dtype=dtype, device=x.device)
-    parts = out
-    if splits > 1:
-        parts = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(width, tile.wide), splits, triton.cdiv(rows, tile.rows))
-    added = out if bias is None else bias
+    num_rows, in_features = x.shape
+    out_features = len(weight)
+    has_block_scales = w_scale.dim() == 2
+    k_per_split = (
+        triton.cdiv(triton.cdiv(in_features, tile.num_splits), tile.block_k) * tile.block_k
+    )
+    num_splits = triton.cdiv(in_features, k_per_split)
+    out = torch.empty((num_rows, out_features), dtype=dtype, device=x.device)
+    partials = out
+    if num_splits > 1:
+        partials = torch.empty(
+            (num_splits, num_rows, out_features), dtype=torch.float32, device=x.device
+        )
+    grid = (
+        triton.cdiv(out_features, tile.block_n),
+        num_splits,
+        triton.cdiv(num_rows, tile.block_m),
+    )
+    bias_or_out = out if bias is None else bias
     scaled_mm_kernel[grid](
-        x, x_scale, weight, w_scale, added, parts, rows, width, depth, share,
+        x, x_scale, weight, w_scale, bias_or_out, partials, num_rows, out_features, in_features, k_per_split,
         x_scale.stride(1), w_scale.stride(0),
-        WIDE=tile.wide, ROWS=tile.rows, DEEP=tile.deep, BLOCKS=blocks, SPLIT=splits > 1,
-        BIAS=bias is not None, EARLY=early, num_warps=tile.warps, num_stages=tile.stages,
-        launch_pdl=early,
+        BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, BLOCK_K=tile.block_k, BLOCK_SCALES=has_block_scales, SPLIT_K=num_splits > 1,
+        HAS_BIAS=bias is not None, USE_PDL=use_pdl, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        launch_pdl=use_pdl,
     )  # fmt: skip
-    if splits > 1:
-        finish_kernel[(triton.cdiv(width, 1024), rows)](
-            parts, x_scale, w_scale, added, out, width, SPLITS=splits, WIDE=1024,
-            BLOCKS=blocks, BIAS=bias is not None, EARLY=early, num_warps=4, launch_pdl=early,
+    if num_splits > 1:
+        split_k_reduce_kernel[(triton.cdiv(out_features, 1024), num_rows)](
+            partials, x_scale, w_scale, bias_or_out, out, out_features, NUM_SPLITS=num_splits, BLOCK_N=1024,
+            BLOCK_SCALES=has_block_scales, HAS_BIAS=bias is not None, USE_PDL=use_pdl, num_warps=4, launch_pdl=use_pdl,
         )  # fmt: skip
     return out

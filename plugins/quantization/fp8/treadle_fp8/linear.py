@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from treadle.api.models import LinearSpec
 from treadle.layers import Shard, Sharded, empty_weight
-from treadle_fp8.native import ScaledMM
-from treadle_fp8.rounding import FP8, LARGEST
+from treadle_fp8.quantize import FP8, FP8_MAX
+from treadle_fp8.scaled_mm import ScaledMM
 from treadle_layers_kit import ops
 
-__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "widened")
+__all__ = ("BlockLinear", "ChannelLinear", "MatrixLinear", "OnlineLinear", "to_float32")
 
 
 class ChannelLinear:
@@ -34,10 +34,10 @@ class ChannelLinear:
     After ``process_weights_after_loading`` the module has ``weight`` and ``weight_scale`` ``[out]``.
     """
 
-    def __init__(self, native: ScaledMM, limit: float | None = None) -> None:
-        self.native = native
+    def __init__(self, scaled_mm: ScaledMM, limit: float | None = None) -> None:
+        self.scaled_mm = scaled_mm
         self.limit = limit
-        self.fast = False
+        self.uses_scaled_mm = False
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
@@ -46,19 +46,23 @@ class ChannelLinear:
         self.dtype = spec.dtype
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        self.keep(module, module.get_parameter("weight_scale").data.flatten())
+        self.set_scale(module, module.get_parameter("weight_scale").data.flatten())
 
-    def keep(self, module: nn.Module, scale: Tensor) -> None:
+    def set_scale(self, module: nn.Module, scale: Tensor) -> None:
         """Store the scale of each output, and decide how to multiply."""
         replace(module, "weight_scale", scale.contiguous())
-        self.fast = self.native.by_rows(module.get_parameter("weight").data, self.dtype)
+        self.uses_scaled_mm = self.scaled_mm.supports_rows(
+            module.get_parameter("weight").data, self.dtype
+        )
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
-        if self.fast:
+        if self.uses_scaled_mm:
             static = getattr(module, "input_scale", None)
             scale = module.weight_scale
-            return self.native.rows(x, module.weight, scale, bias, static, self.limit, gated=gated)
-        dense = widened(module.weight).mul_(module.weight_scale[:, None])
+            return self.scaled_mm.mm_rows(
+                x, module.weight, scale, bias, static, self.limit, gated=gated
+            )
+        dense = to_float32(module.weight).mul_(module.weight_scale[:, None])
         return F.linear(ops.silu_and_mul(x) if gated else x, dense.to(x.dtype), bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,19 +72,19 @@ class ChannelLinear:
 class MatrixLinear(ChannelLinear):
     """A scale for each matrix of the checkpoint; ``static``: and one for its activations."""
 
-    def __init__(self, native: ScaledMM, *, static: bool) -> None:
-        super().__init__(native)
+    def __init__(self, scaled_mm: ScaledMM, *, static: bool) -> None:
+        super().__init__(scaled_mm)
         self.static = static
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
-        parts = len(spec.out_features)
+        num_matrices = len(spec.out_features)
         module.register_parameter(
-            "weight_scale", empty_weight((parts,), torch.float32, per_part=True)
+            "weight_scale", empty_weight((num_matrices,), torch.float32, per_part=True)
         )
         if self.static:
             module.register_parameter(
-                "input_scale", empty_weight((parts,), torch.float32, per_part=True)
+                "input_scale", empty_weight((num_matrices,), torch.float32, per_part=True)
             )
         self.dtype, self.sizes = spec.dtype, spec.out_features
 
@@ -90,8 +94,8 @@ class MatrixLinear(ChannelLinear):
         if self.static:
             # They saw the same activations, and the largest scale cuts nothing off.
             replace(module, "input_scale", module.get_parameter("input_scale").data.amax())
-        pieces = [s.expand(n) for s, n in zip(scales, self.sizes, strict=True)]
-        self.keep(module, torch.cat(pieces))
+        expanded = [s.expand(n) for s, n in zip(scales, self.sizes, strict=True)]
+        self.set_scale(module, torch.cat(expanded))
 
 
 class OnlineLinear(ChannelLinear):
@@ -102,10 +106,10 @@ class OnlineLinear(ChannelLinear):
         self.dtype = spec.dtype
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
-        full = module.get_parameter("weight").data.float()
-        scale = (full.abs().amax(dim=1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
-        replace(module, "weight", (full / scale[:, None]).to(FP8))
-        self.keep(module, scale)
+        weight = module.get_parameter("weight").data.float()
+        scale = (weight.abs().amax(dim=1) / FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
+        replace(module, "weight", (weight / scale[:, None]).to(FP8))
+        self.set_scale(module, scale)
 
 
 class BlockLinear:
@@ -115,60 +119,71 @@ class BlockLinear:
     ``step`` inputs. For FP8 multiplication, ``block_scale`` is ``[out / 128, in / 128]`` as well.
     """
 
-    def __init__(self, block: tuple[int, int], native: ScaledMM) -> None:
+    def __init__(self, block: tuple[int, int], scaled_mm: ScaledMM) -> None:
         self.block = block
-        self.native = native
-        self.fast = False
+        self.scaled_mm = scaled_mm
+        self.uses_scaled_mm = False
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
         register_weight(module, spec, FP8)
-        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
-        high, wide = self.block
-        rows = sum(-(-n // high) for n in spec.out_features)
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
+        block_out, block_in = self.block
+        rows = sum(-(-n // block_out) for n in spec.out_features)
         # Every rank gets the scales of all inputs, because its own may begin inside a block.
         scale = empty_weight(
-            (rows, -(-inputs.total // wide)), torch.float32, output_dim=0, output_block=high
+            (rows, -(-inputs.total // block_in)),
+            torch.float32,
+            output_dim=0,
+            output_block=block_out,
         )
         module.register_parameter("weight_scale", scale)
         self.dtype, self.sizes, self.first = spec.dtype, spec.out_features, inputs.start
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Bring the scales into the form of this rank's share."""
-        data, stored = (
+        weight, stored_scale = (
             module.get_parameter("weight").data,
             module.get_parameter("weight_scale").data,
         )
-        high, wide = self.block
-        inputs = data.shape[1]
-        step = gcd(wide, self.first) if self.first % wide else wide
-        first = self.first // step
-        scale = stored.repeat_interleave(wide // step, dim=1)
-        scale = scale[:, first : first + -(-inputs // step)]
-        pieces = scale.split([-(-n // high) for n in self.sizes])
+        block_out, block_in = self.block
+        inputs = weight.shape[1]
+        step = gcd(block_in, self.first) if self.first % block_in else block_in
+        first_block = self.first // step
+        scale = stored_scale.repeat_interleave(block_in // step, dim=1)
+        scale = scale[:, first_block : first_block + -(-inputs // step)]
+        pieces = scale.split([-(-n // block_out) for n in self.sizes])
         rows = [
-            piece.repeat_interleave(high, dim=0)[:size]
+            piece.repeat_interleave(block_out, dim=0)[:size]
             for piece, size in zip(pieces, self.sizes, strict=True)
         ]
         self.step = step
         replace(module, "weight_scale", torch.cat(rows).contiguous())
-        aligned = not any(n % high for n in self.sizes) and not inputs % wide and step == wide
-        if self.block == (128, 128) and aligned and self.native.by_blocks(data, self.dtype):
-            self.fast = True
-            replace(module, "block_scale", self.native.laid_out(scale))
+        aligned = (
+            not any(n % block_out for n in self.sizes)
+            and not inputs % block_in
+            and step == block_in
+        )
+        if (
+            self.block == (128, 128)
+            and aligned
+            and self.scaled_mm.supports_blocks(weight, self.dtype)
+        ):
+            self.uses_scaled_mm = True
+            replace(module, "block_scale", self.scaled_mm.pad_block_scale(scale))
 
     def apply(self, module: Any, x: Tensor, bias: Tensor | None, *, gated: bool = False) -> Tensor:
-        if self.fast:
-            return self.native.blocks(x, module.weight, module.block_scale, bias, gated=gated)
+        if self.uses_scaled_mm:
+            return self.scaled_mm.mm_blocks(x, module.weight, module.block_scale, bias, gated=gated)
         inputs = module.weight.shape[1]
         scale = module.weight_scale.repeat_interleave(self.step, dim=1)[:, :inputs]
-        dense = widened(module.weight).mul_(scale).to(x.dtype)
+        dense = to_float32(module.weight).mul_(scale).to(x.dtype)
         return F.linear(ops.silu_and_mul(x) if gated else x, dense, bias)
 
     def apply_gated(self, module: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.apply(module, x, bias, gated=True)
 
 
-def widened(weight: Tensor) -> Tensor:
+def to_float32(weight: Tensor) -> Tensor:
     """float8_e4m3fn to a new float32 tensor.
 
     torch's conversion goes number by number on a CPU. A float16 has the same fields, only wider, so

@@ -8,7 +8,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle_fp8.config import Fp8Config
 from treadle_fp8.linear import BlockLinear, ChannelLinear, MatrixLinear, OnlineLinear
-from treadle_fp8.native import ScaledMM
+from treadle_fp8.scaled_mm import ScaledMM
 from treadle_layers_kit.quantized import is_layer_skipped
 
 __all__ = ("Fp8Scheme",)
@@ -29,19 +29,19 @@ class Fp8Scheme:
 
     def __init__(self, config: Fp8Config, device: DeviceInfo) -> None:
         self.config = config
-        self._native = ScaledMM(device)
+        self._scaled_mm = ScaledMM(device)
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         config = self.config
         if is_layer_skipped(spec, (*HEADS, *config.unquantized)):
             return None
         if config.online:
-            return OnlineLinear(self._native)
+            return OnlineLinear(self._scaled_mm)
         if config.scales == "block":
-            return BlockLinear(config.block, self._native)
+            return BlockLinear(config.block, self._scaled_mm)
         if config.scales == "channel":
-            return ChannelLinear(self._native, config.limit)
-        return MatrixLinear(self._native, static=config.static)
+            return ChannelLinear(self._scaled_mm, config.limit)
+        return MatrixLinear(self._scaled_mm, static=config.static)
 
     def rename(self, name: str) -> str | None:
         path, _, leaf = name.rpartition(".")

@@ -31,11 +31,11 @@ def treadle_quantization(
 @impl
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """A configuration that names no method, as early GPTQ tools wrote it."""
-    found = model.config.get("quantization_config") or {}
+    quant_config = model.config.get("quantization_config") or {}
     if (kind, key) == ("quantization", "gptq") and {
         "bits",
         "group_size",
         "desc_act",
-    } <= found.keys():
+    } <= quant_config.keys():
         return Match(100, "quantization_config has bits, group_size and desc_act")
     return None

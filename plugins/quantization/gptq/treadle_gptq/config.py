@@ -36,33 +36,35 @@ class GptqConfig:
     """``zero_offset`` is what must be added to a stored zero point (1 in version 1 of the format).
 
     ``rules`` are those of ``dynamic``: the first that matches the beginning of a layer's name
-    replaces values of ``usual``, or (``None``) leaves the layer unquantized. If ``only`` is not
+    replaces values of ``default``, or (``None``) leaves the layer unquantized. If ``quantized_names`` is not
     empty, just the layers whose names end so are quantized.
     """
 
-    usual: Packing
+    default: Packing
     zero_offset: int = 1
     head: bool = False
     rules: tuple[tuple[re.Pattern[str], Mapping[str, Any] | None], ...] = ()
-    only: tuple[str, ...] = ()
+    quantized_names: tuple[str, ...] = ()
     unquantized: tuple[str, ...] = ()
 
     def packing(self, name: str) -> Packing | None:
         """How the matrix of this name is packed; ``None``: it is not."""
-        if self.only and not any(name == n or name.endswith(f".{n}") for n in self.only):
+        if self.quantized_names and not any(
+            name == n or name.endswith(f".{n}") for n in self.quantized_names
+        ):
             return None
         for pattern, changes in self.rules:
             if pattern.match(name):
                 if changes is None:
                     return None
-                usual = self.usual
+                default = self.default
                 values = {
-                    "bits": usual.bits,
-                    "group_size": usual.group_size,
-                    "desc_act": usual.act_order,
+                    "bits": default.bits,
+                    "group_size": default.group_size,
+                    "desc_act": default.act_order,
                 }
                 return _packing({**values, **changes}, f"dynamic rule {pattern.pattern!r}")
-        return self.usual
+        return self.default
 
 
 def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
@@ -73,9 +75,9 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
     """
     method = checkpoint.get("quant_method", "gptq")
     if not checkpoint or method not in METHODS:
-        said = f"is quantized with {method!r}" if checkpoint else "is not quantized"
+        state = f"is quantized with {method!r}" if checkpoint else "is not quantized"
         raise ConfigError(
-            f"option quantization is 'gptq', but this checkpoint {said}; leave the option out, or "
+            f"option quantization is 'gptq', but this checkpoint {state}; leave the option out, or "
             "choose a checkpoint whose config.json has a quantization_config of GPTQ"
         )
     format = checkpoint.get("checkpoint_format") or checkpoint.get("format") or "gptq"
@@ -85,26 +87,26 @@ def read_config(checkpoint: Mapping[str, Any]) -> GptqConfig:
             "gptq_v2, so convert the checkpoint with GPTQModel"
         )
     return GptqConfig(
-        usual=_packing(checkpoint, "quantization_config"),
+        default=_packing(checkpoint, "quantization_config"),
         zero_offset=int(format == "gptq"),
         head=bool(checkpoint.get("lm_head", False)),
         rules=tuple(_rules(checkpoint.get("dynamic") or {})),
-        only=_names(checkpoint, "modules_in_block_to_quantize"),
+        quantized_names=_names(checkpoint, "modules_in_block_to_quantize"),
         unquantized=_names(checkpoint, "modules_to_not_convert"),
     )
 
 
-def _packing(values: Mapping[str, Any], where: str) -> Packing:
+def _packing(values: Mapping[str, Any], source: str) -> Packing:
     bits, group_size = values.get("bits"), values.get("group_size", 128)
     if isinstance(bits, bool) or not isinstance(bits, int):
-        raise CheckpointError(f"{where} says bits {bits!r}; it must be a whole number")
+        raise CheckpointError(f"{source} says bits {bits!r}; it must be a whole number")
     if bits not in BITS:
         raise UnsupportedModelError(
-            f"{where} says {bits} bits; treadle-gptq reads {', '.join(map(str, BITS))}"
+            f"{source} says {bits} bits; treadle-gptq reads {', '.join(map(str, BITS))}"
         )
     if not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
         raise CheckpointError(
-            f"{where} says group_size {group_size!r}; it must be positive, or -1 for one group"
+            f"{source} says group_size {group_size!r}; it must be positive, or -1 for one group"
         )
     return Packing(bits, group_size, bool(values.get("desc_act")))
 
@@ -112,7 +114,7 @@ def _packing(values: Mapping[str, Any], where: str) -> Packing:
 def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Mapping[str, Any] | None]]:
     if not isinstance(dynamic, Mapping):
         raise CheckpointError("dynamic in quantization_config is not an object of pattern: values")
-    found: list[tuple[re.Pattern[str], Mapping[str, Any] | None]] = []
+    rules: list[tuple[re.Pattern[str], Mapping[str, Any] | None]] = []
     for text, values in dynamic.items():
         try:
             pattern = re.compile(text.removeprefix("-:").removeprefix("+:"))
@@ -120,16 +122,16 @@ def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Mapping[str, Any] | None
             raise CheckpointError(
                 f"dynamic rule {text!r} in quantization_config is no regular expression: {error}"
             ) from error
-        found.append((pattern, None if text.startswith("-:") else dict(values or {})))
-    return found
+        rules.append((pattern, None if text.startswith("-:") else dict(values or {})))
+    return rules
 
 
 def _names(checkpoint: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of names, or a list of such lists, as one tuple."""
-    given = checkpoint.get(key) or []
-    lists = given if isinstance(given, list | tuple) else [None]
+    value = checkpoint.get(key) or []
+    lists = value if isinstance(value, list | tuple) else [None]
     flat = [n for entry in lists for n in (entry if isinstance(entry, list) else [entry])]
     names = tuple(n for n in flat if isinstance(n, str))
     if len(names) < len(flat):
-        raise CheckpointError(f"{key} in quantization_config is not a list of names: {given!r}")
+        raise CheckpointError(f"{key} in quantization_config is not a list of names: {value!r}")
     return names

@@ -53,35 +53,39 @@ class GptqLinear:
         self.int4: CpuInt4 | PackedInt4 | None = None
 
     def create_weights(self, module: nn.Module, spec: LinearSpec) -> None:
-        inputs = module.inputs if isinstance(module, Sharded) else Shard.whole(spec.in_features)
-        word = 32 // self.bits
-        for what, count in (
+        inputs = module.inputs if isinstance(module, Sharded) else Shard.full(spec.in_features)
+        codes_per_word = 32 // self.bits
+        for side, count in (
             ("input", spec.in_features),
             *(("output", n) for n in spec.out_features),
         ):
-            if count % word:
+            if count % codes_per_word:
                 raise ConfigError(
-                    f"{spec.prefix} has {count} {what} features on each rank; GPTQ with "
-                    f"{self.bits} bits packs {word} into one word, so choose a smaller "
+                    f"{spec.prefix} has {count} {side} features on each rank; GPTQ with "
+                    f"{self.bits} bits packs {codes_per_word} into one word, so choose a smaller "
                     "tensor_parallel_size"
                 )
         if self.group == -1:
             self.group = inputs.total
         self.prefix, self.first, self.dtype = spec.prefix, inputs.start, spec.dtype
         out, groups = sum(spec.out_features), -(-inputs.total // self.group)
-        shape = (spec.in_features // word, out)
-        packed = empty_weight(shape, torch.int32, output_dim=1, input_dim=0, input_block=word)
-        zeros = empty_weight((groups, out // word), torch.int32, output_dim=1, output_block=word)
+        shape = (spec.in_features // codes_per_word, out)
+        packed = empty_weight(
+            shape, torch.int32, output_dim=1, input_dim=0, input_block=codes_per_word
+        )
+        zeros = empty_weight(
+            (groups, out // codes_per_word), torch.int32, output_dim=1, output_block=codes_per_word
+        )
         scales = empty_weight((groups, out), _scale_dtype(spec.dtype), output_dim=1)
-        absent = None if self.act_order else -1.0
-        index = empty_weight((spec.in_features,), torch.int32, input_dim=0, default=absent)
+        default_group = None if self.act_order else -1.0
+        index = empty_weight((spec.in_features,), torch.int32, input_dim=0, default=default_group)
         module.register_parameter("qweight", packed)
         module.register_parameter("qzeros", zeros)
         module.register_parameter("scales", scales)
         module.register_parameter("g_idx", index)
         if not spec.bias:
-            spare = empty_weight((out,), spec.dtype, output_dim=0, default=0.0)
-            module.register_parameter(SPARE_BIAS, spare)
+            spare_bias = empty_weight((out,), spec.dtype, output_dim=0, default=0.0)
+            module.register_parameter(SPARE_BIAS, spare_bias)
 
     def process_weights_after_loading(self, module: nn.Module) -> None:
         """Bring the inputs into an order in which groups are runs, if there is one."""
@@ -91,17 +95,17 @@ class GptqLinear:
         zeros = zeros.to(scales.dtype)
         index = self._index(module.get_parameter("g_idx").data, len(scales))
         del module.qweight, module.qzeros, module.scales, module.g_idx
-        count = torch.arange(len(index), device=index.device)
+        positions = torch.arange(len(index), device=index.device)
         order = torch.argsort(index, stable=True)
-        if torch.equal(index, (self.first + count) // self.group):
+        if torch.equal(index, (self.first + positions) // self.group):
             scales, zeros = self._share(scales, zeros, len(index))
-        elif torch.equal(index[order], count // self.group):
+        elif torch.equal(index[order], positions // self.group):
             qweight = self._sorted(qweight, order)
             scales, zeros = self._share(scales, zeros, len(index), first=0)
             module.register_buffer("order", order, persistent=False)
         else:
             module.register_buffer("index", index, persistent=False)
-        self._keep(module, qweight, scales, zeros)
+        self._set_parameters(module, qweight, scales, zeros)
 
     def _sorted(self, qweight: Tensor, order: Tensor) -> Tensor:
         # In pieces: unpacked, a weight is up to sixteen times as large.
@@ -109,19 +113,19 @@ class GptqLinear:
         return torch.cat([pack_inputs(piece, self.bits) for piece in pieces], dim=1)
 
     def _drop_spare_bias(self, module: nn.Module) -> None:
-        spare = getattr(module, SPARE_BIAS, None)
-        if spare is None:
+        spare_bias = getattr(module, SPARE_BIAS, None)
+        if spare_bias is None:
             return
-        if spare.any():
+        if spare_bias.any():
             raise CheckpointError(
                 f"the checkpoint has a bias for {self.prefix}, which the model has not; check that "
                 "config.json belongs to these weights (attention_bias, mlp_bias)"
             )
         delattr(module, SPARE_BIAS)
 
-    def _index(self, stored: Tensor, groups: int) -> Tensor:
+    def _index(self, g_idx: Tensor, groups: int) -> Tensor:
         """int64 ``[in]``: the group of each input."""
-        index = stored.long()
+        index = g_idx.long()
         # Absent, or dummy weights: then inputs are in order.
         if not len(index) or int(index.max()) < 0 or (groups > 1 and not index.any()):
             return (self.first + torch.arange(len(index), device=index.device)) // self.group
@@ -141,17 +145,19 @@ class GptqLinear:
         """
         first = self.first if first is None else first
         group = gcd(self.group, first, inputs)
-        times, begin, end = self.group // group, first // group, (first + inputs) // group
+        repeats, begin, end = self.group // group, first // group, (first + inputs) // group
         self.group = group
         return (
-            scales.repeat_interleave(times, dim=0)[begin:end].contiguous(),
-            zeros.repeat_interleave(times, dim=0)[begin:end].contiguous(),
+            scales.repeat_interleave(repeats, dim=0)[begin:end].contiguous(),
+            zeros.repeat_interleave(repeats, dim=0)[begin:end].contiguous(),
         )
 
-    def _keep(self, module: nn.Module, qweight: Tensor, scales: Tensor, zeros: Tensor) -> None:
+    def _set_parameters(
+        self, module: nn.Module, qweight: Tensor, scales: Tensor, zeros: Tensor
+    ) -> None:
         # Parameters, so that they count where the weights are counted.
         if self.bits == 4 and not hasattr(module, "index"):
-            self.int4 = self._four_bits(qweight, scales, zeros)
+            self.int4 = self._pack_int4(qweight, scales, zeros)
         if self.int4 is not None:
             module.add_module("int4", self.int4)
             return
@@ -161,7 +167,7 @@ class GptqLinear:
         module.register_parameter("scales", nn.Parameter(scales, requires_grad=False))
         module.register_parameter("zeros", nn.Parameter(zeros, requires_grad=False))
 
-    def _four_bits(
+    def _pack_int4(
         self, qweight: Tensor, scales: Tensor, zeros: Tensor
     ) -> CpuInt4 | PackedInt4 | None:
         if self.cuda:
@@ -180,11 +186,18 @@ class GptqLinear:
         if self.int4 is not None:
             y: Tensor = self.int4(x)
         else:
-            stored = (module.qweight, module.scales, module.zeros, self.bits, self.group, index)
-            if self.gemm is not None and self.gemm.fits(x, self.bits, self.group, index):
-                y = self.gemm(x, *stored)
+            weight_args = (
+                module.qweight,
+                module.scales,
+                module.zeros,
+                self.bits,
+                self.group,
+                index,
+            )
+            if self.gemm is not None and self.gemm.supports(x, self.bits, self.group, index):
+                y = self.gemm(x, *weight_args)
             else:
-                y = x @ dequantize(*stored, x.dtype)
+                y = x @ dequantize(*weight_args, x.dtype)
         return y if bias is None else y + bias
 
 

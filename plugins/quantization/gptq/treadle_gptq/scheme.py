@@ -8,7 +8,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearMethod, LinearSpec
 from treadle.errors import UnsupportedModelError
 from treadle_gptq.config import GptqConfig
-from treadle_gptq.gemm import find_gemm
+from treadle_gptq.gemm import create_gemm
 from treadle_gptq.linear import SPARE_BIAS, GptqLinear
 from treadle_layers_kit.quantized import is_layer_skipped
 
@@ -24,19 +24,19 @@ class GptqScheme:
 
     def __init__(self, config: GptqConfig, device: DeviceInfo) -> None:
         self.config = config
-        self._gemm, self._cuda = find_gemm(device), device.type == "cuda"
+        self._gemm, self._cuda = create_gemm(device), device.type == "cuda"
         self._without_bias: set[str] = set()
 
     def linear_method(self, spec: LinearSpec) -> LinearMethod | None:
         heads = () if self.config.head else HEADS
         if is_layer_skipped(spec, (*heads, *self.config.unquantized)):
             return None
-        found = {name: self.config.packing(name) for name in spec.names}
-        packing = found[spec.names[0]]
-        if any(other != packing for other in found.values()):
+        packings = {name: self.config.packing(name) for name in spec.names}
+        packing = packings[spec.names[0]]
+        if any(candidate != packing for candidate in packings.values()):
             raise UnsupportedModelError(
                 f"{spec.prefix} fuses matrices that the checkpoint quantizes differently: "
-                + ", ".join(f"{name} ({p or 'not at all'})" for name, p in found.items())
+                + ", ".join(f"{name} ({p or 'not at all'})" for name, p in packings.items())
             )
         if packing is None:
             return None

@@ -1,4 +1,4 @@
-"""Runs chat templates in a process with limits.
+"""Runs chat templates in processes with limits.
 
 The sandbox keeps a template from Python's insides, not from loops without end or texts of
 gigabytes.
@@ -6,7 +6,9 @@ gigabytes.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from queue import Empty, LifoQueue
 from typing import Any
 
 import msgspec
@@ -14,10 +16,13 @@ import msgspec
 from treadle.api.isolation import IsolatedProcess, limit_cpu, limit_memory, serve_requests
 from treadle.errors import CheckpointError, RequestError
 
-__all__ = ("TemplateProcess", "main")
+__all__ = ("TemplateProcesses", "main")
 
 SECONDS = 10.0  # of which a new child needs some to start
 MEMORY = 1 << 30
+MAX_PROCESSES = 3
+PATIENCE = 0.1
+"""Seconds to wait for a busy child before another one is started."""
 
 
 class _RenderRequest(msgspec.Struct, array_like=True):
@@ -33,27 +38,34 @@ class _RenderReply(msgspec.Struct, array_like=True):
     failure: bool = False
 
 
-class TemplateProcess:
-    """Renders in a child, one request at a time. Safe in threads.
+class TemplateProcesses:
+    """Renders in children, one request at a time in each. Safe in threads.
 
-    The child is started at once, and ends with this object or its process.
+    One child is started at once, others when all have been busy for a while: a template that is
+    slow does not hold up others. They end with this object or its process.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._process = IsolatedProcess("treadle_jinja.isolation:main")
-        self._process.start()
+        self._lock = threading.Lock()
+        self._processes: list[IsolatedProcess] = []
+        # The one that was used last comes first: others stay idle while it suffices.
+        self._idle: LifoQueue[IsolatedProcess] = LifoQueue()
+        self._idle.put(self._add())
+        self._processes[0].start()
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid
+    def pids(self) -> list[int | None]:
+        """The children; ``None`` for one that will be started again."""
+        return [process.pid for process in self._processes]
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
         """Raises ``RequestError``, also for a template that takes too long or too much, and
         ``CheckpointError`` for one that cannot be compiled."""
         ask = msgspec.msgpack.encode(_RenderRequest(source, dict(variables)))
+        process = self._take()
         try:
-            data = self._process.request(ask, self._seconds)
+            data = process.request(ask, self._seconds)
         except TimeoutError:
             raise RequestError(
                 f"the chat template did not finish within {self._seconds:g} s; send less, or "
@@ -66,6 +78,8 @@ class TemplateProcess:
                 f"{MEMORY >> 20} MiB; send less, or use another template",
                 param="messages",
             ) from error
+        finally:
+            self._idle.put(process)
         answer = msgspec.msgpack.decode(data, type=_RenderReply)
         if answer.text is not None:
             return answer.text
@@ -74,8 +88,22 @@ class TemplateProcess:
         raise RequestError(answer.reason, param="messages")
 
     def close(self) -> None:
-        """End the child. The next ``render`` starts another one."""
-        self._process.close()
+        """End the children. The next ``render`` starts another one."""
+        for process in self._processes:
+            process.close()
+
+    def _take(self) -> IsolatedProcess:
+        try:
+            return self._idle.get(timeout=PATIENCE)
+        except Empty:
+            with self._lock:
+                if len(self._processes) < MAX_PROCESSES:
+                    return self._add()
+        return self._idle.get()
+
+    def _add(self) -> IsolatedProcess:
+        self._processes.append(IsolatedProcess("treadle_jinja.isolation:main"))
+        return self._processes[-1]
 
 
 # ------------------------------------------------------------------------------- the child

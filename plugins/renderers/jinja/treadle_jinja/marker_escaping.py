@@ -32,17 +32,17 @@ class RenderedPrompt(str):
         """Take the break marks out of ``text`` and remember where they were."""
         pieces = text.split(break_mark)
         prompt = cls("".join(pieces))
-        at, breaks = 0, []
+        pos, positions = 0, []
         for piece in pieces[:-1]:
-            at += len(piece)
-            breaks.append(at)
-        prompt.escape_positions = tuple(breaks)
+            pos += len(piece)
+            positions.append(pos)
+        prompt.escape_positions = tuple(positions)
         return prompt
 
     def parts(self) -> list[str]:
         """The text, cut at the breaks. Empty parts are left out."""
         edges = [0, *self.escape_positions, len(self)]
-        return [self[a:b] for a, b in pairwise(edges) if a < b]
+        return [self[begin:end] for begin, end in pairwise(edges) if begin < end]
 
 
 class Markers:
@@ -60,13 +60,15 @@ class Markers:
         """Where markers begin in ``text``, those inside of other markers too."""
         if self._first is None:
             return []
-        found = (m.start() for m in self._first.finditer(text))
-        return [i for i in found if any(text[i : i + n] in self._markers for n in self._lengths)]
+        positions = (m.start() for m in self._first.finditer(text))
+        return [
+            i for i in positions if any(text[i : i + n] in self._markers for n in self._lengths)
+        ]
 
     def may_begin_at_end(self, text: str) -> bool:
         """Whether ``text`` ends in the beginning of a marker."""
-        longest = max(self._lengths, default=0)
-        return any(text[-n:] in self._prefixes for n in range(1, min(longest, len(text) + 1)))
+        max_length = max(self._lengths, default=0)
+        return any(text[-n:] in self._prefixes for n in range(1, min(max_length, len(text) + 1)))
 
 
 class MarkerEscaper:
@@ -103,7 +105,7 @@ class MarkerEscaper:
         if not starts:
             return text
         edges = [0, *(i + 1 for i in starts), len(text)]
-        return self.mark.join(text[a:b] for a, b in pairwise(edges))
+        return self.mark.join(text[begin:end] for begin, end in pairwise(edges))
 
     def _closed(self, part: Any, markers: Markers) -> Any:
         """Templates join the parts of a content: no marker may begin in one and end in the next."""

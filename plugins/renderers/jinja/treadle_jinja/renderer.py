@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.api.checkpoints import template_text
 from treadle.errors import CheckpointError, ConfigError, RequestError
-from treadle_jinja.isolation import TemplateProcess
+from treadle_jinja.isolation import TemplateProcesses
 from treadle_jinja.marker_escaping import MarkerEscaper, Markers, RenderedPrompt
+from treadle_jinja.plain_json import plain_json
 from treadle_jinja.template import ChatTemplate, Renders
 
 if TYPE_CHECKING:
@@ -37,26 +38,26 @@ class JinjaRenderer:
         templates: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
         markers: Mapping[str, int] | None = None,
-        elsewhere: Renders | None = None,
+        isolated: Renders | None = None,
     ) -> None:
         """``variables`` (``bos_token`` …) are visible to templates; ``markers`` are the texts that
-        encoding turns into one token each; ``elsewhere`` runs the templates outside of this
+        encoding turns into one token each; ``isolated`` runs the templates outside of this
         process. Raises ``CheckpointError`` for a broken template."""
         self._tokenizer = tokenizer
-        self._isolated = elsewhere
+        self._isolated = isolated
         self._variables = dict(variables or {})
         self._templates = {
-            name: ChatTemplate(text, f"{name} chat template", elsewhere)
+            name: ChatTemplate(text, f"{name} chat template", isolated)
             for name, text in (templates or {}).items()
         }
         special = {tokenizer.id_to_token(token) for token in tokenizer.special_token_ids}
-        written = [
+        template_markers = [
             m for m in markers or () if any(m in t.literals for t in self._templates.values())
         ]
         # An assistant's turn was written by a model, which may use the template's plain tokens
         # (<think>, <tool_call>); what is truly special nobody but the template may write.
         self._special = Markers(special)
-        self._markers = Markers(special.union(written))
+        self._markers = Markers(special.union(template_markers))
         self._used_variables: dict[tuple[str, bool], bool] = {}
 
     def render(
@@ -75,33 +76,33 @@ class JinjaRenderer:
                 param="continue_final_message",
             )
         template = self._choose(tools)
-        plain = [_message(i, message) for i, message in enumerate(messages)]
-        if not plain:
+        plain_messages = [_message(i, message) for i, message in enumerate(messages)]
+        if not plain_messages:
             raise RequestError("messages is empty; send at least one message", param="messages")
-        arguments = _plain(dict(template_arguments or {}))
-        if taken := [name for name in RESERVED if name in arguments]:
+        arguments = plain_json(dict(template_arguments or {}), "chat_template_kwargs")
+        if conflicts := [name for name in RESERVED if name in arguments]:
             raise RequestError(
-                f"chat_template_kwargs holds {taken[0]!r}, which has its own parameter",
+                f"chat_template_kwargs holds {conflicts[0]!r}, which has its own parameter",
                 param="chat_template_kwargs",
             )
-        plain = [self._adapt_messages(template, message) for message in plain]
-        schemas = None if tools is None else _plain(list(tools))
-        breaker = MarkerEscaper(plain, schemas, arguments)
-        guarded = [self._guarded(breaker, message) for message in plain]
-        last = _open_last(guarded, breaker.tail) if continue_final_message else ""
+        plain_messages = [self._adapt_messages(template, message) for message in plain_messages]
+        schemas = None if tools is None else plain_json(list(tools), "tools")
+        escaper = MarkerEscaper(plain_messages, schemas, arguments)
+        escaped = [self._escape_message(escaper, message) for message in plain_messages]
+        last = _mark_tail(escaped, escaper.tail) if continue_final_message else ""
         text = template.render(
             {
                 **self._variables,
-                **breaker.escape(arguments, self._markers),
-                "messages": guarded,
-                "tools": breaker.escape(schemas, self._markers),
-                "documents": breaker.escape(arguments.get("documents"), self._markers),
+                **escaper.escape(arguments, self._markers),
+                "messages": escaped,
+                "tools": escaper.escape(schemas, self._markers),
+                "documents": escaper.escape(arguments.get("documents"), self._markers),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
         if continue_final_message:
-            text = _cut(text, breaker.tail, last)
-        return RenderedPrompt.of(text, breaker.mark)
+            text = _cut_tail(text, escaper.tail, last)
+        return RenderedPrompt.of(text, escaper.mark)
 
     def encode(self, prompt: str) -> list[int]:
         """Encode a rendered prompt. Markers in a plain ``str`` all count as the template's own."""
@@ -113,13 +114,15 @@ class JinjaRenderer:
         newline = encode("\n", add_special_tokens=False)
         for part in rest:
             # SentencePiece puts a space before a text; behind a newline it has no reason to.
-            after = encode("\n" + part, add_special_tokens=False)
-            follows = after[: len(newline)] == newline
-            ids += after[len(newline) :] if follows else encode(part, add_special_tokens=False)
+            suffix_ids = encode("\n" + part, add_special_tokens=False)
+            is_aligned = suffix_ids[: len(newline)] == newline
+            ids += (
+                suffix_ids[len(newline) :] if is_aligned else encode(part, add_special_tokens=False)
+            )
         return ids
 
     def close(self) -> None:
-        """Release the process of isolated templates. May be called twice."""
+        """Release the processes of isolated templates. May be called twice."""
         if self._isolated is not None:
             self._isolated.close()
 
@@ -129,18 +132,18 @@ class JinjaRenderer:
         if "default" in self._templates:
             return self._templates["default"]
         names = ", ".join(sorted(self._templates))
-        found = f"it has {names} but none named default" if names else "it has none"
+        available = f"it has {names} but none named default" if names else "it has none"
         raise RequestError(
-            f"this model cannot chat: {found}. Start the engine with chat_template (a file or the "
+            f"this model cannot chat: {available}. Start the engine with chat_template (a file or the "
             "text of a Jinja template), or send a prompt instead of messages",
             param="messages",
         )
 
-    def _guarded(self, breaker: MarkerEscaper, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _escape_message(self, escaper: MarkerEscaper, message: Mapping[str, Any]) -> dict[str, Any]:
         markers = self._special if message["role"] == "assistant" else self._markers
-        guarded = breaker.escape(message, markers)
-        guarded["role"] = breaker.escape(message["role"], self._markers)
-        return dict(guarded)
+        escaped = escaper.escape(message, markers)
+        escaped["role"] = escaper.escape(message["role"], self._markers)
+        return dict(escaped)
 
     # -- text or a list of parts -----------------------------------------------------
 
@@ -189,39 +192,17 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
             "and a content",
             param=f"messages[{index}]",
         )
-    plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None})
-    if not isinstance(plain.get("role"), str) or not plain["role"]:
+    fields: dict[str, Any] = plain_json({k: v for k, v in message.items() if v is not None})
+    if not isinstance(fields.get("role"), str) or not fields["role"]:
         raise RequestError(
-            f"messages[{index}] has the role {plain.get('role')!r}; it must be a text such as user, "
+            f"messages[{index}] has the role {fields.get('role')!r}; it must be a text such as user, "
             "assistant or system",
             param=f"messages[{index}].role",
         )
-    reasoning = next((plain[name] for name in REASONING if name in plain), None)
+    reasoning = next((fields[name] for name in REASONING if name in fields), None)
     if reasoning is not None:
-        plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """``value`` as JSON types, so that a template meets no object with methods of its own."""
-    match value:
-        case None | bool():
-            return value
-        case str():
-            return str.__str__(value)
-        case int():
-            return int(value)
-        case float():
-            return float(value)
-        case Mapping():
-            return {_plain(k): _plain(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-    raise RequestError(
-        f"messages hold a {type(value).__name__}; only text, numbers, booleans, lists and objects "
-        "can be rendered",
-        param="messages",
-    )
+        fields = {"thinking": reasoning, **fields, "reasoning_content": reasoning}
+    return fields
 
 
 def _texts(parts: Sequence[Any]) -> list[str]:
@@ -240,7 +221,7 @@ def _texts(parts: Sequence[Any]) -> list[str]:
     return texts
 
 
-def _open_last(messages: list[dict[str, Any]], tail: str) -> str:
+def _mark_tail(messages: list[dict[str, Any]], tail: str) -> str:
     """Mark the end of the last message's text, where the prompt will be cut; return that text."""
     last = messages[-1]
     content = last.get("content")
@@ -258,15 +239,15 @@ def _open_last(messages: list[dict[str, Any]], tail: str) -> str:
     )
 
 
-def _cut(text: str, tail: str, last: str) -> str:
+def _cut_tail(text: str, tail: str, last: str) -> str:
     """Drop what the template wrote after the last message; if it trims messages, so do we."""
-    at = text.rfind(tail)
-    if at < 0 or last.strip() not in text:
+    pos = text.rfind(tail)
+    if pos < 0 or last.strip() not in text:
         raise RequestError(
             "continue_final_message is set, but the chat template changes or drops the last message",
             param="continue_final_message",
         )
-    return text[:at] if text.startswith(" ", at + 1) else text[:at].rstrip()
+    return text[:pos] if text.startswith(" ", pos + 1) else text[:pos].rstrip()
 
 
 def open_renderer(
@@ -284,7 +265,7 @@ def open_renderer(
             templates=templates if text is None else {"default": text},
             variables=getattr(tokenizer, "special_tokens", {}),
             markers=getattr(tokenizer, "added_tokens", {}),
-            elsewhere=TemplateProcess() if isolated else None,
+            isolated=TemplateProcesses() if isolated else None,
         )
     except CheckpointError as error:
         if text is None:

@@ -25,7 +25,7 @@ from treadle_jinja.marker_escaping import NONCHARACTERS
 __all__ = ("ChatTemplate",)
 
 # More than any context holds, less than what would hurt the process.
-LONGEST_PROMPT = 32 * 2**20
+MAX_PROMPT_LEN = 32 * 2**20
 
 
 class _Generation(Extension):
@@ -58,28 +58,30 @@ class ChatTemplate:
     """One template. Rendering keeps no state, so threads may share it."""
 
     def __init__(
-        self, source: str, name: str = "chat template", elsewhere: Renders | None = None
+        self, source: str, name: str = "chat template", isolated: Renders | None = None
     ) -> None:
-        """With ``elsewhere`` the template is parsed here and neither compiled nor run.
+        """With ``isolated`` the template is parsed here and neither compiled nor run.
 
         Raises ``CheckpointError`` if ``source`` is not a template.
         """
         self.source = source
-        self._isolated = elsewhere
+        self._isolated = isolated
         self._template: jinja2.Template | None = None
         try:
             env = _environment()
             tree = env.parse(source)
-            if elsewhere is None:
+            if isolated is None:
                 self._template = env.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
-            where = f" (line {line})" if line else ""
-            raise CheckpointError(f"the {name} is not valid Jinja{where}: {error}") from error
+            location = f" (line {line})" if line else ""
+            raise CheckpointError(f"the {name} is not valid Jinja{location}: {error}") from error
         data = [node.data for node in tree.find_all(nodes.TemplateData)]
-        words = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+        constants = [
+            node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
+        ]
         # What the template itself may write. NUL keeps pieces from joining into something else.
-        self.literals = "\0".join([*data, *words])
+        self.literals = "\0".join([*data, *constants])
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Raises ``RequestError``: a template refuses what it was not written for."""
@@ -93,16 +95,16 @@ class ChatTemplate:
             for chunk in self._template.generate(**variables):
                 chunks.append(chunk)
                 size += len(chunk)
-                if size > LONGEST_PROMPT:
+                if size > MAX_PROMPT_LEN:
                     break
         except Exception as error:  # a template may fail in any way that Python can
             raise RequestError(
                 f"the chat template refused the conversation: {str(error) or type(error).__name__}",
                 param="messages",
             ) from error
-        if size > LONGEST_PROMPT:
+        if size > MAX_PROMPT_LEN:
             raise RequestError(
-                f"the chat template wrote more than {LONGEST_PROMPT} characters; send less text",
+                f"the chat template wrote more than {MAX_PROMPT_LEN} characters; send less text",
                 param="messages",
             )
         return "".join(chunks)

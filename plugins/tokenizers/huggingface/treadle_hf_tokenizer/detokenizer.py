@@ -61,7 +61,7 @@ class PieceDetokenizer:
     decoder rewrites what it said before; both are bounded here.
     """
 
-    __slots__ = ("_backend", "_glued", "_pending_ids", "_skip", "_stream", "_was_special")
+    __slots__ = ("_backend", "_pending_ids", "_skip", "_stream", "_unspaced", "_was_special")
 
     MAX_PENDING_IDS = 16
     CONTEXT = 8
@@ -71,12 +71,12 @@ class PieceDetokenizer:
         backend: Tokenizer,
         prompt_ids: Sequence[int],
         skip_special_tokens: bool,
-        glued: Mapping[int, str],
+        unspaced: Mapping[int, str],
     ) -> None:
-        """``glued`` holds the special tokens that follow each other without a space."""
+        """``unspaced`` holds the special tokens that follow each other without a space."""
         self._backend = backend
         self._skip = skip_special_tokens
-        self._glued = glued
+        self._unspaced = unspaced
         self._was_special = False
         self._pending_ids: list[int] = []
         context = list(prompt_ids[-self.CONTEXT :])
@@ -93,10 +93,10 @@ class PieceDetokenizer:
             text = self._stream.step(self._backend, token)
         except Exception:  # tokenizers raises bare Exception: the decoder rewrote earlier text
             return self._restart()
-        if self._glued:
-            special = token in self._glued
+        if self._unspaced:
+            special = token in self._unspaced
             if special and self._was_special:
-                text = self._glued[token]
+                text = self._unspaced[token]
             self._was_special = special
         if text is None:
             return self._restart() if len(self._pending_ids) >= self.MAX_PENDING_IDS else ""

@@ -25,7 +25,7 @@ class TokenizerSettings:
 
     special: Mapping[str, str] = field(default_factory=dict)
     extra_special: tuple[str, ...] = ()
-    added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    added_tokens: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     templates: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -41,7 +41,7 @@ class TokenizerSettings:
         return cls(
             special=special,
             extra_special=tuple(text for value in extra if (text := _text(value))),
-            added=_added(config.get("added_tokens_decoder"), root),
+            added_tokens=_added_tokens(config.get("added_tokens_decoder"), root),
             templates=_templates(root, config),
         )
 
@@ -53,7 +53,7 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _added(table: Any, root: Path) -> dict[int, Mapping[str, Any]]:
+def _added_tokens(table: Any, root: Path) -> dict[int, Mapping[str, Any]]:
     if not isinstance(table, dict):
         return {}
     try:
@@ -66,19 +66,19 @@ def _added(table: Any, root: Path) -> dict[int, Mapping[str, Any]]:
 
 def _templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; files win over ``tokenizer_config.json``."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     match config.get("chat_template"):
         case str(text):
-            found["default"] = text
+            templates["default"] = text
         case list(entries):
             for entry in entries:
                 if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
-                    found[str(entry["name"])] = str(entry["template"])
-    legacy = read_json(root / "chat_template.json").get("chat_template")
-    if isinstance(legacy, str):
-        found["default"] = legacy
+                    templates[str(entry["name"])] = str(entry["template"])
+    old_template = read_json(root / "chat_template.json").get("chat_template")
+    if isinstance(old_template, str):
+        templates["default"] = old_template
     if (main := root / "chat_template.jinja").is_file():
-        found["default"] = main.read_text(encoding="utf-8")
+        templates["default"] = main.read_text(encoding="utf-8")
     for path in sorted(root.glob("additional_chat_templates/*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return found
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    return templates

@@ -16,6 +16,7 @@ from treadle.errors import CheckpointError, RequestError
 from treadle_hf_tokenizer.conversion import convert_tokenizer
 from treadle_hf_tokenizer.detokenizer import ByteDetokenizer, PieceDetokenizer
 from treadle_hf_tokenizer.settings import TokenizerSettings
+from treadle_hf_tokenizer.token_bound import TokenBound, token_bound
 from treadle_hf_tokenizer.vocabulary import ByteTable, alphabet
 
 if TYPE_CHECKING:
@@ -32,12 +33,12 @@ class AutoTokenizer:
         self.settings = settings or TokenizerSettings()
         self._backend = backend
         _complete(backend, self.settings)
-        added = backend.get_added_tokens_decoder()
-        self.added_tokens: Mapping[str, int] = {t.content: i for i, t in added.items()}
-        self._special = {i: t.content for i, t in added.items() if t.special}
+        added_tokens = backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[str, int] = {t.content: i for i, t in added_tokens.items()}
+        self._special = {i: t.content for i, t in added_tokens.items() if t.special}
         self._special_ids = frozenset(self._special)
-        letters = alphabet(backend.decoder)
-        self._table = None if letters is None else ByteTable(letters, self._token_text)
+        self._letters = byte_alphabet = alphabet(backend.decoder)
+        self._table = None if byte_alphabet is None else ByteTable(byte_alphabet, self._token_text)
 
     @classmethod
     def open(cls, files: ModelFiles) -> AutoTokenizer:
@@ -93,10 +94,21 @@ class AutoTokenizer:
         return self._backend
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._backend.encode(_encodable(text), add_special_tokens=add_special_tokens).ids
+        # Unlike ``encode``, the calls for batches let other threads run meanwhile; the fast one
+        # leaves out the positions of tokens, which nobody reads.
+        (encoding,) = self._backend.encode_batch_fast(
+            [_encodable(text)], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
+        return ids
+
+    def min_num_tokens(self, text: str) -> int:
+        """Return a number that the tokens of ``text`` cannot be fewer than; 0 if none is known."""
+        return 0 if self._bound is None else self._bound.min_num_tokens(text)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def id_to_token(self, token: int) -> str:
         if self._table is not None:
@@ -125,8 +137,8 @@ class AutoTokenizer:
         if self._table is not None:  # such decoders put no spaces between tokens
             skipped = self._special_ids if skip_special_tokens else frozenset[int]()
             return ByteDetokenizer(self._table, skipped, prompt_ids)
-        glued = {} if skip_special_tokens or spaces_between_special_tokens else self._special
-        return PieceDetokenizer(self._backend, prompt_ids, skip_special_tokens, glued)
+        unspaced = {} if skip_special_tokens or spaces_between_special_tokens else self._special
+        return PieceDetokenizer(self._backend, prompt_ids, skip_special_tokens, unspaced)
 
     def _id(self, name: str) -> int | None:
         text = self.settings.special.get(name)
@@ -134,6 +146,10 @@ class AutoTokenizer:
 
     def _token_text(self, token: int) -> str | None:
         return self._backend.id_to_token(token)
+
+    @cached_property
+    def _bound(self) -> TokenBound | None:
+        return token_bound(self._backend, self._letters)
 
     @cached_property
     def _anchor(self) -> tuple[int, str]:
@@ -162,18 +178,20 @@ def _complete(backend: Backend, settings: TokenizerSettings) -> None:
     """Make ``backend`` behave as the files beside it say, and let it never cut or pad."""
     backend.no_truncation()
     backend.no_padding()
-    known = {t.content for t in backend.get_added_tokens_decoder().values()}
-    wanted: list[AddedToken] = []
-    for _, entry in sorted(settings.added.items()):
+    existing = {t.content for t in backend.get_added_tokens_decoder().values()}
+    added_tokens: list[AddedToken] = []
+    for _, entry in sorted(settings.added_tokens.items()):
         flags = {
             k: bool(entry[k])
             for k in ("single_word", "lstrip", "rstrip", "normalized")
             if k in entry
         }
-        wanted.append(AddedToken(entry["content"], special=bool(entry.get("special")), **flags))
+        added_tokens.append(
+            AddedToken(entry["content"], special=bool(entry.get("special")), **flags)
+        )
     for text in (*settings.special.values(), *settings.extra_special):
-        wanted.append(AddedToken(text, special=True, normalized=False))
-    for token in wanted:
-        if token.content not in known:
-            known.add(token.content)
+        added_tokens.append(AddedToken(text, special=True, normalized=False))
+    for token in added_tokens:
+        if token.content not in existing:
+            existing.add(token.content)
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])

@@ -19,9 +19,11 @@ __all__ = ("Alphabet", "ByteTable", "alphabet")
 
 def _byte_of_char() -> dict[str, int]:
     """The alphabet of byte-level BPE: printable bytes are themselves, the rest follow U+0100."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in set(plain)]
-    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    remaining = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(remaining)
+    }
 
 
 BYTE_OF_CHAR: Mapping[str, int] = _byte_of_char()
@@ -96,12 +98,12 @@ def alphabet(decoder: Any) -> Alphabet | None:
         return None
     state = json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
+    types = [step["type"] for step in steps]
+    if types == ["ByteLevel"]:
         return Alphabet(byte_level=True)
-    if kinds == ["Metaspace"]:
-        never = steps[0].get("prepend_scheme") == "never"
-        return Alphabet(space=steps[0]["replacement"], opening="keep" if never else "erase")
+    if types == ["Metaspace"]:
+        is_never = steps[0].get("prepend_scheme") == "never"
+        return Alphabet(space=steps[0]["replacement"], opening="keep" if is_never else "erase")
     return _pieces(steps)
 
 

@@ -28,8 +28,8 @@ def treadle_tool_parser(
 @impl
 def treadle_match(kind: str, key: str, model: ModelTraits) -> Match | None:
     """Others put other things between these tags: Qwen3-Coder ``<function=…>``, GLM ``<arg_key>``."""
-    others = ("<function=", "<arg_key>")
-    if (kind, key) != ("tool_parsers", "hermes") or any(map(model.template_contains, others)):
+    foreign_tags = ("<function=", "<arg_key>")
+    if (kind, key) != ("tool_parsers", "hermes") or any(map(model.template_contains, foreign_tags)):
         return None
     if model.template_contains("<tool_call>") and model.template_contains("arguments"):
         return Match(100, "the chat template writes JSON between <tool_call> and </tool_call>")

@@ -40,30 +40,30 @@ class Hermes(ToolCallParser):
         super().__init__()
         self._tokenizer, self._tools = tokenizer, tools
 
-    def read_text(self, text: str, at: int) -> int:
-        behind = self.find_tag(text, at, BEGIN)
-        if behind < 0:
+    def read_text(self, text: str, pos: int) -> int:
+        end = self.find_tag(text, pos, BEGIN)
+        if end < 0:
             return len(text)
         self.call_prefix.append(BEGIN)
         self.mode = self._object
-        return behind
+        return end
 
-    def _object(self, text: str, at: int) -> int:
-        if text[at] == "{":
+    def _object(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
             self.start_call(JsonToolCallReader(self.calls))
-            return at
-        if text[at] not in BLANKS:
-            return self.abandon_call(at)
-        self.call_prefix.append(text[at])
-        return at + 1
+            return pos
+        if text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def read_after_call(self, text: str, at: int) -> int:
-        if text[at] in BLANKS or text[at] == "{":
-            return self._object(text, at)
-        behind = self.expect_tag(text, at, END)
-        if behind is None:
-            return self.abandon_call(at)
-        return behind if self.pending else self.end_call(behind)
+    def read_after_call(self, text: str, pos: int) -> int:
+        if text[pos] in BLANKS or text[pos] == "{":
+            return self._object(text, pos)
+        end = self.expect_tag(text, pos, END)
+        if end is None:
+            return self.abandon_call(pos)
+        return end if self.pending else self.end_call(end)
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
         begin, end = tag_rule(BEGIN, self._tokenizer), tag_rule(END, self._tokenizer)

@@ -41,45 +41,45 @@ class Llama3(ToolCallParser):
         self._fresh = True  # nothing but blanks since the line began
 
     def emit_text(self, text: str) -> None:
-        _, broken, last = text.rpartition("\n")
-        self._fresh = (self._fresh or broken != "") and not last.strip()
+        _, newline, last = text.rpartition("\n")
+        self._fresh = (self._fresh or newline != "") and not last.strip()
         super().emit_text(text)
 
-    def read_text(self, text: str, at: int) -> int:
-        found = _candidate.search(text, at)
-        start = found.start() if found else len(text)
-        self.emit_text(text[at:start])
-        if found is None:
+    def read_text(self, text: str, pos: int) -> int:
+        match = _candidate.search(text, pos)
+        start = match.start() if match else len(text)
+        self.emit_text(text[pos:start])
+        if match is None:
             return start
         if text[start] == "{":
             if self._fresh:
                 self.start_call(self._bare())
                 return start
-        elif (behind := self.expect_tag(text, start, TAG)) is not None:
+        elif (end := self.expect_tag(text, start, TAG)) is not None:
             if not self.pending:
                 self.call_prefix.append(TAG)
                 self.mode = self._tagged
-            return behind
+            return end
         self.emit_text(text[start])
         return start + 1
 
-    def _tagged(self, text: str, at: int) -> int:
-        if text[at] == "{":
+    def _tagged(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
             self.start_call(JsonToolCallReader(self.calls))
-            return at
-        if text[at] not in BLANKS:
-            return self.abandon_call(at)
-        self.call_prefix.append(text[at])
-        return at + 1
+            return pos
+        if text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def read_after_call(self, text: str, at: int) -> int:
-        if text[at] == "{":
+    def read_after_call(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
             self.start_call(self._bare())
-            return at
-        if text[at] not in BLANKS and text[at] != ";":
-            return self.abandon_call(at)
-        self.call_prefix.append(text[at])
-        return at + 1
+            return pos
+        if text[pos] not in BLANKS and text[pos] != ";":
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
     def _bare(self) -> JsonToolCallReader:
         return JsonToolCallReader(self.calls, self._names.__contains__, KEYS)
@@ -90,19 +90,19 @@ class Llama3(ToolCallParser):
         shared: dict[str, Any] = {}
         for index, tool in enumerate(selected_tools(self._tools, choice)):
             schema = _moved(arguments_schema(tool), f"tool{index}-", shared)
-            parts = {"name": {"type": "string", "enum": [tool.name]}, "parameters": schema}
+            properties = {"name": {"type": "string", "enum": [tool.name]}, "parameters": schema}
             calls.append(
                 {
                     "type": "object",
-                    "properties": parts,
-                    "required": list(parts),
+                    "properties": properties,
+                    "required": list(properties),
                     "additionalProperties": False,
                 }
             )
-        whole: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        schema_document: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
         if shared:
-            whole = {**whole, "$defs": shared}
-        return GrammarSpec("json_schema", json.dumps(whole))
+            schema_document = {**schema_document, "$defs": shared}
+        return GrammarSpec("json_schema", json.dumps(schema_document))
 
 
 def _moved(schema: dict[str, Any], prefix: str, shared: dict[str, Any]) -> dict[str, Any]:
@@ -113,17 +113,17 @@ def _moved(schema: dict[str, Any], prefix: str, shared: dict[str, Any]) -> dict[
             return [copy(item) for item in value]
         if not isinstance(value, dict):
             return value
-        found = {key: copy(item) for key, item in value.items()}
-        target = found.get("$ref")
+        copied = {key: copy(item) for key, item in value.items()}
+        target = copied.get("$ref")
         if isinstance(target, str):
-            for home in ("#/$defs/", "#/definitions/"):
-                if target.startswith(home):
-                    found["$ref"] = f"#/$defs/{prefix}{target.removeprefix(home)}"
-        return found
+            for section in ("#/$defs/", "#/definitions/"):
+                if target.startswith(section):
+                    copied["$ref"] = f"#/$defs/{prefix}{target.removeprefix(section)}"
+        return copied
 
-    moved: dict[str, Any] = copy(schema)
-    for home in ("$defs", "definitions"):
-        definitions = moved.pop(home, None)
+    result: dict[str, Any] = copy(schema)
+    for section in ("$defs", "definitions"):
+        definitions = result.pop(section, None)
         if isinstance(definitions, dict):
             shared |= {f"{prefix}{name}": value for name, value in definitions.items()}
-    return moved
+    return result

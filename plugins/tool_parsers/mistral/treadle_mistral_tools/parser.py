@@ -49,95 +49,95 @@ class Mistral(ToolCallParser):
         self._array = self._comma = False
         self._word: list[str] = []
         self._name = ""
-        self._marks: tuple[str, ...] = ()  # that may still come before the arguments
+        self._tags: tuple[str, ...] = ()  # that may still come before the arguments
 
     def call_id(self) -> str:
         """Mistral's chat templates refuse any other id."""
         return "".join(secrets.choice(ALPHABET) for _ in range(9))
 
-    def read_text(self, text: str, at: int) -> int:
-        behind = self.find_tag(text, at, CALLS)
-        if behind < 0:
+    def read_text(self, text: str, pos: int) -> int:
+        end = self.find_tag(text, pos, CALLS)
+        if end < 0:
             return len(text)
         self.call_prefix.append(CALLS)
-        self.mode, self._array, self._comma = self._first, False, True
-        return behind
+        self.mode, self._array, self._comma = self._read_first, False, True
+        return end
 
-    def _first(self, text: str, at: int) -> int:
+    def _read_first(self, text: str, pos: int) -> int:
         """Behind ``[TOOL_CALLS]``."""
-        if text[at] == "[":
-            self._array, self.mode = True, self._item
-        elif text[at] == "{":
-            return self._item(text, at)
-        elif text[at] not in BLANKS:
-            self._word, self.mode = [], self._named
-            return at
-        self.call_prefix.append(text[at])
-        return at + 1
+        if text[pos] == "[":
+            self._array, self.mode = True, self._read_item
+        elif text[pos] == "{":
+            return self._read_item(text, pos)
+        elif text[pos] not in BLANKS:
+            self._word, self.mode = [], self._read_name
+            return pos
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def _item(self, text: str, at: int) -> int:
-        if text[at] == "{":
+    def _read_item(self, text: str, pos: int) -> int:
+        if text[pos] == "{":
             self.start_call(JsonToolCallReader(self.calls))
             self._comma = False
-            return at
-        if text[at] not in BLANKS:
-            return self.abandon_call(at)
-        self.call_prefix.append(text[at])
-        return at + 1
+            return pos
+        if text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def read_after_call(self, text: str, at: int) -> int:
-        char = text[at]
+    def read_after_call(self, text: str, pos: int) -> int:
+        char = text[pos]
         if not self._array or char == "]":
-            return self.end_call(at + int(self._array))
+            return self.end_call(pos + int(self._array))
         if char == "," and not self._comma:
             self._comma = True
         elif char not in BLANKS:
-            return self._item(text, at) if self._comma else self.abandon_call(at)
+            return self._read_item(text, pos) if self._comma else self.abandon_call(pos)
         self.call_prefix.append(char)
-        return at + 1
+        return pos + 1
 
-    def _named(self, text: str, at: int) -> int:
+    def _read_name(self, text: str, pos: int) -> int:
         """The name of a function, as it comes."""
-        end = self._taken_word(_name, text, at)
+        end = self._read_word(_name, text, pos)
         if end < len(text):
             self._name = "".join(self._word)
             if not is_name(self._name):
                 return self.abandon_call(end)
-            self._marks, self.mode = (ID, ARGUMENTS), self._marked
+            self._tags, self.mode = (ID, ARGUMENTS), self._read_tags
         return end
 
-    def _marked(self, text: str, at: int) -> int:
+    def _read_tags(self, text: str, pos: int) -> int:
         """Between the name and the arguments."""
-        if text[at] == "{":
+        if text[pos] == "{":
             self.start_call(_Arguments(self.calls, self._name))
-            return at
-        if text[at] in BLANKS:
-            self.call_prefix.append(text[at])
-            return at + 1
+            return pos
+        if text[pos] in BLANKS:
+            self.call_prefix.append(text[pos])
+            return pos + 1
         partial = False
-        for index, one in enumerate(self._marks):
-            behind = self.expect_tag(text, at, one)
-            if behind is not None and not self.pending:
-                self.call_prefix.append(one)
-                self._marks = self._marks[index + 1 :]
-                if one == ID:
-                    self.mode = self._identified
-                return behind
-            partial = partial or behind is not None
-        return len(text) if partial else self.abandon_call(at)
+        for index, tag in enumerate(self._tags):
+            end = self.expect_tag(text, pos, tag)
+            if end is not None and not self.pending:
+                self.call_prefix.append(tag)
+                self._tags = self._tags[index + 1 :]
+                if tag == ID:
+                    self.mode = self._read_id
+                return end
+            partial = partial or end is not None
+        return len(text) if partial else self.abandon_call(pos)
 
-    def _identified(self, text: str, at: int) -> int:
+    def _read_id(self, text: str, pos: int) -> int:
         """The id that the model gave its call. Clients get one of ``call_id``."""
-        end = self._taken_word(_id, text, at)
+        end = self._read_word(_id, text, pos)
         if end < len(text):
-            self.mode = self._marked
+            self.mode = self._read_tags
         return end
 
-    def _taken_word(self, pattern: re.Pattern[str], text: str, at: int) -> int:
-        found = pattern.match(text, at)
-        end = at if found is None else found.end()
-        self._word.append(text[at:end])
-        self.call_prefix.append(text[at:end])
+    def _read_word(self, pattern: re.Pattern[str], text: str, pos: int) -> int:
+        match = pattern.match(text, pos)
+        end = pos if match is None else match.end()
+        self._word.append(text[pos:end])
+        self.call_prefix.append(text[pos:end])
         return end
 
     def grammar_for_tool_choice(self, choice: str | Mapping[str, Any]) -> GrammarSpec:
@@ -147,14 +147,14 @@ class Mistral(ToolCallParser):
         begin = tag_rule(CALLS, self._tokenizer)
         arguments = tag_rule(ARGUMENTS, self._tokenizer)
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
-        one = names_one_tool(choice)
+        is_single = names_one_tool(choice)
         if arguments.startswith("<["):
-            lines = ["start: call" if one else "start: call+", f"call: {begin} ({calls})"]
+            lines = ["start: call" if is_single else "start: call+", f"call: {begin} ({calls})"]
             heads = [f"{lark_string(tool.name)} {arguments}" for tool in tools]
             tail = ""
         else:
-            more = "" if one else ' (", " call)*'
-            lines = [f'start: {begin} "[" call{more} "]"', f"call: {calls}"]
+            repetition = "" if is_single else ' (", " call)*'
+            lines = [f'start: {begin} "[" call{repetition} "]"', f"call: {calls}"]
             heads = [lark_string(f'{{"name": {lark_string(t.name)}, "arguments": ') for t in tools]
             tail = ' "}"'
         for i, (tool, head) in enumerate(zip(tools, heads, strict=True)):
@@ -178,16 +178,16 @@ class _Arguments:
     def rest(self) -> str:
         return self._value.pending
 
-    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
-        at = self._value.feed(text, at)
+    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
+        pos = self._value.feed(text, pos)
         self.begun = True
         self.done, self.failed = self._value.done, self._value.failed
-        return at, self._said(self._value.pop_output())
+        return pos, self._take_deltas(self._value.pop_output())
 
     def finish(self) -> list[Delta]:
-        return self._said(self._value.close())
+        return self._take_deltas(self._value.close())
 
-    def _said(self, text: str) -> list[Delta]:
+    def _take_deltas(self, text: str) -> list[Delta]:
         if not text:
             return []
         name, self._name = self._name, None

@@ -20,7 +20,7 @@ from treadle_parsing_kit.tool_choice import (
 
 __all__ = ("python_grammar",)
 
-DEEPEST = 16
+MAX_DEPTH = 16
 ANY = r"""
 value: STRING | NUMBER | "True" | "False" | "None" | list | dict
 list: "[" (value (", " value)*)? "]"
@@ -43,11 +43,11 @@ TYPES = {
 def python_grammar(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> GrammarSpec:
     """``[f(a=1)]`` of the tools that ``choice`` allows. Raises ``ValueError`` for a tool or an
     argument that Python could not name."""
-    found = selected_tools(tools, choice)
-    calls = " | ".join(f"call_{i}" for i in range(len(found)))
-    more = "" if names_one_tool(choice) else ' (", " call)*'
-    lines = [f'start: "[" call{more} "]"', f"call: {calls}"]
-    for i, tool in enumerate(found):
+    selected = selected_tools(tools, choice)
+    calls = " | ".join(f"call_{i}" for i in range(len(selected)))
+    repetition = "" if names_one_tool(choice) else ' (", " call)*'
+    lines = [f'start: "[" call{repetition} "]"', f"call: {calls}"]
+    for i, tool in enumerate(selected):
         lines += _call(f"{i}", tool)
     return GrammarSpec("ebnf", "\n".join(lines) + ANY)
 
@@ -65,8 +65,11 @@ def _call(key: str, tool: Tool) -> list[str]:
             raise ValueError(f"{name!r} is not a name in Python")
     lines = [f'call_{key}: {lark_string(tool.name + "(")} first_{key}_0 ")"']
     for i, name in enumerate(names):
-        one = f"{lark_string(name + '=')} {_value(properties[name], 0)}"
-        rules = {"first": f"{one} next_{key}_{i + 1}", "next": f'", " {one} next_{key}_{i + 1}'}
+        argument = f"{lark_string(name + '=')} {_value(properties[name], 0)}"
+        rules = {
+            "first": f"{argument} next_{key}_{i + 1}",
+            "next": f'", " {argument} next_{key}_{i + 1}',
+        }
         for rule, body in rules.items():
             skip = "" if name in required else f" | {rule}_{key}_{i + 1}"
             lines.append(f"{rule}_{key}_{i}: {body}{skip}")
@@ -74,7 +77,7 @@ def _call(key: str, tool: Tool) -> list[str]:
 
 
 def _value(schema: Any, depth: int) -> str:
-    if not isinstance(schema, Mapping) or depth > DEEPEST or "$ref" in schema:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH or "$ref" in schema:
         return "value"
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values:
@@ -82,14 +85,14 @@ def _value(schema: Any, depth: int) -> str:
     for keyword in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(keyword), list) and options:
             return f"({' | '.join(_value(option, depth + 1) for option in options)})"
-    kinds = schema.get("type")
-    if isinstance(kinds, list) and kinds:
-        options = [{**schema, "type": kind} for kind in kinds]
+    types = schema.get("type")
+    if isinstance(types, list) and types:
+        options = [{**schema, "type": type_name} for type_name in types]
         return f"({' | '.join(_value(option, depth + 1) for option in options)})"
-    if kinds == "array" and "items" in schema:
+    if types == "array" and "items" in schema:
         item = _value(schema["items"], depth + 1)
         return f'("[" ({item} (", " {item})*)? "]")' if depth < 4 else "list"
-    return TYPES.get(kinds, "value") if isinstance(kinds, str) else "value"
+    return TYPES.get(types, "value") if isinstance(types, str) else "value"
 
 
 def _literal(value: Any) -> str:

@@ -16,7 +16,7 @@ from treadle.api.parsers import Delta, ToolCallDelta
 
 __all__ = ("Keywords", "NotLiteral", "keywords")
 
-DEEPEST = 32
+MAX_DEPTH = 32
 PAIRS = {")": "(", "]": "[", "}": "{"}
 WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _special = re.compile(r"[\"'()\[\]{}]")
@@ -50,33 +50,33 @@ class Keywords:
     def rest(self) -> str:
         return "" if self.done else "".join(self._pieces)
 
-    def feed(self, text: str, at: int = 0) -> tuple[int, list[Delta]]:
-        start = at
-        while at < len(text) and not self.done and not self.failed:
-            at = self._read(text, at)
-        self._pieces.append(text[start:at])
+    def feed(self, text: str, pos: int = 0) -> tuple[int, list[Delta]]:
+        start = pos
+        while pos < len(text) and not self.done and not self.failed:
+            pos = self._read(text, pos)
+        self._pieces.append(text[start:pos])
         if not self.done:
-            return at, []
+            return pos, []
         try:
-            found = json_of(keywords("".join(self._pieces)[1:-1]))
+            arguments = json_of(keywords("".join(self._pieces)[1:-1]))
         except NotLiteral:
             self.done, self.failed = False, True
-            return at, []
+            return pos, []
         self.begun = True
-        return at, [ToolCallDelta(self._index, self._name, found)]
+        return pos, [ToolCallDelta(self._index, self._name, arguments)]
 
     def finish(self) -> list[Delta]:
         return []
 
-    def _read(self, text: str, at: int) -> int:
+    def _read(self, text: str, pos: int) -> int:
         """Read up to the next quote or bracket."""
         if len(self._quote) == 2:
             self._quote = self._quote[0]
-            return at + 1
-        found = (_in_string[self._quote] if self._quote else _special).search(text, at)
-        if found is None:
+            return pos + 1
+        match = (_in_string[self._quote] if self._quote else _special).search(text, pos)
+        if match is None:
             return len(text)
-        char = found[0]
+        char = match[0]
         if self._quote:
             self._quote = "" if char == self._quote else self._quote + char
         elif char in _in_string:
@@ -87,9 +87,9 @@ class Keywords:
             self.done = not self._open and not self.failed
         else:
             self._open.append(char)
-            if len(self._open) > DEEPEST:
+            if len(self._open) > MAX_DEPTH:
                 self.failed = True
-        return found.end()
+        return match.end()
 
 
 def json_of(value: Any) -> str:
@@ -101,7 +101,7 @@ def json_of(value: Any) -> str:
 
 def keywords(text: str) -> dict[str, Any]:
     """The arguments between the brackets of a call. Raises ``NotLiteral``. Brackets must be paired
-    and at most ``DEEPEST`` deep: the reader recurses into them."""
+    and at most ``MAX_DEPTH`` deep: the reader recurses into them."""
     return _Literals(text).keywords()
 
 
@@ -110,16 +110,16 @@ class _Literals:
         self._text, self._at = text, 0
 
     def keywords(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         while self._peek():
             name = self._match(_word)
             self._take("=")
-            if not name or name in found or name in WORDS:
+            if not name or name in arguments or name in WORDS:
                 raise NotLiteral
-            found[name] = self._value()
+            arguments[name] = self._value()
             if self._peek():
                 self._take(",")
-        return found
+        return arguments
 
     def _value(self) -> Any:
         char = self._peek()
@@ -141,29 +141,29 @@ class _Literals:
     def _items(self, end: str) -> tuple[list[Any], bool]:
         """Values up to ``end``, and whether there was a comma."""
         self._at += 1
-        found: list[Any] = []
+        values: list[Any] = []
         comma = False
         while self._peek() != end:
-            found.append(self._value())
+            values.append(self._value())
             if self._peek() != end:
                 self._take(",")
                 comma = True
         self._at += 1
-        return found, comma
+        return values, comma
 
     def _pairs(self) -> dict[str, Any]:
         self._at += 1
-        found: dict[str, Any] = {}
+        pairs: dict[str, Any] = {}
         while self._peek() != "}":
             key = self._value()
             self._take(":")
             if not isinstance(key, str):
                 raise NotLiteral
-            found[key] = self._value()
+            pairs[key] = self._value()
             if self._peek() != "}":
                 self._take(",")
         self._at += 1
-        return found
+        return pairs
 
     def _string(self) -> str:
         """One string or several in a row, which Python joins."""
@@ -174,10 +174,10 @@ class _Literals:
 
     def _quoted(self, quote: str) -> str:
         start = self._at = self._at + 1
-        while (found := _in_string[quote].search(self._text, self._at)) is not None:
-            self._at = found.end()
-            if found[0] == quote:
-                return _escape.sub(_unescaped, self._text[start : found.start()])
+        while (match := _in_string[quote].search(self._text, self._at)) is not None:
+            self._at = match.end()
+            if match[0] == quote:
+                return _escape.sub(_unescaped, self._text[start : match.start()])
             self._at += 1  # what the backslash escapes
         raise NotLiteral
 
@@ -206,11 +206,11 @@ class _Literals:
         self._at += 1
 
     def _match(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             return ""
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
 
 def _leading(text: str) -> bool:
@@ -219,8 +219,8 @@ def _leading(text: str) -> bool:
     return digits.startswith("0") and digits.isdigit()
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    octal, *codes, char = found.groups()
+def _unescaped(match: re.Match[str]) -> str:
+    octal, *codes, char = match.groups()
     if octal:
         return chr(int(octal, 8))
     for code in codes:

@@ -42,58 +42,58 @@ class Pythonic(ToolCallParser):
         self._tagged = self._comma = False
         self._word: list[str] = []
 
-    def read_text(self, text: str, at: int) -> int:
-        found = _candidate.search(text, at)
-        start = found.start() if found else len(text)
-        self.emit_text(text[at:start])
-        if found is None:
+    def read_text(self, text: str, pos: int) -> int:
+        match = _candidate.search(text, pos)
+        start = match.start() if match else len(text)
+        self.emit_text(text[pos:start])
+        if match is None:
             return start
         if text[start] == "[":
             self.call_prefix.append("[")
             self._tagged, self.mode = False, self._item
             return start + 1
-        behind = self.expect_tag(text, start, START)
-        if behind is None:
+        end = self.expect_tag(text, start, START)
+        if end is None:
             self.emit_text(text[start])
             return start + 1
         if not self.pending:
             self.call_prefix.append(START)
             self._tagged, self.mode = True, self._list
-        return behind
+        return end
 
-    def _list(self, text: str, at: int) -> int:
+    def _list(self, text: str, pos: int) -> int:
         """Behind the tag."""
-        if text[at] == "[":
+        if text[pos] == "[":
             self.mode = self._item
-        elif text[at] not in BLANKS:
-            return self.abandon_call(at)
-        self.call_prefix.append(text[at])
-        return at + 1
+        elif text[pos] not in BLANKS:
+            return self.abandon_call(pos)
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def _item(self, text: str, at: int) -> int:
+    def _item(self, text: str, pos: int) -> int:
         """Before the name of a function."""
-        if text[at] not in BLANKS:
-            self._word, self.mode = [], self._named
-            return at
-        self.call_prefix.append(text[at])
-        return at + 1
+        if text[pos] not in BLANKS:
+            self._word, self.mode = [], self._read_name
+            return pos
+        self.call_prefix.append(text[pos])
+        return pos + 1
 
-    def _named(self, text: str, at: int) -> int:
-        found = _name.match(text, at)
-        end = at if found is None else found.end()
-        self._word.append(text[at:end])
-        self.call_prefix.append(text[at:end])
+    def _read_name(self, text: str, pos: int) -> int:
+        match = _name.match(text, pos)
+        end = pos if match is None else match.end()
+        self._word.append(text[pos:end])
+        self.call_prefix.append(text[pos:end])
         if end < len(text):
             name = "".join(self._word)
-            known = is_name(name) if self._tagged else name in self._names
-            if text[end] != "(" or not known:
+            is_known = is_name(name) if self._tagged else name in self._names
+            if text[end] != "(" or not is_known:
                 return self.abandon_call(end)
             self._comma = False
             self.start_call(Keywords(self.calls, name))
         return end
 
-    def read_after_call(self, text: str, at: int) -> int:
-        char = text[at]
+    def read_after_call(self, text: str, pos: int) -> int:
+        char = text[pos]
         if char == "]":
             self.call_prefix.append(char)
             self.mode = self._closed
@@ -103,17 +103,17 @@ class Pythonic(ToolCallParser):
         elif char in BLANKS:
             self.call_prefix.append(char)
         elif self._comma:
-            return self._item(text, at)
+            return self._item(text, pos)
         else:
-            return self.abandon_call(at)
-        return at + 1
+            return self.abandon_call(pos)
+        return pos + 1
 
-    def _closed(self, text: str, at: int) -> int:
+    def _closed(self, text: str, pos: int) -> int:
         """Behind the list: the tag that ends it, if one began it."""
-        behind = self.expect_tag(text, at, END) if self._tagged else None
-        if behind is None:
-            return self.end_call(at)
-        return behind if self.pending else self.end_call(behind)
+        end = self.expect_tag(text, pos, END) if self._tagged else None
+        if end is None:
+            return self.end_call(pos)
+        return end if self.pending else self.end_call(end)
 
     def finish(self) -> list[Any]:
         if self.mode == self._closed:

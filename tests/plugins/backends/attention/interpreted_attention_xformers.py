@@ -66,26 +66,26 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestInterpreted(AttentionSuite):
     key = "xformers"
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         """As on a card; but float32 too, for a sharper comparison, and no bfloat16."""
-        asked = request
+        adapted = request
         if request.device.type == "cpu":
-            asked = replace(request, device=HOPPER)
+            adapted = replace(request, device=HOPPER)
         if request.dtype == "bfloat16":
             return Refusal("xformers", ("the interpreter's bfloat16 products are wrong",))
         if request.head_size == 128:
             return Refusal("xformers", ("xformers asks the device which warps are best",))
         if request.dtype == "float32":
             kv_dtype = "float16" if request.kv_dtype == "float32" else request.kv_dtype
-            asked = replace(asked, dtype="float16", kv_dtype=kv_dtype)
-        bid = treadle_attention_backend(asked, {})
-        if isinstance(bid, Refusal):
-            return bid
+            adapted = replace(adapted, dtype="float16", kv_dtype=kv_dtype)
+        offer = treadle_attention_backend(adapted, {})
+        if isinstance(offer, Refusal):
+            return offer
 
         def create() -> AttentionBackend:
             return XformersAttention(request)
 
-        return replace(bid, create=create)
+        return replace(offer, create=create)
 
 
 def run(case: AttentionCase, cache: Tensor | None = None) -> Tensor:
@@ -107,7 +107,8 @@ def test_garbage_of_other_sequences_is_never_read(page_size: int) -> None:
 @pytest.mark.parametrize("count", [2, 4, 64])
 def test_every_number_of_splits_gives_the_same(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "splits", lambda *_: count)
-    case = AttentionCase(requests["float32"], [1] * 3, [400, 1, 129], 64, device="cpu")
+    request = replace(requests["float32"], num_heads=2, num_kv_heads=1)
+    case = AttentionCase(request, [1] * 3, [400, 1, 129], 64, device="cpu")
     case.check(run(case), f"{count} splits")
 
 
@@ -169,7 +170,7 @@ def test_new_prompts_are_not_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_operators_would_take_what_they_get(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calling them directly skips their own checks; so they are asked here."""
-    asked: list[tuple[str, list[str]]] = []
+    checks: list[tuple[str, list[str]]] = []
 
     def watched(operator: Any) -> Callable[..., Any]:
         apply = operator.apply.__func__
@@ -177,7 +178,7 @@ def test_the_operators_would_take_what_they_get(monkeypatch: pytest.MonkeyPatch)
         def checked(cls: Any, inputs: Any, needs_gradient: bool) -> Any:
             inputs.validate_inputs()
             reasons = cls.not_supported_reasons(inputs)
-            asked.append(
+            checks.append(
                 (cls.NAME, [r for r in reasons if not r.startswith(("device=", "dtype="))])
             )
             return apply(cls, inputs, needs_gradient)
@@ -192,5 +193,5 @@ def test_the_operators_would_take_what_they_get(monkeypatch: pytest.MonkeyPatch)
             requests["float16"], [1, 1, 1, 6, 21], [50, 2, 31, 6, 60], page_size, device="cpu"
         )
         case.check(run(case))
-    assert len(asked) > 10 and {name.partition("@")[0] for name, _ in asked} > {"fa2F"}
-    assert [found for found in asked if found[1]] == []
+    assert len(checks) > 10 and {name.partition("@")[0] for name, _ in checks} > {"fa2F"}
+    assert [entry for entry in checks if entry[1]] == []

@@ -109,8 +109,8 @@ def xqa_batch_decode_with_kv_cache(
         assert 0 < length <= max_seq_len
         pages = block_tables[r, : -(-length // size)]
         window = None if window_left < 0 else window_left + 1
-        found = row(query[r : r + 1], kv_cache, pages, length, scale=bmm1_scale, window=window)
-        out[r] = bmm2_scale * found[0]
+        result = row(query[r : r + 1], kv_cache, pages, length, scale=bmm1_scale, window=window)
+        out[r] = bmm2_scale * result[0]
     return out
 
 

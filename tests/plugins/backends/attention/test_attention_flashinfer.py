@@ -1,4 +1,4 @@
-"""The FlashInfer backend without a GPU: its bid, and what it plans, over kernels in plain torch."""
+"""The FlashInfer backend without a GPU: its offers, and what it plans, over kernels in plain torch."""
 
 import importlib.util
 import sys
@@ -14,7 +14,7 @@ import pytest
 import torch
 import treadle_attention_flashinfer
 from treadle_attention_flashinfer import HEAD_SIZES, PAGE_SIZES, has_xqa, treadle_attention_backend
-from treadle_attention_flashinfer.pages import pages_of, visible
+from treadle_attention_flashinfer.page_indices import build_page_indices, windowed_page_table
 
 from treadle.api.attention import (
     AttentionBackend,
@@ -36,41 +36,41 @@ INSTALL = "pip install flashinfer-python"
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the bid finds installed, distributions and programs; what is not in it is not there."""
-    found = {"flashinfer-python": "0.7.2", "nvcc": "/bin/nvcc", "ninja": "/bin/ninja"}
+    """What the backend sees as installed, distributions and programs; what is not in it is not there."""
+    versions = {"flashinfer-python": "0.7.2", "nvcc": "/bin/nvcc", "ninja": "/bin/ninja"}
 
     def version(name: str) -> str:
-        if name not in found:
+        if name not in versions:
             raise metadata.PackageNotFoundError(name)
-        return found[name]
+        return versions[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(treadle_attention_flashinfer, "which", found.get)
+    monkeypatch.setattr(treadle_attention_flashinfer, "which", versions.get)
     monkeypatch.setattr(treadle_attention_flashinfer, "_NVCC", Path("/nowhere/nvcc"))
-    return found
+    return versions
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention_backend(replace(QWEN, **changes), {})
-    assert isinstance(bid, Refusal) and bid.name == "flashinfer"
-    return bid.reasons
+    offer = treadle_attention_backend(replace(QWEN, **changes), {})
+    assert isinstance(offer, Refusal) and offer.name == "flashinfer"
+    return offer.reasons
 
 
 def offered(**changes: Any) -> AttentionOffer:
-    bid = treadle_attention_backend(replace(QWEN, **changes), {})
-    assert isinstance(bid, AttentionOffer), bid
-    return bid
+    offer = treadle_attention_backend(replace(QWEN, **changes), {})
+    assert isinstance(offer, AttentionOffer), offer
+    return offer
 
 
-# ------------------------------------------------------------------------------- the bid
+# ------------------------------------------------------------------------------- the offer
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3), (12, 0)])
 def test_it_offers_captured_decode_where_xqa_runs(capability: tuple[int, int]) -> None:
-    bid = offered(device=DeviceInfo("cuda", capability))
-    assert 40 < bid.score < 80, "xformers bids 40, the Triton kernels 80"
-    assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
+    offer = offered(device=DeviceInfo("cuda", capability))
+    assert 40 < offer.score < 80, "xformers offers 40, the Triton kernels 80"
+    assert offer.graph_safe and offer.page_sizes == PAGE_SIZES
 
 
 @pytest.mark.usefixtures("installed")
@@ -85,9 +85,9 @@ def test_it_offers_captured_decode_where_xqa_runs(capability: tuple[int, int]) -
         {"num_heads": 64, "num_kv_heads": 1},
     ],
 )
-def test_it_bids_less_where_steps_are_planned_on_the_host(changes: dict[str, Any]) -> None:
-    bid = offered(**changes)
-    assert 10 < bid.score < 40 and not bid.graph_safe
+def test_its_score_is_lower_where_steps_are_planned_on_the_host(changes: dict[str, Any]) -> None:
+    offer = offered(**changes)
+    assert 10 < offer.score < 40 and not offer.graph_safe
 
 
 @pytest.mark.usefixtures("installed")
@@ -134,8 +134,8 @@ def test_what_it_serves() -> None:
     ],
 )
 def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    (found,) = refusal(**changes)
-    assert reason in found
+    (message,) = refusal(**changes)
+    assert reason in message
 
 
 @pytest.mark.usefixtures("installed")
@@ -162,8 +162,8 @@ def test_what_must_be_installed(
             del installed[name]
         else:
             installed[name] = text
-    (found,) = refusal()
-    assert reason in found
+    (message,) = refusal()
+    assert reason in message
 
 
 def test_what_may_be_installed(installed: dict[str, str]) -> None:
@@ -176,8 +176,8 @@ def test_what_may_be_installed(installed: dict[str, str]) -> None:
 
 def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """FlashInfer is imported when the backend is made: asking costs an unpinned start nothing."""
-    found = imported_by_bid("treadle_attention_flashinfer", QWEN)
-    assert found.isdisjoint({"torch", "flashinfer"})
+    modules = imported_by_bid("treadle_attention_flashinfer", QWEN)
+    assert modules.isdisjoint({"torch", "flashinfer"})
 
 
 def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
@@ -197,30 +197,30 @@ def test_the_pages_of_a_step(step: str, window: int | None) -> None:
     query_lens, kv_lens = steps[step]
     batch, _ = batch_of(query_lens, kv_lens, page_size=16, shuffle=3, spare_columns=2)
     table = batch.page_table
-    pages = pages_of(query_lens, kv_lens, 16, table.shape[1], window)
-    numbers = table.reshape(-1)[pages.entries].tolist()
-    starts = pages.starts.tolist()
+    pages = build_page_indices(query_lens, kv_lens, 16, table.shape[1], window)
+    numbers = table.reshape(-1)[pages.table_indices].tolist()
+    starts = pages.kv_indptr.tolist()
     assert len(numbers) == starts[-1]
-    assert pages.queries.tolist() == batch.query_start_loc.tolist()
+    assert pages.qo_indptr.tolist() == batch.query_start_loc.tolist()
     for r, (new, total) in enumerate(zip(query_lens, kv_lens, strict=True)):
         first = 0 if window is None else max(0, total - new - window + 1)  # the first token seen
-        seen = [table[r, position // 16].item() for position in range(first, total)]
-        assert numbers[starts[r] : starts[r + 1]] == list(dict.fromkeys(seen))
-        assert pages.last[r] == total - (total - 1) // 16 * 16
-        assert pages.lengths[r] == total - first // 16 * 16
+        page_ids = [table[r, position // 16].item() for position in range(first, total)]
+        assert numbers[starts[r] : starts[r + 1]] == list(dict.fromkeys(page_ids))
+        assert pages.last_page_len[r] == total - (total - 1) // 16 * 16
+        assert pages.kv_lens[r] == total - first // 16 * 16
 
 
 @pytest.mark.parametrize("window", WINDOWS[1:])
 def test_a_window_leaves_the_same_pages_on_the_device(window: int) -> None:
     lengths = [1, 15, 16, 17, 32, 33, 70]
     batch, _ = batch_of([1] * 7, lengths, page_size=16, shuffle=3, spare_columns=2)
-    pages = pages_of([1] * 7, lengths, 16, batch.page_table.shape[1], window)
-    table, left = visible(batch.page_table, batch.seq_lens, 16, window)
-    assert table.dtype == left.dtype == torch.int32
-    assert left.tolist() == pages.lengths.tolist()
+    pages = build_page_indices([1] * 7, lengths, 16, batch.page_table.shape[1], window)
+    table, lengths_left = windowed_page_table(batch.page_table, batch.seq_lens, 16, window)
+    assert table.dtype == lengths_left.dtype == torch.int32
+    assert lengths_left.tolist() == pages.kv_lens.tolist()
     assert table.shape[1] <= (window + 14) // 16 + 1
-    rows = [table[r, : -(-n // 16)] for r, n in enumerate(left.tolist())]
-    assert torch.equal(torch.cat(rows), batch.page_table.reshape(-1)[pages.entries])
+    rows = [table[r, : -(-n // 16)] for r, n in enumerate(lengths_left.tolist())]
+    assert torch.equal(torch.cat(rows), batch.page_table.reshape(-1)[pages.table_indices])
 
 
 # ----------------------------------------------------------------------------- every request
@@ -262,34 +262,34 @@ class InSixteenBits(AttentionSuite):
         request = replace(requests[name], device=self.device)
         if request.dtype == request.kv_dtype == "float32":
             request = replace(request, dtype="float16", kv_dtype="float16")
-        bid = self.bid(request)
-        if isinstance(bid, Refusal):
-            pytest.skip("; ".join(bid.reasons))
-        return request, replace(bid, page_sizes=(*sorted(bid.page_sizes), 16))
+        offer = self.offer_or_refusal(request)
+        if isinstance(offer, Refusal):
+            pytest.skip("; ".join(offer.reasons))
+        return request, replace(offer, page_sizes=(*sorted(offer.page_sizes), 16))
 
 
 @pytest.mark.usefixtures("installed")
 class TestInPlainTorch(InSixteenBits):
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
-        bid = treadle_attention_backend(replace(request, device=HOPPER), {})
-        if isinstance(bid, Refusal):
-            return bid
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        offer = treadle_attention_backend(replace(request, device=HOPPER), {})
+        if isinstance(offer, Refusal):
+            return offer
 
         def create() -> AttentionBackend:
             with plain_flashinfer() as backend:
-                made: AttentionBackend = backend(request, xqa=bid.graph_safe)
-            return made
+                created: AttentionBackend = backend(request, xqa=offer.graph_safe)
+            return created
 
-        return replace(bid, create=create)
+        return replace(offer, create=create)
 
 
 @pytest.mark.usefixtures("installed")
 class TestInPlainTorchWithoutXqa(TestInPlainTorch):
     """As on devices of capability 8, where the wrapper serves every row."""
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
-        bid = super().bid(request)
-        return replace(bid, graph_safe=False) if isinstance(bid, AttentionOffer) else bid
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+        offer = super().offer_or_refusal(request)
+        return replace(offer, graph_safe=False) if isinstance(offer, AttentionOffer) else offer
 
 
 # -------------------------------------------------------------------------------- a card
@@ -310,16 +310,16 @@ class TestOnCuda(InSixteenBits):
     pytestmark = on_cuda
     device = card() if torch.cuda.is_available() else HOPPER
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         return treadle_attention_backend(request, {})
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3"])
     def test_long_rows(self, kv_dtype: str) -> None:
         """Of many pages, so that decode is split and joined, at the size of Qwen3-8B."""
         request = replace(QWEN, device=self.device, kv_dtype=kv_dtype, num_heads=32)
-        bid = self.bid(request)
-        assert isinstance(bid, AttentionOffer)
-        backend = bid.create()
+        offer = self.offer_or_refusal(request)
+        assert isinstance(offer, AttentionOffer)
+        backend = offer.create()
         case = AttentionCase(
             request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
         )
@@ -344,9 +344,9 @@ class TestOnCuda(InSixteenBits):
         request = replace(QWEN, device=self.device, window=window, kv_dtype=kv_dtype)
         if not has_xqa(request):
             pytest.skip("decode steps are not captured on this device")
-        bid = self.bid(request)
-        assert isinstance(bid, AttentionOffer)
-        replayed(bid.create(), request)
+        offer = self.offer_or_refusal(request)
+        assert isinstance(offer, AttentionOffer)
+        replayed(offer.create(), request)
 
     def test_an_engine_answers_as_with_torch_alone(self, answers: Callable[..., list[str]]) -> None:
         """Prefill, decode in captured graphs, and both in one step, over three requests."""
@@ -354,6 +354,6 @@ class TestOnCuda(InSixteenBits):
             e.dist for e in PluginManager().entries
         }:
             pytest.skip("needs both plugins installed, not only importable")
-        own = answers("flashinfer", device="cuda", dtype="float16")
-        assert own == answers("sdpa", device="cuda", dtype="float16")
-        assert all(own)
+        texts = answers("flashinfer", device="cuda", dtype="float16")
+        assert texts == answers("sdpa", device="cuda", dtype="float16")
+        assert all(texts)

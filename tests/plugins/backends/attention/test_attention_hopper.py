@@ -11,7 +11,12 @@ import pytest
 pytest.importorskip("triton.experimental.gluon")
 
 from treadle_attention_triton.backend import TritonAttention, create
-from treadle_attention_triton.hopper.prompts import TILE, Prompts, find_prompts, serves
+from treadle_attention_triton.hopper.prefill import (
+    BLOCK_M,
+    HopperPrefill,
+    create_hopper_prefill,
+    supports,
+)
 
 from treadle.api.attention import AttentionRequest, MaskKind
 from treadle.api.cache import DeviceInfo
@@ -32,7 +37,7 @@ QWEN = AttentionRequest(HOPPER, "bfloat16", "bfloat16", 128, 16, 8, 128**-0.5)
     ],
 )
 def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
-    assert serves(replace(QWEN, **changes))
+    assert supports(replace(QWEN, **changes))
 
 
 @pytest.mark.parametrize(
@@ -52,33 +57,33 @@ def test_it_serves_16_bits_on_hopper(changes: dict[str, Any]) -> None:
     ],
 )
 def test_it_leaves_the_rest_to_triton(changes: dict[str, Any]) -> None:
-    assert not serves(replace(QWEN, **changes))
+    assert not supports(replace(QWEN, **changes))
 
 
 def test_where_it_does_not_work_triton_serves(
     fails: Callable[..., bool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle_attention_triton.hopper.prompts._self_check", fails)
+    monkeypatch.setattr("treadle_attention_triton.hopper.prefill._self_check", fails)
     with caplog.at_level(logging.WARNING):
-        assert find_prompts(QWEN, 132) is None
+        assert create_hopper_prefill(QWEN, 132) is None
     assert "Triton's serves them" in caplog.text
     caplog.clear()
-    assert find_prompts(replace(QWEN, softcap=1.0), 132) is None
+    assert create_hopper_prefill(replace(QWEN, softcap=1.0), 132) is None
     assert not caplog.text, "nothing was tried"
 
 
 def test_tiles_cover_every_token_once_and_begin_with_the_longest() -> None:
     query_lens, kv_lens = [1, 1, 300, 64, 70, 1000], [90, 7, 1300, 64, 70, 1000]
     batch, _ = batch_of(query_lens, kv_lens, page_size=64)
-    tiles = Prompts(QWEN, 132).tiles(batch, [2, 3, 4, 5])
-    found: list[int] = []
+    tiles = HopperPrefill(QWEN, 132).build_work_items(batch, [2, 3, 4, 5])
+    tokens: list[int] = []
     for row, token, real, position, length in tiles:
-        assert 0 < real <= TILE // 2
+        assert 0 < real <= BLOCK_M // 2
         assert length == kv_lens[row]
         begin = sum(query_lens[:row])
         assert position == length - query_lens[row] + token - begin
-        found += range(token, token + real)
-    assert sorted(found) == list(range(2, sum(query_lens)))
+        tokens += range(token, token + real)
+    assert sorted(tokens) == list(range(2, sum(query_lens)))
     keys = [position + real for _, _, real, position, _ in tiles]
     assert all(a >= b for a, b in pairwise(keys))
 
@@ -88,7 +93,7 @@ def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
         batch, _ = batch_of(query_lens, query_lens, page_size=page_size)
         return TritonAttention(QWEN, 132, **options).build_metadata(batch)
 
-    with_it = {"prompts": Prompts(QWEN, 132)}
+    with_it = {"hopper_prefill": HopperPrefill(QWEN, 132)}
     long = planned([1, 9, 200], **with_it)
     assert long.tile is None and long.tile_list.shape == (5, 5), "of every row that has no items"
     assert planned([1, 9, 200]).tile is not None
@@ -99,18 +104,18 @@ def test_a_step_takes_it_where_rows_fill_its_tiles() -> None:
 
 @pytest.mark.parametrize(("group", "kind"), [(1, "bf16"), (4, "bf16"), (16, "fp16")])
 def test_it_compiles_without_spills(group: int, kind: str, for_hopper: Callable[..., str]) -> None:
-    from treadle_attention_triton.hopper.kernel import REGISTERS, WARPS, prompt_kernel
+    from treadle_attention_triton.hopper.kernel import REGISTERS, WARPS, hopper_prefill_kernel
     from triton.experimental.gluon import language as gl
 
     def described(shape: list[int]) -> str:
         return f"tensordesc<{kind}{shape},{gl.NVMMASharedLayout(128, 16, len(shape))!r}>"
 
     types = {"q_desc": described([64 // group, group, 64]), "kv_desc": described([64, 64])}
-    types |= {"out": "*i32", "table": "*i32", "work": "*i32", "scale": "fp32"}
-    aligned = ("out", "table", "work", "values_at")
-    constants = {"KV_HEADS": 8, "GROUP": group}
+    types |= {"out": "*i32", "page_table": "*i32", "work_items": "*i32", "qk_scale": "fp32"}
+    aligned = ("out", "page_table", "work_items", "v_row_offset")
+    constants = {"NUM_KV_HEADS": 8, "GQA_GROUP": group}
     options = {"num_warps": WARPS, "maxnreg": REGISTERS}
-    ptx = for_hopper(prompt_kernel, constants, types, aligned, **options)
+    ptx = for_hopper(hopper_prefill_kernel, constants, types, aligned, **options)
     assert ptx.count("wgmma.mma_async") == 96
 
 
@@ -132,14 +137,14 @@ class TestOnHopper:
     def test_results(
         self, heads: int, dtype: str, query_lens: list[int], kv_lens: list[int]
     ) -> None:
-        asked = replace(QWEN, dtype=dtype, kv_dtype=dtype, num_heads=heads)
-        backend = create(asked)
-        assert backend.prompts is not None
-        case = AttentionCase(asked, query_lens, kv_lens, 64, device="cuda")
+        request = replace(QWEN, dtype=dtype, kv_dtype=dtype, num_heads=heads)
+        backend = create(request)
+        assert backend.hopper_prefill is not None
+        case = AttentionCase(request, query_lens, kv_lens, 64, device="cuda")
         cache = case.cache(backend)
         cache[cache == 7.0] = float("nan")  # whatever nobody wrote
         plan = backend.build_metadata(case.batch)
         assert plan.tile_list is not None and plan.tile is None
-        got = backend.forward(case.q, case.k, case.v, cache, plan).double()
-        want = case.expected().double()
-        assert (got - want).norm() < 1e-2 * want.norm()
+        actual = backend.forward(case.q, case.k, case.v, cache, plan).double()
+        expected = case.expected().double()
+        assert (actual - expected).norm() < 1e-2 * expected.norm()

@@ -1,4 +1,4 @@
-"""The Triton backend without a GPU: its bid, its choices, its kernels interpreted and compiled."""
+"""The Triton backend without a GPU: its offers, its choices, its kernels interpreted and compiled."""
 
 import os
 import subprocess
@@ -27,19 +27,19 @@ HERE = Path(__file__).parent
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention_backend(replace(QWEN, **changes), {})
-    assert isinstance(bid, Refusal)
-    return bid.reasons
+    offer = treadle_attention_backend(replace(QWEN, **changes), {})
+    assert isinstance(offer, Refusal)
+    return offer.reasons
 
 
-# ------------------------------------------------------------------------------- the bid
+# ------------------------------------------------------------------------------- the offer
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
-    assert isinstance(bid, AttentionOffer)
-    assert bid.score >= 80 and bid.graph_safe and bid.page_sizes == PAGE_SIZES
+    offer = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(offer, AttentionOffer)
+    assert offer.score >= 80 and offer.graph_safe and offer.page_sizes == PAGE_SIZES
 
 
 def test_it_refuses_with_every_reason() -> None:
@@ -63,7 +63,7 @@ def test_it_refuses_with_every_reason() -> None:
 
 def test_splits_fill_the_device_and_stay_bounded() -> None:
     def splits(rows: int, tokens: int, kv_heads: int = 8) -> int:
-        return tiles.splits(rows, kv_heads, -(-tokens // 64), 132)
+        return tiles.choose_num_splits(rows, kv_heads, -(-tokens // 64), 132)
 
     assert [splits(1, n) for n in (1, 256, 300, 1024, 4096, 10**6)] == [1, 1, 4, 16, 16, 16]
     assert splits(1, 10**6, kv_heads=1) == 64, "16 programs would leave 116 multiprocessors idle"
@@ -78,12 +78,14 @@ def test_tiles_hold_a_group_and_divide_pages() -> None:
         for size in (16, 64, 80, 96, 128, 256):
             for itemsize in (2, 4):
                 decode = tiles.decode_tile(group, size, itemsize)
-                assert decode.rows >= group
+                assert decode.block_m >= group
                 for queries in (2, 5, 100, 4096):
                     prefill = tiles.prefill_tile(queries, group, size, itemsize, queries)
-                    assert prefill.rows // group >= 1
+                    assert prefill.block_m // group >= 1
                     for tile in (decode, prefill):
-                        assert all(p % tile.keys == 0 or tile.keys % p == 0 for p in PAGE_SIZES)
+                        assert all(
+                            p % tile.block_n == 0 or tile.block_n % p == 0 for p in PAGE_SIZES
+                        )
 
 
 # --------------------------------------------------------------------------- the kernels
@@ -92,15 +94,15 @@ def test_tiles_hold_a_group_and_divide_pages() -> None:
 def test_the_kernels_in_the_interpreter() -> None:
     """All of interpreted_attention_triton.py, in a process whose Triton interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    found = subprocess.run(
+    process = subprocess.run(
         [*command, str(HERE / "interpreted_attention_triton.py")],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert " passed" in found.stdout
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    assert " passed" in process.stdout
 
 
 TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
@@ -115,36 +117,43 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
     group, size = request.num_heads // request.num_kv_heads, request.head_size
     itemsize = getattr(torch, request.dtype).itemsize
     constants: dict[str, Any] = {
-        "KV_HEADS": request.num_kv_heads,
-        "GROUP": group,
-        "SIZE": size,
-        "WIDE": tiles.power(size),
-        "PAGE": page_size,
-        "WINDOW": request.window or 0,
+        "NUM_KV_HEADS": request.num_kv_heads,
+        "GQA_GROUP": group,
+        "HEAD_DIM": size,
+        "HEAD_DIM_PADDED": tiles.next_power_of_2(size),
+        "PAGE_SIZE": page_size,
+        "SLIDING_WINDOW": request.window or 0,
         "CAUSAL": True,
-        "CAPPED": request.softcap is not None,
-        "NARROW": request.kv_dtype.startswith("fp8"),
-        "PRECISION": "ieee" if request.dtype == "float32" else "tf32",
+        "HAS_SOFTCAP": request.softcap is not None,
+        "FP8_CACHE": request.kv_dtype.startswith("fp8"),
+        "INPUT_PRECISION": "ieee" if request.dtype == "float32" else "tf32",
     }
     if queries == 1:
         kernel, tile = (
             decode_kernel,
             tiles.decode_tile(group, size, itemsize),
         )
-        constants |= {"ROWS": tile.rows, "SPLITS": splits, "QUERIES": 1, "EARLY": True}
+        constants |= {
+            "BLOCK_M": tile.block_m,
+            "NUM_SPLITS": splits,
+            "MAX_QUERIES": 1,
+            "USE_PDL": True,
+        }
         if splits == 1:  # as the backend passes them
-            constants |= dict.fromkeys(("parts", "weights"))
+            constants |= dict.fromkeys(("partial_out", "partial_lse"))
     else:
         narrow = request.kv_dtype.startswith("fp8")
         tile = tiles.prefill_tile(queries, group, size, itemsize, queries, narrow)
         kernel = prefill_kernel
-        constants |= {"M": tile.rows}
-    constants["BLOCK"] = tile.keys
+        constants |= {"BLOCK_M": tile.block_m}
+    constants["BLOCK_N"] = tile.block_n
     types = {"q": TYPES[request.dtype], "out": TYPES[request.dtype]}
-    types |= {"cache": TYPES[request.kv_dtype], "parts": "*fp32", "weights": "*fp32"}
-    types |= dict.fromkeys(("table", "lengths", "starts", "tiles", "chosen"), "*i32")
-    types |= dict.fromkeys(("q_stride", "table_stride"), "i32")
-    types |= {"half": "i64", "scale": "fp32", "cap": "fp32", "v_scale": "fp32"}
+    types |= {"cache": TYPES[request.kv_dtype], "partial_out": "*fp32", "partial_lse": "*fp32"}
+    types |= dict.fromkeys(
+        ("page_table", "seq_lens", "query_start_loc", "tile_list", "row_indices"), "*i32"
+    )
+    types |= dict.fromkeys(("q_stride", "page_table_stride"), "i32")
+    types |= {"v_offset": "i64", "scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
     names = kernel.arg_names
     source = ASTSource(
         kernel,
@@ -156,12 +165,12 @@ def compiled(request: AttentionRequest, queries: int, page_size: int = 64, split
             for i, n in enumerate(names)
             if n in types
             and n not in constants
-            and (types[n][0] == "*" or n in ("q_stride", "half"))
+            and (types[n][0] == "*" or n in ("q_stride", "v_offset"))
         },
     )
-    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
-    if tile.registers:
-        options["maxnreg"] = tile.registers
+    options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    if tile.max_registers:
+        options["maxnreg"] = tile.max_registers
     return build(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -213,7 +222,7 @@ class TestOnCuda(AttentionSuite):
         "cuda", torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     )
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         return treadle_attention_backend(request, {})
 
 

@@ -1,4 +1,4 @@
-"""The xformers backend without a GPU: its bid, and its decode in Triton's interpreter."""
+"""The xformers backend without a GPU: its offers, and its decode in Triton's interpreter."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ needs_xformers = pytest.mark.skipif(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Versions of the distributions that the bid asks for; what is not in it is not installed."""
+    """Versions of the distributions that the offer depends on; what is not in it is not installed."""
     versions = dict(GOOD)
 
     def version(name: str) -> str:
@@ -52,21 +52,21 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def refusal(**changes: Any) -> tuple[str, ...]:
-    bid = treadle_attention_backend(replace(QWEN, **changes), {})
-    assert isinstance(bid, Refusal) and bid.name == "xformers"
-    return bid.reasons
+    offer = treadle_attention_backend(replace(QWEN, **changes), {})
+    assert isinstance(offer, Refusal) and offer.name == "xformers"
+    return offer.reasons
 
 
-# ------------------------------------------------------------------------------- the bid
+# ------------------------------------------------------------------------------- the offer
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_it_offers_from_capability_8_on(capability: tuple[int, int]) -> None:
-    bid = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
-    assert isinstance(bid, AttentionOffer)
-    assert 10 < bid.score < 80, "plain torch bids 10 on CUDA, the Triton kernels 80"
-    assert bid.graph_safe and bid.page_sizes == PAGE_SIZES
+    offer = treadle_attention_backend(replace(QWEN, device=DeviceInfo("cuda", capability)), {})
+    assert isinstance(offer, AttentionOffer)
+    assert 10 < offer.score < 80, "plain torch offers 10 on CUDA, the Triton kernels 80"
+    assert offer.graph_safe and offer.page_sizes == PAGE_SIZES
 
 
 @pytest.mark.usefixtures("installed")
@@ -109,8 +109,8 @@ def test_what_it_serves() -> None:
     ],
 )
 def test_it_refuses_with_the_reason(changes: dict[str, Any], reason: str) -> None:
-    (found,) = refusal(**changes)
-    assert reason in found
+    (message,) = refusal(**changes)
+    assert reason in message
 
 
 @pytest.mark.usefixtures("installed")
@@ -139,8 +139,8 @@ def test_what_must_be_installed(
     for name, text in changes.items():
         if text is None:
             del installed[name]
-    (found,) = refusal()
-    assert reason in found
+    (message,) = refusal()
+    assert reason in message
 
 
 def test_what_may_be_installed(installed: dict[str, str]) -> None:
@@ -150,8 +150,8 @@ def test_what_may_be_installed(installed: dict[str, str]) -> None:
 
 def test_a_bid_imports_nothing(imported_by_bid: Callable[..., set[str]]) -> None:
     """xformers is imported when the backend is made: asking costs an unpinned start nothing."""
-    found = imported_by_bid("treadle_attention_xformers", QWEN)
-    assert found.isdisjoint({"torch", "triton", "xformers"})
+    modules = imported_by_bid("treadle_attention_xformers", QWEN)
+    assert modules.isdisjoint({"torch", "triton", "xformers"})
 
 
 def test_a_pin_that_cannot_be_served_says_why(answers: Callable[..., list[str]]) -> None:
@@ -169,11 +169,11 @@ def test_decode_in_the_interpreter() -> None:
     # Warnings are xformers' own: of what Triton deprecates, and of numpy, which interprets.
     command += ["-W", "ignore", str(HERE / "interpreted_attention_xformers.py")]
     variables = {"TRITON_INTERPRET": "1", "XFORMERS_ENABLE_TRITON": "1", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
+    process = subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, check=False
     )
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert " passed" in found.stdout
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    assert " passed" in process.stdout
 
 
 # -------------------------------------------------------------------------------- a card
@@ -196,7 +196,7 @@ class TestOnCuda(AttentionSuite):
     device = card() if torch.cuda.is_available() else HOPPER
     steps = {name: steps[name] for name in ("prompts", "prefix hit", "mixed")}  # compiling is slow
 
-    def bid(self, request: AttentionRequest) -> AttentionOffer | Refusal:
+    def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         return treadle_attention_backend(request, {})
 
     def offer(self, name: str) -> tuple[AttentionRequest, AttentionOffer]:
@@ -204,10 +204,10 @@ class TestOnCuda(AttentionSuite):
         request = replace(requests[name], device=self.device)
         if request.dtype == request.kv_dtype == "float32":
             request = replace(request, dtype="float16", kv_dtype="float16")
-        bid = self.bid(request)
-        if isinstance(bid, Refusal):
-            pytest.skip("; ".join(bid.reasons))
-        return request, bid
+        offer = self.offer_or_refusal(request)
+        if isinstance(offer, Refusal):
+            pytest.skip("; ".join(offer.reasons))
+        return request, offer
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_long_rows(self, dtype: str) -> None:
@@ -215,9 +215,9 @@ class TestOnCuda(AttentionSuite):
         request = replace(
             QWEN, device=self.device, dtype=dtype, kv_dtype=dtype, num_heads=32, num_kv_heads=8
         )
-        bid = self.bid(request)
-        assert isinstance(bid, AttentionOffer)
-        backend = bid.create()
+        offer = self.offer_or_refusal(request)
+        assert isinstance(offer, AttentionOffer)
+        backend = offer.create()
         case = AttentionCase(
             request, [1] * 5 + [300, 513], [1, 64, 700, 4096, 1023, 1500, 513], 64, device="cuda"
         )
@@ -239,6 +239,6 @@ class TestOnCuda(AttentionSuite):
             entry.dist for entry in PluginManager().entries
         }:
             pytest.skip("needs both plugins installed, not only importable")
-        own = answers("xformers", device="cuda", dtype="float16")
-        assert own == answers("sdpa", device="cuda", dtype="float16")
-        assert all(own)
+        texts = answers("xformers", device="cuda", dtype="float16")
+        assert texts == answers("sdpa", device="cuda", dtype="float16")
+        assert all(texts)

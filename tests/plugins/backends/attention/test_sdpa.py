@@ -53,9 +53,9 @@ def test_float32_rows_do_not_depend_on_the_batch_bit_by_bit(window: int | None) 
 
 def test_splitting_rows_into_units_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     case = AttentionCase(FLOAT32, [1] * 3, [100, 90, 120], 16, device="cpu")
-    whole = run(case)
+    expected = run(case)
     monkeypatch.setattr(sdpa, "_UNIT_BYTES", 128 * 32 * 4 * 4)  # 4 of the 6 units at a time
-    assert torch.equal(run(case), whole)
+    assert torch.equal(run(case), expected)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +115,18 @@ def test_fp8_saturates_where_a_cast_would_overflow(name: str, limit: float) -> N
     cache = torch.zeros(2, 3, 4, 2, 8).to(dtype)
     k = torch.full((2, 2, 8), 1e6)
     storage.write_kv(cache, k, -k, torch.tensor([4, 11]))
-    got = cache.float().flatten(1, 2)
-    assert (got[0, [4, 11]] == limit).all() and (got[1, [4, 11]] == -limit).all()
-    assert got.count_nonzero() == 4 * 16, "wrote beside its slots"
+    actual = cache.float().flatten(1, 2)
+    assert (actual[0, [4, 11]] == limit).all() and (actual[1, [4, 11]] == -limit).all()
+    assert actual.count_nonzero() == 4 * 16, "wrote beside its slots"
 
 
 def test_fp8_reads_back_what_it_stored_however_the_prompt_was_cut() -> None:
     request = replace(FLOAT32, kv_dtype="fp8_e4m3")
-    whole = AttentionCase(request, [20], [20], 16, device="cpu", seed=3)
+    full = AttentionCase(request, [20], [20], 16, device="cpu", seed=3)
     part = AttentionCase(request, [6], [20], 16, device="cpu", seed=3)
-    part.keys, part.values = whole.keys, whole.values
-    part.queries = [whole.queries[0][-6:]]
-    torch.testing.assert_close(run(part), run(whole)[-6:], rtol=1e-6, atol=1e-6)
+    part.keys, part.values = full.keys, full.values
+    part.queries = [full.queries[0][-6:]]
+    torch.testing.assert_close(run(part), run(full)[-6:], rtol=1e-6, atol=1e-6)
 
 
 def test_the_width_of_a_row_is_its_own() -> None:
@@ -145,26 +145,31 @@ def test_the_width_of_a_row_is_its_own() -> None:
 def test_bias_against_its_definition() -> None:
     for cached, window in ((0, None), (5, None), (5, 3), (0, 1), (9, 100)):
         lo = 0 if window is None else max(0, cached - window + 1)
-        got = bias(4, cached, lo, cached + 4, window, torch.device("cpu"))
+        actual = bias(4, cached, lo, cached + 4, window, torch.device("cpu"))
         for i in range(4):
             for j in range(lo, cached + 4):
-                at = cached + i
-                seen = j <= at and (window is None or j > at - window)
-                assert got[i, j - lo] == (0.0 if seen else float("-inf")), (cached, window, i, j)
+                query_pos = cached + i
+                visible = j <= query_pos and (window is None or j > query_pos - window)
+                assert actual[i, j - lo] == (0.0 if visible else float("-inf")), (
+                    cached,
+                    window,
+                    i,
+                    j,
+                )
 
 
 def test_every_reason_is_given_at_once() -> None:
-    bid = treadle_attention_backend(
+    offer = treadle_attention_backend(
         replace(FLOAT32, device=DeviceInfo("abacus"), mask=MaskKind.TREE, sinks=True, latent=True),
         {},
     )
-    assert isinstance(bid, Refusal) and len(bid.reasons) == 4
-    assert "abacus" in bid.reasons[0] and "tree" in bid.reasons[1]
+    assert isinstance(offer, Refusal) and len(offer.reasons) == 4
+    assert "abacus" in offer.reasons[0] and "tree" in offer.reasons[1]
 
 
 def test_on_cuda_it_is_the_last_resort() -> None:
-    bid = treadle_attention_backend(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
-    assert isinstance(bid, AttentionOffer) and bid.score == 10 and not bid.graph_safe
+    offer = treadle_attention_backend(replace(FLOAT32, device=DeviceInfo("cuda", (9, 0))), {})
+    assert isinstance(offer, AttentionOffer) and offer.score == 10 and not offer.graph_safe
 
 
 def test_the_cache_is_pages_of_tokens() -> None:

@@ -127,6 +127,30 @@ def test_ranks_have_what_they_send_each_other(name: str, in_process: Callable[..
     in_process(SHARING, RANKED[name], TOGETHER, interpret=True)
 
 
+ALONE = """
+    RANKS = 2
+
+    def compiles(kernel, *args):
+        y = kernel(*args, rank=0, use_pdl=False, compile_only=True)
+        assert not any(part.any() for part in memory[0]), "something was sent"
+        return y
+
+    memory = shared(4 * 4096, 4)
+    places = dict(zip(("buffer_ptrs", "buffer_indices"), mine(memory)))
+    x = torch.ones(4, 64)
+    assert compiles(all_reduce, x, *places.values()).shape == x.shape
+    y, residual = compiles(all_reduce_add_rms_norm, x, x, x[0], 1e-5, 0.0, *places.values())
+    assert y.shape == x.shape and residual is x
+    gathered = all_gather(x, *places.values(), 0, 4 * 4096, use_pdl=False, compile_only=True)
+    assert gathered.shape == (4, 128) and not places["buffer_indices"].any()
+"""
+
+
+def test_what_is_only_compiled_waits_for_nobody(in_process: Callable[..., None]) -> None:
+    pytest.importorskip("triton")
+    in_process(SHARING, ALONE, interpret=True)
+
+
 BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -155,12 +179,12 @@ BUILDS = """
 
     counted = dict(buffer_ptrs="*i64", buffer_indices="*i32", numel="i32", elements_per_rank="i32")
     for kind, turns in ("*bf16", False), ("*fp32", True):
-        chosen = dict(rank=1, RANKS=4, BLOCK=2048, SEVERAL_ROUNDS=turns, USE_PDL=True)
+        chosen = dict(rank=1, WORLD_SIZE=4, BLOCK_SIZE=2048, SEVERAL_ROUNDS=turns, USE_PDL=True)
         assert build(reduce.all_reduce_kernel, 4, chosen, x=kind, out=kind, **counted) == 0
         rows = dict(x=kind, residual=kind, weight=kind, out=kind, eps="fp32", offset="fp32", rows="i32")
-        chosen |= dict(SIZE=2048)
+        chosen |= dict(HIDDEN_SIZE=2048)
         assert build(reduce.sum_norm_kernel, 4, chosen, **rows, **counted) > 0, "no weight read early"
-        chosen = dict(rank=0, RANKS=2, BLOCK=4096, SEVERAL_ROUNDS=turns, USE_PDL=True)
+        chosen = dict(rank=0, WORLD_SIZE=2, BLOCK_SIZE=4096, SEVERAL_ROUNDS=turns, USE_PDL=True)
         rows = dict(x=kind, y=kind, rows="i32", n="i32", x_stride="i32")
         assert build(gather.gather_kernel, 4, chosen, **rows, **counted) == 0
 """

@@ -46,12 +46,12 @@ def run(core: EngineCore) -> dict[str, list[tuple[int, list[float]]]]:
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=5)
     for i, prompt in enumerate(PROMPTS):
         core.add_request(EngineRequest(f"r{i}", prompt, params, time.monotonic()))
-    found: dict[str, list[tuple[int, list[float]]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
+    entries: dict[str, list[tuple[int, list[float]]]] = {f"r{i}": [] for i in range(len(PROMPTS))}
     while core.has_work:
         for output in core.step():
             for line in output.logprobs or []:
-                found[output.id].append((line.ids[0], line.logprobs))
-    return found
+                entries[output.id].append((line.ids[0], line.logprobs))
+    return entries
 
 
 def descendants(pid: int) -> set[int]:
@@ -62,11 +62,11 @@ def descendants(pid: int) -> set[int]:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found, new = set(), {pid}
+    pids, new = set(), {pid}
     while new:
-        found |= new
-        new = {child for child, parent in parents.items() if parent in new} - found
-    return found - {pid}
+        pids |= new
+        new = {child for child, parent in parents.items() if parent in new} - pids
+    return pids - {pid}
 
 
 def running(pid: int) -> bool:
@@ -117,16 +117,16 @@ def cluster() -> Iterator[set[int]]:
 @pytest.mark.usefixtures("cluster")
 class TestInACluster:
     def test_two_ranks_equal_one(self, folder: Path) -> None:
-        one, two = make(folder), pair(folder)
-        want, found = run(one), run(two)
+        reference, parallel = make(folder), pair(folder)
+        expected, actual = run(reference), run(parallel)
         processes = set(workers().values())
-        two.check_health()
-        one.close()
-        two.close()
-        for name, lines in want.items():
-            assert [token for token, _ in found[name]] == [token for token, _ in lines]
-            for (_, ours), (_, theirs) in zip(found[name], lines, strict=True):
-                assert ours == pytest.approx(theirs, abs=1e-5)
+        parallel.check_health()
+        reference.close()
+        parallel.close()
+        for name, lines in expected.items():
+            assert [token for token, _ in actual[name]] == [token for token, _ in lines]
+            for (_, logprobs), (_, expected_logprobs) in zip(actual[name], lines, strict=True):
+                assert logprobs == pytest.approx(expected_logprobs, abs=1e-5)
         assert len(processes) == 2 and gone(processes), "actors are left in the cluster"
         assert ray.is_initialized(), "the engine has stopped a Ray that it did not start"
 
@@ -137,24 +137,24 @@ class TestInACluster:
         core.check_health()
         victim = ray.get(core._executor._actors[1].pid.remote())  # type: ignore[attr-defined]
         os.kill(victim, signal.SIGKILL)
-        began = time.monotonic()
+        start_time = time.monotonic()
         with pytest.raises(EngineDeadError, match=r"rank 1 is gone: .*process has died"):
             for _ in range(200):
                 core.step()
         with pytest.raises(EngineDeadError, match="rank 1 is gone"):
             core.check_health()
-        assert time.monotonic() - began < 5
-        others = set(workers().values())
+        assert time.monotonic() - start_time < 5
+        pids = set(workers().values())
         core.close()
-        assert gone(others)
+        assert gone(pids)
 
     @pytest.mark.slow
     def test_an_idle_engine_notices_too(self, folder: Path) -> None:
         core = pair(folder)
         os.kill(workers()[0], signal.SIGKILL)
-        began = time.monotonic()
+        start_time = time.monotonic()
         with pytest.raises(EngineDeadError, match="is gone"):
-            while time.monotonic() - began < 5:
+            while time.monotonic() - start_time < 5:
                 core.check_health()
                 time.sleep(0.05)
         core.close()
@@ -202,7 +202,7 @@ class TestOfItsOwn:
     """Without a Ray in the process: the engine starts one and takes it down."""
 
     @pytest.fixture(autouse=True)
-    def alone(self) -> None:
+    def shut_down_ray(self) -> None:
         ray.shutdown()
 
     def test_no_cluster_at_an_address(self, folder: Path) -> None:

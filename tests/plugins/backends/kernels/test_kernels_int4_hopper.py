@@ -18,9 +18,9 @@ from torch import Tensor
 pytest.importorskip("triton.experimental.gluon")
 
 import treadle_kernels_triton
-from treadle_kernels_triton.int4 import fragments, hopper, product, trial, wide
-from treadle_kernels_triton.int4.plan import StreamKSchedule, schedule_stream_k
-from treadle_kernels_triton.int4.tiles import WIDES, HopperTile, choose_wide
+from treadle_kernels_triton.int4 import fragments, hopper, hopper_kernel, linear, self_check
+from treadle_kernels_triton.int4.stream_k import StreamKSchedule, schedule_stream_k
+from treadle_kernels_triton.int4.tiles import HOPPER_TILES, HopperTile, choose_hopper_tile
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.types import KernelOffer, KernelRequest
@@ -33,12 +33,12 @@ KINDS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def test_what_it_serves() -> None:
-    assert hopper.serves(HOPPER, 4096, 128) and hopper.serves(HOPPER, 192, 384)
+    assert hopper.supports(HOPPER, 4096, 128) and hopper.supports(HOPPER, 192, 384)
     for capability, outputs, group in (
         ((8, 0), 4096, 128), ((10, 0), 4096, 128), (None, 4096, 128), (HOPPER, 4096, 64),
         (HOPPER, 4096, 192), (HOPPER, 72, 128),
     ):  # fmt: skip
-        assert not hopper.serves(capability, outputs, group)
+        assert not hopper.supports(capability, outputs, group)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_what_it_serves() -> None:
     ],
 )  # fmt: skip
 def test_the_rule_gives_what_was_measured(rows: int, tiles: Any) -> None:
-    wanted = tiles if isinstance(tiles, tuple) else (tiles,) * 4
-    for shape, want in zip(SHAPES, wanted, strict=True):
-        tile = choose_wide(rows, *shape)
-        assert (tile and tile.rows) == want
-        assert tile is None or tile in WIDES
+    expected_rows = tiles if isinstance(tiles, tuple) else (tiles,) * 4
+    for shape, expected in zip(SHAPES, expected_rows, strict=True):
+        tile = choose_hopper_tile(rows, *shape)
+        assert (tile and tile.block_m) == expected
+        assert tile is None or tile in HOPPER_TILES
 
 
 # ------------------------------------------------------------------------------ arithmetic
@@ -72,15 +72,15 @@ def halves(x: Tensor, kind: torch.dtype) -> Tensor:
     return x.contiguous().view(kind).unflatten(-1, (-1, 2)).float()
 
 
-def calculated(operation: str, *given: Tensor) -> Tensor:
+def calculate(operation: str, *operands: Tensor) -> Tensor:
     """Of two numbers in each register: exact in float32, and rounded once."""
     kind = torch.bfloat16 if operation.endswith("bf16x2") else torch.float16
-    a, b, *c = (halves(x, kind) for x in torch.broadcast_tensors(*given))
+    a, b, *c = (halves(x, kind) for x in torch.broadcast_tensors(*operands))
     y = a + b if operation.startswith("add") else a * b + c[0] if c else a * b
     return y.to(kind).flatten(-2).view(torch.int32)
 
 
-def twice(x: Tensor) -> Tensor:
+def in_both_halves(x: Tensor) -> Tensor:
     return x & 0xFFFF | x << 16
 
 
@@ -88,30 +88,32 @@ INSTRUCTIONS: dict[str, Callable[..., Tensor]] = {
     "mov.b32": lambda x: torch.as_tensor(x, dtype=torch.int32),
     "shr.b32": lambda x, bits: (x.long() % 2**32 >> bits).int(),
     "lop3.b32": lambda a, b, c, table: {0xEA: a & b | c}[table],
-    "prmt.b32": lambda a, _, order: twice({0x1010: a, 0x3232: a >> 16}[order]),
+    "prmt.b32": lambda a, _, order: in_both_halves({0x1010: a, 0x3232: a >> 16}[order]),
     "cvt.f32.f16": lambda x: x.contiguous().view(torch.float16).float(),
-    "cvt.rn.bf16x2.f32": lambda a, b: twice(a.bfloat16().view(torch.int16).int()),
+    "cvt.rn.bf16x2.f32": lambda a, b: in_both_halves(a.bfloat16().view(torch.int16).int()),
     **{
-        name: partial(calculated, name)
-        for name in ("fma.rn.bf16x2", "add.rn.f16x2", "mul.rn.f16x2")
+        name: partial(calculate, name) for name in ("fma.rn.bf16x2", "add.rn.f16x2", "mul.rn.f16x2")
     },
 }
 
 
-def executed(code: str, given: list[Tensor]) -> tuple[Tensor, ...]:
+def execute(code: str, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     """What the assembly of ``fragments`` makes of registers int32; halves of them are int16."""
-    outputs = 1 + max(int(n) for n in re.findall(r"\$(\d+)", code)) - len(given)
-    at: dict[str, Any] = {f"${outputs + i}": x for i, x in enumerate(given)}
+    outputs = 1 + max(int(n) for n in re.findall(r"\$(\d+)", code)) - len(inputs)
+    registers: dict[str, Any] = {f"${outputs + i}": x for i, x in enumerate(inputs)}
     for line in re.split(r" *; *", code.strip("{ }")):
         name, *operands = re.split(r"[ ,{}]+", line)
         if name == "mov.b32" and len(operands) == 3:  # a register into its halves
-            x = at[operands[2]]
-            at[operands[0]], at[operands[1]] = x.to(torch.int16), (x >> 16).to(torch.int16)
+            x = registers[operands[2]]
+            registers[operands[0]], registers[operands[1]] = (
+                x.to(torch.int16),
+                (x >> 16).to(torch.int16),
+            )
         elif name and name != ".reg":
             to, *sources = operands
-            values = [at[n] if n in at else signed(int(n, 0)) for n in sources]
-            at[to] = INSTRUCTIONS[name](*values)
-    return tuple(at[f"${i}"] for i in range(outputs))
+            values = [registers[n] if n in registers else signed(int(n, 0)) for n in sources]
+            registers[to] = INSTRUCTIONS[name](*values)
+    return tuple(registers[f"${i}"] for i in range(outputs))
 
 
 def signed(number: int) -> int:
@@ -124,9 +126,11 @@ def test_words_become_the_fragments_of_the_weight(
 ) -> None:
     """The kernel's own functions, its assembly among them, on the layout of all other kernels."""
 
-    def assembly(text: Any, constraints: str, given: list[Tensor], *more: Any, **named: Any) -> Any:
-        found = executed(getattr(text, "value", text), given)
-        return found if len(found) > 1 else found[0]
+    def assembly(
+        text: Any, constraints: str, inputs: list[Tensor], *more: Any, **named: Any
+    ) -> Any:
+        results = execute(getattr(text, "value", text), inputs)
+        return results if len(results) > 1 else results[0]
 
     device = SimpleNamespace(
         inline_asm_elementwise=assembly,
@@ -138,25 +142,25 @@ def test_words_become_the_fragments_of_the_weight(
         int32=None,
     )
     monkeypatch.setattr(fragments, "gl", device)
-    monkeypatch.setattr(fragments, "_apart", fragments._apart.fn)
+    monkeypatch.setattr(fragments, "split_pair", fragments.split_pair.fn)
     kinds = SimpleNamespace(is_bf16=lambda: kind is torch.bfloat16)
     inputs, outputs = 3 * 128, 192
     codes = torch.randint(16, (inputs, outputs))
     scales, zeros = torch.rand(3, outputs).half(), torch.randint(17, (3, outputs))
     packed, steps = pack_codes(codes), pack_steps(scales, zeros, kind)
-    want = (codes - zeros.repeat_interleave(128, 0)).to(kind)
-    want = (want * scales.to(kind).repeat_interleave(128, 0)).t()
+    expected = (codes - zeros.repeat_interleave(128, 0)).to(kind)
+    expected = (expected * scales.to(kind).repeat_interleave(128, 0)).t()
     twos = packed.view(torch.int32).view(-1, 32)  # as TMA sees it
     for chunk in range(3):
         for n in range(0, outputs, 64):
-            at = (chunk * outputs + n) // 2
-            pairs = twos[at : at + 32].reshape(64, 16)
-            way = fragments.scaling.fn(steps[chunk, n : n + 64], kinds)
+            offset = (chunk * outputs + n) // 2
+            pairs = twos[offset : offset + 32].reshape(64, 16)
+            way = fragments.unpack_scales.fn(steps[chunk, n : n + 64], kinds)
             for half in range(2):
-                two = fragments.numbers.fn(pairs, way, half, kinds)
-                found = fragments.fragment.fn(two, kind, None)
+                two = fragments.dequantize.fn(pairs, way, half, kinds)
+                actual = fragments.fragment.fn(two, kind, None)
                 k = chunk * 128 + half * 64
-                assert torch.equal(found.as_subclass(Tensor), want[n : n + 64, k : k + 64])
+                assert torch.equal(actual.as_subclass(Tensor), expected[n : n + 64, k : k + 64])
 
 
 def test_parts_are_stored_and_read_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,56 +168,62 @@ def test_parts_are_stored_and_read_in_one_order(monkeypatch: pytest.MonkeyPatch)
         permute=lambda x, order: x.permute(order), reshape=lambda x, shape: x.reshape(shape)
     )
     monkeypatch.setattr(fragments, "gl", device)
-    for tile in WIDES:
-        sums = torch.arange(64 * tile.rows).view(64, tile.rows)
-        assert torch.equal(fragments.unflat.fn(fragments.flat.fn(sums, tile.rows), tile.rows), sums)
+    for tile in HOPPER_TILES:
+        sums = torch.arange(64 * tile.block_m).view(64, tile.block_m)
+        assert torch.equal(
+            fragments.unflatten.fn(fragments.flatten.fn(sums, tile.block_m), tile.block_m), sums
+        )
 
 
 # ------------------------------------------------------------------------------ shares
 
 
-def followed(
-    tiles: int, chunks: int, made: StreamKSchedule, monkeypatch: pytest.MonkeyPatch
+def check_schedule(
+    tiles: int, chunks: int, schedule: StreamKSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every chunk of every tile is multiplied once, and every part has a place of its own."""
-    seen: set[tuple[int, int]] = set()
+    covered: set[tuple[int, int]] = set()
     places: set[int] = set()
     parts: dict[int, list[tuple[int, int]]] = {}
-    slots = max(made.max_partials, 1)
-    for me in range(made.programs):
+    slots = max(schedule.max_partials, 1)
+    for me in range(schedule.num_programs):
         device = SimpleNamespace(
-            program_id=lambda _, me=me: me, num_programs=lambda _: made.programs, minimum=min,
+            program_id=lambda _, me=me: me, num_programs=lambda _: schedule.num_programs, minimum=min,
             maximum=max, where=lambda test, a, b: a if test else b,
         )  # fmt: skip
-        monkeypatch.setattr(wide, "gl", device)
-        bounds = wide.segments.fn(
-            made.num_split_tiles, made.chunks_per_program, chunks, made.num_waves
+        monkeypatch.setattr(hopper_kernel, "gl", device)
+        bounds = hopper_kernel.segments.fn(
+            schedule.num_split_tiles, schedule.chunks_per_program, chunks, schedule.num_waves
         )
         begin, end, touched, count = bounds
         assert count >= 1, "the first stage is taken without asking"
         total = 0
         for n in range(count):
-            tile, first, last = wide.segment.fn(
-                n, begin, end, touched, made.num_split_tiles, chunks
+            tile, first, last = hopper_kernel.segment.fn(
+                n, begin, end, touched, schedule.num_split_tiles, chunks
             )
             assert 0 <= first < last <= chunks and tile < tiles
             total += last - first
-            seen |= {(tile, chunk) for chunk in range(first, last)}
+            covered |= {(tile, chunk) for chunk in range(first, last)}
             if (first, last) != (0, chunks):
-                at = me * slots + (me * made.chunks_per_program < tile * chunks)
-                assert made.max_partials and at not in places and at < made.programs * slots
-                places.add(at)
-                parts.setdefault(tile, []).append((me, at))
-        assert total == end - begin + made.num_waves * chunks
-    assert len(seen) == tiles * chunks
-    for tile, found in parts.items():
-        assert tile < made.num_split_tiles
+                place = me * slots + (me * schedule.chunks_per_program < tile * chunks)
+                assert (
+                    schedule.max_partials
+                    and place not in places
+                    and place < schedule.num_programs * slots
+                )
+                places.add(place)
+                parts.setdefault(tile, []).append((me, place))
+        assert total == end - begin + schedule.num_waves * chunks
+    assert len(covered) == tiles * chunks
+    for tile, owners in parts.items():
+        assert tile < schedule.num_split_tiles
         low, high = (
-            tile * chunks // made.chunks_per_program,
-            ((tile + 1) * chunks - 1) // made.chunks_per_program,
+            tile * chunks // schedule.chunks_per_program,
+            ((tile + 1) * chunks - 1) // schedule.chunks_per_program,
         )
-        assert found == [
-            (p, p * slots + (p * made.chunks_per_program < tile * chunks))
+        assert owners == [
+            (p, p * slots + (p * schedule.chunks_per_program < tile * chunks))
             for p in range(low, high + 1)
         ]
 
@@ -224,19 +234,19 @@ def test_shares_cover_the_product(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(40):
         tiles, chunks = drawn.randint(1, 300), drawn.randint(1, 40)
         programs = drawn.choice((1, 7, 78, 132))
-        made = schedule_stream_k(tiles, chunks, programs)
-        assert made.programs <= programs and made.num_split_tiles < 2 * programs
-        followed(tiles, chunks, made, monkeypatch)
+        schedule = schedule_stream_k(tiles, chunks, programs)
+        assert schedule.num_programs <= programs and schedule.num_split_tiles < 2 * programs
+        check_schedule(tiles, chunks, schedule, monkeypatch)
 
 
 def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
     for inputs, outputs in SHAPES:
         for rows in (33, 128, 256, 1024):
-            tile = choose_wide(rows, inputs, outputs)
+            tile = choose_hopper_tile(rows, inputs, outputs)
             assert tile is not None
-            tiles, chunks = -(-rows // tile.rows) * outputs // 128, inputs // 128
-            made = schedule_stream_k(tiles, chunks, 132)
-            longest = made.num_waves * chunks + made.chunks_per_program
+            tiles, chunks = -(-rows // tile.block_m) * outputs // 128, inputs // 128
+            schedule = schedule_stream_k(tiles, chunks, 132)
+            longest = schedule.num_waves * chunks + schedule.chunks_per_program
             assert longest <= 1.5 * -(-tiles * chunks // 132) + 2
 
 
@@ -244,22 +254,24 @@ def test_the_shapes_of_a_model_keep_every_program_busy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tile", "kind"), [*((tile, "bf16") for tile in WIDES), (WIDES[2], "fp16")], ids=str
+    ("tile", "kind"),
+    [*((tile, "bf16") for tile in HOPPER_TILES), (HOPPER_TILES[2], "fp16")],
+    ids=str,
 )
 def test_it_compiles_without_spills(
     tile: HopperTile, kind: str, for_hopper: Callable[..., str]
 ) -> None:
-    x, codes, steps = hopper.layouts()
+    x, codes, steps = hopper.smem_layouts()
     types = {
-        "x_desc": f"tensordesc<{kind}[{tile.rows}, 64],{x!r}>",
+        "x_desc": f"tensordesc<{kind}[{tile.block_m}, 64],{x!r}>",
         "codes_desc": f"tensordesc<i32[64, 32],{codes!r}>",
-        "steps_desc": f"tensordesc<i32[1, 128],{steps!r}>",
-        "out": f"*{kind}", "parts": "*fp32", "tickets": "*i32",
+        "scales_desc": f"tensordesc<i32[1, 128],{steps!r}>",
+        "out": f"*{kind}", "partials": "*fp32", "tile_counters": "*i32",
     }  # fmt: skip
-    constants = {"ROWS": tile.rows, "STAGES": tile.stages}
-    aligned = ("out", "parts", "tickets", "width")
-    options = {"num_warps": wide.WARPS, "maxnreg": wide.REGISTERS}
-    ptx = for_hopper(wide.wide_kernel, constants, types, aligned, **options)
+    constants = {"BLOCK_M": tile.block_m, "NUM_STAGES": tile.num_stages}
+    aligned = ("out", "partials", "tile_counters", "N")
+    options = {"num_warps": hopper_kernel.WARPS, "maxnreg": hopper_kernel.REGISTERS}
+    ptx = for_hopper(hopper_kernel.int4_hopper_kernel, constants, types, aligned, **options)
     assert ptx.count("wgmma.mma_async") == 16
 
 
@@ -279,48 +291,48 @@ def test_what_does_not_work_falls_back_alone_with_one_warning(
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("it works on a card")
-    trial.works.cache_clear()
+    self_check.kernel_works.cache_clear()
     with caplog.at_level(logging.WARNING):
         op = loaded()
-    assert not (op.use_hopper or op.use_small_m or op.unpacks)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3
-    for text, wanted in zip(
-        said, ("Triton's serves them", "unpacked first", "torch does"), strict=True
+    assert not (op.use_hopper or op.use_small_m or op.use_unpack)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3
+    for text, expected in zip(
+        messages, ("Triton's serves them", "unpacked first", "torch does"), strict=True
     ):
-        assert wanted in text
+        assert expected in text
     loaded()
     assert len(caplog.records) == 3, "they were tried once"
-    trial.works.cache_clear()
+    self_check.kernel_works.cache_clear()
 
 
 def test_what_is_tried_is_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+    trials: list[tuple[Any, ...]] = []
 
-    def works(path: str, *more: Any) -> bool:
-        asked.append((path, *more))
+    def kernel_works(path: str, *more: Any) -> bool:
+        trials.append((path, *more))
         return path not in failing
 
-    monkeypatch.setattr(product, "works", works)
+    monkeypatch.setattr(linear, "kernel_works", kernel_works)
     kind = torch.bfloat16
     failing: set[str] = set()
     op = loaded()
-    assert op.use_hopper and op.use_small_m and op.unpacks
-    assert asked == [("wide", kind), ("few with wide", kind, 128), ("unpack", kind, 128)]
-    asked.clear()
-    failing = {"wide"}
+    assert op.use_hopper and op.use_small_m and op.use_unpack
+    assert trials == [("hopper", kind), ("triton with hopper", kind, 128), ("unpack", kind, 128)]
+    trials.clear()
+    failing = {"hopper"}
     op = loaded()
-    assert not op.use_hopper and op.use_small_m and op.unpacks
-    assert asked == [("wide", kind), ("few", kind, 128), ("unpack", kind, 128)]
-    asked.clear()
-    failing = {"few with wide"}
+    assert not op.use_hopper and op.use_small_m and op.use_unpack
+    assert trials == [("hopper", kind), ("triton", kind, 128), ("unpack", kind, 128)]
+    trials.clear()
+    failing = {"triton with hopper"}
     op = loaded()
-    assert op.use_hopper and not op.use_small_m and op.unpacks and len(asked) == 3
+    assert op.use_hopper and not op.use_small_m and op.use_unpack and len(trials) == 3
     for changes in {"group": 64}, {"outputs": 72}, {"capability": (8, 0)}:
-        asked.clear()
+        trials.clear()
         op = loaded(**changes)
-        assert not op.use_hopper and op.use_small_m and asked[0][:2] == ("few", kind)
-        assert asked[0][2] == (32 if "group" in changes else 128)
+        assert not op.use_hopper and op.use_small_m and trials[0][:2] == ("triton", kind)
+        assert trials[0][2] == (32 if "group" in changes else 128)
 
 
 @pytest.mark.gpu
@@ -330,33 +342,38 @@ class TestOnHopper:
     @pytest.mark.parametrize("group", [128, 256])
     @pytest.mark.parametrize(("inputs", "outputs"), [(512, 192), (4096, 4096), (1280, 25600)])
     def test_results(self, inputs: int, outputs: int, group: int, dtype: torch.dtype) -> None:
-        made = torch.Generator("cuda").manual_seed(0)
+        generator = torch.Generator("cuda").manual_seed(0)
         with torch.device("cuda"):
-            codes = torch.randint(16, (inputs, outputs), generator=made)
-            scales = torch.rand(inputs // group, outputs, generator=made).half() * 0.02
-            zeros = torch.randint(17, scales.shape, generator=made)
+            codes = torch.randint(16, (inputs, outputs), generator=generator)
+            scales = torch.rand(inputs // group, outputs, generator=generator).half() * 0.02
+            zeros = torch.randint(17, scales.shape, generator=generator)
         packed = PackedInt4.pack(lambda a, b: codes[:, a:b], scales, zeros, inputs, group, dtype)
         assert packed is not None
         packed.op = loaded(group, outputs)
         assert packed.op.use_hopper and packed.op.use_small_m
         if dtype is torch.float16:
-            assert trial.works("wide", dtype)
-            packed.op = product.Int4Linear(dtype, use_hopper=True, use_small_m=True, unpacks=True)
+            assert self_check.kernel_works("hopper", dtype)
+            packed.op = linear.Int4Linear(dtype, use_hopper=True, use_small_m=True, use_unpack=True)
         weight = unpack(packed.codes, packed.scales, inputs, group, dtype).float()
         for rows in (1, 16, 17, 33, 64, 65, 128, 200, 256, 300, 512, 700, 1024, 3000):
-            wide = torch.randn(rows, inputs + 72, generator=made, device="cuda").to(dtype)
+            wide = torch.randn(rows, inputs + 72, generator=generator, device="cuda").to(dtype)
             for x in wide[:, :inputs], wide[:, 4 : inputs + 4]:
-                want = x.float() @ weight.t()
-                got = packed(x)
-                assert (got.float() - want).norm() < 5e-3 * want.norm(), (rows, x.stride())
-                assert torch.equal(got, packed(x)), "the same in every run"
+                expected = x.float() @ weight.t()
+                actual = packed(x)
+                assert (actual.float() - expected).norm() < 5e-3 * expected.norm(), (
+                    rows,
+                    x.stride(),
+                )
+                assert torch.equal(actual, packed(x)), "the same in every run"
 
     def test_graphs_replay_it(self) -> None:
-        made, _ = PackedInt4, torch.manual_seed(0)
+        packed_class, _ = PackedInt4, torch.manual_seed(0)
         with torch.device("cuda"):
             codes = torch.randint(16, (4096, 512))
             scales, zeros = torch.rand(32, 512).half(), torch.randint(17, (32, 512))
-        packed = made.pack(lambda a, b: codes[:, a:b], scales, zeros, 4096, 128, torch.bfloat16)
+        packed = packed_class.pack(
+            lambda a, b: codes[:, a:b], scales, zeros, 4096, 128, torch.bfloat16
+        )
         assert packed is not None
         packed.op = loaded(128, 512)
         for rows in (1, 40, 300):

@@ -101,15 +101,15 @@ CHECKS = {
             want = product(x, weight, bias)
             close(linear(x, weight, bias), want)
             close(linear_silu_and_mul(x, weight, bias), ops.silu_and_mul(want))
-        from treadle_kernels_triton.linear import Zeros
-        from treadle_kernels_triton.tiles import with_bias
-        zeros, x, weight = Zeros(), torch.randn(17, 4096), torch.randn(2048, 4096)
-        assert with_bias(17, 2048, 4096) and not with_bias(128, 2048, 4096)
-        assert not with_bias(17, 24576, 4096) and not with_bias(8192, 4096, 12288)
-        close(linear(x, weight, None, zeros=zeros), product(x, weight))
+        from treadle_kernels_triton.linear import ZeroBiases
+        from treadle_kernels_triton.tiles import is_bias_faster
+        zeros, x, weight = ZeroBiases(), torch.randn(17, 4096), torch.randn(2048, 4096)
+        assert is_bias_faster(17, 2048, 4096) and not is_bias_faster(128, 2048, 4096)
+        assert not is_bias_faster(17, 24576, 4096) and not is_bias_faster(8192, 4096, 12288)
+        close(linear(x, weight, None, zero_biases=zeros), product(x, weight))
         assert zeros.bias(weight) is zeros.bias(weight[:, :8]) and not zeros.bias(weight).any()
         bias = torch.randn(2048)
-        close(linear(x, weight, bias, zeros=zeros), product(x, weight, bias))
+        close(linear(x, weight, bias, zero_biases=zeros), product(x, weight, bias))
         weight, bias = torch.randn(48, 32), torch.randn(48)
         x = torch.randn(32, 3).t()  # not contiguous in its last dimension
         close(linear(x, weight, None), product(x, weight))
@@ -154,7 +154,7 @@ BUILDS = """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from treadle_kernels_triton import activation, join, linear, norm, rotary, sample
+    from treadle_kernels_triton import activation, linear, norm, rotary, sample, split_k_reduce
 
     def build(kernel, warps, constants, **types):
         names = kernel.arg_names
@@ -172,33 +172,33 @@ BUILDS = """
         assert "st.global" not in code[:wait], "something is written before the results are awaited"
         return code[:wait].count("ld.global")
 
-    numbers = dict.fromkeys(("width", "depth", "x_stride", "stride", "t_stride"), "i32")
+    numbers = dict.fromkeys(("N", "K", "x_stride", "stride", "t_stride"), "i32")
     for rows, gated in (1, False), (1, True), (4, False):
-        chosen = dict(ROWS=rows, BLOCK_N=4, BLOCK_K=1024, ONCE=False, BIAS=True, GATED=gated)
-        assert build(linear.few_rows_kernel, 4, {**chosen, "EARLY": True}, **numbers) > 0
-    tables = dict(temperature="*fp32", tops="*fp32", firsts="*i32", sums="*fp32", greedy="*i32")
-    tables |= dict(offsets="*i64", strides="*i64", positions="*i64", tokens="*i64", bad="*u8")
-    tables |= dict(g_stride="i32", o_stride="i32", parts="i32")
+        chosen = dict(NUM_ROWS=rows, BLOCK_N=4, BLOCK_K=1024, SINGLE_K_BLOCK=False, HAS_BIAS=True, GATED=gated)
+        assert build(linear.small_linear_kernel, 4, {**chosen, "USE_PDL": True}, **numbers) > 0
+    tables = dict(temperature="*fp32", tile_max="*fp32", tile_argmax="*i32", block_sum="*fp32", greedy="*i32")
+    tables |= dict(offsets="*i64", strides="*i64", positions="*i64", tokens="*i64", invalid="*u8")
+    tables |= dict(g_stride="i32", o_stride="i32", num_tiles="i32")
     for random, greedy in (True, False), (True, True), (False, True):
-        chosen = dict(VOCAB=151936, COUNT=1187, WIDTH=128, WIDE=128, BLOCKS=32, EARLY=True)
+        chosen = dict(VOCAB_SIZE=151936, NUM_BLOCKS=1187, BLOCK_SIZE=128, BLOCK_SIZE_PADDED=128, BLOCKS_PER_TILE=32, USE_PDL=True)
         chosen |= dict(RANDOM=random, GREEDY=greedy)
         assert build(sample.block_stats_kernel, 4, chosen, **numbers, **tables) == 0
-        assert build(sample.sample_kernel, 8, {**chosen, "ROOM": 2048}, **numbers, **tables) == 0
-    scales = dict(eps="fp32", offset="fp32", half_cache="i64", slots="*i64")
+        assert build(sample.sample_kernel, 8, {**chosen, "NUM_BLOCKS_PADDED": 2048}, **numbers, **tables) == 0
+    scales = dict(eps="fp32", offset="fp32", v_offset="i64", slot_mapping="*i64")
     scales |= dict(k_scale="fp32", v_scale="fp32")
-    chosen = dict(HEADS=16, KV_HEADS=8, SIZE=128, BLOCK=8, EARLY=True)
+    chosen = dict(NUM_HEADS=16, NUM_KV_HEADS=8, HEAD_DIM=128, BLOCK_H=8, USE_PDL=True)
     for normed in True, False:
         for limit, cache in (0.0, "*bf16"), (448.0, "*fp8e4nv"), (57344.0, "*fp8e5"):
-            more = {"NORM": normed, "LIMIT": limit}
+            more = {"HAS_NORM": normed, "FP8_MAX": limit}
             before = build(rotary.rope_and_cache_kernel, 4, {**chosen, **more}, **scales, cache=cache)
             assert bool(before) == normed, "only the norms' weights are read early"
     for parts, x in (0, "*bf16"), (4, "*fp32"):
-        chosen = dict(SIZE=1024, BLOCK=1024, ADD=True, PARTS=parts, EARLY=True)
+        chosen = dict(HIDDEN_SIZE=1024, BLOCK_SIZE=1024, HAS_RESIDUAL=True, NUM_SPLITS=parts, USE_PDL=True)
         assert build(norm.norm_kernel, 2, chosen, **{**numbers, **scales, "x": x})
-    sizes = dict.fromkeys(("size", "features", "biased"), "i32")
-    chosen = dict(PARTS=4, BLOCK=1024, EARLY=True)
-    assert build(join.reduce_split_k_kernel, 4, chosen, parts="*fp32", **sizes) > 0
-    assert build(activation.silu_and_mul_kernel, 4, dict(SIZE=3072, BLOCK=2048, EARLY=True)) == 0
+    sizes = dict.fromkeys(("size", "features", "has_bias"), "i32")
+    chosen = dict(NUM_SPLITS=4, BLOCK_SIZE=1024, USE_PDL=True)
+    assert build(split_k_reduce.reduce_split_k_kernel, 4, chosen, partials="*fp32", **sizes) > 0
+    assert build(activation.silu_and_mul_kernel, 4, dict(INTERMEDIATE_SIZE=3072, BLOCK_SIZE=2048, USE_PDL=True)) == 0
 """
 PROLOGUE = """
     import torch
@@ -246,9 +246,9 @@ def test_offers_on_cuda_and_refuses_elsewhere(op: str) -> None:
 
     shape = {"size": 1024, "head_size": 128, "heads": 16, "kv_heads": 8, "vocab_size": 320}
     shape |= {"in_features": 1024, "out_features": 4096}
-    found = treadle_kernels_triton.treadle_kernel_op(op, KernelRequest(CUDA, "bfloat16", shape))
+    offer = treadle_kernels_triton.treadle_kernel_op(op, KernelRequest(CUDA, "bfloat16", shape))
     pytest.importorskip("triton")
-    assert isinstance(found, KernelOffer)
+    assert isinstance(offer, KernelOffer)
     for device, dtype, reason in (
         (DeviceInfo("cpu"), "bfloat16", "device 'cpu' is not CUDA"),
         (DeviceInfo("cuda", (7, 5)), "bfloat16", "capability 7.5 is below 8.0"),
@@ -281,14 +281,16 @@ def test_odd_shapes_are_refused() -> None:
 
 
 def test_only_shapes_that_gain_leave_torch() -> None:
-    from treadle_kernels_triton.tiles import choose
+    from treadle_kernels_triton.tiles import choose_tile
 
-    assert choose(1, 4096, 1024, False) and choose(1, 6144, 1024, True)
-    assert choose(4, 1024, 3072, False) and not choose(4, 4096, 4096, False)
-    assert not choose(5, 1024, 3072, False) and not choose(2, 6144, 1024, True)
-    assert choose(2, 4096, 4096, False) and not choose(2, 24576, 4096, False)
-    assert not choose(0, 1024, 1024, False)
-    assert not choose(1, 151936, 1024, False), "an output head is at the card's bandwidth already"
+    assert choose_tile(1, 4096, 1024, False) and choose_tile(1, 6144, 1024, True)
+    assert choose_tile(4, 1024, 3072, False) and not choose_tile(4, 4096, 4096, False)
+    assert not choose_tile(5, 1024, 3072, False) and not choose_tile(2, 6144, 1024, True)
+    assert choose_tile(2, 4096, 4096, False) and not choose_tile(2, 24576, 4096, False)
+    assert not choose_tile(0, 1024, 1024, False)
+    assert not choose_tile(1, 151936, 1024, False), (
+        "an output head is at the card's bandwidth already"
+    )
 
 
 def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
@@ -303,11 +305,11 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     from treadle_layers_kit import ops
     from treadle_layers_kit.mlp import GatedMLP
 
-    asked: list[tuple[str, dict[str, int]]] = []
+    requests: list[tuple[str, dict[str, int]]] = []
 
     class Offers:
         def kernel(self, op: str, request: KernelRequest) -> KernelOffer | None:
-            asked.append((op, dict(request.shape)))
+            requests.append((op, dict(request.shape)))
             if op == "linear_silu_and_mul":
                 return KernelOffer("mine", 1, lambda: fused)
             return KernelOffer("mine", 1, lambda: op) if op == "sample" else None
@@ -327,11 +329,11 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
     for parameter in mlp.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(3, 8)
-    want = mlp(x) * 2
-    served = apply_fusions(mlp, Offers(), CUDA, "float32").backends
+    expected = mlp(x) * 2
+    served = apply_fusions(mlp, Offers().kernel, CUDA, "float32").backends
     assert served == {"linear_silu_and_mul": "mine"}
-    assert torch.allclose(mlp(x), want)
-    assert ("linear_silu_and_mul", {"in_features": 8, "out_features": 24}) in asked
+    assert torch.allclose(mlp(x), expected)
+    assert ("linear_silu_and_mul", {"in_features": 8, "out_features": 24}) in requests
     sampler = Sampler(2, 320)
     assert install_sampler_kernels(sampler, Offers(), CUDA, "float32") == {"sample": "mine"}
     assert sampler.sample_op == "sample" and sampler.argmax_op is None

@@ -20,7 +20,7 @@ PROLOGUE = """
         assert (found.float() - want.float()).norm() < limit * want.float().norm()
 """
 PARTS = """
-    from treadle_kernels_triton.join import reduce_split_k
+    from treadle_kernels_triton.split_k_reduce import reduce_split_k
     from treadle_kernels_triton.norm import fused_add_partials_rms_norm
     for count, rows, size in (1, 5, 96), (2, 1, 64), (4, 40, 72):
         parts, bias = torch.randn(count, rows, size), torch.randn(size)
@@ -42,10 +42,10 @@ PARTS = """
 """
 BATCHES = """
     from torch.nn.functional import linear as product
-    from treadle_kernels_triton.hopper.batches import SmallBatchLinear, choose_batch, choose_gated_batch
+    from treadle_kernels_triton.hopper.small_batch import SmallBatchLinear, choose_tile_config, choose_gated_tile_config
     from treadle_kernels_triton import linear as module
     from treadle_kernels_triton.linear import linear, linear_split_k, linear_silu_and_mul
-    module.silu_and_mul = lambda y, early: ops.silu_and_mul(y)  # the interpreter cuts bfloat16 off
+    module.silu_and_mul = lambda y, use_pdl: ops.silu_and_mul(y)  # the interpreter cuts bfloat16 off
     captures = [True]
     torch.cuda.is_current_stream_capturing = lambda: captures[0]
     class Multiplied(SmallBatchLinear):
@@ -53,33 +53,33 @@ BATCHES = """
             found = {choice(rows, *shape, 132) for rows in range(257) for shape in SHAPES}
             super().__init__(torch.bfloat16, 132, choice, found - {None})
             self.calls = []
-        def multiply(self, x, weight, bias, division):
-            self.calls.append(division)
-            if division.gated:
+        def multiply(self, x, weight, bias, config):
+            self.calls.append(config)
+            if config.gated:
                 return ops.silu_and_mul(product(x, weight))
-            if division.splits == 1:
+            if config.num_splits == 1:
                 return product(x, weight, bias)
-            pieces = zip(*(t.float().tensor_split(division.splits, 1) for t in (x, weight)))
+            pieces = zip(*(t.float().tensor_split(config.num_splits, 1) for t in (x, weight)))
             return torch.stack([product(*piece) for piece in pieces])
     SHAPES = (4096, 1024), (1024, 2048)
-    plain, gates = Multiplied(choose_batch), Multiplied(choose_gated_batch)
+    plain, gates = Multiplied(choose_tile_config), Multiplied(choose_gated_tile_config)
     for features, depth in SHAPES:
         weight, bias = torch.randn(features, depth).bfloat16() / 32, torch.randn(features).bfloat16()
         for shape in (5, depth), (2, 40, depth), (250, depth):
             x = torch.randn(shape).bfloat16()
             for given in None, bias:
-                near(linear(x, weight, given, batches=plain), product(x, weight, given), 2e-2)
-                splits = [division.splits for division in plain.calls]
+                near(linear(x, weight, given, small_batch=plain), product(x, weight, given), 2e-2)
+                splits = [config.num_splits for config in plain.calls]
                 assert splits == ([1] if depth == 1024 else [] if len(x) == 250 else [4])
                 plain.calls.clear()
-                found = linear_split_k(x, weight, given, batches=plain)
+                found = linear_split_k(x, weight, given, small_batch=plain)
                 whole = found.dim() == len(shape)
                 assert whole == (depth == 1024 or given is not None or len(shape) == 3)
                 near(found if whole else found.sum(0).bfloat16(), product(x, weight, given), 2e-2)
                 assert len(plain.calls) == (not whole or depth == 1024 or len(x) < 250)
                 plain.calls.clear()
             want = ops.silu_and_mul(product(x, weight))
-            near(linear_silu_and_mul(x, weight, None, batches=gates), want, 2e-2)
+            near(linear_silu_and_mul(x, weight, None, small_batch=gates), want, 2e-2)
             assert len(gates.calls) == (features == 4096), "or most multiprocessors had nothing to do"
             gates.calls.clear()
     x, weight = torch.randn(8, 1024).bfloat16(), torch.randn(4096, 1024).bfloat16()
@@ -88,12 +88,12 @@ BATCHES = """
         (x.float(), weight.float(), None), (wide, weight, None), (x[:1], weight, None),
         (x[:, :-8], weight[:, :-8], None), (torch.randn(8, 1028).bfloat16()[:, :-4], weight, None),
     ):
-        near(linear(*given, batches=plain), product(*given), 2e-2)
-        near(linear_split_k(*given, batches=plain), product(*given), 2e-2)
-    near(linear_silu_and_mul(x, weight, bias[:1].expand(4096), batches=gates), ops.silu_and_mul(product(x, weight, bias[:1].expand(4096))), 2e-2)
+        near(linear(*given, small_batch=plain), product(*given), 2e-2)
+        near(linear_split_k(*given, small_batch=plain), product(*given), 2e-2)
+    near(linear_silu_and_mul(x, weight, bias[:1].expand(4096), small_batch=gates), ops.silu_and_mul(product(x, weight, bias[:1].expand(4096))), 2e-2)
     captures[0] = False
-    near(linear(x, weight, None, batches=plain), product(x, weight), 2e-2)
-    near(linear_silu_and_mul(x, weight, None, batches=gates), ops.silu_and_mul(product(x, weight)), 2e-2)
+    near(linear(x, weight, None, small_batch=plain), product(x, weight), 2e-2)
+    near(linear_silu_and_mul(x, weight, None, small_batch=gates), ops.silu_and_mul(product(x, weight)), 2e-2)
     assert not plain.calls and not gates.calls
 """
 

@@ -1,4 +1,4 @@
-"""Attention with FlashInfer's kernels: the bid. FlashInfer is imported when the backend is made."""
+"""Attention with FlashInfer's kernels: the offer. FlashInfer is imported when the backend is created."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from flashinfer.decode import xqa_batch_decode_with_kv_cache
 from torch import Tensor
 
 from treadle.api.types import AttentionRequest, CommonAttentionMetadata
-from treadle_attention_flashinfer.pages import pages_of, visible
+from treadle_attention_flashinfer.page_indices import build_page_indices, windowed_page_table
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
 from treadle_paged_attention_kit.cache import write_kv
 
@@ -39,11 +39,11 @@ class DecodeBatch:
 
 @dataclass(slots=True)
 class FlashInferMetadata:
-    """One step. Only the last one with ``others`` can be run: they are planned in the wrapper."""
+    """One step. Only the last one with a ``prefill_slice`` can be run: its rows are planned in the wrapper."""
 
     batch: CommonAttentionMetadata
     decodes: DecodeBatch | None = None
-    others: slice | None = None  # tokens of the rows that the wrapper serves
+    prefill_slice: slice | None = None  # tokens of the rows that the wrapper serves
 
 
 class FlashInferAttention(PagedAttentionBackend):
@@ -67,27 +67,27 @@ class FlashInferAttention(PagedAttentionBackend):
         self.wrapper: Any = BatchPrefillWithPagedKVCacheWrapper(
             self._zeros(1 << 20 if fa3 else _FA2_WORKSPACE), "NHD", backend="fa3" if fa3 else "fa2"
         )
-        self.planned = torch.cuda.Event()
+        self.plan_copied = torch.cuda.Event()
 
     def _zeros(self, size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.uint8, device=self.device)
 
     def build_metadata(self, batch: CommonAttentionMetadata) -> FlashInferMetadata:
-        plan = FlashInferMetadata(batch)
+        metadata = FlashInferMetadata(batch)
         decodes = batch.num_decodes if self.xqa is not None else 0
         if decodes:
             table, lengths = batch.page_table[:decodes], batch.seq_lens[:decodes]
             if self.window is not None:
-                table, lengths = visible(table, lengths, batch.page_size, self.window)
-            plan.decodes = DecodeBatch(decodes, table.contiguous(), lengths)
+                table, lengths = windowed_page_table(table, lengths, batch.page_size, self.window)
+            metadata.decodes = DecodeBatch(decodes, table.contiguous(), lengths)
         if decodes < len(batch.query_lens_cpu):
-            self._plan_others(batch, decodes)
-            plan.others = slice(decodes, sum(batch.query_lens_cpu))
-        return plan
+            self._plan_prefill(batch, decodes)
+            metadata.prefill_slice = slice(decodes, sum(batch.query_lens_cpu))
+        return metadata
 
-    def _plan_others(self, batch: CommonAttentionMetadata, first: int) -> None:
+    def _plan_prefill(self, batch: CommonAttentionMetadata, first: int) -> None:
         table = batch.page_table[first:]
-        pages = pages_of(
+        pages = build_page_indices(
             batch.query_lens_cpu[first:],
             batch.seq_lens_cpu[first:],
             batch.page_size,
@@ -95,18 +95,18 @@ class FlashInferAttention(PagedAttentionBackend):
             self.window,
             pinned=table.is_cuda,
         )
-        entries = pages.entries.to(self.device, non_blocking=True)
+        entries = pages.table_indices.to(self.device, non_blocking=True)
         # The wrapper copies its plan from one pinned buffer of its own, which the device may still
         # be reading: it is done once the step before has begun.
-        self.planned.synchronize()
+        self.plan_copied.synchronize()
         self.wrapper.plan(
-            pages.queries,
-            pages.starts,
+            pages.qo_indptr,
+            pages.kv_indptr,
             table.reshape(-1).index_select(0, entries),
-            pages.last,
-            self.heads,
-            self.kv_heads,
-            self.size,
+            pages.last_page_len,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_size,
             batch.page_size,
             causal=self.causal,
             sm_scale=self.scale,
@@ -114,9 +114,9 @@ class FlashInferAttention(PagedAttentionBackend):
             logits_soft_cap=self.softcap,
             q_data_type=self.dtype,
             kv_data_type=self.kv_dtype,
-            seq_lens=pages.lengths,
+            seq_lens=pages.kv_lens,
         )
-        self.planned.record()
+        self.plan_copied.record()
 
     def forward(
         self,
@@ -130,13 +130,13 @@ class FlashInferAttention(PagedAttentionBackend):
         if k is not None and v is not None:
             write_kv(cache, k, v, metadata.batch.slot_mapping, scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        halves = cache[0], cache[1]
+        kv_caches = cache[0], cache[1]
         if metadata.decodes is not None and self.xqa is not None:
             rows = metadata.decodes.rows
             table, lengths = metadata.decodes.page_table, metadata.decodes.kv_lens
             xqa_batch_decode_with_kv_cache(
                 q[:rows].contiguous(),
-                halves,
+                kv_caches,
                 self.xqa,
                 table,
                 lengths,
@@ -146,12 +146,12 @@ class FlashInferAttention(PagedAttentionBackend):
                 window_left=-1 if self.window is None else self.window - 1,
                 out=out[:rows],
             )
-        if metadata.others is not None:
+        if metadata.prefill_slice is not None:
             self.wrapper.run(
-                q[metadata.others],
-                halves,
+                q[metadata.prefill_slice],
+                kv_caches,
                 k_scale=scales[0],
                 v_scale=scales[1],
-                out=out[metadata.others],
+                out=out[metadata.prefill_slice],
             )
         return out

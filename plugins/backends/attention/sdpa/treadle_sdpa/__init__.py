@@ -1,4 +1,4 @@
-"""Attention with torch's own operations: the bid. torch is imported when the backend is made."""
+"""Attention with torch's own operations: the offer. torch is imported when the backend is created."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def _refusal_reasons(request: AttentionRequest) -> list[str]:
         (not request.sinks, "attention sinks are not supported"),
         (not request.latent, "latent (MLA) caches are not supported"),
     )
-    return request.invalid_reasons() + [why for good, why in checks if not good]
+    return request.invalid_reasons() + [reason for is_met, reason in checks if not is_met]

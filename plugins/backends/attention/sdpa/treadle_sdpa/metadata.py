@@ -58,14 +58,16 @@ def width(tokens: int) -> int:
 
 
 def bias(
-    length: int, cached: int, lo: int, hi: int, window: int | None, device: torch.device
+    length: int, cached: int, first_key: int, end_key: int, window: int | None, device: torch.device
 ) -> Tensor:
-    """Return the attention bias, float32 ``[length, hi - lo]``.
+    """Return the attention bias, float32 ``[length, end_key - first_key]``.
 
-    It is 0 if the query at position ``cached + i`` attends to key ``lo + j``, else -inf.
+    It is 0 if the query at position ``cached + i`` attends to key ``first_key + j``, else -inf.
     """
-    offset = cached - lo
-    hidden = torch.ones(length, hi - lo, dtype=torch.bool, device=device).triu_(offset + 1)
+    offset = cached - first_key
+    hidden = torch.ones(length, end_key - first_key, dtype=torch.bool, device=device).triu_(
+        offset + 1
+    )
     if window is not None:
         hidden |= torch.ones_like(hidden).tril_(offset - window)
     return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
@@ -98,12 +100,12 @@ def _decodes(
 ) -> DecodeBatch:
     device = batch.page_table.device
     count = len(rows)
-    chosen: Tensor | slice
+    row_index: Tensor | slice
     if rows[-1] - rows[0] + 1 == count:
-        chosen = slice(rows[0], rows[-1] + 1)
+        row_index = slice(rows[0], rows[-1] + 1)
     else:
-        chosen = torch.tensor(rows, device=device)
-    last = batch.seq_lens[chosen].to(torch.int64).sub_(1).unsqueeze_(1)
+        row_index = torch.tensor(rows, device=device)
+    last = batch.seq_lens[row_index].to(torch.int64).sub_(1).unsqueeze_(1)
     position = torch.arange(size, device=device).unsqueeze(0)
     if window is not None:
         position = position + (last - (window - 1)).clamp_(min=0)
@@ -111,15 +113,15 @@ def _decodes(
     # NaN cannot spread.
     padded = position > last
     position = torch.minimum(position, last)
-    page = batch.page_table[chosen].gather(1, position // batch.page_size)
+    page = batch.page_table[row_index].gather(1, position // batch.page_size)
     slot = page.to(torch.int64) * batch.page_size + position % batch.page_size
     heads = torch.arange(kv_heads, device=device).view(1, kv_heads, 1)
     index = (slot.unsqueeze(1) * kv_heads + heads).view(-1)
     lengths = [batch.seq_lens_cpu[row] for row in rows]
     if all(min(n, window or n) == size for n in lengths):
-        return DecodeBatch(chosen, count, size, index, None)
+        return DecodeBatch(row_index, count, size, index, None)
     mask = torch.zeros(count, 1, size, device=device).masked_fill_(
         padded.unsqueeze(1), float("-inf")
     )
     mask = mask.expand(count, kv_heads, size).reshape(count * kv_heads, 1, size)
-    return DecodeBatch(chosen, count, size, index, mask)
+    return DecodeBatch(row_index, count, size, index, mask)

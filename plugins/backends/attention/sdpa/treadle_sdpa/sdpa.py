@@ -39,9 +39,9 @@ class SdpaAttention:
     """The SDPA backend of one ``AttentionRequest``. Not thread-safe: calls reuse its buffers."""
 
     def __init__(self, request: AttentionRequest) -> None:
-        self.kv_heads = request.num_kv_heads
-        self.group = request.num_heads // request.num_kv_heads
-        self.size = request.head_size
+        self.num_kv_heads = request.num_kv_heads
+        self.gqa_group = request.num_heads // request.num_kv_heads
+        self.head_size = request.head_size
         self.scale = request.scale
         self.softcap = request.softcap
         self.window = request.window
@@ -58,7 +58,7 @@ class SdpaAttention:
         return (2, pages, page_size, spec.num_kv_heads, spec.head_size)
 
     def build_metadata(self, batch: CommonAttentionMetadata) -> SdpaMetadata:
-        return make_plan(batch, self.kv_heads, self.window)
+        return make_plan(batch, self.num_kv_heads, self.window)
 
     def slot_mapping(self, plan: SdpaMetadata) -> Tensor:
         return plan.slot_mapping
@@ -95,46 +95,48 @@ class SdpaAttention:
     # -- one new token per row
 
     def _decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
-        units, dtype = rows.count * self.kv_heads, q.dtype
-        q = q.reshape(units, self.group, self.size).to(self.compute)
+        num_heads, dtype = rows.count * self.num_kv_heads, q.dtype
+        q = q.reshape(num_heads, self.gqa_group, self.head_size).to(self.compute)
         if not self.cpu and self.softcap is None:
-            return self._fused_decode(q, cache, rows).reshape(rows.count, -1, self.size)
+            return self._fused_decode(q, cache, rows).reshape(rows.count, -1, self.head_size)
         step = (
-            max(1, _UNIT_BYTES // (rows.padded_kv_len * self.size * self.compute.itemsize))
+            max(1, _UNIT_BYTES // (rows.padded_kv_len * self.head_size * self.compute.itemsize))
             if self.cpu
-            else units
+            else num_heads
         )
-        if step >= units:
+        if step >= num_heads:
             out = self._decode_units(q, cache, rows.index, rows.attention_bias, rows.padded_kv_len)
         else:
             out = torch.empty_like(q)
-            for a in range(0, units, step):
-                b = min(a + step, units)
-                index = rows.index[a * rows.padded_kv_len : b * rows.padded_kv_len]
-                mask = None if rows.attention_bias is None else rows.attention_bias[a:b]
-                out[a:b] = self._decode_units(q[a:b], cache, index, mask, rows.padded_kv_len)
-        return out.view(rows.count, -1, self.size).to(dtype)
+            for start in range(0, num_heads, step):
+                end = min(start + step, num_heads)
+                index = rows.index[start * rows.padded_kv_len : end * rows.padded_kv_len]
+                mask = None if rows.attention_bias is None else rows.attention_bias[start:end]
+                out[start:end] = self._decode_units(
+                    q[start:end], cache, index, mask, rows.padded_kv_len
+                )
+        return out.view(rows.count, -1, self.head_size).to(dtype)
 
     def _decode_units(
         self, q: Tensor, cache: Tensor, index: Tensor, mask: Tensor | None, width: int
     ) -> Tensor:
-        shape = (len(q), width, self.size)
+        shape = (len(q), width, self.head_size)
         keys = self._gather(cache[0], index, "k").view(shape)
         scores = self._scores(q, keys, mask)
         values = self._gather(cache[1], index, "v").view(shape)
         return torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
 
     def _fused_decode(self, q: Tensor, cache: Tensor, rows: DecodeBatch) -> Tensor:
-        shape = (rows.count, self.kv_heads, rows.padded_kv_len, self.size)
+        shape = (rows.count, self.num_kv_heads, rows.padded_kv_len, self.head_size)
         keys = self._gather(cache[0], rows.index, "k").view(shape)
         values = self._gather(cache[1], rows.index, "v").view(shape)
         mask = None
         if rows.attention_bias is not None:
-            mask = rows.attention_bias.view(rows.count, self.kv_heads, 1, rows.padded_kv_len).to(
-                q.dtype
-            )
-            mask = mask.expand(-1, -1, self.group, -1)
-        q = q.view(rows.count, self.kv_heads, self.group, self.size)
+            mask = rows.attention_bias.view(
+                rows.count, self.num_kv_heads, 1, rows.padded_kv_len
+            ).to(q.dtype)
+            mask = mask.expand(-1, -1, self.gqa_group, -1)
+        q = q.view(rows.count, self.num_kv_heads, self.gqa_group, self.head_size)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
 
     # -- several new tokens in one row
@@ -158,42 +160,53 @@ class SdpaAttention:
             keys, values, first = k[tokens].transpose(0, 1), v[tokens].transpose(0, 1), 0
         else:
             keys, values, first = self._load(cache, row, page_size)
-        plain = (
+        is_causal_only = (
             self.softcap is None
             and not cached
             and (self.window is None or self.window >= row.total)
         )
-        if plain and (not self.cpu or self.compute == torch.float32):
+        if is_causal_only and (not self.cpu or self.compute == torch.float32):
             self._fused_prompt(q, keys, values, out)
             return
         keys, values = self._contiguous(keys), self._contiguous(values)
         if self.causal:
-            block = max(16, _SCORE_BYTES // (4 * row.total * self.kv_heads * self.group))
+            block = max(16, _SCORE_BYTES // (4 * row.total * self.num_kv_heads * self.gqa_group))
         else:
             block = row.length
-        for a in range(0, row.length, block):
-            b = min(a + block, row.length)
-            self._prompt_block(q[a:b], keys, values, out[a:b], cached + a, first)
+        for start in range(0, row.length, block):
+            end = min(start + block, row.length)
+            self._prompt_block(q[start:end], keys, values, out[start:end], cached + start, first)
 
     def _prompt_block(
         self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, cached: int, first: int
     ) -> None:
         length = len(q)
-        hi = cached + length if self.causal else first + keys.shape[1]
-        lo = first if self.window is None else max(first, cached - self.window + 1)
-        keys, values = keys[:, lo - first : hi - first], values[:, lo - first : hi - first]
+        end_key = cached + length if self.causal else first + keys.shape[1]
+        first_key = first if self.window is None else max(first, cached - self.window + 1)
+        keys, values = (
+            keys[:, first_key - first : end_key - first],
+            values[:, first_key - first : end_key - first],
+        )
         # [length, kv_heads, group, size] -> [kv_heads, group * length, size]
-        split = q.view(length, self.kv_heads, self.group, self.size)
-        q = split.permute(1, 2, 0, 3).to(self.compute).reshape(self.kv_heads, -1, self.size)
+        split = q.view(length, self.num_kv_heads, self.gqa_group, self.head_size)
+        q = (
+            split.permute(1, 2, 0, 3)
+            .to(self.compute)
+            .reshape(self.num_kv_heads, -1, self.head_size)
+        )
         mask = (
-            bias(length, cached, lo, hi, self.window, q.device).repeat(self.group, 1)
+            bias(length, cached, first_key, end_key, self.window, q.device).repeat(
+                self.gqa_group, 1
+            )
             if self.causal
             else None
         )
         scores = self._scores(q, keys, mask)
         result = torch.bmm(torch.softmax(scores, -1).to(values.dtype), values)
-        result = result.view(self.kv_heads, self.group, length, self.size).permute(2, 0, 1, 3)
-        out.view(length, self.kv_heads, self.group, self.size).copy_(result)
+        result = result.view(self.num_kv_heads, self.gqa_group, length, self.head_size).permute(
+            2, 0, 1, 3
+        )
+        out.view(length, self.num_kv_heads, self.gqa_group, self.head_size).copy_(result)
 
     def _fused_prompt(self, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         q = q.transpose(0, 1).to(self.compute)
@@ -204,7 +217,7 @@ class SdpaAttention:
             values.unsqueeze(0),
             is_causal=self.causal,
             scale=self.scale,
-            enable_gqa=self.group > 1,
+            enable_gqa=self.gqa_group > 1,
         )
         out.copy_(result[0].transpose(0, 1))
 
@@ -224,8 +237,8 @@ class SdpaAttention:
             scores = torch.bmm(q, transposed).mul_(self.scale)
         elif self.cpu:
             rounded = torch.bmm(q, transposed)
-            lost = torch.baddbmm(rounded, q, transposed, beta=-1)
-            scores = rounded.float().add_(lost).mul_(self.scale)
+            rounding_error = torch.baddbmm(rounded, q, transposed, beta=-1)
+            scores = rounded.float().add_(rounding_error).mul_(self.scale)
         else:
             scores = torch.bmm(q.float(), transposed.float()).mul_(self.scale)
         if self.softcap is not None:
@@ -240,21 +253,21 @@ class SdpaAttention:
             slot = (
                 row.pages[position // page_size].to(torch.int64) * page_size + position % page_size
             )
-            heads = torch.arange(self.kv_heads, device=cache.device).unsqueeze(1)
-            row.index = (slot * self.kv_heads + heads).view(-1)
-        shape = (self.kv_heads, row.total - first, self.size)
+            heads = torch.arange(self.num_kv_heads, device=cache.device).unsqueeze(1)
+            row.index = (slot * self.num_kv_heads + heads).view(-1)
+        shape = (self.num_kv_heads, row.total - first, self.head_size)
         keys = self._gather(cache[0], row.index, "k").view(shape)
         return keys, self._gather(cache[1], row.index, "v").view(shape), first
 
     def _contiguous(self, x: Tensor) -> Tensor:
         return x.to(self.compute).contiguous()
 
-    def _gather(self, half: Tensor, index: Tensor, name: str) -> Tensor:
+    def _gather(self, kv_cache: Tensor, index: Tensor, name: str) -> Tensor:
         """Return rows ``index`` of keys or values, ``[len(index), size]``, in the compute dtype.
 
         The next gather of the same name overwrites the result.
         """
-        source = half.view(-1, self.size)
+        source = kv_cache.view(-1, self.head_size)
         if source.dtype == self.compute:
             return torch.index_select(
                 source, 0, index, out=self._buffer(name, len(index), self.compute)
@@ -270,14 +283,14 @@ class SdpaAttention:
 
     def _buffer(self, name: str, rows: int, dtype: torch.dtype) -> Tensor:
         key = (name, dtype)
-        found = self._buffers.get(key)
-        if found is None or len(found) < rows:
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < rows:
             # Powers of two, so that a sequence that grows by a token does not allocate each step.
-            found = torch.empty(
-                1 << math.ceil(math.log2(rows)), self.size, dtype=dtype, device=self._device()
+            buffer = torch.empty(
+                1 << math.ceil(math.log2(rows)), self.head_size, dtype=dtype, device=self._device()
             )
-            self._buffers[key] = found
-        return found[:rows]
+            self._buffers[key] = buffer
+        return buffer[:rows]
 
     def _device(self) -> torch.device:
         return torch.device("cpu" if self.cpu else "cuda")

@@ -1,4 +1,4 @@
-"""Paged attention on CUDA: the bid. torch and Triton are imported when the backend is made."""
+"""Paged attention on CUDA: the offer. torch and Triton are imported when the backend is created."""
 
 from __future__ import annotations
 

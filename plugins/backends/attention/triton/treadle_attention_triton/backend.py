@@ -10,16 +10,21 @@ from torch import Tensor
 
 from treadle.api.types import AttentionRequest, CommonAttentionMetadata
 from treadle_attention_triton import tiles
+from treadle_attention_triton.cache_write import write_kernel
 from treadle_attention_triton.decode import combine_kernel, decode_kernel
-from treadle_attention_triton.hopper.prompts import PAGE, TILE, Prompts, find_prompts
+from treadle_attention_triton.hopper.prefill import (
+    BLOCK_M,
+    PAGE_SIZE,
+    HopperPrefill,
+    create_hopper_prefill,
+)
 from treadle_attention_triton.prefill import prefill_kernel
-from treadle_attention_triton.write import write_kernel
 from treadle_paged_attention_kit.backend import PagedAttentionBackend
 from treadle_triton_kit.support import supports_pdl
 
 __all__ = ("SplitKVBatch", "TritonAttention", "TritonMetadata", "create")
 
-_DRAFT = 8
+_MAX_DRAFT_TOKENS = 8
 """New tokens of a row up to which its keys are worth splitting: drafts, not prompts."""
 
 
@@ -27,15 +32,17 @@ _DRAFT = 8
 class SplitKVBatch:
     """Rows of few new tokens, their keys split over programs. The tensors are the kernel's."""
 
-    count: int
-    queries: int  # the most new tokens of a row
+    num_rows: int
+    max_query_len: int  # the most new tokens of a row
     tile: tiles.Tile
-    splits: int = 1
+    num_splits: int = 1
     row_indices: Tensor | None = (
-        None  # int32 [count], rows; None: the first ``count``, one token each
+        None  # int32 [num_rows], rows; None: the first ``num_rows``, one token each
     )
-    parts: Tensor | None = None  # float32 [count, queries, heads, splits, head_size]
-    weights: Tensor | None = None  # float32 [count, queries, heads, splits]
+    partial_out: Tensor | None = (
+        None  # float32 [num_rows, max_query_len, heads, num_splits, head_size]
+    )
+    partial_lse: Tensor | None = None  # float32 [num_rows, max_query_len, heads, num_splits]
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class TritonMetadata:
     """One step. Holds every tensor that the kernels read: keep it as long as a captured graph."""
 
     batch: CommonAttentionMetadata
-    items: list[SplitKVBatch] = field(default_factory=list)
+    split_batches: list[SplitKVBatch] = field(default_factory=list)
     tile: tiles.Tile | None = None  # of ``prefill_kernel``; None: Hopper's kernel does the work
     tile_list: Tensor | None = None  # int32 [tiles, 2]: row, first query; Hopper's: [tiles, 5]
 
@@ -55,7 +62,7 @@ class TritonAttention(PagedAttentionBackend):
     the device, its grid depends on the number of rows and on ``max_kv_len`` alone, and a row of
     length 0 (padding) yields zeros. Lengths may change between replays up to ``max_kv_len``; beyond
     it the result is right too, only less evenly split. ``use_pdl``, from Hopper on: decode kernels
-    start before the kernel ahead of them has ended. ``prompts`` serves rows that fill its tiles.
+    start before the kernel ahead of them has ended. ``hopper_prefill`` serves rows that fill its tiles.
     """
 
     def __init__(
@@ -64,85 +71,95 @@ class TritonAttention(PagedAttentionBackend):
         num_sms: int,
         *,
         use_pdl: bool = False,
-        prompts: Prompts | None = None,
+        hopper_prefill: HopperPrefill | None = None,
     ) -> None:
         super().__init__(request)
-        self.head_dim_padded = tiles.power(request.head_size)
-        self.precision = "ieee" if request.dtype == "float32" else "tf32"
+        self.head_dim_padded = tiles.next_power_of_2(request.head_size)
+        self.input_precision = "ieee" if request.dtype == "float32" else "tf32"
         self.itemsize = getattr(torch, request.dtype).itemsize
-        self.limit = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
+        self.fp8_max = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}.get(request.kv_dtype, 0.0)
         self.num_sms = num_sms
         self.use_pdl = use_pdl
-        self.prompts = prompts
+        self.hopper_prefill = hopper_prefill
 
     def build_metadata(self, batch: CommonAttentionMetadata) -> TritonMetadata:
-        plan = TritonMetadata(batch)
+        metadata = TritonMetadata(batch)
         rows: Sequence[int] = range(batch.num_decodes, len(batch.query_lens_cpu))
         if batch.num_decodes:
-            plan.items.append(self._items(batch.num_decodes, 1, batch))
+            metadata.split_batches.append(self._split_batch(batch.num_decodes, 1, batch))
         if rows:
-            drafts = [row for row in rows if batch.query_lens_cpu[row] <= _DRAFT]
-            if drafts and self.group * _DRAFT <= 64:
+            drafts = [row for row in rows if batch.query_lens_cpu[row] <= _MAX_DRAFT_TOKENS]
+            if drafts and self.gqa_group * _MAX_DRAFT_TOKENS <= 64:
                 # At least two: one means to the kernel that items are the first rows of the step.
-                queries = max(2, *(batch.query_lens_cpu[row] for row in drafts))
-                items = self._items(len(drafts), queries, batch)
-                if items.splits > 1:  # else they fill the device as tiles of queries
-                    items.row_indices = _to_device(drafts, batch.seq_lens.device)
-                    plan.items.append(items)
-                    rows = [row for row in rows if batch.query_lens_cpu[row] > _DRAFT]
+                max_query_len = max(2, *(batch.query_lens_cpu[row] for row in drafts))
+                split_batch = self._split_batch(len(drafts), max_query_len, batch)
+                if split_batch.num_splits > 1:  # else they fill the device as tiles of queries
+                    split_batch.row_indices = _to_device(drafts, batch.seq_lens.device)
+                    metadata.split_batches.append(split_batch)
+                    rows = [row for row in rows if batch.query_lens_cpu[row] > _MAX_DRAFT_TOKENS]
         if rows:
-            plan.tile_list = _to_device(self._work(plan, rows), batch.seq_lens.device)
-        return plan
+            metadata.tile_list = _to_device(self._tile_list(metadata, rows), batch.seq_lens.device)
+        return metadata
 
-    def _items(self, count: int, queries: int, batch: CommonAttentionMetadata) -> SplitKVBatch:
-        items = SplitKVBatch(
-            count,
-            queries,
+    def _split_batch(
+        self, num_rows: int, max_query_len: int, batch: CommonAttentionMetadata
+    ) -> SplitKVBatch:
+        split_batch = SplitKVBatch(
+            num_rows,
+            max_query_len,
             tiles.decode_tile(
-                queries * self.group,
-                self.size,
+                max_query_len * self.gqa_group,
+                self.head_size,
                 self.itemsize,
-                count * self.kv_heads,
-                self.limit > 0,
+                num_rows * self.num_kv_heads,
+                self.fp8_max > 0,
             ),
         )
-        longest = -(-batch.max_seq_len // items.tile.keys)
+        max_tiles = -(-batch.max_seq_len // split_batch.tile.block_n)
         if self.window:  # which need not begin where a tile does
-            longest = min(longest, -(-(self.window + queries) // items.tile.keys) + 1)
-        items.splits = tiles.splits(count, self.kv_heads, longest, self.num_sms)
-        if items.splits > 1:
-            new = batch.seq_lens.new_empty
-            shape = (count, queries, self.heads, items.splits)
-            items.parts = new((*shape, self.size), dtype=torch.float32)
-            items.weights = new(shape, dtype=torch.float32)
-        return items
+            max_tiles = min(
+                max_tiles, -(-(self.window + max_query_len) // split_batch.tile.block_n) + 1
+            )
+        split_batch.num_splits = tiles.choose_num_splits(
+            num_rows, self.num_kv_heads, max_tiles, self.num_sms
+        )
+        if split_batch.num_splits > 1:
+            new_empty = batch.seq_lens.new_empty
+            shape = (num_rows, max_query_len, self.num_heads, split_batch.num_splits)
+            split_batch.partial_out = new_empty((*shape, self.head_size), dtype=torch.float32)
+            split_batch.partial_lse = new_empty(shape, dtype=torch.float32)
+        return split_batch
 
-    def _work(self, plan: TritonMetadata, rows: Sequence[int]) -> Sequence[tuple[int, ...]]:
+    def _tile_list(
+        self, metadata: TritonMetadata, rows: Sequence[int]
+    ) -> Sequence[tuple[int, ...]]:
         """Tiles of queries, those with the most keys first: the last ones to finish are short."""
-        batch = plan.batch
+        batch = metadata.batch
         if (
-            self.prompts is not None
-            and batch.page_size == PAGE
-            and batch.max_query_len * self.group >= TILE
+            self.hopper_prefill is not None
+            and batch.page_size == PAGE_SIZE
+            and batch.max_query_len * self.gqa_group >= BLOCK_M
         ):
-            return self.prompts.tiles(batch, rows)
-        plan.tile = tiles.prefill_tile(
+            return self.hopper_prefill.build_work_items(batch, rows)
+        metadata.tile = tiles.prefill_tile(
             batch.max_query_len,
-            self.group,
-            self.size,
+            self.gqa_group,
+            self.head_size,
             self.itemsize,
             batch.max_seq_len,
-            self.limit > 0,
+            self.fp8_max > 0,
         )
-        tokens = plan.tile.rows // self.group
-        work: list[tuple[int, int, int]] = []
+        tokens_per_tile = metadata.tile.block_m // self.gqa_group
+        tile_list: list[tuple[int, int, int]] = []
         for row in rows:
-            count, length = batch.query_lens_cpu[row], batch.seq_lens_cpu[row]
-            for first in range(0, count, tokens):
-                seen = length - count + first + tokens if self.causal else length
-                work.append((min(seen, self.window or seen), row, first))
-        work.sort(key=lambda item: -item[0])
-        return [(row, first) for _, row, first in work]
+            query_len, seq_len = batch.query_lens_cpu[row], batch.seq_lens_cpu[row]
+            for first_query in range(0, query_len, tokens_per_tile):
+                num_keys = (
+                    seq_len - query_len + first_query + tokens_per_tile if self.causal else seq_len
+                )
+                tile_list.append((min(num_keys, self.window or num_keys), row, first_query))
+        tile_list.sort(key=lambda item: -item[0])
+        return [(row, first_query) for _, row, first_query in tile_list]
 
     def forward(
         self,
@@ -155,14 +172,14 @@ class TritonAttention(PagedAttentionBackend):
     ) -> Tensor:
         if k is not None and v is not None:
             self._write(k, v, cache, metadata.batch, scales)
-        q = _rows(q)
+        q = _dense_rows(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for items in metadata.items:
-            self._decode(q, cache, out, metadata.batch, items, scales)
+        for split_batch in metadata.split_batches:
+            self._decode(q, cache, out, metadata.batch, split_batch, scales)
         if metadata.tile_list is not None and metadata.tile is not None:
             self._prefill(q, cache, out, metadata.batch, metadata.tile_list, metadata.tile, scales)
-        elif metadata.tile_list is not None and self.prompts is not None:
-            self.prompts.forward(q, cache, out, metadata.batch, metadata.tile_list)
+        elif metadata.tile_list is not None and self.hopper_prefill is not None:
+            self.hopper_prefill.forward(q, cache, out, metadata.batch, metadata.tile_list)
         return out
 
     def _write(
@@ -173,11 +190,11 @@ class TritonAttention(PagedAttentionBackend):
         batch: CommonAttentionMetadata,
         scales: tuple[float, float],
     ) -> None:
-        k, v = _rows(k), _rows(v)
-        width = self.kv_heads * self.size
+        k, v = _dense_rows(k), _dense_rows(v)
+        kv_width = self.num_kv_heads * self.head_size
         write_kernel[(k.shape[0],)](
             k, v, cache, batch.slot_mapping, k.stride(0), v.stride(0), cache.stride(0), *scales,
-            WIDTH=width, BLOCK=tiles.power(width), LIMIT=self.limit, num_warps=4,
+            KV_WIDTH=kv_width, BLOCK_SIZE=tiles.next_power_of_2(kv_width), FP8_MAX=self.fp8_max, num_warps=4,
         )  # fmt: skip
 
     def _decode(
@@ -186,27 +203,27 @@ class TritonAttention(PagedAttentionBackend):
         cache: Tensor,
         out: Tensor,
         batch: CommonAttentionMetadata,
-        items: SplitKVBatch,
+        split_batch: SplitKVBatch,
         scales: tuple[float, float],
     ) -> None:
-        tile = items.tile
-        decode_kernel[(items.count * items.splits * self.kv_heads,)](
-            q, cache, out, items.parts, items.weights,
-            batch.page_table, batch.seq_lens, batch.query_start_loc, items.row_indices,
+        tile = split_batch.tile
+        decode_kernel[(split_batch.num_rows * split_batch.num_splits * self.num_kv_heads,)](
+            q, cache, out, split_batch.partial_out, split_batch.partial_lse,
+            batch.page_table, batch.seq_lens, batch.query_start_loc, split_batch.row_indices,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
-            KV_HEADS=self.kv_heads, GROUP=self.group, QUERIES=items.queries, ROWS=tile.rows,
-            SIZE=self.size, WIDE=self.head_dim_padded, PAGE=batch.page_size, BLOCK=tile.keys,
-            SPLITS=items.splits, WINDOW=self.window or 0, CAUSAL=self.causal,
-            CAPPED=bool(self.softcap), NARROW=self.limit > 0, PRECISION=self.precision,
-            EARLY=self.use_pdl, num_warps=tile.warps, num_stages=tile.stages, launch_pdl=self.use_pdl,
+            NUM_KV_HEADS=self.num_kv_heads, GQA_GROUP=self.gqa_group, MAX_QUERIES=split_batch.max_query_len, BLOCK_M=tile.block_m,
+            HEAD_DIM=self.head_size, HEAD_DIM_PADDED=self.head_dim_padded, PAGE_SIZE=batch.page_size, BLOCK_N=tile.block_n,
+            NUM_SPLITS=split_batch.num_splits, SLIDING_WINDOW=self.window or 0, CAUSAL=self.causal,
+            HAS_SOFTCAP=bool(self.softcap), FP8_CACHE=self.fp8_max > 0, INPUT_PRECISION=self.input_precision,
+            USE_PDL=self.use_pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=self.use_pdl,
         )  # fmt: skip
-        if items.splits > 1:
-            combine_kernel[(items.count * items.queries * self.heads,)](
-                out, items.parts, items.weights, batch.seq_lens, batch.query_start_loc, items.row_indices,
-                HEADS=self.heads, QUERIES=items.queries, SIZE=self.size, WIDE=self.head_dim_padded,
-                BLOCK=tile.keys, SPLITS=items.splits, ROOM=tiles.power(items.splits),
-                WINDOW=self.window or 0, EARLY=self.use_pdl, num_warps=4, launch_pdl=self.use_pdl,
+        if split_batch.num_splits > 1:
+            combine_kernel[(split_batch.num_rows * split_batch.max_query_len * self.num_heads,)](
+                out, split_batch.partial_out, split_batch.partial_lse, batch.seq_lens, batch.query_start_loc, split_batch.row_indices,
+                NUM_HEADS=self.num_heads, MAX_QUERIES=split_batch.max_query_len, HEAD_DIM=self.head_size, HEAD_DIM_PADDED=self.head_dim_padded,
+                BLOCK_N=tile.block_n, NUM_SPLITS=split_batch.num_splits, NUM_SPLITS_PADDED=tiles.next_power_of_2(split_batch.num_splits),
+                SLIDING_WINDOW=self.window or 0, USE_PDL=self.use_pdl, num_warps=4, launch_pdl=self.use_pdl,
             )  # fmt: skip
 
     def _prefill(
@@ -215,37 +232,37 @@ class TritonAttention(PagedAttentionBackend):
         cache: Tensor,
         out: Tensor,
         batch: CommonAttentionMetadata,
-        work: Tensor,
+        tile_list: Tensor,
         tile: tiles.Tile,
         scales: tuple[float, float],
     ) -> None:
-        prefill_kernel[(self.kv_heads, len(work))](
-            q, cache, out, batch.page_table, batch.seq_lens, batch.query_start_loc, work,
+        prefill_kernel[(self.num_kv_heads, len(tile_list))](
+            q, cache, out, batch.page_table, batch.seq_lens, batch.query_start_loc, tile_list,
             q.stride(0), batch.page_table.stride(0), cache.stride(0),
             self.scale * scales[0], self.softcap or 0.0, scales[1],
-            KV_HEADS=self.kv_heads, GROUP=self.group, SIZE=self.size, WIDE=self.head_dim_padded,
-            PAGE=batch.page_size, M=tile.rows, BLOCK=tile.keys, WINDOW=self.window or 0,
-            CAUSAL=self.causal, CAPPED=bool(self.softcap), NARROW=self.limit > 0,
-            PRECISION=self.precision,
-            num_warps=tile.warps, num_stages=tile.stages,
-            **({"maxnreg": tile.registers} if tile.registers else {}),
+            NUM_KV_HEADS=self.num_kv_heads, GQA_GROUP=self.gqa_group, HEAD_DIM=self.head_size, HEAD_DIM_PADDED=self.head_dim_padded,
+            PAGE_SIZE=batch.page_size, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, SLIDING_WINDOW=self.window or 0,
+            CAUSAL=self.causal, HAS_SOFTCAP=bool(self.softcap), FP8_CACHE=self.fp8_max > 0,
+            INPUT_PRECISION=self.input_precision,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            **({"maxnreg": tile.max_registers} if tile.max_registers else {}),
         )  # fmt: skip
 
 
 def create(request: AttentionRequest) -> TritonAttention:
     """With what the CUDA device of this process can do."""
-    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    early = supports_pdl(request.device)
-    prompts = find_prompts(request, processors)
-    return TritonAttention(request, processors, use_pdl=early, prompts=prompts)
+    num_sms = torch.cuda.get_device_properties("cuda").multi_processor_count
+    use_pdl = supports_pdl(request.device)
+    hopper_prefill = create_hopper_prefill(request, num_sms)
+    return TritonAttention(request, num_sms, use_pdl=use_pdl, hopper_prefill=hopper_prefill)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _dense_rows(x: Tensor) -> Tensor:
     """``x`` ``[tokens, heads, size]`` with dense tokens; their distance may be anything."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
 
-def _to_device(work: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+def _to_device(values: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
     # Through pinned memory: a copy from pageable memory would wait for the device.
-    pinned = torch.tensor(work, dtype=torch.int32, pin_memory=device.type == "cuda")
+    pinned = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)

@@ -6,7 +6,7 @@ them was measured: no faster for groups of 2, 20 % slower for groups of 4, for i
 the other.) The query heads of a group, and the tokens of a draft, are the rows of one product, so
 that keys and values are read once for all of them.
 
-With ``EARLY`` (programmatic dependent launch) a kernel starts while the one before it still runs, reads
+With ``USE_PDL`` (programmatic dependent launch) a kernel starts while the one before it still runs, reads
 what the step's plan has fixed, and waits before it reads what that one may have written.
 """
 
@@ -15,197 +15,233 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from treadle_attention_triton.softmax import accumulate, capped, for_products
+from treadle_attention_triton.softmax import accumulate, cast_query, softcap_tanh
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = ("combine_kernel", "decode_kernel")
 
 
 @triton.jit
-def split_range(first, length, split, BLOCK: tl.constexpr, SPLITS: tl.constexpr):
-    """Keys ``[lo, hi)`` of a split of ``[first, length)``, and how many splits have any.
+def split_range(first_key, seq_len, split_idx, BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr):
+    """Keys ``[lo, hi)`` of a split of ``[first_key, seq_len)``, and how many splits have any.
 
     Decided on the device from the true length, so that a captured graph adapts: a row of fewer
     tiles than splits uses as many splits as it has tiles.
     """
-    tiles = tl.cdiv(length - first, BLOCK)
-    each = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
-    lo = first + split * each * BLOCK
-    hi = tl.minimum(lo + each * BLOCK, length)
-    return lo, hi, tl.maximum(tl.cdiv(tiles, each), 1)
+    num_tiles = tl.cdiv(seq_len - first_key, BLOCK_N)
+    tiles_per_split = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), 1)
+    lo = first_key + split_idx * tiles_per_split * BLOCK_N
+    hi = tl.minimum(lo + tiles_per_split * BLOCK_N, seq_len)
+    return lo, hi, tl.maximum(tl.cdiv(num_tiles, tiles_per_split), 1)
 
 
 @triton.jit
 def row_range(
-    lengths, starts, chosen, item,
-    QUERIES: tl.constexpr, WINDOW: tl.constexpr,
+    seq_lens, query_start_loc, row_indices, item,
+    MAX_QUERIES: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """The row of an item, its first token, its tokens, its length, and the oldest key it sees."""
-    if QUERIES == 1:
-        row, begin, count = item, item, 1
+    if MAX_QUERIES == 1:
+        row, query_start, query_len = item, item, 1
     else:
-        row = tl.load(chosen + item).to(tl.int64)
-        begin = tl.load(starts + row).to(tl.int64)
-        count = tl.load(starts + row + 1) - begin.to(tl.int32)
-    length = tl.load(lengths + row)
-    oldest = 0
-    if WINDOW > 0:
-        oldest = tl.maximum(length - count + 1 - WINDOW, 0)
-    return row, begin, count, length, oldest
+        row = tl.load(row_indices + item).to(tl.int64)
+        query_start = tl.load(query_start_loc + row).to(tl.int64)
+        query_len = tl.load(query_start_loc + row + 1) - query_start.to(tl.int32)
+    seq_len = tl.load(seq_lens + row)
+    first_key = 0
+    if SLIDING_WINDOW > 0:
+        first_key = tl.maximum(seq_len - query_len + 1 - SLIDING_WINDOW, 0)
+    return row, query_start, query_len, seq_len, first_key
 
 
 @triton.jit
 def decode_kernel(
-    q,  # [tokens, heads, SIZE], rows q_stride elements apart
-    cache,  # [2, pages, PAGE, KV_HEADS, SIZE]
-    out,  # [tokens, heads, SIZE]
-    parts,  # float32 [items, QUERIES, heads, SPLITS, SIZE]: shares, each normalised
-    weights,  # float32 [items, QUERIES, heads, SPLITS]: their log2-sum-exp2
-    table,  # int32 [rows, pages], rows table_stride apart
-    lengths,  # int32 [rows]; 0: the row is padding
-    starts,  # int32 [rows + 1]: first token of each row
-    chosen,  # int32 [items]: the rows to attend for; item = row = token if QUERIES is 1
+    q,  # [tokens, heads, HEAD_DIM], rows q_stride elements apart
+    cache,  # [2, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]
+    out,  # [tokens, heads, HEAD_DIM]
+    partial_out,  # float32 [items, MAX_QUERIES, heads, NUM_SPLITS, HEAD_DIM]: shares, each normalised
+    partial_lse,  # float32 [items, MAX_QUERIES, heads, NUM_SPLITS]: their log2-sum-exp2
+    page_table,  # int32 [rows, pages], rows page_table_stride apart
+    seq_lens,  # int32 [rows]; 0: the row is padding
+    query_start_loc,  # int32 [rows + 1]: first token of each row
+    row_indices,  # int32 [items]: the rows to attend for; item = row = token if MAX_QUERIES is 1
     q_stride,
-    table_stride,
-    half,
+    page_table_stride,
+    v_offset,
     scale,
-    cap,
+    softcap,
     v_scale,  # of the values of a cache in fp8; that of its keys is part of ``scale``
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,  # the most new tokens of a row
-    ROWS: tl.constexpr,  # QUERIES * GROUP, padded to what a product takes
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,  # SIZE, padded to a power of two
-    PAGE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GQA_GROUP: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,  # the most new tokens of a row
+    BLOCK_M: tl.constexpr,  # MAX_QUERIES * GQA_GROUP, padded to what a product takes
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,  # HEAD_DIM, padded to a power of two
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
-    CAPPED: tl.constexpr,
-    NARROW: tl.constexpr,  # the cache is fp8
-    PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    FP8_CACHE: tl.constexpr,  # the cache is fp8
+    INPUT_PRECISION: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Program (item, split, kv head). Heads run fastest: neighbours read the same pages.
 
     The grid is flat, because its other dimensions end at 65,535.
     """
-    launch_dependents(EARLY)
-    program = tl.program_id(0)
-    head = program % KV_HEADS
-    split = program // KV_HEADS % SPLITS
-    item = (program // (KV_HEADS * SPLITS)).to(tl.int64)
-    row, begin, count, length, oldest = row_range(lengths, starts, chosen, item, QUERIES, WINDOW)
-    before = length - count  # the position of the row's first query
-    lo, hi, used = split_range(oldest // BLOCK * BLOCK, length, split, BLOCK, SPLITS)
-    wait_for_previous_kernel(EARLY)
-    if (lo < hi) | (split == 0):
-        m, d, n = tl.arange(0, ROWS), tl.arange(0, WIDE), tl.arange(0, BLOCK)
-        token = m // GROUP
-        column = head * GROUP + m % GROUP
-        inner = d[None, :] < SIZE
-        at = (begin + token) * q_stride + column * SIZE
-        real = (token < count)[:, None] & inner
-        query = for_products(tl.load(q + at[:, None] + d[None, :], mask=real, other=0.0), NARROW)
-        acc = tl.zeros([ROWS, WIDE], tl.float32)
-        top = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        keys = cache + head * SIZE
-        values = keys + tl.cast(half, tl.int64)
-        own = table + row * table_stride
-        units = (cap if CAPPED else scale) * 1.4426950408889634  # of exp2
-        STRIDE: tl.constexpr = KV_HEADS * SIZE
-        within = n[:, None] * STRIDE + d[None, :]
+    launch_dependents(USE_PDL)
+    pid = tl.program_id(0)
+    head = pid % NUM_KV_HEADS
+    split_idx = pid // NUM_KV_HEADS % NUM_SPLITS
+    item = (pid // (NUM_KV_HEADS * NUM_SPLITS)).to(tl.int64)
+    row, query_start, query_len, seq_len, first_key = row_range(
+        seq_lens, query_start_loc, row_indices, item, MAX_QUERIES, SLIDING_WINDOW
+    )
+    context_len = seq_len - query_len  # the position of the row's first query
+    lo, hi, used_splits = split_range(
+        first_key // BLOCK_N * BLOCK_N, seq_len, split_idx, BLOCK_N, NUM_SPLITS
+    )
+    wait_for_previous_kernel(USE_PDL)
+    if (lo < hi) | (split_idx == 0):
+        offs_m, offs_d, offs_n = (
+            tl.arange(0, BLOCK_M),
+            tl.arange(0, HEAD_DIM_PADDED),
+            tl.arange(0, BLOCK_N),
+        )
+        token = offs_m // GQA_GROUP
+        q_head = head * GQA_GROUP + offs_m % GQA_GROUP
+        mask_d = offs_d[None, :] < HEAD_DIM
+        offs_q = (query_start + token) * q_stride + q_head * HEAD_DIM
+        valid = (token < query_len)[:, None] & mask_d
+        query = cast_query(
+            tl.load(q + offs_q[:, None] + offs_d[None, :], mask=valid, other=0.0), FP8_CACHE
+        )
+        acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
+        m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l_i = tl.zeros([BLOCK_M], tl.float32)
+        k_base = cache + head * HEAD_DIM
+        v_base = k_base + tl.cast(v_offset, tl.int64)
+        page_table_row = page_table + row * page_table_stride
+        qk_scale = (softcap if HAS_SOFTCAP else scale) * 1.4426950408889634  # of exp2
+        KV_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+        offs_kv = offs_n[:, None] * KV_STRIDE + offs_d[None, :]
         # The page of the next tile is fetched while this one is computed: its number is needed
         # before the loads of its keys can even start.
-        if BLOCK <= PAGE:
-            page = tl.load(own + lo // PAGE, mask=lo < hi, other=0)
+        if BLOCK_N <= PAGE_SIZE:
+            page = tl.load(page_table_row + lo // PAGE_SIZE, mask=lo < hi, other=0)
         else:
-            page = tl.load(own + (lo + n) // PAGE, mask=lo + n < hi, other=0)
-        for start in range(lo, hi, BLOCK):
-            key = start + n
-            stored = key < hi
-            if WINDOW > 0:  # pages before the window may have been given back
-                stored = stored & (key >= oldest)
-            if BLOCK <= PAGE:
-                base = (page.to(tl.int64) * PAGE + start % PAGE) * STRIDE
-                k_at, v_at = keys + base + within, values + base + within
-                page = tl.load(own + (start + BLOCK) // PAGE, mask=start + BLOCK < hi, other=0)
+            page = tl.load(
+                page_table_row + (lo + offs_n) // PAGE_SIZE, mask=lo + offs_n < hi, other=0
+            )
+        for start in range(lo, hi, BLOCK_N):
+            key_pos = start + offs_n
+            key_mask = key_pos < hi
+            if SLIDING_WINDOW > 0:  # pages before the window may have been given back
+                key_mask = key_mask & (key_pos >= first_key)
+            if BLOCK_N <= PAGE_SIZE:
+                base = (page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE) * KV_STRIDE
+                k_ptrs, v_ptrs = k_base + base + offs_kv, v_base + base + offs_kv
+                page = tl.load(
+                    page_table_row + (start + BLOCK_N) // PAGE_SIZE,
+                    mask=start + BLOCK_N < hi,
+                    other=0,
+                )
             else:
-                slot = page.to(tl.int64) * PAGE + key % PAGE
-                offset = slot[:, None] * STRIDE + d[None, :]
-                k_at, v_at = keys + offset, values + offset
-                page = tl.load(own + (key + BLOCK) // PAGE, mask=key + BLOCK < hi, other=0)
+                slot = page.to(tl.int64) * PAGE_SIZE + key_pos % PAGE_SIZE
+                offset = slot[:, None] * KV_STRIDE + offs_d[None, :]
+                k_ptrs, v_ptrs = k_base + offset, v_base + offset
+                page = tl.load(
+                    page_table_row + (key_pos + BLOCK_N) // PAGE_SIZE,
+                    mask=key_pos + BLOCK_N < hi,
+                    other=0,
+                )
             # Hidden keys may be anything; hidden values must be numbers, for 0 * NaN is NaN.
-            k = tl.load(k_at) if SIZE == WIDE else tl.load(k_at, mask=inner, other=0.0)
-            kept = stored[:, None]
-            v = tl.load(v_at, mask=kept if SIZE == WIDE else kept & inner, other=0.0)
-            scores = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=PRECISION)
-            if CAPPED:
-                scores = capped(scores, scale, cap)
-            seen = stored[None, :]
-            if QUERIES > 1 and CAUSAL:
-                position = before + token[:, None]
-                seen = seen & (key[None, :] <= position)
-                if WINDOW > 0:
-                    seen = seen & (key[None, :] > position - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-            acc, top, total = accumulate(
-                acc, top, total, scores, v.to(query.dtype), units, PRECISION
+            k = (
+                tl.load(k_ptrs)
+                if HEAD_DIM == HEAD_DIM_PADDED
+                else tl.load(k_ptrs, mask=mask_d, other=0.0)
+            )
+            v_mask = key_mask[:, None]
+            v = tl.load(
+                v_ptrs, mask=v_mask if HEAD_DIM == HEAD_DIM_PADDED else v_mask & mask_d, other=0.0
+            )
+            qk = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=INPUT_PRECISION)
+            if HAS_SOFTCAP:
+                qk = softcap_tanh(qk, scale, softcap)
+            visible = key_mask[None, :]
+            if MAX_QUERIES > 1 and CAUSAL:
+                query_pos = context_len + token[:, None]
+                visible = visible & (key_pos[None, :] <= query_pos)
+                if SLIDING_WINDOW > 0:
+                    visible = visible & (key_pos[None, :] > query_pos - SLIDING_WINDOW)
+            qk = tl.where(visible, qk, float("-inf"))
+            acc, m_i, l_i = accumulate(
+                acc, m_i, l_i, qk, v.to(query.dtype), qk_scale, INPUT_PRECISION
             )
         # A query that has seen nothing (padding, or hidden keys only): zeros, of weight 2 ** -inf.
-        total = tl.where(total > 0.0, total, 1.0)
-        acc = acc / total[:, None]
-        if NARROW:
+        l_i = tl.where(l_i > 0.0, l_i, 1.0)
+        acc = acc / l_i[:, None]
+        if FP8_CACHE:
             acc = acc * v_scale
-        HEADS: tl.constexpr = KV_HEADS * GROUP
-        whole = out + ((begin + token) * HEADS + column)[:, None] * SIZE + d[None, :]
-        if SPLITS == 1:
-            tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+        NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GQA_GROUP
+        out_ptrs = (
+            out + ((query_start + token) * NUM_HEADS + q_head)[:, None] * HEAD_DIM + offs_d[None, :]
+        )
+        if NUM_SPLITS == 1:
+            tl.store(out_ptrs, acc.to(out.dtype.element_ty), mask=valid)
         else:
-            share = ((item * QUERIES + token) * HEADS + column) * SPLITS + split
-            if used == 1:
-                tl.store(whole, acc.to(out.dtype.element_ty), mask=real)
+            partial_idx = (
+                (item * MAX_QUERIES + token) * NUM_HEADS + q_head
+            ) * NUM_SPLITS + split_idx
+            if used_splits == 1:
+                tl.store(out_ptrs, acc.to(out.dtype.element_ty), mask=valid)
             else:
-                tl.store(parts + share[:, None] * SIZE + d[None, :], acc, mask=real)
-                tl.store(weights + share, top + tl.log2(total), mask=token < count)
+                tl.store(
+                    partial_out + partial_idx[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=valid
+                )
+                tl.store(partial_lse + partial_idx, m_i + tl.log2(l_i), mask=token < query_len)
 
 
 @triton.jit
 def combine_kernel(
-    out,  # [tokens, heads, SIZE]
-    parts,
-    weights,
-    lengths,
-    starts,
-    chosen,
-    HEADS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    ROOM: tl.constexpr,  # SPLITS, padded to a power of two
-    WINDOW: tl.constexpr,
-    EARLY: tl.constexpr,
+    out,  # [tokens, heads, HEAD_DIM]
+    partial_out,
+    partial_lse,
+    seq_lens,
+    query_start_loc,
+    row_indices,
+    NUM_HEADS: tl.constexpr,
+    MAX_QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    NUM_SPLITS_PADDED: tl.constexpr,  # NUM_SPLITS, padded to a power of two
+    SLIDING_WINDOW: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """Program (item, token of the item, head) joins the shares of one query and head."""
-    launch_dependents(EARLY)
-    program = tl.program_id(0)
-    head = program % HEADS
-    token = program // HEADS % QUERIES
-    item = (program // (HEADS * QUERIES)).to(tl.int64)
-    _, begin, count, length, oldest = row_range(lengths, starts, chosen, item, QUERIES, WINDOW)
-    _, _, used = split_range(oldest // BLOCK * BLOCK, length, 0, BLOCK, SPLITS)
-    wait_for_previous_kernel(EARLY)
-    if (used > 1) & (token < count):
-        s, d = tl.arange(0, ROOM), tl.arange(0, WIDE)
-        share = ((item * QUERIES + token) * HEADS + head) * SPLITS + s
-        weight = tl.load(weights + share, mask=s < used, other=float("-inf"))
+    launch_dependents(USE_PDL)
+    pid = tl.program_id(0)
+    head = pid % NUM_HEADS
+    token = pid // NUM_HEADS % MAX_QUERIES
+    item = (pid // (NUM_HEADS * MAX_QUERIES)).to(tl.int64)
+    _, query_start, query_len, seq_len, first_key = row_range(
+        seq_lens, query_start_loc, row_indices, item, MAX_QUERIES, SLIDING_WINDOW
+    )
+    _, _, used_splits = split_range(first_key // BLOCK_N * BLOCK_N, seq_len, 0, BLOCK_N, NUM_SPLITS)
+    wait_for_previous_kernel(USE_PDL)
+    if (used_splits > 1) & (token < query_len):
+        offs_s, offs_d = tl.arange(0, NUM_SPLITS_PADDED), tl.arange(0, HEAD_DIM_PADDED)
+        partial_idx = ((item * MAX_QUERIES + token) * NUM_HEADS + head) * NUM_SPLITS + offs_s
+        weight = tl.load(partial_lse + partial_idx, mask=offs_s < used_splits, other=float("-inf"))
         weight = tl.exp2(weight - tl.max(weight, 0))
-        real = (s[:, None] < used) & (d[None, :] < SIZE)
-        part = tl.load(parts + share[:, None] * SIZE + d[None, :], mask=real, other=0.0)
-        joined = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
-        target = out + ((begin + token) * HEADS + head) * SIZE + d
-        tl.store(target, joined.to(out.dtype.element_ty), mask=d < SIZE)
+        valid = (offs_s[:, None] < used_splits) & (offs_d[None, :] < HEAD_DIM)
+        partial = tl.load(
+            partial_out + partial_idx[:, None] * HEAD_DIM + offs_d[None, :], mask=valid, other=0.0
+        )
+        combined = tl.sum(partial * weight[:, None], 0) / tl.sum(weight, 0)
+        out_ptrs = out + ((query_start + token) * NUM_HEADS + head) * HEAD_DIM + offs_d
+        tl.store(out_ptrs, combined.to(out.dtype.element_ty), mask=offs_d < HEAD_DIM)

@@ -10,117 +10,140 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from treadle_attention_triton.softmax import accumulate, capped, for_products
+from treadle_attention_triton.softmax import accumulate, cast_query, softcap_tanh
 
 __all__ = ("prefill_kernel",)
 
 
 @triton.jit
 def prefill_kernel(
-    q,  # [tokens, heads, SIZE], rows q_stride elements apart
-    cache,  # [2, pages, PAGE, KV_HEADS, SIZE]
-    out,  # [tokens, heads, SIZE]
-    table,  # int32 [rows, pages], rows table_stride apart
-    lengths,  # int32 [rows]
-    starts,  # int32 [rows + 1]: first token of each row
-    tiles,  # int32 [tiles, 2]: row, first query of the tile in the row
+    q,  # [tokens, heads, HEAD_DIM], rows q_stride elements apart
+    cache,  # [2, pages, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM]
+    out,  # [tokens, heads, HEAD_DIM]
+    page_table,  # int32 [rows, pages], rows page_table_stride apart
+    seq_lens,  # int32 [rows]
+    query_start_loc,  # int32 [rows + 1]: first token of each row
+    tile_list,  # int32 [tiles, 2]: row, first query of the tile in the row
     q_stride,
-    table_stride,
-    half,
+    page_table_stride,
+    v_offset,
     scale,
-    cap,
+    softcap,
     v_scale,  # of the values of a cache in fp8; that of its keys is part of ``scale``
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,
-    PAGE: tl.constexpr,
-    M: tl.constexpr,  # rows of a tile: M // GROUP tokens
-    BLOCK: tl.constexpr,  # keys of a tile
-    WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GQA_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows of a tile: BLOCK_M // GQA_GROUP tokens
+    BLOCK_N: tl.constexpr,  # keys of a tile
+    SLIDING_WINDOW: tl.constexpr,
     CAUSAL: tl.constexpr,
-    CAPPED: tl.constexpr,
-    NARROW: tl.constexpr,  # the cache is fp8
-    PRECISION: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    FP8_CACHE: tl.constexpr,  # the cache is fp8
+    INPUT_PRECISION: tl.constexpr,
 ):
     """Program (kv head, tile)."""
-    head, tile = tl.program_id(0), tl.program_id(1)
-    row = tl.load(tiles + 2 * tile).to(tl.int64)
-    first = tl.load(tiles + 2 * tile + 1)
-    begin = tl.load(starts + row)
-    count = tl.load(starts + row + 1) - begin
-    length = tl.load(lengths + row)
-    before = length - count  # tokens that were in the cache already
-    TOKENS: tl.constexpr = M // GROUP
-    m, d, n = tl.arange(0, M), tl.arange(0, WIDE), tl.arange(0, BLOCK)
-    token = first + m // GROUP
-    heads = head * GROUP + m % GROUP
-    real = (token < count) & (m < TOKENS * GROUP)
-    mask = real[:, None] & (d[None, :] < SIZE)
-    at = (begin + token).to(tl.int64)
-    query = tl.load(
-        q + at[:, None] * q_stride + (heads * SIZE)[:, None] + d[None, :], mask=mask, other=0.0
+    head, tile_idx = tl.program_id(0), tl.program_id(1)
+    row = tl.load(tile_list + 2 * tile_idx).to(tl.int64)
+    first_query = tl.load(tile_list + 2 * tile_idx + 1)
+    query_start = tl.load(query_start_loc + row)
+    query_len = tl.load(query_start_loc + row + 1) - query_start
+    seq_len = tl.load(seq_lens + row)
+    context_len = seq_len - query_len  # tokens that were in the cache already
+    BLOCK_TOKENS: tl.constexpr = BLOCK_M // GQA_GROUP
+    offs_m, offs_d, offs_n = (
+        tl.arange(0, BLOCK_M),
+        tl.arange(0, HEAD_DIM_PADDED),
+        tl.arange(0, BLOCK_N),
     )
-    query = for_products(query, NARROW)
-    position = before + token
-    acc = tl.zeros([M, WIDE], tl.float32)
-    top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    STRIDE: tl.constexpr = KV_HEADS * SIZE
-    keys = cache + head * SIZE
-    values = keys + tl.cast(half, tl.int64)
-    own = table + row * table_stride
-    units = (cap if CAPPED else scale) * 1.4426950408889634  # of exp2
-    # Keys [lo, hi) are seen by some query of the tile, keys [open, full) by all of them.
+    token = first_query + offs_m // GQA_GROUP
+    q_head = head * GQA_GROUP + offs_m % GQA_GROUP
+    valid = (token < query_len) & (offs_m < BLOCK_TOKENS * GQA_GROUP)
+    mask = valid[:, None] & (offs_d[None, :] < HEAD_DIM)
+    token_idx = (query_start + token).to(tl.int64)
+    query = tl.load(
+        q + token_idx[:, None] * q_stride + (q_head * HEAD_DIM)[:, None] + offs_d[None, :],
+        mask=mask,
+        other=0.0,
+    )
+    query = cast_query(query, FP8_CACHE)
+    query_pos = context_len + token
+    acc = tl.zeros([BLOCK_M, HEAD_DIM_PADDED], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    KV_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    k_base = cache + head * HEAD_DIM
+    v_base = k_base + tl.cast(v_offset, tl.int64)
+    page_table_row = page_table + row * page_table_stride
+    qk_scale = (softcap if HAS_SOFTCAP else scale) * 1.4426950408889634  # of exp2
+    # Keys [lo, hi) are seen by some query of the tile, keys [unmasked_start, unmasked_end) by all of them.
     lo = 0
-    open = 0
-    hi = length
-    full = length // BLOCK * BLOCK
+    unmasked_start = 0
+    hi = seq_len
+    unmasked_end = seq_len // BLOCK_N * BLOCK_N
     if CAUSAL:
-        hi = tl.minimum(length, before + first + TOKENS)
-        full = (before + first + 1) // BLOCK * BLOCK
-    if WINDOW > 0:
-        lo = tl.maximum(before + first - WINDOW + 1, 0) // BLOCK * BLOCK
-        open = before + first + TOKENS - WINDOW
-    inner = d[None, :] < SIZE
-    within = n[:, None] * STRIDE + d[None, :]
+        hi = tl.minimum(seq_len, context_len + first_query + BLOCK_TOKENS)
+        unmasked_end = (context_len + first_query + 1) // BLOCK_N * BLOCK_N
+    if SLIDING_WINDOW > 0:
+        lo = tl.maximum(context_len + first_query - SLIDING_WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        unmasked_start = context_len + first_query + BLOCK_TOKENS - SLIDING_WINDOW
+    mask_d = offs_d[None, :] < HEAD_DIM
+    offs_kv = offs_n[:, None] * KV_STRIDE + offs_d[None, :]
     # A page's number is fetched one tile ahead: the loads of its keys cannot start without it.
-    if BLOCK <= PAGE:
-        page = tl.load(own + lo // PAGE, mask=lo < hi, other=0)
+    if BLOCK_N <= PAGE_SIZE:
+        page = tl.load(page_table_row + lo // PAGE_SIZE, mask=lo < hi, other=0)
     else:
-        page = tl.load(own + (lo + n) // PAGE, mask=lo + n < hi, other=0)
+        page = tl.load(page_table_row + (lo + offs_n) // PAGE_SIZE, mask=lo + offs_n < hi, other=0)
     # One loop, and a branch around the mask: a second loop would have to fill its pipeline anew.
-    for start in range(lo, hi, BLOCK):
-        if BLOCK <= PAGE:
-            base = (page.to(tl.int64) * PAGE + start % PAGE) * STRIDE
-            k_at, v_at = keys + base + within, values + base + within
-            page = tl.load(own + (start + BLOCK) // PAGE, mask=start + BLOCK < hi, other=0)
+    for start in range(lo, hi, BLOCK_N):
+        if BLOCK_N <= PAGE_SIZE:
+            base = (page.to(tl.int64) * PAGE_SIZE + start % PAGE_SIZE) * KV_STRIDE
+            k_ptrs, v_ptrs = k_base + base + offs_kv, v_base + base + offs_kv
+            page = tl.load(
+                page_table_row + (start + BLOCK_N) // PAGE_SIZE, mask=start + BLOCK_N < hi, other=0
+            )
         else:
-            slot = page.to(tl.int64) * PAGE + (start + n) % PAGE
-            offset = slot[:, None] * STRIDE + d[None, :]
-            k_at, v_at = keys + offset, values + offset
-            page = tl.load(own + (start + BLOCK + n) // PAGE, mask=start + BLOCK + n < hi, other=0)
+            slot = page.to(tl.int64) * PAGE_SIZE + (start + offs_n) % PAGE_SIZE
+            offset = slot[:, None] * KV_STRIDE + offs_d[None, :]
+            k_ptrs, v_ptrs = k_base + offset, v_base + offset
+            page = tl.load(
+                page_table_row + (start + BLOCK_N + offs_n) // PAGE_SIZE,
+                mask=start + BLOCK_N + offs_n < hi,
+                other=0,
+            )
         # Hidden keys may be anything; hidden values must be numbers, for 0 * NaN is NaN.
-        stored = start + n < hi
-        if WINDOW > 0:  # pages before the window may have been given back
-            stored = stored & (start + n > before + first - WINDOW)
-        stored = stored[:, None]
-        k = tl.load(k_at) if SIZE == WIDE else tl.load(k_at, mask=inner, other=0.0)
-        v = tl.load(v_at, mask=stored if SIZE == WIDE else stored & inner, other=0.0)
-        scores = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=PRECISION)
-        if CAPPED:
-            scores = capped(scores, scale, cap)
-        if (start >= full) | (start < open):
-            key = start + n
-            seen = (key < hi)[None, :]
+        v_mask = start + offs_n < hi
+        if SLIDING_WINDOW > 0:  # pages before the window may have been given back
+            v_mask = v_mask & (start + offs_n > context_len + first_query - SLIDING_WINDOW)
+        v_mask = v_mask[:, None]
+        k = (
+            tl.load(k_ptrs)
+            if HEAD_DIM == HEAD_DIM_PADDED
+            else tl.load(k_ptrs, mask=mask_d, other=0.0)
+        )
+        v = tl.load(
+            v_ptrs, mask=v_mask if HEAD_DIM == HEAD_DIM_PADDED else v_mask & mask_d, other=0.0
+        )
+        qk = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision=INPUT_PRECISION)
+        if HAS_SOFTCAP:
+            qk = softcap_tanh(qk, scale, softcap)
+        if (start >= unmasked_end) | (start < unmasked_start):
+            key_pos = start + offs_n
+            visible = (key_pos < hi)[None, :]
             if CAUSAL:
-                seen = seen & (key[None, :] <= position[:, None])
-            if WINDOW > 0:
-                seen = seen & (key[None, :] > position[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-        acc, top, total = accumulate(acc, top, total, scores, v.to(query.dtype), units, PRECISION)
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    if NARROW:
+                visible = visible & (key_pos[None, :] <= query_pos[:, None])
+            if SLIDING_WINDOW > 0:
+                visible = visible & (key_pos[None, :] > query_pos[:, None] - SLIDING_WINDOW)
+            qk = tl.where(visible, qk, float("-inf"))
+        acc, m_i, l_i = accumulate(acc, m_i, l_i, qk, v.to(query.dtype), qk_scale, INPUT_PRECISION)
+    acc = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None]
+    if FP8_CACHE:
         acc = acc * v_scale
-    target = out + (at * (KV_HEADS * GROUP))[:, None] * SIZE + (heads * SIZE)[:, None] + d[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
+    out_ptrs = (
+        out
+        + (token_idx * (NUM_KV_HEADS * GQA_GROUP))[:, None] * HEAD_DIM
+        + (q_head * HEAD_DIM)[:, None]
+        + offs_d[None, :]
+    )
+    tl.store(out_ptrs, acc.to(out.dtype.element_ty), mask=mask)

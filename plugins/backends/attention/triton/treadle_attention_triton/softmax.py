@@ -6,42 +6,42 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ("accumulate", "capped", "for_products")
+__all__ = ("accumulate", "cast_query", "softcap_tanh")
 
 
 @triton.jit
-def for_products(query, NARROW: tl.constexpr):
+def cast_query(query, FP8_CACHE: tl.constexpr):
     """``query`` in the type that products with an fp8 cache are made in: float16.
 
     The hardware turns fp8 into float16 in one instruction, into bfloat16 in several, and float16
     holds every fp8 value. A query beyond its range saturates; normalised ones never come near.
     """
-    if NARROW:
+    if FP8_CACHE:
         query = tl.minimum(tl.maximum(query.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     return query
 
 
 @triton.jit
-def capped(scores, scale, cap):
-    """``tanh(scores * scale / cap)``; times ``cap`` it is the capped score."""
+def softcap_tanh(qk, scale, softcap):
+    """``tanh(qk * scale / softcap)``; times ``softcap`` it is the capped score."""
     # tanh(x) = 1 - 2 / (exp(2x) + 1): right at both infinities.
-    doubled = tl.exp2(scores * (scale / cap * 2.885390081777927))
-    return 1.0 - 2.0 / (doubled + 1.0)
+    exp_2x = tl.exp2(qk * (scale / softcap * 2.885390081777927))
+    return 1.0 - 2.0 / (exp_2x + 1.0)
 
 
 @triton.jit
-def accumulate(acc, top, total, scores, values, scale, PRECISION: tl.constexpr):
-    """Add one tile: ``scores`` [m, n], -inf where hidden; ``values`` [n, d].
+def accumulate(acc, m_i, l_i, qk, v, qk_scale, INPUT_PRECISION: tl.constexpr):
+    """Add one tile: ``qk`` [m, n], -inf where hidden; ``v`` [n, d].
 
-    ``scores * scale`` is in units of log2; ``top`` is the largest so far, ``total`` the sum of
+    ``qk * qk_scale`` is in units of log2; ``m_i`` is the largest so far, ``l_i`` the sum of
     weights relative to it. Scaling after the maximum makes it one multiply-add per score.
     """
-    new = tl.maximum(top, tl.max(scores, 1) * scale)
+    m_new = tl.maximum(m_i, tl.max(qk, 1) * qk_scale)
     # A row that has seen nothing yet has -inf everywhere; -inf - -inf would be NaN.
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    weights = tl.exp2(scores * scale - safe[:, None])
-    shrink = tl.exp2(top - safe)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = acc * shrink[:, None]
-    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
-    return acc, new, total
+    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+    p = tl.exp2(qk * qk_scale - m_safe[:, None])
+    alpha = tl.exp2(m_i - m_safe)
+    l_i = l_i * alpha + tl.sum(p, 1)
+    acc = acc * alpha[:, None]
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision=INPUT_PRECISION)
+    return acc, m_new, l_i

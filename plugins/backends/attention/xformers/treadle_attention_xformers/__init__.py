@@ -1,4 +1,4 @@
-"""Attention with xformers' operators: the bid. xformers is imported when the backend is made."""
+"""Attention with xformers' operators: the offer. xformers is imported when the backend is created."""
 
 from __future__ import annotations
 

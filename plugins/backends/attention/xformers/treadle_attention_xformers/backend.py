@@ -95,7 +95,7 @@ class XformersAttention(PagedAttentionBackend):
             page_size=batch.page_size,
             device=torch.device("cpu"),
         )
-        count = splits(padded_rows * self.kv_heads, padded_columns * batch.page_size)
+        count = splits(padded_rows * self.num_kv_heads, padded_columns * batch.page_size)
         operator = triton_splitk.FwOp.get_operator(count, block_n=min(64, batch.page_size))
         return DecodeBatch(rows, columns, padded_rows, padded_columns, operator, bias)
 
@@ -156,23 +156,23 @@ class XformersAttention(PagedAttentionBackend):
 
     def _apply(self, operator: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any) -> Tensor:
         """``q`` is ``[tokens, heads, head_size]``, ``k`` and ``v`` ``[keys, kv_heads, head_size]``."""
-        grouped = q.unflatten(1, (self.kv_heads, self.group))[None]
+        grouped = q.unflatten(1, (self.num_kv_heads, self.gqa_group))[None]
         # Nothing is copied: the operators see by the stride of 0 that a group shares its keys.
-        k, v = (x[None, :, :, None].expand(-1, -1, -1, self.group, -1) for x in (k, v))
+        k, v = (x[None, :, :, None].expand(-1, -1, -1, self.gqa_group, -1) for x in (k, v))
         out, _ = operator.apply(Inputs(grouped, k, v, bias, scale=self.scale), needs_gradient=False)
         result: Tensor = out.reshape(q.shape)
         return result
 
 
-def splits(units: int, keys: int) -> int:
-    """How many programs share the keys of one of ``units`` (row, kv head) pairs, up to ``keys`` long.
+def splits(num_pairs: int, keys: int) -> int:
+    """How many programs share the keys of one of ``num_pairs`` (row, kv head) pairs, up to ``keys`` long.
 
     A power of two, so that few variants are compiled. Chunks are of 128 keys and more, and there are
     no more than 64: xformers' own limits, whose choice counts rows only and so takes gigabytes for
     partial results where rows are many.
     """
-    wanted = min(_PROGRAMS // units, keys // 128, 64)
-    return 1 << max(wanted, 1).bit_length() - 1
+    target = min(_PROGRAMS // num_pairs, keys // 128, 64)
+    return 1 << max(target, 1).bit_length() - 1
 
 
 def _runs(batch: CommonAttentionMetadata) -> Iterator[tuple[int, int]]:
@@ -197,6 +197,6 @@ def _padded(x: Tensor, *sizes: int) -> Tensor:
     """``x`` with zeros behind it, so that its first dimensions have these ``sizes``."""
     if x.shape[: len(sizes)] == sizes:
         return x
-    out = x.new_zeros(*sizes, *x.shape[len(sizes) :])
-    out[tuple(slice(n) for n in x.shape[: len(sizes)])] = x
-    return out
+    padded = x.new_zeros(*sizes, *x.shape[len(sizes) :])
+    padded[tuple(slice(n) for n in x.shape[: len(sizes)])] = x
+    return padded

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ from torch import Tensor
 from treadle.api.types import Communicator
 from treadle_communicator_symmetric.memory import SymmetricBuffer
 
-__all__ = ("BLOCK_BYTES", "CustomAllReduce", "by_kernel", "by_torch", "checked", "max_custom_bytes")
+__all__ = (
+    "BLOCK_BYTES",
+    "CustomAllReduce",
+    "max_custom_bytes",
+    "self_check",
+    "torch_all_reduce",
+    "triton_all_reduce",
+)
 
 ALIGNMENT = 16
 DTYPES = (torch.bfloat16, torch.float32)
@@ -42,11 +50,19 @@ def max_custom_bytes(world_size: int) -> int:
 class CustomAllReduce:
     """The sum over the ranks of a group for what it ``supports``. Every rank must call it alike.
 
-    ``add`` returns the sum of up to ``max_bytes`` as a new tensor; ``name`` is whose kernel it is.
+    ``add`` returns the sum of up to ``max_bytes`` as a new tensor, ``compile_for`` compiles and loads its
+    kernel for a tensor; ``name`` is whose kernel it is.
     """
 
-    def __init__(self, add: Callable[[Tensor], Tensor], max_bytes: int, name: str) -> None:
+    def __init__(
+        self,
+        add: Callable[[Tensor], Tensor],
+        max_bytes: int,
+        name: str,
+        compile_for: Callable[[Tensor], object] | None = None,
+    ) -> None:
         self._add = add
+        self._compile_for = compile_for
         self.max_bytes = max_bytes
         self.name = name
 
@@ -66,18 +82,25 @@ class CustomAllReduce:
         """Return a new tensor; ``x`` is kept."""
         return self._add(x)
 
+    def compile_for(self, x: Tensor) -> None:
+        """Compile and load what a sum of ``x`` launches, on this rank alone."""
+        if self._compile_for is not None:
+            self._compile_for(x)
 
-def by_kernel(base: Communicator, buffer: SymmetricBuffer, kernel: Kernel) -> CustomAllReduce:
+
+def triton_all_reduce(
+    base: Communicator, buffer: SymmetricBuffer, kernel: Kernel
+) -> CustomAllReduce:
     """All-reduce with the Triton kernel."""
 
-    def add(x: Tensor) -> Tensor:
-        return kernel(x, buffer.buffer_ptrs, buffer.buffer_indices, buffer.rank)
+    def add(x: Tensor, **options: Any) -> Tensor:
+        return kernel(x, buffer.buffer_ptrs, buffer.buffer_indices, buffer.rank, **options)
 
-    largest = sys.maxsize if base.world_size == 2 else buffer.max_bytes
-    return CustomAllReduce(add, largest, "a Triton kernel")
+    max_bytes = sys.maxsize if base.world_size == 2 else buffer.max_bytes
+    return CustomAllReduce(add, max_bytes, "a Triton kernel", partial(add, compile_only=True))
 
 
-def by_torch(device: torch.device, group: Any, max_bytes: int) -> CustomAllReduce:
+def torch_all_reduce(device: torch.device, group: Any, max_bytes: int) -> CustomAllReduce:
     """All-reduce with torch's kernel. It waits for all ranks before it returns the memory to the next
     call, so one buffer is enough."""
     import torch.distributed._symmetric_memory as symmetric
@@ -87,28 +110,41 @@ def by_torch(device: torch.device, group: Any, max_bytes: int) -> CustomAllReduc
     views = {dtype: buffer.view(dtype) for dtype in DTYPES}
 
     def add(x: Tensor) -> Tensor:
-        place = views[x.dtype][: x.numel()].view(x.shape)
-        y: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(place, x, "sum", group.group_name)
+        buffer_view = views[x.dtype][: x.numel()].view(x.shape)
+        y: Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            buffer_view, x, "sum", group.group_name
+        )
         return y
 
     return CustomAllReduce(add, max_bytes, "torch's kernel")
 
 
-def checked(
+def self_check(
     all_reduce: CustomAllReduce, base: Communicator, device: torch.device, limit: int
 ) -> CustomAllReduce:
     """Return ``all_reduce`` after sums of several sizes. Raises ``RuntimeError`` if one is wrong, and
-    whatever torch or the kernel raises."""
+    whatever torch or the kernel raises.
+
+    No rank adds before all have compiled the kernel: whoever cannot would be waited for.
+    """
     sizes = (ALIGNMENT, limit // 2, limit, 2 * limit + BLOCK_BYTES)
-    total = base.world_size * (base.world_size + 1) / 2
-    sums = []
-    for dtype in DTYPES:
-        for size in sizes:
-            if size <= all_reduce.max_bytes:
-                shape = (size // dtype.itemsize,)
-                x = torch.full(shape, base.rank + 1, dtype=dtype, device=device)
-                sums.append(all_reduce(x))
+    expected = base.world_size * (base.world_size + 1) / 2
+    parts = [
+        torch.full((size // dtype.itemsize,), base.rank + 1, dtype=dtype, device=device)
+        for dtype in DTYPES
+        for size in sizes
+        if size <= all_reduce.max_bytes
+    ]
+    reason = None
+    try:
+        for x in parts:
+            all_reduce.compile_for(x)
+    except Exception as error:  # compilers and drivers raise errors of any type
+        reason = f"{type(error).__name__}: {error}"
+    if not base.all_reduce_min([int(reason is None)])[0]:
+        raise RuntimeError(reason or "another rank cannot compile the kernel")
+    sums = [all_reduce(x) for x in parts]
     for y in sums:  # after all of them: other ranks would wait for one that stopped earlier
-        if not bool((y == total).all()):
+        if not bool((y == expected).all()):
             raise RuntimeError(f"a sum of {len(y)} {y.dtype} over {base.world_size} ranks is wrong")
     return all_reduce

@@ -13,18 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from treadle.api.types import Communicator, FusedOp
+from treadle.api.types import Communicator, FusedOp, SupportsDryRun
 from treadle_communicator_symmetric.all_reduce import (
     BLOCK_BYTES,
     CustomAllReduce,
-    by_kernel,
-    by_torch,
-    checked,
     max_custom_bytes,
+    self_check,
+    torch_all_reduce,
+    triton_all_reduce,
 )
 from treadle_communicator_symmetric.fused import (
     AllGatherLogits,
     AllReduceRMSNorm,
+    DryRun,
     gather_memory,
     norm_memory,
 )
@@ -44,7 +45,7 @@ Kernels = dict[str, Callable[..., Any]]
 
 
 class SymmetricCommunicator:
-    """See ``Communicator`` and ``SupportsFusedOps``. ``create`` makes it, on all ranks or on none."""
+    """See ``Communicator``, ``SupportsFusedOps`` and ``SupportsDryRun``. ``create`` makes it, on all ranks or on none."""
 
     name = "symmetric"
 
@@ -55,6 +56,7 @@ class SymmetricCommunicator:
         self.memory_bytes = base.memory_bytes
         self.custom: CustomAllReduce | None = None
         self._base, self._device, self._group, self._kernels = base, device, group, kernels
+        self._dry_run = DryRun()
 
     def set_up(self, max_bytes: int) -> None:
         """Create the all-reduce, with ``max_bytes`` of memory for each rank. Collective.
@@ -65,21 +67,42 @@ class SymmetricCommunicator:
             buffer = self._allocate(max_bytes, max_bytes // BLOCK_BYTES)
             if buffer is None:
                 raise RuntimeError("a rank cannot share its memory")
-            custom = by_kernel(self._base, buffer, self._kernels["all_reduce"])
+            custom = triton_all_reduce(self._base, buffer, self._kernels["all_reduce"])
         else:
-            custom = by_torch(self._device, self._group, max_bytes)
-        self.custom = checked(custom, self._base, self._device, max_bytes)
+            custom = self._torch_all_reduce(max_bytes)
+        self.custom = self_check(custom, self._base, self._device, max_bytes)
+
+    def _torch_all_reduce(self, max_bytes: int) -> CustomAllReduce:
+        """Return ``torch_all_reduce`` if it works on all ranks. Raises ``RuntimeError`` on all otherwise."""
+        custom = None
+        reason = "another rank cannot share its memory"
+        try:
+            custom = torch_all_reduce(self._device, self._group, max_bytes)
+        except Exception as error:  # a private part of torch
+            reason = f"{type(error).__name__}: {error}"
+        if not self._base.all_reduce_min([int(custom is not None)])[0] or custom is None:
+            raise RuntimeError(reason)
+        return custom
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self.custom is not None and self.custom.supports(x):
-            return self.custom(x)
-        return self._base.all_reduce(x)
+        if self.custom is None or not self.custom.supports(x):
+            return self._base.all_reduce(x)
+        if self._dry_run.enabled:
+            self.custom.compile_for(x)
+            return x
+        return self.custom(x)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return self._base.all_gather(x, dim)
 
     def all_reduce_min(self, values: Sequence[int]) -> list[int]:
         return self._base.all_reduce_min(values)
+
+    def set_dry_run(self, enabled: bool) -> None:
+        """See ``SupportsDryRun``."""
+        self._dry_run.enabled = enabled
+        if isinstance(self._base, SupportsDryRun):
+            self._base.set_dry_run(enabled)
 
     def create_fused_op(self, op: str, size: int, dtype: torch.dtype) -> FusedOp | None:
         """See ``SupportsFusedOps``: ``all_reduce_add_rms_norm`` and ``all_gather``, with Triton."""
@@ -93,8 +116,8 @@ class SymmetricCommunicator:
         if buffer is None:
             return None
         if norm:
-            return AllReduceRMSNorm(kernel, buffer, size, dtype, limit)
-        return AllGatherLogits(kernel, buffer, size, dtype)
+            return AllReduceRMSNorm(kernel, buffer, size, dtype, limit, self._dry_run)
+        return AllGatherLogits(kernel, buffer, size, dtype, self._dry_run)
 
     def _allocate(self, max_bytes: int, num_programs: int) -> SymmetricBuffer | None:
         buffer = allocate_symmetric(self._base, self._device, self._group, max_bytes, num_programs)
@@ -116,17 +139,19 @@ def create(
     if not limit:
         raise RuntimeError(f"NCCL is faster between {base.world_size} ranks")
     try:
-        reason = _obstacle()
+        reason = _unsupported_reason()
         if reason is None and triton:
             kernels = _kernels(device)
     except Exception as error:  # a private part of torch, or a compiler, may fail in any way
         reason = f"{type(error).__name__}: {error}"
-    host = zlib.crc32(socket.gethostname().encode())
-    setting = host + len(kernels)
-    able, least, greatest = base.all_reduce_min([int(reason is None), setting, -setting])
-    if not able:
+    host_hash = zlib.crc32(socket.gethostname().encode())
+    setting = host_hash + len(kernels)
+    supported, min_setting, negated_max = base.all_reduce_min(
+        [int(reason is None), setting, -setting]
+    )
+    if not supported:
         raise RuntimeError(reason or "another rank cannot share its memory")
-    if least != -greatest:
+    if min_setting != -negated_max:
         raise RuntimeError("the ranks are on several hosts, or some have no Triton")
     communicator = SymmetricCommunicator(base, device, dist.group.WORLD, kernels)
     try:
@@ -137,12 +162,12 @@ def create(
         raise RuntimeError(reason or "another rank cannot share its memory")
     custom = communicator.custom
     if base.rank == 0 and custom is not None:
-        beyond = "" if custom.max_bytes > limit else f" up to {limit >> 10} KiB, NCCL beyond"
-        log.info("all-reduce: %s%s", custom.name, beyond)
+        suffix = "" if custom.max_bytes > limit else f" up to {limit >> 10} KiB, NCCL beyond"
+        log.info("all-reduce: %s%s", custom.name, suffix)
     return communicator
 
 
-def _obstacle() -> str | None:
+def _unsupported_reason() -> str | None:
     """Return what this rank lacks, before anything that all ranks must do together."""
     if torch.version.hip is not None:
         return "not tried on ROCm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from treadle_communicator_symmetric.memory import SymmetricBuffer
 
-__all__ = ("AllGatherLogits", "AllReduceRMSNorm", "gather_memory", "norm_memory")
+__all__ = ("AllGatherLogits", "AllReduceRMSNorm", "DryRun", "gather_memory", "norm_memory")
 
 Kernel = Callable[..., Any]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -20,6 +21,13 @@ NORM_BYTES, GATHER_BYTES = 4 << 20, 8 << 20
 """Bytes that the programs of a kernel have together: so many programs fit on an H200 at once."""
 BLOCK_BYTES = 8192
 """Bytes that a program of a gather sends at once."""
+
+
+@dataclass(slots=True)
+class DryRun:
+    """Whether kernels are only compiled, for all operations of a communicator."""
+
+    enabled: bool = False
 
 
 def norm_memory(size: int, dtype: torch.dtype, limit: int) -> tuple[int, int] | None:
@@ -44,9 +52,15 @@ class AllReduceRMSNorm:
     """``all_reduce_add_rms_norm`` for rows of ``size``, together up to ``limit`` bytes."""
 
     def __init__(
-        self, kernel: Kernel, buffer: SymmetricBuffer, size: int, dtype: torch.dtype, limit: int
+        self,
+        kernel: Kernel,
+        buffer: SymmetricBuffer,
+        size: int,
+        dtype: torch.dtype,
+        limit: int,
+        dry_run: DryRun,
     ) -> None:
-        self._kernel, self._buffer = kernel, buffer
+        self._kernel, self._buffer, self._dry_run = kernel, buffer, dry_run
         self._size, self._dtype = size, dtype
         self._max_elements = limit // dtype.itemsize
 
@@ -67,17 +81,23 @@ class AllReduceRMSNorm:
         y, total = self._kernel(
             x, residual, weight, eps, offset,
             buffer.buffer_ptrs, buffer.buffer_indices, buffer.rank,
+            compile_only=self._dry_run.enabled,
         )  # fmt: skip
-        return y, total
+        return (torch.zeros_like(y) if self._dry_run.enabled else y), total
 
 
 class AllGatherLogits:
     """``all_gather`` for rows of ``size``."""
 
     def __init__(
-        self, kernel: Kernel, buffer: SymmetricBuffer, size: int, dtype: torch.dtype
+        self,
+        kernel: Kernel,
+        buffer: SymmetricBuffer,
+        size: int,
+        dtype: torch.dtype,
+        dry_run: DryRun,
     ) -> None:
-        self._kernel, self._buffer = kernel, buffer
+        self._kernel, self._buffer, self._dry_run = kernel, buffer, dry_run
         self._size, self._dtype = size, dtype
 
     def run(self, x: Tensor) -> Tensor | None:
@@ -92,6 +112,7 @@ class AllGatherLogits:
             return None
         buffer = self._buffer
         y: Tensor = self._kernel(
-            x, buffer.buffer_ptrs, buffer.buffer_indices, buffer.rank, buffer.max_bytes
-        )
-        return y
+            x, buffer.buffer_ptrs, buffer.buffer_indices, buffer.rank, buffer.max_bytes,
+            compile_only=self._dry_run.enabled,
+        )  # fmt: skip
+        return torch.zeros_like(y) if self._dry_run.enabled else y

@@ -40,16 +40,16 @@ REGISTERS = 64
 
 
 @triton.jit
-def peer_buffer(buffer_ptrs, peer, KIND: tl.constexpr):
-    """Return the memory of a rank as a pointer to KIND. Its alignment lets threads move 16 bytes at
+def peer_buffer(buffer_ptrs, peer, DTYPE: tl.constexpr):
+    """Return the memory of a rank as a pointer to DTYPE. Its alignment lets threads move 16 bytes at
     once."""
-    return tl.multiple_of(tl.load(buffer_ptrs + peer).to(tl.pointer_type(KIND), bitcast=True), 16)
+    return tl.multiple_of(tl.load(buffer_ptrs + peer).to(tl.pointer_type(DTYPE), bitcast=True), 16)
 
 
 @triton.jit
-def part_offset(buffer_index, rank, elements_per_rank, RANKS: tl.constexpr):
+def part_offset(buffer_index, rank, elements_per_rank, WORLD_SIZE: tl.constexpr):
     """Return where a rank's part of a buffer begins."""
-    return (buffer_index * RANKS + rank).to(tl.int64) * elements_per_rank
+    return (buffer_index * WORLD_SIZE + rank).to(tl.int64) * elements_per_rank
 
 
 @triton.jit
@@ -61,55 +61,56 @@ def next_buffer(buffer_index):
 @triton.jit
 def encode_zero(value):
     """Return ``value`` with -0.0 for +0.0, as integers of its size."""
-    WIDTH: tl.constexpr = value.dtype.primitive_bitwidth
-    KIND: tl.constexpr = tl.int16 if WIDTH == 16 else tl.int32
-    MINUS: tl.constexpr = -(1 << (WIDTH - 1))
-    bits = value.to(KIND, bitcast=True)
-    return tl.where(bits == 0, MINUS, bits).to(KIND)
+    NUM_BITS: tl.constexpr = value.dtype.primitive_bitwidth
+    INT_DTYPE: tl.constexpr = tl.int16 if NUM_BITS == 16 else tl.int32
+    NEGATIVE_ZERO: tl.constexpr = -(1 << (NUM_BITS - 1))
+    bits = value.to(INT_DTYPE, bitcast=True)
+    return tl.where(bits == 0, NEGATIVE_ZERO, bits).to(INT_DTYPE)
 
 
 @triton.jit
 def send(
     bits,
-    at,
-    inside,
+    offs,
+    mask,
     buffer_index,
     buffer_ptrs,
     elements_per_rank,
     rank: tl.constexpr,
-    RANKS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
 ):
-    """Write encoded ``bits`` to all other ranks, at ``at`` of this rank's part, and clear what they
+    """Write encoded ``bits`` to all other ranks, at ``offs`` of this rank's part, and clear what they
     sent in the previous round."""
-    KIND: tl.constexpr = bits.dtype
-    own, before = peer_buffer(buffer_ptrs, rank, KIND), (buffer_index + 2) % 3
-    for peer in tl.static_range(RANKS):
+    DTYPE: tl.constexpr = bits.dtype
+    local_buffer, prev_buffer = peer_buffer(buffer_ptrs, rank, DTYPE), (buffer_index + 2) % 3
+    for peer in tl.static_range(WORLD_SIZE):
         if peer != rank:
-            theirs = peer_buffer(buffer_ptrs, peer, KIND) + part_offset(
-                buffer_index, rank, elements_per_rank, RANKS
+            peer_ptr = peer_buffer(buffer_ptrs, peer, DTYPE) + part_offset(
+                buffer_index, rank, elements_per_rank, WORLD_SIZE
             )
-            tl.store(theirs + at, bits, mask=inside)
-    for peer in tl.static_range(RANKS):
+            tl.store(peer_ptr + offs, bits, mask=mask)
+    for peer in tl.static_range(WORLD_SIZE):
         if peer != rank:
             tl.store(
-                own + part_offset(before, peer, elements_per_rank, RANKS) + at, tl.zeros_like(bits)
+                local_buffer + part_offset(prev_buffer, peer, elements_per_rank, WORLD_SIZE) + offs,
+                tl.zeros_like(bits),
             )
 
 
 @triton.jit
 def receive(
-    peer, at, inside, buffer_index, buffer_ptrs, elements_per_rank, rank: tl.constexpr,
-    KIND: tl.constexpr, RANKS: tl.constexpr,
+    peer, offs, mask, buffer_index, buffer_ptrs, elements_per_rank, rank: tl.constexpr,
+    DTYPE: tl.constexpr, WORLD_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Wait for the part of a rank, and return it as integers of KIND."""
-    found = (
-        peer_buffer(buffer_ptrs, rank, KIND)
-        + part_offset(buffer_index, peer, elements_per_rank, RANKS)
-        + at
+    """Wait for the part of a rank, and return it as integers of DTYPE."""
+    ptrs = (
+        peer_buffer(buffer_ptrs, rank, DTYPE)
+        + part_offset(buffer_index, peer, elements_per_rank, WORLD_SIZE)
+        + offs
     )
-    bits = tl.load(found, mask=inside, other=1, volatile=True)
+    bits = tl.load(ptrs, mask=mask, other=1, volatile=True)
     while tl.min((bits != 0).to(tl.int32), axis=0) == 0:
-        bits = tl.load(found, mask=inside, other=1, volatile=True)
+        bits = tl.load(ptrs, mask=mask, other=1, volatile=True)
     return bits
 
 
@@ -126,27 +127,27 @@ def finish_round(buffer_indices, program, buffer_index, SEVERAL_ROUNDS: tl.const
 
 @triton.jit
 def lamport_all_reduce(
-    value, at, inside, program, buffer_index, buffer_ptrs, buffer_indices, elements_per_rank, rank: tl.constexpr,
-    RANKS: tl.constexpr, SEVERAL_ROUNDS: tl.constexpr,
+    value, offs, mask, program, buffer_index, buffer_ptrs, buffer_indices, elements_per_rank, rank: tl.constexpr,
+    WORLD_SIZE: tl.constexpr, SEVERAL_ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return the sum over the ranks of a program's ``value``: float32, the same on all ranks."""
     bits = encode_zero(value)
-    send(bits, at, inside, buffer_index, buffer_ptrs, elements_per_rank, rank, RANKS)
+    send(bits, offs, mask, buffer_index, buffer_ptrs, elements_per_rank, rank, WORLD_SIZE)
     finish_round(buffer_indices, program, buffer_index, SEVERAL_ROUNDS)
-    total = tl.zeros(value.shape, tl.float32)
-    for peer in tl.static_range(RANKS):  # in rank order: all ranks get the same sum
-        part = bits
+    acc = tl.zeros(value.shape, tl.float32)
+    for peer in tl.static_range(WORLD_SIZE):  # in rank order: all ranks get the same sum
+        peer_bits = bits
         if peer != rank:
-            part = receive(
+            peer_bits = receive(
                 peer,
-                at,
-                inside,
+                offs,
+                mask,
                 buffer_index,
                 buffer_ptrs,
                 elements_per_rank,
                 rank,
                 bits.dtype,
-                RANKS,
+                WORLD_SIZE,
             )
-        total += tl.where(inside, part.to(value.dtype, bitcast=True).to(tl.float32), 0.0)
-    return total
+        acc += tl.where(mask, peer_bits.to(value.dtype, bitcast=True).to(tl.float32), 0.0)
+    return acc

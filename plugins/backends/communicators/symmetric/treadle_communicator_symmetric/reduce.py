@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from treadle_communicator_symmetric.lamport import REGISTERS, lamport_all_reduce, next_buffer
+from treadle_triton_kit.launch import launch
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
@@ -24,7 +25,7 @@ __all__ = (
 BLOCK_BYTES = 4096
 """Bytes that a program sums in a round. With 8 and 16 KiB a sum of 8 KiB takes 8 and 13 % longer, one of
 2 MiB the same time."""
-FEW_ROWS = 264
+SMALL_BATCH_ROWS = 264
 """Rows up to which each has twice the threads, two for each multiprocessor of an H200: 226 of 4096 take
 9.3 us instead of 10.0, 512 would take 19.3 instead of 17.3."""
 
@@ -33,113 +34,123 @@ FEW_ROWS = 264
 def all_reduce_kernel(
     x,  # [numel], contiguous
     out,  # like x
-    buffer_ptrs,  # int64 [RANKS]
+    buffer_ptrs,  # int64 [WORLD_SIZE]
     buffer_indices,  # int32 [num_programs]
     numel,
     elements_per_rank,
     rank: tl.constexpr,
-    RANKS: tl.constexpr,
-    BLOCK: tl.constexpr,  # elements of a chunk
+    WORLD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # elements of a chunk
     SEVERAL_ROUNDS: tl.constexpr,  # there are more chunks than programs
     USE_PDL: tl.constexpr,
 ):
     """A program sums every ``num_programs``-th chunk."""
     launch_dependents(USE_PDL)
-    program, step = tl.program_id(0), tl.num_programs(0)
-    each, long_block = tl.arange(0, BLOCK), tl.full((), BLOCK, tl.int64)
-    slot = program * BLOCK + each
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    offs_block, block_size_i64 = tl.arange(0, BLOCK_SIZE), tl.full((), BLOCK_SIZE, tl.int64)
+    slot = program * BLOCK_SIZE + offs_block
     wait_for_previous_kernel(USE_PDL)
     buffer_index = tl.load(buffer_indices + program)
-    for chunk in range(program, tl.cdiv(numel, BLOCK), step):
+    for chunk in range(program, tl.cdiv(numel, BLOCK_SIZE), num_programs):
         buffer_index = next_buffer(buffer_index)
-        at = chunk * long_block + each
-        inside = at < numel
-        value = tl.load(x + at, mask=inside, other=0.0)
-        total = lamport_all_reduce(
+        offs = chunk * block_size_i64 + offs_block
+        mask = offs < numel
+        value = tl.load(x + offs, mask=mask, other=0.0)
+        acc = lamport_all_reduce(
             value,
             slot,
-            inside,
+            mask,
             program,
             buffer_index,
             buffer_ptrs,
             buffer_indices,
             elements_per_rank,
             rank,
-            RANKS,
+            WORLD_SIZE,
             SEVERAL_ROUNDS,
         )
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + offs, acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def sum_norm_kernel(
-    x,  # [rows, SIZE], contiguous
+    x,  # [rows, HIDDEN_SIZE], contiguous
     residual,  # like x; replaced by the sum of x over the ranks + residual
-    weight,  # [SIZE]
+    weight,  # [HIDDEN_SIZE]
     out,  # like x
-    buffer_ptrs,  # int64 [RANKS]
+    buffer_ptrs,  # int64 [WORLD_SIZE]
     buffer_indices,  # int32 [num_programs]
     rows,
     elements_per_rank,
     eps,
     offset,
     rank: tl.constexpr,
-    RANKS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,  # the power of two that holds SIZE
+    WORLD_SIZE: tl.constexpr,
+    HIDDEN_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # the power of two that holds HIDDEN_SIZE
     SEVERAL_ROUNDS: tl.constexpr,  # there are more rows than programs
     USE_PDL: tl.constexpr,
 ):
     """A program serves every ``num_programs``-th row. It rounds where an all-reduce and a norm would."""
     launch_dependents(USE_PDL)
-    program, step = tl.program_id(0), tl.num_programs(0)
-    each, long_size = tl.arange(0, BLOCK), tl.full((), SIZE, tl.int64)
-    inside, slot = each < SIZE, program * BLOCK + each
-    gain = tl.load(weight + each, mask=inside, other=0.0).to(tl.float32) + offset
-    kind: tl.constexpr = x.dtype.element_ty
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    cols, hidden_size_i64 = tl.arange(0, BLOCK_SIZE), tl.full((), HIDDEN_SIZE, tl.int64)
+    mask, slot = cols < HIDDEN_SIZE, program * BLOCK_SIZE + cols
+    gain = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32) + offset
+    dtype: tl.constexpr = x.dtype.element_ty
     wait_for_previous_kernel(USE_PDL)
     buffer_index = tl.load(buffer_indices + program)
-    for row in range(program, rows, step):
+    for row in range(program, rows, num_programs):
         buffer_index = next_buffer(buffer_index)
-        at = row * long_size + each
-        value = tl.load(x + at, mask=inside, other=0.0)
-        before = tl.load(residual + at, mask=inside, other=0.0)
-        total = lamport_all_reduce(
+        offs = row * hidden_size_i64 + cols
+        value = tl.load(x + offs, mask=mask, other=0.0)
+        residual_value = tl.load(residual + offs, mask=mask, other=0.0)
+        acc = lamport_all_reduce(
             value,
             slot,
-            inside,
+            mask,
             program,
             buffer_index,
             buffer_ptrs,
             buffer_indices,
             elements_per_rank,
             rank,
-            RANKS,
+            WORLD_SIZE,
             SEVERAL_ROUNDS,
         )
-        total = (total.to(kind).to(tl.float32) + before.to(tl.float32)).to(kind)
-        tl.store(residual + at, total, mask=inside)
-        total = total.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(total * total, axis=0) / SIZE + eps)
-        tl.store(out + at, (total * scale * gain).to(kind), mask=inside)
+        acc = (acc.to(dtype).to(tl.float32) + residual_value.to(tl.float32)).to(dtype)
+        tl.store(residual + offs, acc, mask=mask)
+        acc = acc.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(acc * acc, axis=0) / HIDDEN_SIZE + eps)
+        tl.store(out + offs, (acc * scale * gain).to(dtype), mask=mask)
 
 
-def _registers(ranks: int) -> int | None:
+def _registers(world_size: int) -> int | None:
     """More ranks need more registers; their sums are small (``max_custom_bytes``), so programs are few."""
-    return REGISTERS if ranks == 2 else None
+    return REGISTERS if world_size == 2 else None
 
 
 def all_reduce(
-    x: Tensor, buffer_ptrs: Tensor, buffer_indices: Tensor, rank: int, *, use_pdl: bool
+    x: Tensor,
+    buffer_ptrs: Tensor,
+    buffer_indices: Tensor,
+    rank: int,
+    *,
+    use_pdl: bool,
+    compile_only: bool = False,
 ) -> Tensor:
-    """Return the sum of ``x`` over the ranks; ``x`` is contiguous, bfloat16 or float32."""
-    out, num_programs, ranks = torch.empty_like(x), buffer_indices.numel(), buffer_ptrs.numel()
-    block = BLOCK_BYTES // x.element_size()
-    chunks = triton.cdiv(x.numel(), block)
-    all_reduce_kernel[(min(chunks, num_programs),)](
-        x, out, buffer_ptrs, buffer_indices, x.numel(), num_programs * block,
-        rank=rank, RANKS=ranks, BLOCK=block, SEVERAL_ROUNDS=chunks > num_programs, USE_PDL=use_pdl,
-        num_warps=4, maxnreg=_registers(ranks), launch_pdl=use_pdl,
+    """Return the sum of ``x`` over the ranks; ``x`` is contiguous, bfloat16 or float32.
+
+    What is returned is not initialized if the kernel is only compiled.
+    """
+    out, num_programs, world_size = torch.empty_like(x), buffer_indices.numel(), buffer_ptrs.numel()
+    block_size = BLOCK_BYTES // x.element_size()
+    num_chunks = triton.cdiv(x.numel(), block_size)
+    launch(
+        all_reduce_kernel, (min(num_chunks, num_programs),),
+        x, out, buffer_ptrs, buffer_indices, x.numel(), num_programs * block_size,
+        rank=rank, WORLD_SIZE=world_size, BLOCK_SIZE=block_size, SEVERAL_ROUNDS=num_chunks > num_programs, USE_PDL=use_pdl,
+        num_warps=4, maxnreg=_registers(world_size), launch_pdl=use_pdl, compile_only=compile_only,
     )  # fmt: skip
     return out
 
@@ -155,15 +166,21 @@ def all_reduce_add_rms_norm(
     rank: int,
     *,
     use_pdl: bool,
+    compile_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``all_reduce_add_rms_norm`` of ``treadle_layers_kit.kernel_ops``; overwrites ``residual``."""
-    out, size = torch.empty_like(x), x.shape[-1]
-    num_programs, ranks = buffer_indices.numel(), buffer_ptrs.numel()
-    block, rows = triton.next_power_of_2(size), x.numel() // size
-    wide = 256 if rows <= FEW_ROWS else 512
-    sum_norm_kernel[(min(rows, num_programs),)](
-        x, residual, weight, out, buffer_ptrs, buffer_indices, rows, num_programs * block, eps, offset,
-        rank=rank, RANKS=ranks, SIZE=size, BLOCK=block, SEVERAL_ROUNDS=rows > num_programs, USE_PDL=use_pdl,
-        num_warps=min(16, max(1, block // wide)), maxnreg=_registers(ranks), launch_pdl=use_pdl,
+    """``all_reduce_add_rms_norm`` of ``treadle_layers_kit.kernel_ops``; overwrites ``residual``.
+
+    The norm is not initialized if the kernel is only compiled.
+    """
+    out, hidden_size = torch.empty_like(x), x.shape[-1]
+    num_programs, world_size = buffer_indices.numel(), buffer_ptrs.numel()
+    block_size, num_rows = triton.next_power_of_2(hidden_size), x.numel() // hidden_size
+    elements_per_warp = 256 if num_rows <= SMALL_BATCH_ROWS else 512
+    launch(
+        sum_norm_kernel, (min(num_rows, num_programs),),
+        x, residual, weight, out, buffer_ptrs, buffer_indices, num_rows, num_programs * block_size, eps, offset,
+        rank=rank, WORLD_SIZE=world_size, HIDDEN_SIZE=hidden_size, BLOCK_SIZE=block_size, SEVERAL_ROUNDS=num_rows > num_programs, USE_PDL=use_pdl,
+        num_warps=min(16, max(1, block_size // elements_per_warp)), maxnreg=_registers(world_size), launch_pdl=use_pdl,
+        compile_only=compile_only,
     )  # fmt: skip
     return out, residual

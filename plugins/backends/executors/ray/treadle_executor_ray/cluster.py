@@ -28,7 +28,7 @@ log = logging.getLogger("treadle.executor.ray")
 # Steps and results are small and travel beside the object store; this is the least that Ray takes.
 STORE_BYTES = 80 * 2**20
 # Ray's sockets lie deep under its folder, and a path of a socket has at most 107 bytes.
-LONGEST_FOLDER = 40
+MAX_FOLDER_LEN = 40
 STOP_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 
@@ -38,7 +38,7 @@ class Cluster:
 
     def __init__(self, options: RayOptions) -> None:
         self._options = options
-        self._ours = False
+        self._is_owner = False
         self._folder: str | None = None
         self._group: PlacementGroup | None = None
         self._actors: list[Any] = []
@@ -58,7 +58,7 @@ class Cluster:
             log.info("using the connection to Ray that this process has")
             return
         with _own_signals():
-            self._ours = True
+            self._is_owner = True
             if address == "local":
                 self._start(size, cpu)
                 return
@@ -83,7 +83,7 @@ class Cluster:
                 object_store_memory=STORE_BYTES,
                 include_dashboard=False,
                 logging_level=logging.WARNING,
-                _temp_dir=self._folder if len(self._folder) <= LONGEST_FOLDER else None,
+                _temp_dir=self._folder if len(self._folder) <= MAX_FOLDER_LEN else None,
             )
         except Exception as error:
             raise EngineError(f"Ray did not start: {_line(error)}") from error
@@ -104,34 +104,34 @@ class Cluster:
             bundle = {"CPU": 0.001}  # a bundle reserves something, or Ray refuses it
         self._group = placement_group([bundle] * size, strategy=self._options.placement)
         if not self._group.wait(self._options.placement_timeout):
-            left = ray.available_resources()  # type: ignore[no-untyped-call]
-            free = {kind: left.get(kind, 0.0) for kind in ("CPU", "GPU")}
+            available = ray.available_resources()  # type: ignore[no-untyped-call]
+            free = {resource: available.get(resource, 0.0) for resource in ("CPU", "GPU")}
             raise EngineError(
                 f"Ray has no room for {size} workers of {bundle} ({self._options.placement}) after "
                 f"{self._options.placement_timeout} s; free are {free}"
             )
-        actor: Any = ray.remote(concurrency_groups={LIFE: 1})(WorkerActor)  # type: ignore[call-overload]
+        actor: Any = ray.remote(concurrency_groups={LIFE: 2})(WorkerActor)  # type: ignore[call-overload]
         for rank in range(size):
-            placed = actor.options(
+            options = actor.options(
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 max_restarts=0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, rank),
             )
-            self._actors.append(placed.remote())
+            self._actors.append(options.remote())
         return self._actors
 
-    def close(self, lifelines: list[Any]) -> None:
+    def close(self, exit_refs: list[Any]) -> None:
         """Kill the actors, wait until they are gone, leave Ray; stop it if we started it."""
         if ray.is_initialized():
             with contextlib.suppress(ray.exceptions.RayError):
                 for actor in self._actors:
                     ray.kill(actor)
-                if lifelines:
-                    ray.wait(lifelines, num_returns=len(lifelines), timeout=STOP_SECONDS)
+                if exit_refs:
+                    ray.wait(exit_refs, num_returns=len(exit_refs), timeout=STOP_SECONDS)
                 if self._group is not None:
                     remove_placement_group(self._group)
-            if self._ours:
+            if self._is_owner:
                 with _own_signals():
                     ray.shutdown()
         self._actors, self._group = [], None
@@ -155,8 +155,8 @@ def _own_signals() -> Iterator[None]:
 
 def _check_reachable(address: str) -> None:
     """Raise ``OSError`` if nobody listens there: Ray itself would try for minutes."""
-    host, found, port = address.rpartition(":")
-    if found and port.isdecimal():
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 

@@ -20,6 +20,7 @@ from treadle_worker_kit.group import WorkerGroupExecutor
 from treadle_worker_kit.messages import (
     Collect,
     Failed,
+    Progress,
     Stop,
     WorkerCommand,
     WorkerReply,
@@ -30,6 +31,7 @@ from treadle_worker_kit.messages import (
 __all__ = ("RayExecutor",)
 
 STOP_SECONDS = 5.0
+CHECK_SECONDS = 1.0
 # How long to look for a dead rank if another one reports that it has lost a peer.
 REASON_SECONDS = 2.0
 
@@ -49,29 +51,29 @@ class RayExecutor(WorkerGroupExecutor):
 
     def start(self) -> EngineInfo:
         """Place the actors and wait until all of them have loaded their shards."""
-        size, wanted = self.world_size, self.config.device.device
-        if wanted not in ("auto", "cpu", "cuda"):
+        size, device = self.world_size, self.config.device.device
+        if device not in ("auto", "cpu", "cuda"):
             raise ConfigError(
-                f"device is {wanted!r}; with executor ray allowed are auto, cpu and cuda: Ray "
+                f"device is {device!r}; with executor ray allowed are auto, cpu and cuda: Ray "
                 "chooses the devices"
             )
-        self._cluster.connect(size, cpu=wanted == "cpu")
+        self._cluster.connect(size, cpu=device == "cpu")
         gpus = self._cluster.gpus()
-        gpu = wanted == "cuda" or (wanted == "auto" and gpus > 0)
-        if gpu and gpus < size:
+        use_gpu = device == "cuda" or (device == "auto" and gpus > 0)
+        if use_gpu and gpus < size:
             raise ConfigError(
                 f"tensor_parallel_size is {size}; the Ray cluster has {gpus} GPUs"
-                + ("" if wanted == "cuda" else " (device='cpu' uses none)")
+                + ("" if device == "cuda" else " (device='cpu' uses none)")
             )
         try:
-            self._actors = self._cluster.place(size, gpu=gpu)
+            self._actors = self._cluster.place(size, gpu=use_gpu)
             options = {"concurrency_group": LIFE}
             self._exits = [a.wait_until_exit.options(**options).remote() for a in self._actors]
             nodes = [str(ray.get(actor.node.remote())) for actor in self._actors]
             rendezvous = str(ray.get(self._actors[0].rendezvous.remote()))
         except RayError as error:
             raise EngineError(f"Ray could not place the workers: {_error_text(error)}") from error
-        return self._begin("cuda" if gpu else "cpu", nodes, rendezvous)
+        return self._begin("cuda" if use_gpu else "cpu", nodes, rendezvous)
 
     def _begin(self, device: str, nodes: list[str], rendezvous: str) -> EngineInfo:
         """Let every rank build its shard. Return the facts of rank 0."""
@@ -88,10 +90,44 @@ class RayExecutor(WorkerGroupExecutor):
                 device=device,
             )
             refs.append(actor.execute.remote(encode(start)))
-        info = self.all_started({rank: self._receive(ref) for rank, ref in enumerate(refs)})
-        where = ", ".join(f"{count} on {node[:8]}" for node, count in workers_of.items())
-        info.report.append(f"ray          {len(nodes)} workers: {where}")
+        info = self.all_started(self._watch(refs))
+        placement = ", ".join(f"{count} on {node[:8]}" for node, count in workers_of.items())
+        info.report.append(f"ray          {len(nodes)} workers: {placement}")
         return info
+
+    def _watch(self, refs: list[Any]) -> dict[int, WorkerReply]:
+        """Wait until every rank has replied. Raises ``EngineError`` if one is too long in a stage."""
+        replies: dict[int, WorkerReply] = {}
+        asked: dict[int, Any] = {}
+        seen = [0] * len(refs)
+        while len(replies) < len(refs):
+            missing = [rank for rank in range(len(refs)) if rank not in replies]
+            for rank in missing:
+                if rank not in asked:
+                    call = self._actors[rank].progress.options(concurrency_group=LIFE)
+                    asked[rank] = call.remote()
+            waiting = [refs[rank] for rank in missing]
+            ready, _ = ray.wait([*waiting, *self._exits], num_returns=1, timeout=CHECK_SECONDS)
+            for rank in missing:
+                if refs[rank] in ready:
+                    replies[rank] = self._receive(refs[rank])
+                    self.monitor.started(rank)
+                elif ready and ready[0] in self._exits:
+                    raise self._failure()
+                elif ray.wait([asked[rank]], timeout=0)[0]:
+                    number, data = self._get(asked.pop(rank))
+                    progress = decode_reply(data)
+                    if number != seen[rank] and isinstance(progress, Progress):
+                        seen[rank] = number
+                        self.monitor.update(rank, progress)
+            self.monitor.check()
+        return replies
+
+    def _get(self, ref: Any) -> Any:
+        try:
+            return ray.get(ref)
+        except RayError:
+            raise self._failure() from None
 
     # -- steps -----------------------------------------------------------------------
 
@@ -126,21 +162,21 @@ class RayExecutor(WorkerGroupExecutor):
     def check_health(self) -> None:
         """Raise ``EngineDeadError`` if a worker or Ray itself is gone."""
         try:
-            over, _ = ray.wait(self._exits, num_returns=1, timeout=0)
+            exited, _ = ray.wait(self._exits, num_returns=1, timeout=0)
         except RayError as error:
             raise EngineDeadError(f"Ray is gone: {_error_text(error)}") from error
-        if over:
+        if exited:
             raise self._failure()
 
     def _failure(self) -> TreadleError:
         """Return why the group is lost. A dead rank makes the others fail: it is the reason."""
         first: tuple[int, Failed] | None = None
         ranks = {ref: rank for rank, ref in enumerate(self._exits)}
-        waiting = list(self._exits)
+        pending = list(self._exits)
         deadline = time.monotonic() + REASON_SECONDS
-        while waiting:
-            left = max(0.0, deadline - time.monotonic())
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=left)
+        while pending:
+            remaining = max(0.0, deadline - time.monotonic())
+            ready, pending = ray.wait(pending, num_returns=1, timeout=remaining)
             if not ready:
                 break
             rank = ranks[ready[0]]
@@ -150,11 +186,11 @@ class RayExecutor(WorkerGroupExecutor):
                 return EngineDeadError(f"the worker of rank {rank} is gone: {_error_text(error)}")
             if isinstance(reply, Failed):
                 if not self.serving and reply.treadle_error is not None:
-                    return reply.treadle_error
+                    return self.failure(rank, reply)
                 first = first or (rank, reply)
         if first is None:
             return EngineDeadError("a worker is gone; Ray does not say which")
-        return first[1].error(first[0], serving=self.serving)
+        return self.failure(*first)
 
     def shutdown(self) -> None:
         """Stop the workers and give back what Ray reserved."""
@@ -170,5 +206,5 @@ class RayExecutor(WorkerGroupExecutor):
 def _error_text(error: RayError) -> str:
     """Return the message of Ray in one line, without the actor's details that come first."""
     text = " ".join(str(error).split())
-    _, found, reason = text.partition("The actor is dead because ")
-    return (reason if found else text).partition(" Some common causes include")[0]
+    _, separator, reason = text.partition("The actor is dead because ")
+    return (reason if separator else text).partition(" Some common causes include")[0]

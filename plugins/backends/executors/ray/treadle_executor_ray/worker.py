@@ -12,6 +12,7 @@ import ray
 from treadle.config import set_passive_omp_wait
 from treadle_worker_kit.messages import (
     Collected,
+    Progress,
     Started,
     StartWorker,
     decode_command,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ("LIFE", "WorkerActor")
 
 LIFE = "life"
-"""The concurrency group of ``wait_until_exit``, which runs beside the commands."""
+"""The concurrency group of ``wait_until_exit`` and ``progress``, which run beside the commands."""
 
 
 class WorkerActor:
@@ -41,6 +42,7 @@ class WorkerActor:
         self._port: socket.socket | None = None
         self._failure: bytes | None = None
         self._failed = threading.Event()
+        self._progress: tuple[int, Progress] = (0, Progress("imports"))
 
     def pid(self) -> int:
         """Return the id of this process."""
@@ -85,10 +87,18 @@ class WorkerActor:
         self._failed.wait()
         return self._failure
 
+    def progress(self) -> tuple[int, bytes]:
+        """Return where the start is: how often it has been reported, and the last report."""
+        number, progress = self._progress
+        return number, encode(progress)
+
+    def _report(self, progress: Progress) -> None:
+        self._progress = (self._progress[0] + 1, progress)
+
     def _start(self, start: StartWorker) -> bytes:
         from treadle_worker_kit.worker import Worker
 
-        self._worker = Worker(start, self._store(start))
+        self._worker = Worker(start, self._store(start), self._report)
         return encode(Started(self._worker.info))
 
     def _store(self, start: StartWorker) -> Store:

@@ -14,7 +14,7 @@ from treadle_triton_kit.support import supports_pdl, triton_refusals
 __all__ = ("treadle_kernel_op",)
 
 NAME = "triton"
-HOMES = {
+MODULES = {
     "rms_norm": "norm",
     "fused_add_rms_norm": "norm",
     "fused_add_partials_rms_norm": "norm",
@@ -24,7 +24,7 @@ HOMES = {
     "linear": "linear",
     "linear_split_k": "linear",
     "linear_silu_and_mul": "linear",
-    "int4_linear": "int4.product",
+    "int4_linear": "int4.linear",
     "sample": "sample",
     "argmax": "sample",
 }
@@ -33,7 +33,7 @@ LINEARS = ("linear", "linear_split_k", "linear_silu_and_mul")
 
 @impl
 def treadle_kernel_op(op: str, request: KernelRequest) -> KernelOffer | Refusal | None:
-    if op not in HOMES:
+    if op not in MODULES:
         return None
     reasons = tuple(_refusals(op, request))
     if reasons:
@@ -42,27 +42,27 @@ def treadle_kernel_op(op: str, request: KernelRequest) -> KernelOffer | Refusal 
 
 
 def _refusals(op: str, request: KernelRequest) -> list[str]:
-    found = triton_refusals(request.device)
+    reasons = triton_refusals(request.device)
     if request.dtype not in ("bfloat16", "float16", "float32"):
-        found.append(f"dtype {request.dtype} is not supported")
-    size = request.shape.get("head_size", 0)
+        reasons.append(f"dtype {request.dtype} is not supported")
+    head_size = request.shape.get("head_size", 0)
     if op == "rope_and_cache_fp8" and (request.device.capability or (8, 9)) < (8, 9):
-        found.append(f"needs compute capability 8.9, this is {request.device.capability}")
-    if op in ("rope_and_cache", "rope_and_cache_fp8") and size not in (32, 64, 128, 256):
-        found.append(f"head size {size} is not 32, 64, 128 or 256")
+        reasons.append(f"needs compute capability 8.9, this is {request.device.capability}")
+    if op in ("rope_and_cache", "rope_and_cache_fp8") and head_size not in (32, 64, 128, 256):
+        reasons.append(f"head size {head_size} is not 32, 64, 128 or 256")
     if op.endswith("_norm") and request.shape["size"] > 32768:
-        found.append(f"size {request.shape['size']} is more than 32768")
+        reasons.append(f"size {request.shape['size']} is more than 32768")
     if op in LINEARS and request.shape["in_features"] % 16:
-        found.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
+        reasons.append(f"in_features {request.shape['in_features']} is not a multiple of 16")
     if op == "int4_linear" and request.dtype == "float32":
-        found.append("dtype float32 is not supported")
+        reasons.append("dtype float32 is not supported")
     if op == "int4_linear" and (request.shape["group"] % 32):
-        found.append(f"group {request.shape['group']} is not a multiple of 32")
-    return found
+        reasons.append(f"group {request.shape['group']} is not a multiple of 32")
+    return reasons
 
 
 def _load(op: str, request: KernelRequest) -> Callable[..., Any]:
-    module = import_module(f"{__name__}.{HOMES[op]}")
+    module = import_module(f"{__name__}.{MODULES[op]}")
     if hasattr(module, "load"):  # which depends on more than the start that all have in common
         return module.load(op, request)  # type: ignore[no-any-return]
-    return partial(getattr(module, op), early=supports_pdl(request.device))
+    return partial(getattr(module, op), use_pdl=supports_pdl(request.device))

@@ -20,28 +20,30 @@ def gate(x, up):
 
 
 @triton.jit
-def silu_and_mul_kernel(x, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """One program computes ``BLOCK`` features of one row: x ``[rows, 2 * SIZE]``, out ``[rows, SIZE]``."""
-    launch_dependents(EARLY)
+def silu_and_mul_kernel(
+    x, out, INTERMEDIATE_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, USE_PDL: tl.constexpr
+):
+    """One program computes ``BLOCK_SIZE`` features of one row: x ``[rows, 2 * INTERMEDIATE_SIZE]``, out ``[rows, INTERMEDIATE_SIZE]``."""
+    launch_dependents(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < SIZE
-    start = x + row * (2 * SIZE)
-    wait_for_previous_kernel(EARLY)
-    gated = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(start + SIZE + at, mask=inside, other=0.0)
-    tl.store(out + row * SIZE + at, gate(gated, up), mask=inside)
+    offs = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offs < INTERMEDIATE_SIZE
+    x_row = x + row * (2 * INTERMEDIATE_SIZE)
+    wait_for_previous_kernel(USE_PDL)
+    x_gate = tl.load(x_row + offs, mask=mask, other=0.0).to(tl.float32)
+    x_up = tl.load(x_row + INTERMEDIATE_SIZE + offs, mask=mask, other=0.0)
+    tl.store(out + row * INTERMEDIATE_SIZE + offs, gate(x_gate, x_up), mask=mask)
 
 
-def silu_and_mul(x: Tensor, *, early: bool = False) -> Tensor:
+def silu_and_mul(x: Tensor, *, use_pdl: bool = False) -> Tensor:
     """See ``treadle_layers_kit.ops.silu_and_mul``."""
     size = x.shape[-1] // 2
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
-    rows = x.numel() // (2 * size)
-    block = min(2048, triton.next_power_of_2(size))
-    silu_and_mul_kernel[(rows, triton.cdiv(size, block))](
-        x, out, SIZE=size, BLOCK=block, EARLY=early,
-        num_warps=max(1, block // 512), launch_pdl=early,
+    num_rows = x.numel() // (2 * size)
+    block_size = min(2048, triton.next_power_of_2(size))
+    silu_and_mul_kernel[(num_rows, triton.cdiv(size, block_size))](
+        x, out, INTERMEDIATE_SIZE=size, BLOCK_SIZE=block_size, USE_PDL=use_pdl,
+        num_warps=max(1, block_size // 512), launch_pdl=use_pdl,
     )  # fmt: skip
     return out

@@ -7,85 +7,91 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.rows import flat
+from treadle_kernels_triton.flatten import flatten_rows
 from treadle_triton_kit.pdl import launch_dependents, wait_for_previous_kernel
 
 __all__ = (
     "fused_add_partials_rms_norm",
     "fused_add_rms_norm",
     "norm_kernel",
-    "normalised",
     "rms_norm",
+    "rms_normalize",
 )
 
 
 @triton.jit
-def normalised(value, gain, eps, SIZE: tl.constexpr):
-    """A row of SIZE elements, float32 and zeros beyond, over its root mean square, times ``gain``."""
-    return value * tl.rsqrt(tl.sum(value * value, axis=0) / SIZE + eps) * gain
+def rms_normalize(x, gain, eps, HIDDEN_SIZE: tl.constexpr):
+    """A row of HIDDEN_SIZE elements, float32 and zeros beyond, over its root mean square, times ``gain``."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN_SIZE + eps) * gain
 
 
 @triton.jit
 def norm_kernel(
-    x,  # [rows, SIZE], rows x_stride elements apart; float32 [PARTS, rows, SIZE] unless PARTS is 0
-    residual,  # [rows, SIZE]; replaced by x + residual. Not read unless ADD
-    weight,  # [SIZE]
-    out,  # [rows, SIZE]
+    x,  # [rows, HIDDEN_SIZE], rows x_stride elements apart; float32 [NUM_SPLITS, rows, HIDDEN_SIZE] unless NUM_SPLITS is 0
+    residual,  # [rows, HIDDEN_SIZE]; replaced by x + residual. Not read unless HAS_RESIDUAL
+    weight,  # [HIDDEN_SIZE]
+    out,  # [rows, HIDDEN_SIZE]
     x_stride,
     eps,
     offset,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,  # the power of two that holds SIZE
-    ADD: tl.constexpr,
-    PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
+    HIDDEN_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,  # the power of two that holds HIDDEN_SIZE
+    HAS_RESIDUAL: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program normalises one row; sums are in float32."""
-    launch_dependents(EARLY)
+    launch_dependents(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < SIZE
-    gain = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
-    wait_for_previous_kernel(EARLY)
-    value = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if PARTS > 0:
-        size = tl.cast(tl.num_programs(0), tl.int64) * SIZE  # of a part
-        for part in tl.static_range(1, PARTS):  # so that all are on their way at once
-            value += tl.load(x + part * size + row * SIZE + at, mask=inside, other=0.0)
+    offs = tl.arange(0, BLOCK_SIZE)
+    mask = offs < HIDDEN_SIZE
+    gain = tl.load(weight + offs, mask=mask, other=0.0).to(tl.float32) + offset
+    wait_for_previous_kernel(USE_PDL)
+    value = tl.load(x + row * x_stride + offs, mask=mask, other=0.0).to(tl.float32)
+    if NUM_SPLITS > 0:
+        split_stride = tl.cast(tl.num_programs(0), tl.int64) * HIDDEN_SIZE  # of a part
+        for split in tl.static_range(1, NUM_SPLITS):  # so that all are on their way at once
+            value += tl.load(
+                x + split * split_stride + row * HIDDEN_SIZE + offs, mask=mask, other=0.0
+            )
         # Rounded to what the linear layer would have given.
         value = value.to(out.dtype.element_ty).to(tl.float32)
-    if ADD:
-        before = tl.load(residual + row * SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        residual_value = tl.load(residual + row * HIDDEN_SIZE + offs, mask=mask, other=0.0).to(
+            tl.float32
+        )
         # The sum is rounded to the model's dtype before it is used, as without the fusion.
-        total = (value + before).to(residual.dtype.element_ty)
-        tl.store(residual + row * SIZE + at, total, mask=inside)
+        total = (value + residual_value).to(residual.dtype.element_ty)
+        tl.store(residual + row * HIDDEN_SIZE + offs, total, mask=mask)
         value = total.to(tl.float32)
-    value = normalised(value, gain, eps, SIZE)
-    tl.store(out + row * SIZE + at, value.to(out.dtype.element_ty), mask=inside)
+    value = rms_normalize(value, gain, eps, HIDDEN_SIZE)
+    tl.store(out + row * HIDDEN_SIZE + offs, value.to(out.dtype.element_ty), mask=mask)
 
 
 def _launch(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float, *,
-    add: bool, early: bool, parts: int = 0,
+    has_residual: bool, use_pdl: bool, num_splits: int = 0,
 ) -> Tensor:  # fmt: skip
-    """``x`` and ``residual`` have two dimensions and dense rows; ``x`` three if there are ``parts``."""
-    rows, size = residual.shape
-    out = torch.empty((rows, size), dtype=residual.dtype, device=x.device)
-    block = triton.next_power_of_2(size)
-    norm_kernel[(rows,)](
+    """``x`` and ``residual`` have two dimensions and dense rows; ``x`` three if there are ``num_splits``."""
+    num_rows, hidden_size = residual.shape
+    out = torch.empty((num_rows, hidden_size), dtype=residual.dtype, device=x.device)
+    block_size = triton.next_power_of_2(hidden_size)
+    norm_kernel[(num_rows,)](
         x, residual, weight, out, x.stride(-2), eps, offset,
-        SIZE=size, BLOCK=block, ADD=add, PARTS=parts, EARLY=early,
-        num_warps=min(16, max(1, block // 512)), launch_pdl=early,
+        HIDDEN_SIZE=hidden_size, BLOCK_SIZE=block_size, HAS_RESIDUAL=has_residual, NUM_SPLITS=num_splits, USE_PDL=use_pdl,
+        num_warps=min(16, max(1, block_size // 512)), launch_pdl=use_pdl,
     )  # fmt: skip
     return out
 
 
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, early: bool = False
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, *, use_pdl: bool = False
 ) -> Tensor:
     """See ``treadle_layers_kit.ops.rms_norm``."""
-    rows = flat(x)
-    return _launch(rows, rows, weight, eps, offset, add=False, early=early).view(x.shape)
+    rows = flatten_rows(x)
+    return _launch(rows, rows, weight, eps, offset, has_residual=False, use_pdl=use_pdl).view(
+        x.shape
+    )
 
 
 def fused_add_rms_norm(
@@ -95,23 +101,32 @@ def fused_add_rms_norm(
     eps: float,
     offset: float = 0.0,
     *,
-    early: bool = False,
+    use_pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """See ``treadle_layers_kit.ops.fused_add_rms_norm``; overwrites ``residual``, which must be contiguous."""
     rows = residual.view(residual.numel() // residual.shape[-1], residual.shape[-1])
-    y = _launch(flat(x), rows, weight, eps, offset, add=True, early=early)
+    y = _launch(flatten_rows(x), rows, weight, eps, offset, has_residual=True, use_pdl=use_pdl)
     return y.view(x.shape), residual
 
 
 def fused_add_partials_rms_norm(
-    parts: Tensor,
+    partials: Tensor,
     residual: Tensor,
     weight: Tensor,
     eps: float,
     offset: float = 0.0,
     *,
-    early: bool = False,
+    use_pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The operation of ``treadle_layers_kit.kernel_ops``; overwrites ``residual``, which must be contiguous."""
-    y = _launch(parts, residual, weight, eps, offset, add=True, early=early, parts=len(parts))
+    y = _launch(
+        partials,
+        residual,
+        weight,
+        eps,
+        offset,
+        has_residual=True,
+        use_pdl=use_pdl,
+        num_splits=len(partials),
+    )
     return y, residual

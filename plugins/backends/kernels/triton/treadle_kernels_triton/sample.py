@@ -20,51 +20,55 @@ __all__ = ("argmax", "block_stats_kernel", "sample", "sample_kernel")
 
 @triton.jit
 def block_stats_kernel(
-    logits,  # [rows, VOCAB], rows stride elements apart
+    logits,  # [rows, VOCAB_SIZE], rows stride elements apart
     stride,
     temperature,  # float32 [rows], t_stride elements apart
     t_stride,
-    tops,  # float32 [rows, parts]: each part's largest logit over temperature
-    firsts,  # int32 [rows, parts]: the lowest id that has it, if GREEDY
-    sums,  # float32 [rows, COUNT]: of exp(logit / temperature - top) per block, if RANDOM
-    VOCAB: tl.constexpr,
-    COUNT: tl.constexpr,  # blocks of the vocabulary
-    WIDTH: tl.constexpr,  # tokens of a block
-    WIDE: tl.constexpr,  # the power of two that holds WIDTH
-    BLOCKS: tl.constexpr,  # blocks of a part
+    tile_max,  # float32 [rows, tiles]: each tile's largest logit over temperature
+    tile_argmax,  # int32 [rows, tiles]: the lowest id that has it, if GREEDY
+    block_sum,  # float32 [rows, NUM_BLOCKS]: of exp(logit / temperature - top) per block, if RANDOM
+    VOCAB_SIZE: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,  # blocks of the vocabulary
+    BLOCK_SIZE: tl.constexpr,  # tokens of a block
+    BLOCK_SIZE_PADDED: tl.constexpr,  # the power of two that holds BLOCK_SIZE
+    BLOCKS_PER_TILE: tl.constexpr,  # blocks of a tile
     RANDOM: tl.constexpr,
     GREEDY: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
-    """Program (part, row)."""
-    launch_dependents(EARLY)
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    block = part * BLOCKS + tl.arange(0, BLOCKS)
-    lane = tl.arange(0, WIDE)
-    ids = block[:, None] * WIDTH + lane[None, :]
-    inside = (lane < WIDTH)[None, :] & (ids < VOCAB)
-    wait_for_previous_kernel(EARLY)
-    x = tl.load(logits + row * stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    """Program (tile, row)."""
+    launch_dependents(USE_PDL)
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    offs_block = tile * BLOCKS_PER_TILE + tl.arange(0, BLOCKS_PER_TILE)
+    lane = tl.arange(0, BLOCK_SIZE_PADDED)
+    ids = offs_block[:, None] * BLOCK_SIZE + lane[None, :]
+    mask = (lane < BLOCK_SIZE)[None, :] & (ids < VOCAB_SIZE)
+    wait_for_previous_kernel(USE_PDL)
+    x = tl.load(logits + row * stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
     if RANDOM:
         x = x * tl.math.div_rn(1.0, tl.load(temperature + row * t_stride))
-    top = tl.max(tl.max(x, axis=1), axis=0)
-    at = row * tl.num_programs(0) + part
+    max_value = tl.max(tl.max(x, axis=1), axis=0)
+    offset = row * tl.num_programs(0) + tile
     if GREEDY:
         # A maximum passes over NaN, so that it is looked for by name.
-        broken = tl.sum(tl.sum((x != x).to(tl.int32), axis=1), axis=0) > 0
-        first = tl.min(tl.min(tl.where(x == top, ids, VOCAB), axis=1), axis=0)
-        tl.store(firsts + at, first)
-        tl.store(tops + at, tl.where(broken, float("nan"), top))
+        has_nan = tl.sum(tl.sum((x != x).to(tl.int32), axis=1), axis=0) > 0
+        token = tl.min(tl.min(tl.where(x == max_value, ids, VOCAB_SIZE), axis=1), axis=0)
+        tl.store(tile_argmax + offset, token)
+        tl.store(tile_max + offset, tl.where(has_nan, float("nan"), max_value))
     else:
-        tl.store(tops + at, top)
+        tl.store(tile_max + offset, max_value)
     if RANDOM:
         # Where everything is -inf the sums are 0; a NaN or +inf makes one of them NaN.
-        weights = tl.exp(x - tl.where(top == float("-inf"), 0.0, top))
-        tl.store(sums + row * COUNT + block, tl.sum(weights, axis=1), mask=block < COUNT)
+        weights = tl.exp(x - tl.where(max_value == float("-inf"), 0.0, max_value))
+        tl.store(
+            block_sum + row * NUM_BLOCKS + offs_block,
+            tl.sum(weights, axis=1),
+            mask=offs_block < NUM_BLOCKS,
+        )
 
 
 @triton.jit
-def _uniform(offsets, strides, position):
+def _random_uniform(offsets, strides, position):
     """See ``treadle.sampling.noise.uniforms``: SplitMix64 at one counter."""
     z = (tl.load(offsets) + position * tl.load(strides)).to(tl.uint64, bitcast=True)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -74,11 +78,11 @@ def _uniform(offsets, strides, position):
 
 
 @triton.jit
-def _invert(weights, uniform, SCALE: tl.constexpr):
+def _sample_inverse_cdf(weights, uniform, SCALE: tl.constexpr):
     """The first index whose cumulative weight exceeds ``uniform`` of the total; weights ``[n]``."""
-    whole = (weights * SCALE).to(tl.int64)
-    cumulative = tl.cumsum(whole, axis=0)
-    target = (tl.sum(whole, axis=0).to(tl.float64) * uniform).to(tl.int64)
+    fixed_point = (weights * SCALE).to(tl.int64)
+    cumulative = tl.cumsum(fixed_point, axis=0)
+    target = (tl.sum(fixed_point, axis=0).to(tl.float64) * uniform).to(tl.int64)
     return tl.sum((cumulative <= target).to(tl.int32), axis=0)
 
 
@@ -94,108 +98,123 @@ def sample_kernel(
     strides,  # int64 [rows, 2], likewise
     o_stride,
     positions,  # int64 [rows]
-    tops,
-    firsts,
-    sums,
+    tile_max,
+    tile_argmax,
+    block_sum,
     tokens,  # int64 [rows]
-    bad,  # uint8 [rows]
-    parts,
-    VOCAB: tl.constexpr,
-    COUNT: tl.constexpr,
-    ROOM: tl.constexpr,  # the power of two that holds COUNT
-    WIDTH: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    invalid,  # uint8 [rows]
+    num_tiles,
+    VOCAB_SIZE: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    NUM_BLOCKS_PADDED: tl.constexpr,  # the power of two that holds NUM_BLOCKS
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_SIZE_PADDED: tl.constexpr,
+    BLOCKS_PER_TILE: tl.constexpr,
     RANDOM: tl.constexpr,
     GREEDY: tl.constexpr,
-    EARLY: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program chooses one row's token from what ``block_stats_kernel`` found."""
-    launch_dependents(EARLY)
+    launch_dependents(USE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    block = tl.arange(0, ROOM)
-    valid = block < COUNT
-    own = tops + row * parts
-    wait_for_previous_kernel(EARLY)
-    top_of = tl.load(own + block // BLOCKS, mask=valid, other=float("-inf"))
-    top = tl.max(top_of, axis=0)
+    offs_block = tl.arange(0, NUM_BLOCKS_PADDED)
+    valid = offs_block < NUM_BLOCKS
+    tile_max_row = tile_max + row * num_tiles
+    wait_for_previous_kernel(USE_PDL)
+    block_max = tl.load(
+        tile_max_row + offs_block // BLOCKS_PER_TILE, mask=valid, other=float("-inf")
+    )
+    row_max = tl.max(block_max, axis=0)
     token = 0
     if RANDOM:
-        factor = tl.exp(top_of - tl.where(top == float("-inf"), 0.0, top))
-        mass = tl.load(sums + row * COUNT + block, mask=valid, other=0.0) * factor
-        total = tl.sum(mass, axis=0)
-        broken = (total != total) | (total == 0.0)
+        rescale = tl.exp(block_max - tl.where(row_max == float("-inf"), 0.0, row_max))
+        block_weight = (
+            tl.load(block_sum + row * NUM_BLOCKS + offs_block, mask=valid, other=0.0) * rescale
+        )
+        total = tl.sum(block_weight, axis=0)
+        is_invalid = (total != total) | (total == 0.0)
         position = tl.load(positions + row)
         offsets += row * o_stride
         strides += row * o_stride
-        chosen = _invert(mass / total, _uniform(offsets, strides, position), 1125899906842624.0)
-        chosen = tl.minimum(tl.where(broken, 0, chosen), COUNT - 1)
-        lane = tl.arange(0, WIDE)
-        ids = chosen * WIDTH + lane
-        inside = (lane < WIDTH) & (ids < VOCAB)
-        x = tl.load(logits + row * stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+        block_idx = _sample_inverse_cdf(
+            block_weight / total, _random_uniform(offsets, strides, position), 1125899906842624.0
+        )
+        block_idx = tl.minimum(tl.where(is_invalid, 0, block_idx), NUM_BLOCKS - 1)
+        lane = tl.arange(0, BLOCK_SIZE_PADDED)
+        ids = block_idx * BLOCK_SIZE + lane
+        mask = (lane < BLOCK_SIZE) & (ids < VOCAB_SIZE)
+        x = tl.load(logits + row * stride + ids, mask=mask, other=float("-inf")).to(tl.float32)
         x = x * tl.math.div_rn(1.0, tl.load(temperature + row * t_stride))
-        local = tl.max(x, axis=0)
-        weights = tl.exp(x - tl.where(local == float("-inf"), 0.0, local))
-        weights = tl.where(broken, 0.0, weights)
-        inner = _invert(weights, _uniform(offsets + 1, strides + 1, position), 4398046511104.0)
-        token = chosen * WIDTH + tl.minimum(inner, WIDTH - 1)
+        local_max = tl.max(x, axis=0)
+        weights = tl.exp(x - tl.where(local_max == float("-inf"), 0.0, local_max))
+        weights = tl.where(is_invalid, 0.0, weights)
+        token_offset = _sample_inverse_cdf(
+            weights, _random_uniform(offsets + 1, strides + 1, position), 4398046511104.0
+        )
+        token = block_idx * BLOCK_SIZE + tl.minimum(token_offset, BLOCK_SIZE - 1)
     if GREEDY:
-        whole = tl.sum((top_of != top_of).to(tl.int32), axis=0) == 0
-        best = tl.load(firsts + row * parts + block // BLOCKS, mask=valid, other=VOCAB)
-        best = tl.min(tl.where(top_of == top, best, VOCAB), axis=0)
+        has_no_nan = tl.sum((block_max != block_max).to(tl.int32), axis=0) == 0
+        greedy_token = tl.load(
+            tile_argmax + row * num_tiles + offs_block // BLOCKS_PER_TILE,
+            mask=valid,
+            other=VOCAB_SIZE,
+        )
+        greedy_token = tl.min(tl.where(block_max == row_max, greedy_token, VOCAB_SIZE), axis=0)
         if RANDOM:
-            token = tl.where(tl.load(greedy + row * g_stride) > 0, best, token)
+            token = tl.where(tl.load(greedy + row * g_stride) > 0, greedy_token, token)
         else:
-            token = best
+            token = greedy_token
             # 0 * x is 0 for a finite x and NaN otherwise.
-            broken = (top * 0.0 != 0.0) | (not whole)
-    tl.store(tokens + row, tl.minimum(token, VOCAB - 1).to(tl.int64))
-    tl.store(bad + row, broken.to(tl.uint8))
+            is_invalid = (row_max * 0.0 != 0.0) | (not has_no_nan)
+    tl.store(tokens + row, tl.minimum(token, VOCAB_SIZE - 1).to(tl.int64))
+    tl.store(invalid + row, is_invalid.to(tl.uint8))
 
 
-def _blocks(rows: int, count: int, wide: int) -> int:
+def _blocks_per_tile(num_rows: int, num_blocks: int, block_size_padded: int) -> int:
     """Blocks of a part: 4,096 tokens where rows fill the device, 1,024 where they do not."""
-    wanted = 1024 if rows * count * wide < 1 << 22 else 4096
-    return int(max(1, min(triton.next_power_of_2(count), wanted // wide)))
+    tile_tokens = 1024 if num_rows * num_blocks * block_size_padded < 1 << 22 else 4096
+    return int(max(1, min(triton.next_power_of_2(num_blocks), tile_tokens // block_size_padded)))
 
 
-def _run(
+def _launch(
     logits: Tensor,
-    width: int,
+    block_size: int,
     temperature: Tensor,
     greedy: Tensor,
     offsets: Tensor,
     strides: Tensor,
     positions: Tensor,
     modes: tuple[bool, bool],
-    early: bool,
+    use_pdl: bool,
 ) -> tuple[Tensor, Tensor]:
-    rows, vocab = logits.shape
+    num_rows, vocab_size = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    count, wide = triton.cdiv(vocab, width), triton.next_power_of_2(width)
-    blocks = _blocks(rows, count, wide)
-    parts = triton.cdiv(count, blocks)
-    random, likely = modes
-    new = logits.new_empty
-    tops = new((rows, parts), dtype=torch.float32)
-    firsts = new((rows, parts), dtype=torch.int32)
-    sums = new((rows, count if random else 1), dtype=torch.float32)
-    tokens, bad = new(rows, dtype=torch.int64), new(rows, dtype=torch.uint8)
-    block_stats_kernel[(parts, rows)](
-        logits, logits.stride(0), temperature, temperature.stride(0), tops, firsts, sums,
-        VOCAB=vocab, COUNT=count, WIDTH=width, WIDE=wide, BLOCKS=blocks,
-        RANDOM=random, GREEDY=likely, EARLY=early, num_warps=4, launch_pdl=early,
+    num_blocks, block_size_padded = (
+        triton.cdiv(vocab_size, block_size),
+        triton.next_power_of_2(block_size),
+    )
+    blocks_per_tile = _blocks_per_tile(num_rows, num_blocks, block_size_padded)
+    num_tiles = triton.cdiv(num_blocks, blocks_per_tile)
+    use_random, use_greedy = modes
+    new_empty = logits.new_empty
+    tile_max = new_empty((num_rows, num_tiles), dtype=torch.float32)
+    tile_argmax = new_empty((num_rows, num_tiles), dtype=torch.int32)
+    block_sum = new_empty((num_rows, num_blocks if use_random else 1), dtype=torch.float32)
+    tokens, invalid = new_empty(num_rows, dtype=torch.int64), new_empty(num_rows, dtype=torch.uint8)
+    block_stats_kernel[(num_tiles, num_rows)](
+        logits, logits.stride(0), temperature, temperature.stride(0), tile_max, tile_argmax, block_sum,
+        VOCAB_SIZE=vocab_size, NUM_BLOCKS=num_blocks, BLOCK_SIZE=block_size, BLOCK_SIZE_PADDED=block_size_padded, BLOCKS_PER_TILE=blocks_per_tile,
+        RANDOM=use_random, GREEDY=use_greedy, USE_PDL=use_pdl, num_warps=4, launch_pdl=use_pdl,
     )  # fmt: skip
-    sample_kernel[(rows,)](
+    sample_kernel[(num_rows,)](
         logits, logits.stride(0), temperature, temperature.stride(0),
         greedy, greedy.stride(0), offsets, strides, offsets.stride(0), positions,
-        tops, firsts, sums, tokens, bad, parts,
-        VOCAB=vocab, COUNT=count, ROOM=triton.next_power_of_2(count), WIDTH=width, WIDE=wide,
-        BLOCKS=blocks, RANDOM=random, GREEDY=likely, EARLY=early, num_warps=8, launch_pdl=early,
+        tile_max, tile_argmax, block_sum, tokens, invalid, num_tiles,
+        VOCAB_SIZE=vocab_size, NUM_BLOCKS=num_blocks, NUM_BLOCKS_PADDED=triton.next_power_of_2(num_blocks), BLOCK_SIZE=block_size, BLOCK_SIZE_PADDED=block_size_padded,
+        BLOCKS_PER_TILE=blocks_per_tile, RANDOM=use_random, GREEDY=use_greedy, USE_PDL=use_pdl, num_warps=8, launch_pdl=use_pdl,
     )  # fmt: skip
-    return tokens, bad.view(torch.bool)
+    return tokens, invalid.view(torch.bool)
 
 
 def sample(
@@ -208,14 +227,14 @@ def sample(
     positions: Tensor,
     mixed: bool,
     *,
-    early: bool = False,
+    use_pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The operation ``sample`` of ``treadle_layers_kit.kernel_ops``."""
     modes = (True, mixed)
-    return _run(logits, width, temperature, greedy, offsets, strides, positions, modes, early)
+    return _launch(logits, width, temperature, greedy, offsets, strides, positions, modes, use_pdl)
 
 
-def argmax(logits: Tensor, *, early: bool = False) -> tuple[Tensor, Tensor]:
+def argmax(logits: Tensor, *, use_pdl: bool = False) -> tuple[Tensor, Tensor]:
     """The operation ``argmax`` of ``treadle_layers_kit.kernel_ops``."""
     x = logits
-    return _run(x, min(128, x.shape[1]), x, x, x, x, x, (False, True), early)
+    return _launch(x, min(128, x.shape[1]), x, x, x, x, x, (False, True), use_pdl)

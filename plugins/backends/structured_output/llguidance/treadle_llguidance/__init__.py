@@ -1,4 +1,4 @@
-"""Guided decoding by llguidance: the fastest backend, and one that never ignores a keyword."""
+"""Structured output by llguidance: the fastest backend, and one that never ignores a keyword."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ] = JSON_WHITESPACE
 
 
-TREADLE_OPTIONS = {"structured_output:llguidance": Options}
+KEYS = ("llguidance", "guidance")
+"""Our name, and that of other engines, which is never chosen unless somebody asks for it."""
+
+TREADLE_OPTIONS = {f"structured_output:{key}": Options for key in KEYS}
 
 
 @impl
@@ -33,11 +36,11 @@ def treadle_grammar_compiler(
     name: str, tokenizer: Tokenizer, vocab_size: int, options: Mapping[str, Any]
 ) -> GrammarCompiler | None:
     """Compile with llguidance."""
-    if name != "llguidance":
+    if name not in KEYS:
         return None
     from treadle_llguidance.compiler import Compiler
 
-    return Compiler(tokenizer, vocab_size, **options)
+    return Compiler(name, tokenizer, vocab_size, **options)
 
 
 @impl

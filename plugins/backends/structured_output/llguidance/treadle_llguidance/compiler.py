@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from treadle.api.types import GrammarSpec, Tokenizer
-from treadle_structured_output_kit.dialect import plain
+from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.json_schema import subschemas
 from treadle_structured_output_kit.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
 from treadle_structured_output_kit.regex import choice_regex
@@ -38,13 +38,18 @@ KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf")
 
 
 class Compiler:
-    """A ``GrammarCompiler``. Immutable, safe in threads."""
-
-    name = "llguidance"
+    """A ``GrammarCompiler``. Immutable, safe in threads. ``name`` is the key that it serves."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, *, strict: bool, whitespace_pattern: str
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        *,
+        strict: bool,
+        whitespace_pattern: str,
     ) -> None:
+        self.name = name
         self._strict = strict
         self._whitespace = whitespace_pattern
         self._compiler = LLGuidanceCompiler(tokenizer, vocab_size)
@@ -62,7 +67,7 @@ class Compiler:
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceGrammar:
         """Compile ``spec``. Raises ``ValueError`` with the library's message."""
-        spec = plain(spec)
+        spec = normalize_patterns(spec)
         match spec.kind:
             case "json_schema" | "json_object":
                 return self._json(spec)

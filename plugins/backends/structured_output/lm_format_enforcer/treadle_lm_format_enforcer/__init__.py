@@ -1,4 +1,4 @@
-"""Guided decoding by lm-format-enforcer: JSON with its properties in any order, regexes, choices."""
+"""Structured output by lm-format-enforcer: JSON with its properties in any order, regexes, choices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ] = 20
 
 
-TREADLE_OPTIONS = {"structured_output:lmfe": Options}
+TREADLE_OPTIONS = {"structured_output:lm-format-enforcer": Options}
 
 
 @impl
@@ -34,7 +34,7 @@ def treadle_grammar_compiler(
     name: str, tokenizer: Tokenizer, vocab_size: int, options: Mapping[str, Any]
 ) -> GrammarCompiler | None:
     """Compile with lm-format-enforcer."""
-    if name != "lmfe":
+    if name != "lm-format-enforcer":
         return None
     from treadle_lm_format_enforcer.compiler import Compiler
 
@@ -44,6 +44,6 @@ def treadle_grammar_compiler(
 @impl
 def treadle_match(kind: str, key: str) -> Match | None:
     """Say how early this backend is tried if no option names one."""
-    if (kind, key) != ("structured_output", "lmfe"):
+    if (kind, key) != ("structured_output", "lm-format-enforcer"):
         return None
     return Match(10, "computes each mask in Python")

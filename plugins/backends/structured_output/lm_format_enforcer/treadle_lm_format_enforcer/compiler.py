@@ -17,12 +17,12 @@ from lmformatenforcer.characterlevelparser import (
 )
 
 from treadle.api.types import GrammarSpec, Tokenizer
-from treadle_lm_format_enforcer.prepare import Unenforceable, prepared
+from treadle_lm_format_enforcer.schema_rewrite import Unenforceable, rewrite_schema
 from treadle_lm_format_enforcer.state import Reader, State
 from treadle_lm_format_enforcer.syntax import START
 from treadle_lm_format_enforcer.vocabulary import Vocabulary
 from treadle_structured_output_kit.bitmask import BitmaskRow, write_row
-from treadle_structured_output_kit.dialect import plain
+from treadle_structured_output_kit.dialect import normalize_patterns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ __all__ = ("Compiler",)
 class Compiler:
     """Immutable, safe in threads."""
 
-    name = "lmfe"
+    name = "lm-format-enforcer"
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Compiler:
             return "whitespace_pattern is not supported"
         if spec.kind == "json_schema":
             try:
-                prepared(json.loads(spec.source), strict=self._strict)
+                rewrite_schema(json.loads(spec.source), strict=self._strict)
             except Unenforceable as error:
                 return str(error)
         return None
 
     def compile(self, spec: GrammarSpec) -> _Grammar:
-        spec = plain(spec)
+        spec = normalize_patterns(spec)
         schema: dict[str, Any] | None = None
         if spec.kind in ("json_schema", "json_object"):
             source = {"type": "object"} if spec.kind == "json_object" else json.loads(spec.source)
-            schema = prepared(source, strict=self._strict)
+            schema = rewrite_schema(source, strict=self._strict)
         try:
             grammar = _Grammar(self._vocabulary, spec, schema, self._config(spec))
             grammar.check()
@@ -75,9 +75,9 @@ class Compiler:
         return grammar
 
     def _config(self, spec: GrammarSpec) -> CharacterLevelParserConfig:
-        named = {c for c in spec.source if c >= " "} - set(self._vocabulary.alphabet)
+        extra_characters = {c for c in spec.source if c >= " "} - set(self._vocabulary.alphabet)
         return CharacterLevelParserConfig(
-            alphabet=self._vocabulary.alphabet + "".join(sorted(named)),
+            alphabet=self._vocabulary.alphabet + "".join(sorted(extra_characters)),
             max_consecutive_whitespaces=self._whitespace,
             force_json_field_order=False,
             max_json_array_length=self._items,
@@ -127,10 +127,10 @@ class _Matcher:
         write_row(bitmask, row, self._reader.mask(self._states[-1]))
 
     def accept_token(self, token: int) -> bool:
-        following = self._reader.after(self._states[-1], token)
-        if following is None:
+        next_state = self._reader.next_state(self._states[-1], token)
+        if next_state is None:
             return False
-        self._states.append(following)
+        self._states.append(next_state)
         return True
 
     def rollback(self, count: int) -> None:
@@ -150,8 +150,8 @@ class _Matcher:
 
 def _patterns(schema: Any) -> list[str]:
     if isinstance(schema, list):
-        return [pattern for part in schema for pattern in _patterns(part)]
+        return [pattern for value in schema for pattern in _patterns(value)]
     if not isinstance(schema, dict):
         return []
-    own = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
-    return own + [pattern for part in schema.values() for pattern in _patterns(part)]
+    patterns = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
+    return patterns + [pattern for value in schema.values() for pattern in _patterns(value)]

@@ -16,7 +16,7 @@ __all__ = ("Reader", "State")
 class State:
     """Immutable: a parser, the syntax beside it, and the bytes of an unfinished character."""
 
-    __slots__ = ("line", "parser", "pending", "syntax")
+    __slots__ = ("bitmask_row", "parser", "pending", "syntax")
 
     def __init__(
         self, parser: CharacterLevelParser, syntax: Syntax | None = None, pending: bytes = b""
@@ -24,7 +24,7 @@ class State:
         self.parser = parser
         self.syntax = syntax
         self.pending = pending
-        self.line: BitmaskRow | None = None
+        self.bitmask_row: BitmaskRow | None = None
 
     @property
     def is_accepting(self) -> bool:
@@ -51,7 +51,7 @@ class Reader:
         self._vocabulary = vocabulary
         self._lines = lines
 
-    def after(self, state: State, token: int) -> State | None:
+    def next_state(self, state: State, token: int) -> State | None:
         """After a token, ``None`` if it is not allowed."""
         data = self._vocabulary.texts.get(token)
         if data is None:
@@ -62,45 +62,51 @@ class Reader:
 
     def mask(self, state: State) -> BitmaskRow:
         """The tokens that may follow, as a row of a bitmask. Not to be written to."""
-        if state.line is None:
+        if state.bitmask_row is None:
             key = None if state.pending else state.parser.cache_key()
             if key is None:
-                state.line = self._computed(state)
+                state.bitmask_row = self._compute_row(state)
             else:
                 if key not in self._lines:
-                    self._lines[key] = self._computed(state)
-                state.line = self._lines[key]
-        return state.line
+                    self._lines[key] = self._compute_row(state)
+                state.bitmask_row = self._lines[key]
+        return state.bitmask_row
 
-    def _computed(self, state: State) -> BitmaskRow:
-        vocabulary, found = self._vocabulary, list[int]()
+    def _compute_row(self, state: State) -> BitmaskRow:
+        vocabulary, tokens = self._vocabulary, list[int]()
         if state.pending:
-            found = [
-                token for data, token in vocabulary.inner if self._read(state, data) is not None
+            tokens = [
+                token
+                for data, token in vocabulary.continuation_tokens
+                if self._read(state, data) is not None
             ]
-            return vocabulary.line(found)
+            return vocabulary.bitmask_row(tokens)
         free = state.parser.shortcut_key()
         if isinstance(free, tuple) and state.syntax is not None and state.syntax.in_string:
-            _, length, least, most = free
-            line = vocabulary.free(least - length, most - length, start=state.syntax.mode == "s")
-            self._walk(state, vocabulary.root, found, only='"\\')
-            return line | vocabulary.line(found)
-        self._walk(state, vocabulary.root, found)
-        return vocabulary.line(found)
+            _, length, min_length, max_length = free
+            row = vocabulary.string_mask(
+                min_length - length, max_length - length, start=state.syntax.mode == "s"
+            )
+            self._walk(state, vocabulary.root, tokens, characters_only='"\\')
+            return row | vocabulary.bitmask_row(tokens)
+        self._walk(state, vocabulary.root, tokens)
+        return vocabulary.bitmask_row(tokens)
 
-    def _walk(self, state: State, node: Node, found: list[int], only: str = "") -> None:
+    def _walk(
+        self, state: State, node: Node, matches: list[int], characters_only: str = ""
+    ) -> None:
         """Collect the tokens below ``node`` that the state allows."""
-        if not only:
-            found += node.tokens
+        if not characters_only:
+            matches += node.tokens
         characters: str = state.parser.get_allowed_characters()
-        allowed = self._vocabulary.set_of(characters)
-        if node.tails and not only:
-            beginnings = self._vocabulary.beginnings(characters)
-            found += [token for tail, token in node.tails if tail in beginnings]
-        for char in only or node.children.keys() & allowed:
-            below = node.children.get(char)
-            if below is not None and (following := state.step(char, allowed)) is not None:
-                self._walk(following, below, found)
+        allowed = self._vocabulary.char_set(characters)
+        if node.tails and not characters_only:
+            prefixes = self._vocabulary.prefixes(characters)
+            matches += [token for tail, token in node.tails if tail in prefixes]
+        for char in characters_only or node.children.keys() & allowed:
+            child = node.children.get(char)
+            if child is not None and (next_state := state.step(char, allowed)) is not None:
+                self._walk(next_state, child, matches)
 
     def _read(self, state: State, data: bytes) -> State | None:
         parts = split(state.pending + data)
@@ -108,13 +114,13 @@ class Reader:
             return None
         text, tail = parts
         for char in text:
-            allowed = self._vocabulary.set_of(state.parser.get_allowed_characters())
-            following = state.step(char, allowed)
-            if following is None:
+            allowed = self._vocabulary.char_set(state.parser.get_allowed_characters())
+            next_state = state.step(char, allowed)
+            if next_state is None:
                 return None
-            state = following
+            state = next_state
         if not tail:
             return state
-        if tail not in self._vocabulary.beginnings(state.parser.get_allowed_characters()):
+        if tail not in self._vocabulary.prefixes(state.parser.get_allowed_characters()):
             return None
         return State(state.parser, state.syntax, tail)

@@ -43,20 +43,22 @@ class Vocabulary:
         self.vocab_size = vocab_size
         self.root = Node()
         self.texts: dict[int, bytes] = {}
-        self.inner: list[tuple[bytes, int]] = []
+        self.continuation_tokens: list[tuple[bytes, int]] = []
         """Tokens that begin in the middle of a character."""
-        known = text_tokens(tokenizer, vocab_size)
+        token_bytes = text_tokens(tokenizer, vocab_size)
         # Half a character is a promise that the other half can be written.
-        whole = all(bytes((b,)) in set(known.values()) for b in range(0x80, 0xC0))
+        has_all_continuations = all(
+            bytes((b,)) in set(token_bytes.values()) for b in range(0x80, 0xC0)
+        )
         characters: set[str] = set()
-        for token, data in known.items():
+        for token, data in token_bytes.items():
             if data[0] & 0xC0 == 0x80:
-                if whole:
-                    self.inner.append((data, token))
+                if has_all_continuations:
+                    self.continuation_tokens.append((data, token))
                     self.texts[token] = data
                 continue
             parts = split(data)
-            if parts is None or (parts[1] and not whole):
+            if parts is None or (parts[1] and not has_all_continuations):
                 continue
             self.texts[token] = data
             characters.update(parts[0])
@@ -66,57 +68,62 @@ class Vocabulary:
             else:
                 node.tokens.append(token)
         self.alphabet = "".join(sorted({c for c in characters if c >= " "} | ALPHABET))
-        self._sets: dict[str, frozenset[str]] = {}
-        self._beginnings: dict[str, frozenset[bytes]] = {}
-        self._free: dict[tuple[int, int, bool], BitmaskRow] = {}
+        self._char_sets: dict[str, frozenset[str]] = {}
+        self._prefixes: dict[str, frozenset[bytes]] = {}
+        self._string_masks: dict[tuple[int, int, bool], BitmaskRow] = {}
 
-    def set_of(self, characters: str) -> frozenset[str]:
+    def char_set(self, characters: str) -> frozenset[str]:
         """The characters of a text; the same few texts come again and again."""
-        found = self._sets.get(characters)
-        if found is None:
-            if len(self._sets) >= 512:
-                self._sets.clear()
-            found = self._sets[characters] = frozenset(characters)
-        return found
+        char_set = self._char_sets.get(characters)
+        if char_set is None:
+            if len(self._char_sets) >= 512:
+                self._char_sets.clear()
+            char_set = self._char_sets[characters] = frozenset(characters)
+        return char_set
 
-    def beginnings(self, characters: str) -> frozenset[bytes]:
+    def prefixes(self, characters: str) -> frozenset[bytes]:
         """Every proper beginning of the bytes of one of ``characters``."""
-        found = self._beginnings.get(characters)
-        if found is None:
-            if len(self._beginnings) >= 64:
-                self._beginnings.clear()
-            coded = [c.encode() for c in self.set_of(characters) if c >= "\x80"]
-            found = frozenset(data[:n] for data in coded for n in range(1, len(data)))
-            self._beginnings[characters] = found
-        return found
+        prefixes = self._prefixes.get(characters)
+        if prefixes is None:
+            if len(self._prefixes) >= 64:
+                self._prefixes.clear()
+            coded = [c.encode() for c in self.char_set(characters) if c >= "\x80"]
+            prefixes = frozenset(data[:n] for data in coded for n in range(1, len(data)))
+            self._prefixes[characters] = prefixes
+        return prefixes
 
-    def free(self, least: int, most: int, *, start: bool) -> BitmaskRow:
-        """A mask of the tokens that may stand inside of a JSON string: at most ``most`` characters,
-        and with a quote at the end at least ``least``. ``start`` leaves out those that begin with
+    def string_mask(self, min_length: int, max_length: int, *, start: bool) -> BitmaskRow:
+        """A mask of the tokens that may stand inside of a JSON string: at most ``max_length`` characters,
+        and with a quote at the end at least ``min_length``. ``start`` leaves out those that begin with
         a space. Tokens with a quote or backslash elsewhere are not among them."""
         lengths = self._lengths
-        least, most = min(least, lengths[-1][0] + 1), min(most, lengths[-1][0])
-        key = (least, most, start)
-        if key not in self._free:
-            chosen = (
+        min_length, max_length = (
+            min(min_length, lengths[-1][0] + 1),
+            min(max_length, lengths[-1][0]),
+        )
+        key = (min_length, max_length, start)
+        if key not in self._string_masks:
+            token_ids = (
                 token
                 for length, quoted, spaced, token in lengths
-                if length <= most and not (start and spaced) and not (quoted and length < least)
+                if length <= max_length
+                and not (start and spaced)
+                and not (quoted and length < min_length)
             )
-            if len(self._free) >= 1024:
-                self._free.clear()
-            self._free[key] = self.line(chosen)
-        return self._free[key]
+            if len(self._string_masks) >= 1024:
+                self._string_masks.clear()
+            self._string_masks[key] = self.bitmask_row(token_ids)
+        return self._string_masks[key]
 
-    def line(self, tokens: Iterable[int]) -> BitmaskRow:
+    def bitmask_row(self, tokens: Iterable[int]) -> BitmaskRow:
         """A row of a bitmask."""
         return row_of(tokens, self.vocab_size)
 
     @cached_property
     def _lengths(self) -> list[tuple[int, bool, bool, int]]:
         """``(characters, ends with a quote, begins with a space, token)`` by length."""
-        beginnings = self.beginnings(self.alphabet)
-        found = []
+        prefixes = self.prefixes(self.alphabet)
+        entries = []
         for token, data in self.texts.items():
             parts = split(data)
             if parts is None or data[0] & 0xC0 == 0x80:
@@ -124,10 +131,10 @@ class Vocabulary:
             text, tail = parts
             quoted = text.endswith('"') and not tail
             text = text[:-1] if quoted else text
-            if any(c in PLAIN or c < " " for c in text) or (tail and tail not in beginnings):
+            if any(c in PLAIN or c < " " for c in text) or (tail and tail not in prefixes):
                 continue
-            found.append((len(text) + bool(tail), quoted, text.startswith(" "), token))
-        return sorted(found)
+            entries.append((len(text) + bool(tail), quoted, text.startswith(" "), token))
+        return sorted(entries)
 
 
 def split(data: bytes) -> tuple[str, bytes] | None:

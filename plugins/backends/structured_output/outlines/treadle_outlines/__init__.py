@@ -1,4 +1,4 @@
-"""Guided decoding by outlines-core: grammars become automata over the vocabulary."""
+"""Structured output by outlines-core: grammars become automata over the vocabulary."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from outlines_core import Guide, Index, Vocabulary
 from outlines_core.json_schema import build_regex_from_schema
 
 from treadle.api.types import CompiledGrammar, GrammarSpec, Tokenizer
-from treadle_outlines.preflight import refusal
+from treadle_outlines.schema_support import refusal
 from treadle_structured_output_kit.bitmask import (
     BitmaskRow,
     empty_row,
     forbid_token,
     write_row,
 )
-from treadle_structured_output_kit.dialect import plain
+from treadle_structured_output_kit.dialect import normalize_patterns
 from treadle_structured_output_kit.regex import choice_regex
 from treadle_structured_output_kit.vocabulary import text_tokens
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Compiler",)
 
-MOST_ROLLBACK = 1024
+MAX_ROLLBACK = 1024
 START = b"\0"
 
 
@@ -54,25 +54,27 @@ class Compiler:
         self._tokenizer = tokenizer
         self._grammars: LLGuidanceCompiler | None = None
         self._lock = threading.Lock()
-        known: dict[bytes, list[int]] = {}
+        ids_by_bytes: dict[bytes, list[int]] = {}
         for token, data in text_tokens(tokenizer, vocab_size).items():
-            known.setdefault(data, []).append(token)
+            ids_by_bytes.setdefault(data, []).append(token)
         # Start and end get ids of their own behind the vocabulary. The ids that really end a sequence
         # are the core's affair, and any of the model's may be an ordinary token.
-        known.setdefault(START, []).append(vocab_size + 1)
-        self._vocabulary = Vocabulary(vocab_size, known)
+        ids_by_bytes.setdefault(START, []).append(vocab_size + 1)
+        self._vocabulary = Vocabulary(vocab_size, ids_by_bytes)
 
     def unsupported_reason(self, spec: GrammarSpec) -> str | None:
         match spec.kind:
             case "json_schema":
-                return refusal(json.loads(plain(spec).source)) if self._strict else None
+                return (
+                    refusal(json.loads(normalize_patterns(spec).source)) if self._strict else None
+                )
             case "regex" | "choice" | "json_object" | "ebnf":
                 return None
             case _:
                 return f"grammars of the kind {spec.kind} are not supported"
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        spec = plain(spec)
+        spec = normalize_patterns(spec)
         whitespace = spec.options.get("whitespace_pattern")
         match spec.kind:
             case "json_schema":
@@ -112,7 +114,7 @@ class _Grammar:
         self._vocab_size = vocab_size
 
     def matcher(self) -> _Matcher:
-        guide = Guide(self._index, MOST_ROLLBACK)
+        guide = Guide(self._index, MAX_ROLLBACK)
         guide.advance(self._vocab_size + 1, return_tokens=False)
         return _Matcher(guide, self._vocab_size)
 
@@ -153,8 +155,8 @@ class _Matcher:
         allowed = self._row
         if not self._filled:
             self._guide.write_mask_into(allowed.ctypes.data, len(allowed), allowed.itemsize)
-            for own in (self._vocab_size, self._vocab_size + 1):
-                forbid_token(allowed, own)
+            for token_id in (self._vocab_size, self._vocab_size + 1):
+                forbid_token(allowed, token_id)
             self._filled = True
         return allowed
 

@@ -17,244 +17,273 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from treadle_attention_triton.hopper.parts import (
+from treadle_attention_triton.hopper.primitives import (
     apply_causal_mask,
     fetch,
     fetch_queries,
     load_work_item,
     num_work_items,
     online_softmax,
-    operand,
-    rows_of,
+    page_rows,
     store_output,
+    to_operand,
     work_item_index,
     zero_tail,
 )
 from treadle_triton_kit.gluon import pack_columns, thread_barrier
 
-__all__ = ("REGISTERS", "WARPS", "prompt_kernel")
+__all__ = ("REGISTERS", "WARPS", "hopper_prefill_kernel")
 
 WARPS = 4
 REGISTERS = 168
 """Of a thread on average, which is what the three groups divide among them: 240, 240 and 24."""
 
-_BLOCK = gl.constexpr(128)
-_STAGES = gl.constexpr(2)  # blocks of keys, and of values, in flight; tiles of queries too
+_BLOCK_N = gl.constexpr(128)
+_NUM_STAGES = gl.constexpr(2)  # blocks of keys, and of values, in flight; tiles of queries too
 
 
 @gluon.jit
 def producer(
-    q_desc, kv_desc, queries, keys, values, q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    table, work, table_stride, units, values_at,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    q_desc, kv_desc, q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free,
+    page_table, work_items, page_table_stride, total_items, v_row_offset,
+    NUM_KV_HEADS: gl.constexpr, GQA_GROUP: gl.constexpr,
 ):  # fmt: skip
     """One warp. Page numbers are loaded two blocks ahead: no fetch can start without them."""
-    count = num_work_items(units)
-    row, token, real, position, _length, head = load_work_item(
-        work, work_item_index(0, units), KV_HEADS
+    num_items = num_work_items(total_items)
+    row, token, valid, pos, _seq_len, head = load_work_item(
+        work_items, work_item_index(0, total_items), NUM_KV_HEADS
     )
-    hi = position + real
-    a, b = rows_of(table + row * table_stride, (hi - 1) // _BLOCK, hi)
+    end_key = pos + valid
+    a, b = page_rows(page_table + row * page_table_stride, (end_key - 1) // _BLOCK_N, end_key)
     i = 0  # blocks so far: of keys, and of values
-    for n in range(count):
-        row1, token1, real1, position1, _length1, head1 = load_work_item(
-            work, work_item_index(n + 1, units), KV_HEADS
+    for n in range(num_items):
+        next_row, next_token, next_valid, next_pos, _next_seq_len, next_head = load_work_item(
+            work_items, work_item_index(n + 1, total_items), NUM_KV_HEADS
         )
-        own = table + row * table_stride
-        hi = position + real
-        last = (hi - 1) // _BLOCK
-        column = head * 128
-        k = i % _STAGES
-        mbarrier.wait(k_free.index(k), ((i // _STAGES) & 1) ^ 1)
-        fetch(kv_desc, k_ready.index(k), keys.index(k), a, b, column)
-        next_a, next_b = rows_of(own, gl.maximum(last - 1, 0), hi)
+        page_table_row = page_table + row * page_table_stride
+        end_key = pos + valid
+        last_block = (end_key - 1) // _BLOCK_N
+        col = head * 128
+        k_stage = i % _NUM_STAGES
+        mbarrier.wait(k_free.index(k_stage), ((i // _NUM_STAGES) & 1) ^ 1)
+        fetch(kv_desc, k_ready.index(k_stage), k_smem.index(k_stage), a, b, col)
+        next_a, next_b = page_rows(page_table_row, gl.maximum(last_block - 1, 0), end_key)
         for w in gl.static_range(2):
-            at = n % _STAGES * 2 + w
-            mbarrier.wait(q_free.index(at), ((n // _STAGES) & 1) ^ 1)
+            q_stage = n % _NUM_STAGES * 2 + w
+            mbarrier.wait(q_free.index(q_stage), ((n // _NUM_STAGES) & 1) ^ 1)
             fetch_queries(
-                q_desc, q_ready.index(at), queries.index(at), token + w * (64 // GROUP), head, GROUP
+                q_desc,
+                q_ready.index(q_stage),
+                q_smem.index(q_stage),
+                token + w * (64 // GQA_GROUP),
+                head,
+                GQA_GROUP,
             )
-        for s in range(last):
-            ahead_a, ahead_b = rows_of(own, gl.maximum(last - 2 - s, 0), hi)
-            k = (i + 1) % _STAGES
-            mbarrier.wait(k_free.index(k), (((i + 1) // _STAGES) & 1) ^ 1)
-            fetch(kv_desc, k_ready.index(k), keys.index(k), next_a, next_b, column)
-            v = i % _STAGES
-            mbarrier.wait(v_free.index(v), ((i // _STAGES) & 1) ^ 1)
-            fetch(kv_desc, v_ready.index(v), values.index(v), values_at + a, values_at + b, column)
+        for s in range(last_block):
+            ahead_a, ahead_b = page_rows(page_table_row, gl.maximum(last_block - 2 - s, 0), end_key)
+            k_stage = (i + 1) % _NUM_STAGES
+            mbarrier.wait(k_free.index(k_stage), (((i + 1) // _NUM_STAGES) & 1) ^ 1)
+            fetch(kv_desc, k_ready.index(k_stage), k_smem.index(k_stage), next_a, next_b, col)
+            v_stage = i % _NUM_STAGES
+            mbarrier.wait(v_free.index(v_stage), ((i // _NUM_STAGES) & 1) ^ 1)
+            fetch(
+                kv_desc,
+                v_ready.index(v_stage),
+                v_smem.index(v_stage),
+                v_row_offset + a,
+                v_row_offset + b,
+                col,
+            )
             a, b = next_a, next_b
             next_a, next_b = ahead_a, ahead_b
             i += 1
-        hi1 = position1 + real1
-        first_a, first_b = rows_of(table + row1 * table_stride, (hi1 - 1) // _BLOCK, hi1)
-        v = i % _STAGES
-        mbarrier.wait(v_free.index(v), ((i // _STAGES) & 1) ^ 1)
-        fetch(kv_desc, v_ready.index(v), values.index(v), values_at + a, values_at + b, column)
+        next_end_key = next_pos + next_valid
+        first_a, first_b = page_rows(
+            page_table + next_row * page_table_stride, (next_end_key - 1) // _BLOCK_N, next_end_key
+        )
+        v_stage = i % _NUM_STAGES
+        mbarrier.wait(v_free.index(v_stage), ((i // _NUM_STAGES) & 1) ^ 1)
+        fetch(
+            kv_desc,
+            v_ready.index(v_stage),
+            v_smem.index(v_stage),
+            v_row_offset + a,
+            v_row_offset + b,
+            col,
+        )
         i += 1
         a, b = first_a, first_b
-        row, token, real, position, head = row1, token1, real1, position1, head1
+        row, token, valid, pos, head = next_row, next_token, next_valid, next_pos, next_head
 
 
 @gluon.jit
 def attend_block(
-    query, keys, values, k_ready, k_free, v_ready, v_free, turns, passed, parity,
-    weights, acc, top, total, i, start, seen, units,
-    W: gl.constexpr, MASKED: gl.constexpr, SCORES: gl.constexpr, WEIGHTS: gl.constexpr,
+    q_tile, k_smem, v_smem, k_ready, k_free, v_ready, v_free, order_bars, passed_bar, parity,
+    p_prev, acc, m_i, l_i, i, block_start, query_pos, qk_scale,
+    WARP_GROUP: gl.constexpr, MASKED: gl.constexpr, QK_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Scores of block ``i`` and, while its softmax is taken, the products of block ``i`` - 1."""
-    k, v = i % _STAGES, (i - 1) % _STAGES
-    none = gl.zeros([64, _BLOCK], gl.float32, SCORES)
-    mbarrier.wait(k_ready.index(k), (i // _STAGES) & 1)
-    mbarrier.wait(turns.index(W), (i & 1) ^ (1 - W))  # there are as many turns as blocks
-    scores = warpgroup_mma(query, keys.index(k).permute((1, 0)), none, use_acc=False, is_async=True)
-    mbarrier.wait(v_ready.index(v), ((i - 1) // _STAGES) & 1)
-    left = operand(weights, values.dtype, WEIGHTS)
-    acc = warpgroup_mma(left, values.index(v), acc, is_async=True)
-    mbarrier.arrive(turns.index(1 - W), count=1)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
-    mbarrier.arrive(k_free.index(k), count=1)
+    k_stage, v_stage = i % _NUM_STAGES, (i - 1) % _NUM_STAGES
+    zeros = gl.zeros([64, _BLOCK_N], gl.float32, QK_LAYOUT)
+    mbarrier.wait(k_ready.index(k_stage), (i // _NUM_STAGES) & 1)
+    mbarrier.wait(
+        order_bars.index(WARP_GROUP), (i & 1) ^ (1 - WARP_GROUP)
+    )  # there are as many turns as blocks
+    qk = warpgroup_mma(
+        q_tile, k_smem.index(k_stage).permute((1, 0)), zeros, use_acc=False, is_async=True
+    )
+    mbarrier.wait(v_ready.index(v_stage), ((i - 1) // _NUM_STAGES) & 1)
+    p_operand = to_operand(p_prev, v_smem.dtype, P_LAYOUT)
+    acc = warpgroup_mma(p_operand, v_smem.index(v_stage), acc, is_async=True)
+    mbarrier.arrive(order_bars.index(1 - WARP_GROUP), count=1)
+    qk = warpgroup_mma_wait(1, deps=(qk,))
+    mbarrier.arrive(k_free.index(k_stage), count=1)
     if MASKED:
-        scores = apply_causal_mask(scores, start, seen, SCORES)
-    p, top, worth = online_softmax(scores, top, units)
-    total = total * worth + gl.sum(p, 1)
+        qk = apply_causal_mask(qk, block_start, query_pos, QK_LAYOUT)
+    p, m_i, alpha = online_softmax(qk, m_i, qk_scale)
+    l_i = l_i * alpha + gl.sum(p, 1)
     # A barrier that was passed already, for its branch: ptxas would take the exponentials after
     # the wait below, where nothing runs beside them.
-    mbarrier.wait(passed, parity)
+    mbarrier.wait(passed_bar, parity)
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(v_free.index(v), count=1)
-    acc = acc * gl.convert_layout(worth, gl.SliceLayout(1, WEIGHTS.parent))[:, None]
-    return pack_columns(p, values.dtype), acc, top, total
+    mbarrier.arrive(v_free.index(v_stage), count=1)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, P_LAYOUT.parent))[:, None]
+    return pack_columns(p, v_smem.dtype), acc, m_i, l_i
 
 
 @gluon.jit
 def consumer(
-    queries, keys, values, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns,
-    out, work, units, scale,
-    W: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr,
+    q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, order_bars,
+    out, work_items, total_items, qk_scale,
+    WARP_GROUP: gl.constexpr, NUM_KV_HEADS: gl.constexpr, GQA_GROUP: gl.constexpr,
 ):  # fmt: skip
-    """A warp group: rows ``64 * W`` to ``64 * W + 63`` of the tiles."""
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
-    RESULTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, RESULTS, 2)
-    kind: gl.constexpr = values.dtype
-    m = gl.arange(0, 64, layout=gl.SliceLayout(1, SCORES))
-    own = 64 // GROUP * W + m // GROUP
-    count = num_work_items(units)
-    _row, token, real, position, length, head = load_work_item(
-        work, work_item_index(0, units), KV_HEADS
+    """A warp group: rows ``64 * WARP_GROUP`` to ``64 * WARP_GROUP + 63`` of the tiles."""
+    QK_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK_N, 16])
+    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, ACC_LAYOUT, 2)
+    dtype: gl.constexpr = v_smem.dtype
+    offs_m = gl.arange(0, 64, layout=gl.SliceLayout(1, QK_LAYOUT))
+    token_offs = 64 // GQA_GROUP * WARP_GROUP + offs_m // GQA_GROUP
+    num_items = num_work_items(total_items)
+    _row, token, valid, pos, seq_len, head = load_work_item(
+        work_items, work_item_index(0, total_items), NUM_KV_HEADS
     )
     i = 0
-    for n in range(count):
-        _row1, token1, real1, position1, length1, head1 = load_work_item(
-            work, work_item_index(n + 1, units), KV_HEADS
+    for n in range(num_items):
+        _next_row, next_token, next_valid, next_pos, next_seq_len, next_head = load_work_item(
+            work_items, work_item_index(n + 1, total_items), NUM_KV_HEADS
         )
-        hi = position + real
-        last = (hi - 1) // _BLOCK
-        seen = position + own
-        full = (position + 64 // GROUP * W + 1) // _BLOCK  # blocks that all rows see all of
-        at, parity = n % _STAGES * 2 + W, (n // _STAGES) & 1
-        query = queries.index(at)
-        mbarrier.wait(q_ready.index(at), parity)
-        k = i % _STAGES
-        mbarrier.wait(k_ready.index(k), (i // _STAGES) & 1)
-        mbarrier.wait(turns.index(W), (i & 1) ^ (1 - W))
-        none = gl.zeros([64, _BLOCK], gl.float32, SCORES)
-        scores = warpgroup_mma(
-            query, keys.index(k).permute((1, 0)), none, use_acc=False, is_async=True
+        end_key = pos + valid
+        last_block = (end_key - 1) // _BLOCK_N
+        query_pos = pos + token_offs
+        num_full_blocks = (
+            pos + 64 // GQA_GROUP * WARP_GROUP + 1
+        ) // _BLOCK_N  # blocks that all rows see all of
+        q_stage, parity = n % _NUM_STAGES * 2 + WARP_GROUP, (n // _NUM_STAGES) & 1
+        q_tile = q_smem.index(q_stage)
+        mbarrier.wait(q_ready.index(q_stage), parity)
+        k_stage = i % _NUM_STAGES
+        mbarrier.wait(k_ready.index(k_stage), (i // _NUM_STAGES) & 1)
+        mbarrier.wait(order_bars.index(WARP_GROUP), (i & 1) ^ (1 - WARP_GROUP))
+        zeros = gl.zeros([64, _BLOCK_N], gl.float32, QK_LAYOUT)
+        qk = warpgroup_mma(
+            q_tile, k_smem.index(k_stage).permute((1, 0)), zeros, use_acc=False, is_async=True
         )
-        mbarrier.arrive(turns.index(1 - W), count=1)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        mbarrier.arrive(k_free.index(k), count=1)
-        scores = apply_causal_mask(scores, last * _BLOCK, seen, SCORES)
+        mbarrier.arrive(order_bars.index(1 - WARP_GROUP), count=1)
+        qk = warpgroup_mma_wait(0, deps=(qk,))
+        mbarrier.arrive(k_free.index(k_stage), count=1)
+        qk = apply_causal_mask(qk, last_block * _BLOCK_N, query_pos, QK_LAYOUT)
         # Not -inf: rows past a tile's last token may see nothing at all, and -inf - -inf is NaN.
-        top = gl.full([64], -1e30, gl.float32, layout=gl.SliceLayout(1, SCORES))
-        p, top, _worth = online_softmax(scores, top, scale)
-        total = gl.sum(p, 1)
-        weights = pack_columns(p, kind)
-        acc = gl.zeros([64, 128], gl.float32, RESULTS)
-        if (length < (last + 1) * _BLOCK) & (hi % 64 != 0):
-            mbarrier.wait(v_ready.index(k), (i // _STAGES) & 1)
-            zero_tail(values.index(k), length - last * _BLOCK)
-        masked = gl.maximum(gl.minimum(last - full, last), 0)
-        for s in range(masked):
+        m_i = gl.full([64], -1e30, gl.float32, layout=gl.SliceLayout(1, QK_LAYOUT))
+        p, m_i, _alpha = online_softmax(qk, m_i, qk_scale)
+        l_i = gl.sum(p, 1)
+        p_packed = pack_columns(p, dtype)
+        acc = gl.zeros([64, 128], gl.float32, ACC_LAYOUT)
+        if (seq_len < (last_block + 1) * _BLOCK_N) & (end_key % 64 != 0):
+            mbarrier.wait(v_ready.index(k_stage), (i // _NUM_STAGES) & 1)
+            zero_tail(v_smem.index(k_stage), seq_len - last_block * _BLOCK_N)
+        num_masked = gl.maximum(gl.minimum(last_block - num_full_blocks, last_block), 0)
+        for s in range(num_masked):
             i += 1
-            weights, acc, top, total = attend_block(
-                query, keys, values, k_ready, k_free, v_ready, v_free, turns, q_ready.index(at),
-                parity, weights, acc, top, total, i, (last - 1 - s) * _BLOCK, seen, scale,
-                W, True, SCORES, WEIGHTS,
+            p_packed, acc, m_i, l_i = attend_block(
+                q_tile, k_smem, v_smem, k_ready, k_free, v_ready, v_free, order_bars, q_ready.index(q_stage),
+                parity, p_packed, acc, m_i, l_i, i, (last_block - 1 - s) * _BLOCK_N, query_pos, qk_scale,
+                WARP_GROUP, True, QK_LAYOUT, P_LAYOUT,
             )  # fmt: skip
-        for _ in range(masked, last):
+        for _ in range(num_masked, last_block):
             i += 1
-            weights, acc, top, total = attend_block(
-                query, keys, values, k_ready, k_free, v_ready, v_free, turns, q_ready.index(at),
-                parity, weights, acc, top, total, i, 0, seen, scale,
-                W, False, SCORES, WEIGHTS,
+            p_packed, acc, m_i, l_i = attend_block(
+                q_tile, k_smem, v_smem, k_ready, k_free, v_ready, v_free, order_bars, q_ready.index(q_stage),
+                parity, p_packed, acc, m_i, l_i, i, 0, query_pos, qk_scale,
+                WARP_GROUP, False, QK_LAYOUT, P_LAYOUT,
             )  # fmt: skip
-        mbarrier.arrive(q_free.index(at), count=1)
-        v = i % _STAGES
-        mbarrier.wait(v_ready.index(v), (i // _STAGES) & 1)
-        acc = warpgroup_mma(operand(weights, kind, WEIGHTS), values.index(v), acc, is_async=True)
+        mbarrier.arrive(q_free.index(q_stage), count=1)
+        v_stage = i % _NUM_STAGES
+        mbarrier.wait(v_ready.index(v_stage), (i // _NUM_STAGES) & 1)
+        acc = warpgroup_mma(
+            to_operand(p_packed, dtype, P_LAYOUT), v_smem.index(v_stage), acc, is_async=True
+        )
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(v_free.index(v), count=1)
+        mbarrier.arrive(v_free.index(v_stage), count=1)
         i += 1
-        total = gl.convert_layout(total, gl.SliceLayout(1, RESULTS))
-        store_output(out, acc, total, token, real, head, W, KV_HEADS, GROUP, kind)
-        token, real, position, length, head = token1, real1, position1, length1, head1
+        l_i = gl.convert_layout(l_i, gl.SliceLayout(1, ACC_LAYOUT))
+        store_output(out, acc, l_i, token, valid, head, WARP_GROUP, NUM_KV_HEADS, GQA_GROUP, dtype)
+        token, valid, pos, seq_len, head = next_token, next_valid, next_pos, next_seq_len, next_head
 
 
-@gluon.jit(do_not_specialize=("table_stride", "units"))
-def prompt_kernel(
-    q_desc,  # [tokens, heads, 128] in boxes of [64 // GROUP, GROUP, 64]
-    kv_desc,  # [2 * pages * 64, KV_HEADS * 128] in boxes of [64, 64]: keys of all pages, then values
+@gluon.jit(do_not_specialize=("page_table_stride", "total_items"))
+def hopper_prefill_kernel(
+    q_desc,  # [tokens, heads, 128] in boxes of [64 // GQA_GROUP, GQA_GROUP, 64]
+    kv_desc,  # [2 * pages * 64, NUM_KV_HEADS * 128] in boxes of [64, 64]: keys of all pages, then values
     out,  # int32 [tokens, heads, 64]: pairs of results
-    table,  # int32 [rows, pages], rows table_stride apart
-    work,  # int32 [tiles, 5], see ``item``
-    table_stride,
-    units,  # tiles * KV_HEADS
-    values_at,  # row of kv_desc where the values begin
-    scale,  # in the units of exp2
-    KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,  # a power of two up to 64
+    page_table,  # int32 [rows, pages], rows page_table_stride apart
+    work_items,  # int32 [tiles, 5], see ``load_work_item``
+    page_table_stride,
+    total_items,  # tiles * NUM_KV_HEADS
+    v_row_offset,  # row of kv_desc where the values begin
+    qk_scale,  # in the units of exp2
+    NUM_KV_HEADS: gl.constexpr,
+    GQA_GROUP: gl.constexpr,  # a power of two up to 64
 ):
     """Causal attention of prompts; as many programs as multiprocessors."""
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    ONE: gl.constexpr = mbarrier.MBarrierLayout()
-    kind: gl.constexpr = kv_desc.dtype
-    queries = gl.allocate_shared_memory(kind, [2 * _STAGES, 64, 128], TILE)
-    keys = gl.allocate_shared_memory(kind, [_STAGES, _BLOCK, 128], TILE)
-    values = gl.allocate_shared_memory(kind, [_STAGES, _BLOCK, 128], TILE)
-    q_ready = gl.allocate_shared_memory(gl.int64, [2 * _STAGES, 1], ONE)
-    q_free = gl.allocate_shared_memory(gl.int64, [2 * _STAGES, 1], ONE)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], ONE)
-    k_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], ONE)
-    k_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], ONE)
-    v_ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], ONE)
-    v_free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], ONE)
-    for w in gl.static_range(2 * _STAGES):
+    SMEM_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    MBAR_LAYOUT: gl.constexpr = mbarrier.MBarrierLayout()
+    dtype: gl.constexpr = kv_desc.dtype
+    q_smem = gl.allocate_shared_memory(dtype, [2 * _NUM_STAGES, 64, 128], SMEM_LAYOUT)
+    k_smem = gl.allocate_shared_memory(dtype, [_NUM_STAGES, _BLOCK_N, 128], SMEM_LAYOUT)
+    v_smem = gl.allocate_shared_memory(dtype, [_NUM_STAGES, _BLOCK_N, 128], SMEM_LAYOUT)
+    q_ready = gl.allocate_shared_memory(gl.int64, [2 * _NUM_STAGES, 1], MBAR_LAYOUT)
+    q_free = gl.allocate_shared_memory(gl.int64, [2 * _NUM_STAGES, 1], MBAR_LAYOUT)
+    order_bars = gl.allocate_shared_memory(gl.int64, [2, 1], MBAR_LAYOUT)
+    k_ready = gl.allocate_shared_memory(gl.int64, [_NUM_STAGES, 1], MBAR_LAYOUT)
+    k_free = gl.allocate_shared_memory(gl.int64, [_NUM_STAGES, 1], MBAR_LAYOUT)
+    v_ready = gl.allocate_shared_memory(gl.int64, [_NUM_STAGES, 1], MBAR_LAYOUT)
+    v_free = gl.allocate_shared_memory(gl.int64, [_NUM_STAGES, 1], MBAR_LAYOUT)
+    for w in gl.static_range(2 * _NUM_STAGES):
         mbarrier.init(q_ready.index(w), count=1)
         mbarrier.init(q_free.index(w), count=1)
-    for s in gl.static_range(_STAGES):
+    for s in gl.static_range(_NUM_STAGES):
         mbarrier.init(k_ready.index(s), count=1)
         mbarrier.init(v_ready.index(s), count=1)
         mbarrier.init(k_free.index(s), count=2)  # both warp groups
         mbarrier.init(v_free.index(s), count=2)
     for w in gl.static_range(2):
-        mbarrier.init(turns.index(w), count=1)
+        mbarrier.init(order_bars.index(w), count=1)
     fence_async_shared()
     thread_barrier()
     gl.warp_specialize(
         [
             (consumer, (
-                queries, keys, values, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns,
-                out, work, units, scale, 0, KV_HEADS, GROUP,
+                q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, order_bars,
+                out, work_items, total_items, qk_scale, 0, NUM_KV_HEADS, GQA_GROUP,
             )),
             (consumer, (
-                queries, keys, values, q_ready, q_free, k_ready, k_free, v_ready, v_free, turns,
-                out, work, units, scale, 1, KV_HEADS, GROUP,
+                q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready, v_free, order_bars,
+                out, work_items, total_items, qk_scale, 1, NUM_KV_HEADS, GQA_GROUP,
             )),
             (producer, (
-                q_desc, kv_desc, queries, keys, values, q_ready, q_free, k_ready, k_free,
-                v_ready, v_free, table, work, table_stride, units, values_at, KV_HEADS, GROUP,
+                q_desc, kv_desc, q_smem, k_smem, v_smem, q_ready, q_free, k_ready, k_free,
+                v_ready, v_free, page_table, work_items, page_table_stride, total_items, v_row_offset, NUM_KV_HEADS, GQA_GROUP,
             )),
         ],
         [4, 1],

@@ -14,211 +14,255 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from treadle_kernels_triton.int4.tiles import Tile, shares
+from treadle_kernels_triton.int4.tiles import Tile, split_k
 from treadle_layers_kit.int4_layout import CHUNK
 
 __all__ = ("int4_kernel", "int4_unpack_kernel", "multiply", "unpack")
 
 
-def _assembly(place: int, bias: str, add: str) -> tl.constexpr:
-    """Two codes at ``place`` of two words become numbers in three instructions.
+def _unpack_asm(nibble: int, bias: str, add: str) -> tl.constexpr:
+    """Two codes at ``nibble`` of two words become numbers in three instructions.
 
     The compiler would take them apart and convert each by itself.
     """
-    shift = f"shr.b32 t, $1, {4 * place};" if place else "mov.b32 t, $1;"
+    shift = f"shr.b32 t, $1, {4 * nibble};" if nibble else "mov.b32 t, $1;"
     return tl.constexpr(
         f"{{ .reg .b32 t, one; {shift} lop3.b32 t, t, 0x000f000f, {bias}, 0xea; {add} }}"
     )
 
 
 # bfloat16 has an instruction to add on Hopper only; Ampere multiplies by one and adds.
-ADD_B = "mov.b32 one, 0x3f803f80; fma.rn.bf16x2 $0, t, one, $2;"
-ADD_H = "add.rn.f16x2 $0, t, $2;"
-B0, B1, B2, B3 = (_assembly(place, "0x43004300", ADD_B) for place in range(4))
-H0, H1, H2, H3 = (_assembly(place, "0x64006400", ADD_H) for place in range(4))
+ADD_BF16 = "mov.b32 one, 0x3f803f80; fma.rn.bf16x2 $0, t, one, $2;"
+ADD_FP16 = "add.rn.f16x2 $0, t, $2;"
+BF16_NIBBLE0, BF16_NIBBLE1, BF16_NIBBLE2, BF16_NIBBLE3 = (
+    _unpack_asm(place, "0x43004300", ADD_BF16) for place in range(4)
+)
+FP16_NIBBLE0, FP16_NIBBLE1, FP16_NIBBLE2, FP16_NIBBLE3 = (
+    _unpack_asm(place, "0x64006400", ADD_FP16) for place in range(4)
+)
 # The weight times its scale, plus minus zero, which changes nothing.
-SCALE_B = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }")
-SCALE_H = tl.constexpr("mul.rn.f16x2 $0, $1, $2;")
+SCALE_BF16 = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }")
+SCALE_FP16 = tl.constexpr("mul.rn.f16x2 $0, $1, $2;")
 
 
 @triton.jit
-def _weights(words, step, PLACE: tl.constexpr, KIND: tl.constexpr, ASM: tl.constexpr):
-    """``[N, 32]``: codes less zero points; in KIND, or in float32 for the interpreter."""
-    lower = (step & 0xFFFF).to(tl.int16).to(KIND, bitcast=True)[:, None]
-    if not ASM:
-        bias: tl.constexpr = 128.0 if KIND.is_bf16() else 1024.0
-        return ((words >> (4 * PLACE)) & 15).to(tl.float32) + (lower.to(tl.float32) + bias)
-    if KIND.is_bf16():
-        b: tl.constexpr = B0 if PLACE == 0 else B1 if PLACE == 1 else B2 if PLACE == 2 else B3
+def _unpack_weights(
+    words, scale_zero, NIBBLE: tl.constexpr, DTYPE: tl.constexpr, USE_ASM: tl.constexpr
+):
+    """``[N, 32]``: codes less zero points; in DTYPE, or in float32 for the interpreter."""
+    zero = (scale_zero & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True)[:, None]
+    if not USE_ASM:
+        bias: tl.constexpr = 128.0 if DTYPE.is_bf16() else 1024.0
+        return ((words >> (4 * NIBBLE)) & 15).to(tl.float32) + (zero.to(tl.float32) + bias)
+    if DTYPE.is_bf16():
+        asm_bf16: tl.constexpr = (
+            BF16_NIBBLE0
+            if NIBBLE == 0
+            else BF16_NIBBLE1
+            if NIBBLE == 1
+            else BF16_NIBBLE2
+            if NIBBLE == 2
+            else BF16_NIBBLE3
+        )
         return tl.inline_asm_elementwise(
-            b, "=r,r,r", [words, lower], dtype=tl.bfloat16, is_pure=True, pack=2
+            asm_bf16, "=r,r,r", [words, zero], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     else:
-        h: tl.constexpr = H0 if PLACE == 0 else H1 if PLACE == 1 else H2 if PLACE == 2 else H3
+        asm_fp16: tl.constexpr = (
+            FP16_NIBBLE0
+            if NIBBLE == 0
+            else FP16_NIBBLE1
+            if NIBBLE == 1
+            else FP16_NIBBLE2
+            if NIBBLE == 2
+            else FP16_NIBBLE3
+        )
         return tl.inline_asm_elementwise(
-            h, "=r,r,r", [words, lower], dtype=tl.float16, is_pure=True, pack=2
+            asm_fp16, "=r,r,r", [words, zero], dtype=tl.float16, is_pure=True, pack=2
         )
 
 
 @triton.jit
-def _scale(step):
+def _unpack_scale(scale_zero):
     """float32 ``[N, 1]``."""
-    return (step >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+    return (scale_zero >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)[:, None]
 
 
 @triton.jit
-def _scaled(weights, scale, KIND: tl.constexpr, ASM: tl.constexpr):
-    if not ASM:
+def _apply_scale(weights, scale, DTYPE: tl.constexpr, USE_ASM: tl.constexpr):
+    if not USE_ASM:
         return weights * scale
-    if KIND.is_bf16():
+    if DTYPE.is_bf16():
         return tl.inline_asm_elementwise(
-            SCALE_B, "=r,r,r", [weights, scale.to(KIND)], dtype=tl.bfloat16, is_pure=True, pack=2
+            SCALE_BF16,
+            "=r,r,r",
+            [weights, scale.to(DTYPE)],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
         )
     else:
         return tl.inline_asm_elementwise(
-            SCALE_H, "=r,r,r", [weights, scale.to(KIND)], dtype=tl.float16, is_pure=True, pack=2
+            SCALE_FP16, "=r,r,r", [weights, scale.to(DTYPE)], dtype=tl.float16, is_pure=True, pack=2
         )
 
 
 @triton.jit
-def _inputs(x, r, k, rows, depth, stride, EVEN: tl.constexpr, ASM: tl.constexpr):
+def _load_x(x, offs_m, offs_k, M, K, stride, EVEN_K: tl.constexpr, USE_ASM: tl.constexpr):
     """``[32, R]`` of ``x`` transposed."""
-    mask = (r < rows)[None, :]
-    if not EVEN:
-        mask = mask & (k < depth)[:, None]
-    tile = tl.load(x + r[None, :] * stride + k[:, None], mask=mask, other=0.0)
-    return tile if ASM else tile.to(tl.float32)
+    mask = (offs_m < M)[None, :]
+    if not EVEN_K:
+        mask = mask & (offs_k < K)[:, None]
+    tile = tl.load(x + offs_m[None, :] * stride + offs_k[:, None], mask=mask, other=0.0)
+    return tile if USE_ASM else tile.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=("rows", "chunks", "share", "splits"))
+@triton.jit(do_not_specialize=("M", "num_chunks", "chunks_per_split", "num_splits"))
 def int4_kernel(
-    x,  # [rows, depth], rows stride elements apart
-    codes,  # int16 [chunks, width, 32]
-    steps,  # int32 [depth / GROUP, width]
-    out,  # [rows, width]
-    parts,  # float32 [splits, rows, width] if SPLIT
-    tickets,  # int32, zeros; left as they were
-    rows, width, depth, chunks, share, splits, stride,
-    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, SPLIT: tl.constexpr,
-    FOLD: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    x,  # [M, K], rows stride elements apart
+    codes,  # int16 [num_chunks, N, 32]
+    scales_and_zeros,  # int32 [K / GROUP_SIZE, N]
+    out,  # [M, N]
+    partials,  # float32 [num_splits, M, N] if SPLIT_K
+    tile_counters,  # int32, zeros; left as they were
+    M, N, K, num_chunks, chunks_per_split, num_splits, stride,
+    GROUP_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, SPLIT_K: tl.constexpr,
+    FOLD_SCALES: tl.constexpr, EVEN_K: tl.constexpr, USE_ASM: tl.constexpr,
 ):  # fmt: skip
-    """A program multiplies ``share`` chunks of inputs; the last one of a tile adds up the parts."""
-    KIND: tl.constexpr = x.dtype.element_ty
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    i = tl.arange(0, 32)
-    inside = n < width
-    begin = tl.program_id(2) * share
-    end = tl.minimum(begin + share, chunks)
-    total = tl.zeros((BLOCK_N, BLOCK_R), dtype=tl.float32)
-    for chunk in range(begin, end):
-        at = (chunk * width + n[:, None]).to(tl.int64) * 32 + i[None, :]
-        words = tl.load(codes + at, mask=inside[:, None], other=0)
-        k = chunk * 128 + i
-        x0 = _inputs(x, r, k, rows, depth, stride, EVEN, ASM)
-        x1 = _inputs(x, r, k + 32, rows, depth, stride, EVEN, ASM)
-        x2 = _inputs(x, r, k + 64, rows, depth, stride, EVEN, ASM)
-        x3 = _inputs(x, r, k + 96, rows, depth, stride, EVEN, ASM)
-        if GROUP % 128 == 0:
-            step = tl.load(steps + chunk * 128 // GROUP * width + n, mask=inside, other=0)
-            scale = _scale(step)
-            w0 = _weights(words, step, 0, KIND, ASM)
-            w1 = _weights(words, step, 1, KIND, ASM)
-            w2 = _weights(words, step, 2, KIND, ASM)
-            w3 = _weights(words, step, 3, KIND, ASM)
-            if FOLD:
-                total = tl.dot(_scaled(w0, scale, KIND, ASM), x0, total)
-                total = tl.dot(_scaled(w1, scale, KIND, ASM), x1, total)
-                total = tl.dot(_scaled(w2, scale, KIND, ASM), x2, total)
-                total = tl.dot(_scaled(w3, scale, KIND, ASM), x3, total)
+    """A program multiplies ``chunks_per_split`` chunks of inputs; the last one of a tile adds up the parts."""
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_word = tl.arange(0, 32)
+    mask_n = offs_n < N
+    first_chunk = tl.program_id(2) * chunks_per_split
+    end_chunk = tl.minimum(first_chunk + chunks_per_split, num_chunks)
+    acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for chunk in range(first_chunk, end_chunk):
+        offs = (chunk * N + offs_n[:, None]).to(tl.int64) * 32 + offs_word[None, :]
+        words = tl.load(codes + offs, mask=mask_n[:, None], other=0)
+        offs_k = chunk * 128 + offs_word
+        x0 = _load_x(x, offs_m, offs_k, M, K, stride, EVEN_K, USE_ASM)
+        x1 = _load_x(x, offs_m, offs_k + 32, M, K, stride, EVEN_K, USE_ASM)
+        x2 = _load_x(x, offs_m, offs_k + 64, M, K, stride, EVEN_K, USE_ASM)
+        x3 = _load_x(x, offs_m, offs_k + 96, M, K, stride, EVEN_K, USE_ASM)
+        if GROUP_SIZE % 128 == 0:
+            scale_zero = tl.load(
+                scales_and_zeros + chunk * 128 // GROUP_SIZE * N + offs_n, mask=mask_n, other=0
+            )
+            scale = _unpack_scale(scale_zero)
+            w0 = _unpack_weights(words, scale_zero, 0, DTYPE, USE_ASM)
+            w1 = _unpack_weights(words, scale_zero, 1, DTYPE, USE_ASM)
+            w2 = _unpack_weights(words, scale_zero, 2, DTYPE, USE_ASM)
+            w3 = _unpack_weights(words, scale_zero, 3, DTYPE, USE_ASM)
+            if FOLD_SCALES:
+                acc = tl.dot(_apply_scale(w0, scale, DTYPE, USE_ASM), x0, acc)
+                acc = tl.dot(_apply_scale(w1, scale, DTYPE, USE_ASM), x1, acc)
+                acc = tl.dot(_apply_scale(w2, scale, DTYPE, USE_ASM), x2, acc)
+                acc = tl.dot(_apply_scale(w3, scale, DTYPE, USE_ASM), x3, acc)
             else:
-                part = tl.dot(w0, x0)
-                part = tl.dot(w1, x1, part)
-                part = tl.dot(w2, x2, part)
-                part = tl.dot(w3, x3, part)
-                total += part * scale
+                group_acc = tl.dot(w0, x0)
+                group_acc = tl.dot(w1, x1, group_acc)
+                group_acc = tl.dot(w2, x2, group_acc)
+                group_acc = tl.dot(w3, x3, group_acc)
+                acc += group_acc * scale
         else:
-            for place in tl.static_range(4):
-                own = x0 if place == 0 else x1 if place == 1 else x2 if place == 2 else x3
+            for nibble in tl.static_range(4):
+                x_part = x0 if nibble == 0 else x1 if nibble == 1 else x2 if nibble == 2 else x3
                 # Beyond the last input there is no group, and what is read there is multiplied by 0.
-                group = tl.minimum(chunk * 128 + place * 32, depth - 1) // GROUP
-                step = tl.load(steps + group * width + n, mask=inside, other=0)
-                total += tl.dot(_weights(words, step, place, KIND, ASM), own) * _scale(step)
-    keep = inside[:, None] & (r < rows)[None, :]
-    spot = r[None, :] * width + n[:, None]
-    if not SPLIT:
-        tl.store(out + spot, total.to(KIND), mask=keep)
+                group_idx = tl.minimum(chunk * 128 + nibble * 32, K - 1) // GROUP_SIZE
+                scale_zero = tl.load(
+                    scales_and_zeros + group_idx * N + offs_n, mask=mask_n, other=0
+                )
+                acc += tl.dot(
+                    _unpack_weights(words, scale_zero, nibble, DTYPE, USE_ASM), x_part
+                ) * _unpack_scale(scale_zero)
+    mask = mask_n[:, None] & (offs_m < M)[None, :]
+    out_offs = offs_m[None, :] * N + offs_n[:, None]
+    if not SPLIT_K:
+        tl.store(out + out_offs, acc.to(DTYPE), mask=mask)
     else:
-        size = rows.to(tl.int64) * width
-        tl.store(parts + tl.program_id(2) * size + spot, total, mask=keep)
+        partial_size = M.to(tl.int64) * N
+        tl.store(partials + tl.program_id(2) * partial_size + out_offs, acc, mask=mask)
         tl.debug_barrier()  # all threads have stored before one says so
-        ticket = tickets + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        if tl.atomic_add(ticket, 1, sem="acq_rel") == splits - 1:
+        counter = tile_counters + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(counter, 1, sem="acq_rel") == num_splits - 1:
             tl.debug_barrier()
-            y = tl.zeros((BLOCK_N, BLOCK_R), dtype=tl.float32)
-            for part in range(splits):
-                y += tl.load(parts + part * size + spot, mask=keep, other=0.0, cache_modifier=".cg")
-            tl.store(out + spot, y.to(KIND), mask=keep)
-            tl.store(ticket, 0)
+            y = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+            for split in range(num_splits):
+                y += tl.load(
+                    partials + split * partial_size + out_offs,
+                    mask=mask,
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+            tl.store(out + out_offs, y.to(DTYPE), mask=mask)
+            tl.store(counter, 0)
 
 
 def multiply(
     x: Tensor,
     codes: Tensor,
-    steps: Tensor,
-    group: int,
+    scales_and_zeros: Tensor,
+    group_size: int,
     tile: Tile,
-    tickets: Tensor,
-    processors: int,
+    tile_counters: Tensor,
+    num_sms: int,
 ) -> Tensor:
-    """``[rows, in] -> [rows, out]``; the elements of a row of ``x`` lie side by side."""
-    rows, depth = x.shape
-    chunks, width, _ = codes.shape
-    down, across = triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.outputs)
-    splits, share = 1, chunks
-    if down * across <= len(tickets):
-        splits, share = shares(tile, down * across, chunks, processors)
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    parts = out
-    if splits > 1:
-        parts = torch.empty((splits, rows, width), dtype=torch.float32, device=x.device)
-    int4_kernel[(down, across, splits)](
-        x, codes, steps, out, parts, tickets,
-        rows, width, depth, chunks, share, splits, x.stride(0),
-        GROUP=group, BLOCK_N=tile.outputs, BLOCK_R=tile.rows, SPLIT=splits > 1, FOLD=tile.fold,
-        EVEN=depth % CHUNK == 0, ASM=x.is_cuda, num_warps=tile.warps, num_stages=tile.stages,
+    """``[num_rows, in] -> [num_rows, out]``; the elements of a row of ``x`` lie side by side."""
+    num_rows, in_features = x.shape
+    num_chunks, out_features, _ = codes.shape
+    m_tiles, n_tiles = triton.cdiv(num_rows, tile.block_m), triton.cdiv(out_features, tile.block_n)
+    num_splits, chunks_per_split = 1, num_chunks
+    if m_tiles * n_tiles <= len(tile_counters):
+        num_splits, chunks_per_split = split_k(tile, m_tiles * n_tiles, num_chunks, num_sms)
+    out = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
+    partials = out
+    if num_splits > 1:
+        partials = torch.empty(
+            (num_splits, num_rows, out_features), dtype=torch.float32, device=x.device
+        )
+    int4_kernel[(m_tiles, n_tiles, num_splits)](
+        x, codes, scales_and_zeros, out, partials, tile_counters,
+        num_rows, out_features, in_features, num_chunks, chunks_per_split, num_splits, x.stride(0),
+        GROUP_SIZE=group_size, BLOCK_N=tile.block_n, BLOCK_M=tile.block_m, SPLIT_K=num_splits > 1, FOLD_SCALES=tile.fold_scales,
+        EVEN_K=in_features % CHUNK == 0, USE_ASM=x.is_cuda, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def int4_unpack_kernel(
-    codes, steps, out, width, depth,
-    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, ASM: tl.constexpr,
+    codes, scales_and_zeros, out, N, K,
+    GROUP_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, USE_ASM: tl.constexpr,
 ):  # fmt: skip
-    """A program writes one chunk of ``BLOCK_N`` outputs of ``out``, the weight ``[width, depth]``."""
-    KIND: tl.constexpr = out.dtype.element_ty
+    """A program writes one chunk of ``BLOCK_N`` outputs of ``out``, the weight ``[N, K]``."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
     chunk = tl.program_id(1)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    i = tl.arange(0, 32)
-    inside = n < width
-    at = (chunk * width + n[:, None]).to(tl.int64) * 32 + i[None, :]
-    words = tl.load(codes + at, mask=inside[:, None], other=0)
-    for place in tl.static_range(4):
-        k = chunk * 128 + place * 32 + i
-        group = tl.minimum(chunk * 128 + place * 32, depth - 1) // GROUP
-        step = tl.load(steps + group * width + n, mask=inside, other=0)
-        weight = _weights(words, step, place, KIND, ASM).to(tl.float32) * _scale(step)
-        target = out + n.to(tl.int64)[:, None] * depth + k[None, :]
-        tl.store(target, weight.to(KIND), mask=inside[:, None] & (k < depth)[None, :])
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_word = tl.arange(0, 32)
+    mask_n = offs_n < N
+    offs = (chunk * N + offs_n[:, None]).to(tl.int64) * 32 + offs_word[None, :]
+    words = tl.load(codes + offs, mask=mask_n[:, None], other=0)
+    for nibble in tl.static_range(4):
+        offs_k = chunk * 128 + nibble * 32 + offs_word
+        group_idx = tl.minimum(chunk * 128 + nibble * 32, K - 1) // GROUP_SIZE
+        scale_zero = tl.load(scales_and_zeros + group_idx * N + offs_n, mask=mask_n, other=0)
+        weight = _unpack_weights(words, scale_zero, nibble, DTYPE, USE_ASM).to(
+            tl.float32
+        ) * _unpack_scale(scale_zero)
+        out_ptrs = out + offs_n.to(tl.int64)[:, None] * K + offs_k[None, :]
+        tl.store(out_ptrs, weight.to(DTYPE), mask=mask_n[:, None] & (offs_k < K)[None, :])
 
 
-def unpack(codes: Tensor, steps: Tensor, inputs: int, group: int, dtype: torch.dtype) -> Tensor:
+def unpack(
+    codes: Tensor, scales_and_zeros: Tensor, in_features: int, group_size: int, dtype: torch.dtype
+) -> Tensor:
     """The weight ``[out, in]``."""
-    chunks, width, _ = codes.shape
-    out = torch.empty((width, inputs), dtype=dtype, device=codes.device)
-    int4_unpack_kernel[(triton.cdiv(width, 64), chunks)](
-        codes, steps, out, width, inputs,
-        GROUP=group, BLOCK_N=64, ASM=codes.is_cuda, num_warps=4,
+    num_chunks, out_features, _ = codes.shape
+    out = torch.empty((out_features, in_features), dtype=dtype, device=codes.device)
+    int4_unpack_kernel[(triton.cdiv(out_features, 64), num_chunks)](
+        codes, scales_and_zeros, out, out_features, in_features,
+        GROUP_SIZE=group_size, BLOCK_N=64, USE_ASM=codes.is_cuda, num_warps=4,
     )  # fmt: skip
     return out

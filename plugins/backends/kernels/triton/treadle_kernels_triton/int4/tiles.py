@@ -7,76 +7,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ("MOST_ROWS", "WIDES", "HopperTile", "Tile", "choose", "choose_wide", "shares")
+__all__ = (
+    "HOPPER_TILES",
+    "MAX_ROWS",
+    "HopperTile",
+    "Tile",
+    "choose_hopper_tile",
+    "choose_tile",
+    "split_k",
+)
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Beyond, without Hopper's kernel, the weight is unpacked and multiplied by the vendor's product."""
-FEWEST_CHUNKS = 4
+MIN_CHUNKS_PER_SPLIT = 4
 """Chunks of inputs (see ``packing``) that are worth a program of their own."""
-LARGE = 1 << 25
+LARGE_WEIGHT_ELEMENTS = 1 << 25
 """Elements of a large weight: those of a feed-forward layer of an 8B model, not of its attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What one program of Triton's kernel computes: ``outputs`` of ``rows``, by ``warps`` warps.
+    """What one program of Triton's kernel computes: ``block_n`` outputs of ``block_m`` rows, by ``num_warps`` warps.
 
-    ``stages`` tiles of the weight less one are on their way at a time. About ``resident`` programs
+    ``num_stages`` tiles of the weight less one are on their way at a time. About ``programs_per_sm`` programs
     for each multiprocessor are made by giving each a share of the inputs.
-    ``fold``: the scale multiplies the weight, rounded, instead of the sums of a group; with
+    ``fold_scales``: the scale multiplies the weight, rounded, instead of the sums of a group; with
     accumulators for nothing but the result, many rows fit into registers.
     """
 
-    outputs: int
-    rows: int
-    warps: int
-    stages: int
-    resident: int
-    fold: bool = False
+    block_n: int
+    block_m: int
+    num_warps: int
+    num_stages: int
+    programs_per_sm: int
+    fold_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HopperTile:
-    """A tile of Hopper's kernel: 128 outputs of ``rows``, with ``stages`` chunks on their way or used."""
+    """A tile of Hopper's kernel: 128 outputs of ``block_m`` rows, with ``num_stages`` chunks on their way or used."""
 
-    rows: int
-    stages: int
+    block_m: int
+    num_stages: int
 
 
-FEW = (
+SMALL_M_TILES = (
     Tile(128, 8, 4, 4, 2),
     Tile(128, 16, 4, 4, 2),
     Tile(64, 32, 4, 5, 2),
     Tile(128, 64, 8, 4, 1),
 )
 """For up to as many rows as the tile has; in this order."""
-MANY = Tile(128, 64, 4, 3, 2)
-"""For up to 128 rows, folded for WIDE outputs."""
-WIDE = 16384
-MOST = Tile(128, 128, 8, 3, 1)
-"""For up to MOST_ROWS."""
-MOST_WIDE = 2048
-WIDES = (HopperTile(32, 10), HopperTile(64, 8), HopperTile(128, 5), HopperTile(256, 3))
-"""As many stages as fit into shared memory; for up to MOST_WIDE rows."""
+MEDIUM_M_TILE = Tile(128, 64, 4, 3, 2)
+"""For up to 128 rows, folded for FOLD_MIN_FEATURES outputs."""
+FOLD_MIN_FEATURES = 16384
+LARGE_M_TILE = Tile(128, 128, 8, 3, 1)
+"""For up to MAX_ROWS."""
+HOPPER_MAX_ROWS = 2048
+HOPPER_TILES = (HopperTile(32, 10), HopperTile(64, 8), HopperTile(128, 5), HopperTile(256, 3))
+"""As many stages as fit into shared memory; for up to HOPPER_MAX_ROWS rows."""
 
 
-def choose(rows: int, outputs: int) -> Tile | None:
-    """The tile for ``x [rows, inputs]`` times ``[inputs, outputs]``; ``None``: unpack the weight.
+def choose_tile(rows: int, out_features: int) -> Tile | None:
+    """The tile for ``x [rows, in_features]`` times ``[in_features, out_features]``; ``None``: unpack the weight.
 
     From a sweep on one H200 over the shapes of Qwen3-8B. (Starting early, with the weight announced to L2
     before the wait, took 10 to 50 % longer for up to 16 rows.)
     """
-    if not 1 <= rows <= MOST_ROWS:
+    if not 1 <= rows <= MAX_ROWS:
         return None
     if rows > 128:
-        return MOST
+        return LARGE_M_TILE
     if rows > 64:
-        return replace(MANY, fold=outputs >= WIDE)
-    return next(tile for tile in FEW if rows <= tile.rows)
+        return replace(MEDIUM_M_TILE, fold_scales=out_features >= FOLD_MIN_FEATURES)
+    return next(tile for tile in SMALL_M_TILES if rows <= tile.block_m)
 
 
-def choose_wide(rows: int, inputs: int, outputs: int) -> HopperTile | None:
-    """The tile of Hopper's kernel; ``None``: Triton's kernel and ``choose``.
+def choose_hopper_tile(rows: int, in_features: int, out_features: int) -> HopperTile | None:
+    """The tile of Hopper's kernel; ``None``: Triton's kernel and ``choose_tile``.
 
     Measured on one H200 (triton 3.6) in graphs, over cold weights of Qwen3-8B's shapes, in the order
     4096 x 6144, 4096 x 4096, 4096 x 24576 and 12288 x 4096 (in x out). Microseconds of this kernel
@@ -94,25 +102,25 @@ def choose_wide(rows: int, inputs: int, outputs: int) -> HopperTile | None:
     * 4096 with 256: 306, 195, 1226, 634; 316, 204, 1285, 635; 305, 201, 1212, 608.
 
     So a tile of 256 rows takes 16/9 of the time of one of 128, once there are enough of them to fill
-    the device: whichever pads less is taken. Beyond MOST_WIDE rows the weight is unpacked, for there the
+    the device: whichever pads less is taken. Beyond HOPPER_MAX_ROWS rows the weight is unpacked, for there the
     card's power is the limit, and numbers made anew for each tile cost more of it: prompts in steps of
     8,192 rows took 3 % longer with this kernel.
     """
-    if rows > MOST_WIDE:
+    if rows > HOPPER_MAX_ROWS:
         return None
-    large = inputs * outputs >= LARGE
-    if rows <= 16 or (rows <= 32 and not large):
+    is_large = in_features * out_features >= LARGE_WEIGHT_ELEMENTS
+    if rows <= 16 or (rows <= 32 and not is_large):
         return None
     if rows <= 64:
-        return WIDES[0] if rows <= 32 else WIDES[1]
-    if rows <= (256 if large else 512):
-        return WIDES[2]
-    return WIDES[2] if 9 * -(-rows // 128) < 16 * -(-rows // 256) else WIDES[3]
+        return HOPPER_TILES[0] if rows <= 32 else HOPPER_TILES[1]
+    if rows <= (256 if is_large else 512):
+        return HOPPER_TILES[2]
+    return HOPPER_TILES[2] if 9 * -(-rows // 128) < 16 * -(-rows // 256) else HOPPER_TILES[3]
 
 
-def shares(tile: Tile, tiles: int, chunks: int, processors: int) -> tuple[int, int]:
+def split_k(tile: Tile, num_tiles: int, num_chunks: int, num_sms: int) -> tuple[int, int]:
     """Into how many shares the inputs of a tile are divided, and the chunks of a share."""
-    wanted = round(tile.resident * processors / tiles)
-    count = max(1, min(chunks // FEWEST_CHUNKS, wanted))
-    share = -(-chunks // count)
-    return -(-chunks // share), share
+    target_splits = round(tile.programs_per_sm * num_sms / num_tiles)
+    num_splits = max(1, min(num_chunks // MIN_CHUNKS_PER_SPLIT, target_splits))
+    chunks_per_split = -(-num_chunks // num_splits)
+    return -(-num_chunks // chunks_per_split), chunks_per_split

@@ -1,0 +1,102 @@
+"""The operation ``int4_linear``: which kernel multiplies how many rows, and what replaces one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treadle.api.types import KernelRequest
+from treadle_kernels_triton.int4 import hopper, kernel
+from treadle_kernels_triton.int4.self_check import kernel_works
+from treadle_kernels_triton.int4.tile_counters import TileCounters
+from treadle_kernels_triton.int4.tiles import choose_hopper_tile, choose_tile
+from treadle_layers_kit.int4_layout import CHUNK, RUN, int4_linear
+
+__all__ = ("Int4Linear", "load")
+
+NUM_TILE_COUNTERS = 4096
+"""Tiles that can be shared out: Hopper's kernel needs four for each multiprocessor, and more tiles of
+the other one fill any device."""
+
+
+class Int4Linear:
+    """For weights of one shape, on one stream at a time: products count in the same tile counters.
+
+    The product sums the shares of the inputs in one order, so it is the same in every run.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, *, use_hopper: bool, use_small_m: bool, use_unpack: bool
+    ) -> None:
+        """``dtype``: of the activations that the kernels were tried with. What may be used: ``use_hopper``
+        Hopper's kernel, ``use_small_m`` Triton's for few rows, ``use_unpack`` its kernel that unpacks."""
+        self.dtype, self.use_hopper, self.use_small_m, self.use_unpack = (
+            dtype,
+            use_hopper,
+            use_small_m,
+            use_unpack,
+        )
+        self.tile_counters = TileCounters(NUM_TILE_COUNTERS)
+
+    def __call__(self, x: Tensor, codes: Tensor, steps: Tensor, inputs: int, group: int) -> Tensor:
+        """``[..., inputs]`` to ``[..., out]``; see ``treadle_layers_kit.kernel_ops``."""
+        if x.dtype != self.dtype:
+            return int4_linear(x, codes, steps, inputs, group)
+        y = self._try_kernels(x.reshape(-1, inputs), codes, steps, group)
+        if y is not None:
+            return y.view(*x.shape[:-1], y.shape[1])
+        if self.use_unpack:
+            return F.linear(x, kernel.unpack(codes, steps, inputs, group, x.dtype))
+        return int4_linear(x, codes, steps, inputs, group)
+
+    def _try_kernels(
+        self, x: Tensor, codes: Tensor, scales_and_zeros: Tensor, group_size: int
+    ) -> Tensor | None:
+        """``None``: it has to be unpacked."""
+        tile_counters = self.tile_counters.for_device(x.device)
+        if tile_counters is None:
+            return None
+        num_rows, out_features = len(x), codes.shape[1]
+        if self.use_hopper:
+            hopper_tile = choose_hopper_tile(num_rows, x.shape[1], out_features)
+            if hopper_tile is not None:
+                return hopper.multiply(
+                    x, codes, scales_and_zeros, group_size, hopper_tile, tile_counters, num_sms(x.device)
+                )  # fmt: skip
+        tile = choose_tile(num_rows, out_features)
+        if tile is None or not self.use_small_m:
+            return None
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        return kernel.multiply(
+            x, codes, scales_and_zeros, group_size, tile, tile_counters, num_sms(x.device)
+        )
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors; 1 for Triton's interpreter."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def load(op: str, request: KernelRequest) -> Int4Linear:
+    """With those kernels that work here, of those that this shape needs."""
+    dtype = getattr(torch, request.dtype)
+    out_features, group_size = request.shape["out_features"], request.shape["group"]
+    use_hopper = hopper.supports(
+        request.device.capability, out_features, group_size
+    ) and kernel_works("hopper", dtype)
+    check_group = RUN if group_size % CHUNK else CHUNK
+    # What Hopper's kernel takes is left to nobody else.
+    use_small_m = kernel_works("triton with hopper" if use_hopper else "triton", dtype, check_group)
+    return Int4Linear(
+        dtype,
+        use_hopper=use_hopper,
+        use_small_m=use_small_m,
+        use_unpack=kernel_works("unpack", dtype, check_group),
+    )

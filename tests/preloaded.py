@@ -1,0 +1,99 @@
+"""A Python that has imported torch and transformers already, for tests that run many programs.
+
+    python preloaded.py serve FD            forks a process for each program, until its input ends
+    python preloaded.py run SOCKET -c CODE [ARGUMENT …]
+    python preloaded.py run SOCKET -m MODULE [ARGUMENT …]
+
+``run`` stands for the ``python`` of such a program: its files, folder, environment and exit status are
+the program's. The server imports nothing of treadle, so that each program finds it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+LIBRARIES = ("torch", "transformers.models.llama.configuration_llama")
+
+
+def serve(fd: int) -> dict[str, Any]:
+    """Fork for each program; return its description in the process that is to run it."""
+    from importlib import import_module
+
+    for name in LIBRARIES:
+        import_module(name)
+    assert not [name for name in sys.modules if name.startswith("treadle")]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    with socket.socket(fileno=fd) as listener:
+        while True:
+            if 0 in select.select([listener, 0], [], [])[0]:
+                os._exit(0)
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return keep(connection)
+
+
+def keep(connection: socket.socket) -> dict[str, Any]:
+    """Run the program in a child, kill it when its asker has gone, and tell how it ended."""
+    data, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+    while not data.endswith(b"\n"):
+        data += connection.recv(1 << 20)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        program: dict[str, Any] = json.loads(data)
+        return program
+    ended = os.pidfd_open(child)
+    if ended not in select.select([connection, ended], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    connection.sendall(b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def become(program: dict[str, Any]) -> None:
+    """Run a program as ``python`` does, in this process."""
+    os.chdir(program["folder"])
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    how, what, *arguments = program["arguments"]
+    sys.argv[:] = [how, *arguments]
+    if how == "-m":
+        from runpy import run_module
+
+        run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
+
+
+def run(address: str, *arguments: str) -> int:
+    """Ask the server to run a program; return its exit status, negative for a signal."""
+    program = {"folder": os.getcwd(), "environment": dict(os.environ), "arguments": arguments}
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        data = json.dumps(program).encode() + b"\n"
+        sent = socket.send_fds(connection, [data], [0, 1, 2])
+        connection.sendall(data[sent:])
+        return int(connection.recv(16))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        become(serve(int(sys.argv[2])))
+    else:
+        code = run(*sys.argv[2:])
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code)
