@@ -21,17 +21,21 @@ CONTRACT = ("treadle.api", "treadle.errors", "treadle.layers", "treadle.testing"
 
 # Plugins and kits that may import more, and what. Each line is a hole in the contract: keep it short.
 ALLOWANCES: dict[str, frozenset[str]] = {
-    # Executors run the core's own runner; commands carry the configuration and chosen plugins.
+    # A rank loads a model for the core's own runner; commands carry the configuration and chosen
+    # plugins. All executors start their ranks with this kit.
     "treadle_worker_kit": frozenset(
         {
             "treadle.config",
+            "treadle.loading",
+            "treadle.loading.build",
+            "treadle.loading.config",
             "treadle.plugins",
+            "treadle.runner.attention",
             "treadle.runner.model_runner",
+            "treadle.runner.startup",
         }
     ),
-    "treadle_executor_uni": frozenset(
-        {"treadle.config", "treadle.runner.memory", "treadle.runner.model_runner"}
-    ),
+    "treadle_executor_uni": frozenset({"treadle.config", "treadle.runner.model_runner"}),
     "treadle_executor_mp": frozenset(
         {"treadle.config", "treadle.processes.lifeline", "treadle.processes.spawn"}
     ),

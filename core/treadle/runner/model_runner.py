@@ -13,30 +13,39 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from treadle.api.communicators import Communicator
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
+from treadle.api.models import CausalModel
 from treadle.api.result_checks import unexpected
 from treadle.api.step_types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import PluginLoadError
 from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
+from treadle.runner.attention import AttentionLayers
 from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
 from treadle.runner.inputs import PageTables, build_inputs
-from treadle.runner.load import LoadedModel, start_model
-from treadle.runner.memory import GIB, explain_out_of_memory
 from treadle.runner.outputs import InFlightOutput, flag_invalid
-from treadle.runner.report import option_line, stage_line
-from treadle.runner.startup import Announce, StartStages
+from treadle.runner.startup import StartStages
 from treadle.sampling.kernels import install_sampler_kernels
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.sampler import Sampler
 from treadle.sampling.transfer import Packer
 
-__all__ = ("ModelRunner",)
+__all__ = ("LoadedModel", "ModelRunner")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model with its KV cache; ``model`` is behind the boundary of its plugin."""
+
+    model: CausalModel
+    device: torch.device
+    attention: AttentionLayers
+    info: EngineInfo
+    stages: StartStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +69,11 @@ class ModelRunner:
     waits for the oldest step only.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        plugins: PluginManager,
-        tp_group: Communicator | None = None,
-        announce: Announce | None = None,
-    ) -> None:
-        """Build and load the model, allocate the KV cache, capture CUDA graphs.
-
-        ``announce`` is told each stage of it.
-        """
-        stages = StartStages(tp_group, announce)
-        self._loaded_model: LoadedModel = start_model(config, plugins, tp_group, stages)
-        self.model = self._loaded_model.model
-        self.device = self._loaded_model.device
-        self.info: EngineInfo = self._loaded_model.info
+    def __init__(self, config: EngineConfig, plugins: PluginManager, loaded: LoadedModel) -> None:
+        self._loaded_model = loaded
+        self.model = loaded.model
+        self.device = loaded.device
+        self.info = loaded.info
         slots = config.scheduler.max_num_seqs + 1  # the last one is for padding rows
         columns = -(-self.info.max_model_len // self.info.page_size)
         self._packer = Packer(self.device)
@@ -84,12 +82,12 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
-        with stages.stage("sampler"):
+        with loaded.stages.stage("sampler"):
             self._sampler = Sampler(slots, self.info.vocab_size, self.device)
             kernels = install_sampler_kernels(
                 self._sampler, plugins, device_info(self.device), self.info.dtype
             )
-            stages.check_alike("kernels of the sampler", *kernels.values())
+            loaded.stages.check_alike("kernels of the sampler", *kernels.values())
             self._processors = {
                 name: plugins.create_guarded(
                     LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size
@@ -101,34 +99,19 @@ class ModelRunner:
                 "sampler      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
             )
         self._processor_guards = {name: plugins.guard(LOGITS_PROCESSORS, name) for name in names}
-        self._model_guard = plugins.guard(MODELS, self._loaded_model.spec.architecture)
+        self._model_guard = plugins.guard(MODELS, self.info.architecture)
         self._processor_args: dict[int, dict[str, Any]] = {}
         self._histories: dict[int, list[int]] = {}
         self._pending: deque[InFlightOutput] = deque()
         self._deferred: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
-        if self.device.type == "cuda" and not config.device.enforce_eager:
-            advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
-            with (
-                stages.stage("graphs"),
-                explain_out_of_memory(self.device, "capturing CUDA graphs", advice),
-            ):
-                self._capture(config.scheduler.max_num_seqs)
-        self.info.report.append(option_line(config, self._loaded_model.memory))
-        self.info.report.append(stage_line(stages.seconds))
 
     @torch.inference_mode()
-    def _capture(self, max_rows: int) -> None:
-        attention = self._loaded_model.attention
-        if not attention.graph_safe:
-            self.info.report.append(
-                f"graphs       none: attention {attention.names} is not graph-safe"
-            )
-            return
-        free_bytes = torch.cuda.mem_get_info(self.device)[0]
+    def capture(self) -> list[int]:
+        """Capture CUDA graphs of the steps that only generate. Return their batch sizes."""
         self._graphs = DecodeGraphs(
             self.model,
-            attention,
+            self._loaded_model.attention,
             self._tables,
             self._sampler,
             self._last_tokens,
@@ -140,13 +123,9 @@ class ModelRunner:
         def progress(sizes: Sequence[int]) -> tqdm[int]:
             return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
 
-        sizes = bucket_sizes(max_rows)
+        sizes = bucket_sizes(len(self._last_tokens) - 1)
         self._graphs.capture(sizes, progress, self._loaded_model.stages)
-        graph_bytes = free_bytes - torch.cuda.mem_get_info(self.device)[0]
-        self._loaded_model.memory.graphs = graph_bytes
-        self.info.report.append(
-            f"graphs       {graph_bytes / GIB:8.3f} GiB: {len(sizes)} batch sizes"
-        )
+        return sizes
 
     # ------------------------------------------------------------------------------- steps
 

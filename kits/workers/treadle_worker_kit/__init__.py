@@ -1,1 +1,1 @@
-"""What executors with several workers are built on."""
+"""What executors are built on."""

@@ -13,7 +13,6 @@ from treadle.api.step_types import EngineInfo, ModelRunnerOutput
 from treadle.errors import EngineError, TreadleError
 from treadle.layers.device import pick_device
 from treadle.plugins import PluginManager
-from treadle.runner.model_runner import ModelRunner
 from treadle_worker_kit.communicator import START_TIMEOUT, TorchCommunicator, choose_communicator
 from treadle_worker_kit.messages import (
     Collect,
@@ -25,6 +24,7 @@ from treadle_worker_kit.messages import (
     Stop,
     WorkerCommand,
 )
+from treadle_worker_kit.start import start_runner
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -57,7 +57,7 @@ class Worker:
     ) -> None:
         """Join the other ranks through ``store``, build and load the model.
 
-        ``report`` gets each stage of it. Raises what ``ModelRunner`` raises.
+        ``report`` gets each stage of it. Raises what ``start_runner`` raises.
         """
         config = start.config
         progress = StartProgress(report)
@@ -72,7 +72,7 @@ class Worker:
         self._base = TorchCommunicator(start.rank, start.world_size, device, store, progress.wait)
         progress.enter("communicator")
         communicator = choose_communicator(plugins, self._base, device)
-        self._runner = ModelRunner(config, plugins, communicator, progress.enter)
+        self._runner = start_runner(config, plugins, communicator, progress.enter)
 
     @property
     def info(self) -> EngineInfo:

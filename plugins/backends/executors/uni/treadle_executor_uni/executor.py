@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from treadle.api.types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, PluginLoadError
-from treadle.runner.memory import is_out_of_memory
-from treadle.runner.model_runner import ModelRunner
+from treadle_worker_kit.memory import is_out_of_memory
+from treadle_worker_kit.start import start_runner
+
+if TYPE_CHECKING:
+    from treadle.runner.model_runner import ModelRunner
 
 __all__ = ("UniProcExecutor",)
 
@@ -38,7 +41,7 @@ class UniProcExecutor:
         self._failure: str | None = None
 
     def start(self) -> EngineInfo:
-        self._runner = ModelRunner(self._config, self._plugins)
+        self._runner = start_runner(self._config, self._plugins)
         return self._runner.info
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

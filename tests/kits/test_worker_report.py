@@ -11,7 +11,8 @@ from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import from_options
 from treadle.errors import OutOfMemoryError
 from treadle.plugins import PluginManager
-from treadle.runner.memory import (
+from treadle.testing.checkpoints import make_checkpoint
+from treadle_worker_kit.memory import (
     GIB,
     MemoryUsage,
     count_pages,
@@ -19,14 +20,13 @@ from treadle.runner.memory import (
     max_pages_per_sequence,
     savings,
 )
-from treadle.runner.model_runner import ModelRunner
-from treadle.runner.report import (
+from treadle_worker_kit.report import (
     memory_lines,
     option_line,
     process_seconds,
     stage_line,
 )
-from treadle.testing.checkpoints import make_checkpoint
+from treadle_worker_kit.start import start_runner
 
 CARD = MemoryUsage(
     total=140 * GIB, weights=16 * GIB, quantizable=14 * GIB, activations=2 * GIB, cache=90 * GIB,
@@ -111,7 +111,7 @@ def test_a_cache_that_no_machine_holds(tmp_path: Path) -> None:
     with pytest.raises(
         OutOfMemoryError, match=r"allocating \d+\.\d\d GiB of KV cache; lower num_p"
     ):
-        ModelRunner(config, PluginManager(config.plugins))
+        start_runner(config, PluginManager(config.plugins))
 
 
 def test_other_errors_stay_what_they_are() -> None:
@@ -133,7 +133,7 @@ def test_stages_follow_each_other() -> None:
 def test_a_started_model_reports(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path)
     config = from_options(model=str(folder), device="cpu", num_pages=33, page_size=16)
-    started = ModelRunner(config, PluginManager(config.plugins)).info
+    started = start_runner(config, PluginManager(config.plugins)).info
     titles = [line.split("  ")[0] for line in started.report]
     assert titles == ["weights", "KV cache", "would free", "start"]
     assert "33 pages x 16 = 528 tokens (full), enough for 2.0 sequences" in started.report[1]

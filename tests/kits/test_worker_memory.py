@@ -10,9 +10,9 @@ import pytest
 from treadle.config import from_options
 from treadle.errors import ConfigError, OutOfMemoryError
 from treadle.plugins import PluginManager
-from treadle.runner.memory import GIB
-from treadle.runner.model_runner import ModelRunner
 from treadle.testing.checkpoints import make_checkpoint
+from treadle_worker_kit.memory import GIB
+from treadle_worker_kit.start import start_runner
 
 
 def cache_pages(tmp_path: Path, **options: Any) -> tuple[int, int]:
@@ -20,7 +20,7 @@ def cache_pages(tmp_path: Path, **options: Any) -> tuple[int, int]:
     # A huge model length, so that the size of the cache is the only limit.
     folder = make_checkpoint(tmp_path, max_position_embeddings=2**24)
     config = from_options(model=str(folder), device="cpu", dtype="float32", page_size=16, **options)
-    (group,) = ModelRunner(config, PluginManager(config.plugins)).info.kv_cache_groups
+    (group,) = start_runner(config, PluginManager(config.plugins)).info.kv_cache_groups
     return group.num_pages, group.page_bytes
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
-from treadle.runner.memory import GIB, MemoryUsage, max_pages_per_sequence, savings
+from treadle_worker_kit.memory import GIB, MemoryUsage, max_pages_per_sequence, savings
 
 __all__ = ("memory_lines", "option_line", "process_seconds", "stage_line")
 

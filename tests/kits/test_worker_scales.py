@@ -11,13 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError
-from treadle.layers import Attention
+from treadle.layers import Attention, SingleRankCommunicator
 from treadle.plugins import PluginManager
-from treadle.runner.load import LoadedModel, start_model
-from treadle.runner.model_runner import ModelRunner
+from treadle.runner.model_runner import LoadedModel
+from treadle.runner.startup import StartStages
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.ranks import run_on_ranks
+from treadle_worker_kit.load import load_model
+from treadle_worker_kit.start import start_runner
 
 # Far from what e4m3 holds: keys up to some thousands, values of some hundred thousandths.
 KEYS, VALUES = 3000.0, 1e-5
@@ -50,7 +52,9 @@ def checkpoint(folder: Path, *names: str, scales: tuple[float, ...] = (), **chan
 def start(folder: Path, ranks: Any = None, **options: Any) -> LoadedModel:
     defaults = {"kv_cache_dtype": "fp8_e4m3", "num_pages": 16, "device": "cpu", "dtype": "float32"}
     config = from_options(model=str(folder), **defaults | options)
-    return start_model(config, PluginManager(config.plugins), ranks)
+    ranks = ranks or SingleRankCommunicator()
+    plugins = PluginManager(config.plugins)
+    return load_model(config, plugins, ranks, StartStages(ranks))[0]
 
 
 def logits(started: LoadedModel) -> torch.Tensor:
@@ -113,13 +117,13 @@ def test_every_rank_works_out_the_same(tmp_path: Path) -> None:
 
 
 def test_a_graph_or_kernel_is_made_after_they_are_known(tmp_path: Path) -> None:
-    """``ModelRunner`` captures what ``start_model`` returns, whose scales never change again."""
+    """``ModelRunner`` captures what ``load_model`` returns, whose scales never change again."""
     folder = checkpoint(tmp_path)
     config = from_options(
         model=str(folder), kv_cache_dtype="fp8_e4m3", calculate_kv_scales=True, num_pages=16,
         device="cpu",
     )  # fmt: skip
-    runner = ModelRunner(config, PluginManager(config.plugins))
+    runner = start_runner(config, PluginManager(config.plugins))
     layers = [m for m in runner.model.modules() if isinstance(m, Attention)]  # type: ignore[attr-defined]
     assert all(m.scales != (1.0, 1.0) for m in layers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +9,9 @@ import torch
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
-from treadle.api.models import CausalModel, ModelSpec
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
-from treadle.layers import SingleRankCommunicator
 from treadle.layers.device import device_info, dtype_name, pick_device
 from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
@@ -22,7 +19,9 @@ from treadle.loading.build import build_model
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.memory import (
+from treadle.runner.model_runner import LoadedModel
+from treadle.runner.startup import StartStages
+from treadle_worker_kit.memory import (
     GIB,
     MemoryUsage,
     count_pages,
@@ -30,35 +29,19 @@ from treadle.runner.memory import (
     plain_bytes,
     weight_bytes,
 )
-from treadle.runner.report import memory_lines
-from treadle.runner.scales import calculate_scales
-from treadle.runner.startup import StartStages
+from treadle_worker_kit.report import memory_lines
+from treadle_worker_kit.scales import calculate_scales
 
-__all__ = ("LoadedModel", "start_model")
-
-
-@dataclass(slots=True)
-class LoadedModel:
-    """A loaded model with its KV cache; ``model`` is behind the boundary of its plugin."""
-
-    model: CausalModel
-    spec: ModelSpec
-    device: torch.device
-    attention: AttentionLayers
-    info: EngineInfo
-    memory: MemoryUsage
-    stages: StartStages
+__all__ = ("load_model",)
 
 
-def start_model(
+def load_model(
     config: EngineConfig,
     plugins: PluginManager,
-    tp_group: Communicator | None,
-    stages: StartStages | None = None,
-) -> LoadedModel:
+    tp_group: Communicator,
+    stages: StartStages,
+) -> tuple[LoadedModel, MemoryUsage]:
     """Build and load the model, then size and allocate its KV cache."""
-    tp_group = tp_group or SingleRankCommunicator()
-    stages = stages or StartStages(tp_group)
     with stages.stage("configuration"):
         device = pick_device(config.device.device, tp_group.rank)
         if device.type == "cuda":
@@ -142,7 +125,7 @@ def start_model(
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
-    return LoadedModel(guarded, spec, device, attention, facts, usage, stages)
+    return LoadedModel(guarded, device, attention, facts, stages), usage
 
 
 def _size_cache(
