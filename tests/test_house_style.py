@@ -32,7 +32,6 @@ ALLOWANCES: dict[str, frozenset[str]] = {
             "treadle.plugins",
             "treadle.runner.attention",
             "treadle.runner.model_runner",
-            "treadle.runner.startup",
         }
     ),
     "treadle_executor_uni": frozenset({"treadle.config", "treadle.runner.model_runner"}),

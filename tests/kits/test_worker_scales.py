@@ -14,11 +14,11 @@ from treadle.errors import CheckpointError, ConfigError
 from treadle.layers import Attention, SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.runner.model_runner import LoadedModel
-from treadle.runner.startup import StartStages
 from treadle.testing.attention_reference import batch_of
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.ranks import run_on_ranks
 from treadle_worker_kit.load import load_model
+from treadle_worker_kit.stages import StartStages
 from treadle_worker_kit.start import start_runner
 
 # Far from what e4m3 holds: keys up to some thousands, values of some hundred thousandths.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +14,11 @@ from treadle.api.models import CausalModel
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.inputs import PageTables
 from treadle.runner.outputs import flag_invalid
-from treadle.runner.startup import StartStages
 from treadle.sampling.features import Features
 from treadle.sampling.sampler import Sampler
 from treadle.sampling.transfer import Packer
 
-__all__ = ("DecodeGraphs", "bucket_sizes")
-
-
-def bucket_sizes(max_size: int) -> list[int]:
-    """Return the batch sizes to capture, denser where padding would cost more."""
-    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
-    sizes += range(576, max_size + 64, 64)
-    return [*(size for size in sizes if size < max_size), max_size]
+__all__ = ("DecodeGraphs",)
 
 
 @dataclass(slots=True)
@@ -85,37 +77,29 @@ class DecodeGraphs:
 
     # ----------------------------------------------------------------------------- capture
 
-    def capture(
-        self,
-        sizes: Sequence[int],
-        progress: Callable[[Sequence[int]], Sequence[int]],
-        stages: StartStages,
-    ) -> None:
-        """Capture the forward pass of each size, the largest first so that all share its memory."""
-        for rows in progress(sorted(sizes, reverse=True)):
-            stages.step(f"{rows} rows")
-            self._captured[rows] = self._capture_forward(rows, stages)
+    @torch.inference_mode()
+    def warm_up(self, rows: int) -> None:
+        """Run a step of ``rows`` decodes, to compile kernels and create handles of libraries."""
+        self._forward(*self._create_inputs(rows))
+        torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def capture(self, rows: int) -> None:
+        """Capture the forward pass of a size. With the largest first, all share its memory."""
+        inputs, starts = self._create_inputs(rows)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(inputs, starts)
+        self._captured[rows] = CapturedForward(rows, inputs, starts, graph, logits)
         self._sizes = sorted(self._captured)
 
-    def _capture_forward(self, rows: int, stages: StartStages) -> CapturedForward:
+    def _create_inputs(self, rows: int) -> tuple[Tensor, Tensor]:
+        """Return ``CapturedForward.inputs``, all of the padding slot, and ``query_start_loc``."""
         inputs = torch.zeros(
             2 + 3 * len(self._tables.device), rows, dtype=torch.int64, device=self._device
         )
         inputs[0] = self._padding
-        starts = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
-        # Run before the capture, to compile kernels and create handles of libraries: first each rank alone,
-        # so that no kernel waits on a device for a rank that is still compiling.
-        with stages.dry_run() as compiles:
-            if compiles:
-                self._forward(inputs, starts)
-                torch.cuda.synchronize(self._device)
-        self._forward(inputs, starts)
-        torch.cuda.synchronize(self._device)
-        stages.meet()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(inputs, starts)
-        return CapturedForward(rows, inputs, starts, graph, logits)
+        return inputs, torch.arange(rows + 1, dtype=torch.int32, device=self._device)
 
     def _forward(self, inputs: Tensor, query_start: Tensor) -> Tensor:
         slots, positions = inputs[0], inputs[1]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from treadle.api.engine import LogitsProcessor
 from treadle.api.kinds import LOGITS_PROCESSORS, MODELS
@@ -23,10 +21,9 @@ from treadle.errors import PluginLoadError
 from treadle.layers.device import device_info
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.cuda_graphs import DecodeGraphs, bucket_sizes
+from treadle.runner.cuda_graphs import DecodeGraphs
 from treadle.runner.inputs import PageTables, build_inputs
 from treadle.runner.outputs import InFlightOutput, flag_invalid
-from treadle.runner.startup import StartStages
 from treadle.sampling.kernels import install_sampler_kernels
 from treadle.sampling.logprobs import prompt_logprobs
 from treadle.sampling.sampler import Sampler
@@ -45,7 +42,6 @@ class LoadedModel:
     device: torch.device
     attention: AttentionLayers
     info: EngineInfo
-    stages: StartStages
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +78,15 @@ class ModelRunner:
         self._last_tokens = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self._prompts: dict[int, tuple[list[int], int]] = {}
         names = config.plugins.logits_processors
-        with loaded.stages.stage("sampler"):
-            self._sampler = Sampler(slots, self.info.vocab_size, self.device)
-            kernels = install_sampler_kernels(
-                self._sampler, plugins, device_info(self.device), self.info.dtype
-            )
-            loaded.stages.check_alike("kernels of the sampler", *kernels.values())
-            self._processors = {
-                name: plugins.create_guarded(
-                    LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size
-                )
-                for name in names
-            }
-        if kernels:
-            self.info.report.append(
-                "sampler      " + ", ".join(f"{op}: {name}" for op, name in kernels.items())
-            )
+        self._sampler = Sampler(slots, self.info.vocab_size, self.device)
+        self.sampler_kernels = install_sampler_kernels(
+            self._sampler, plugins, device_info(self.device), self.info.dtype
+        )
+        """The plugin of each operation of the sampler that has a kernel."""
+        self._processors = {
+            name: plugins.create_guarded(LOGITS_PROCESSORS, name, vocab_size=self.info.vocab_size)
+            for name in names
+        }
         self._processor_guards = {name: plugins.guard(LOGITS_PROCESSORS, name) for name in names}
         self._model_guard = plugins.guard(MODELS, self.info.architecture)
         self._processor_args: dict[int, dict[str, Any]] = {}
@@ -106,9 +95,8 @@ class ModelRunner:
         self._deferred: SampleRows | None = None
         self._graphs: DecodeGraphs | None = None
 
-    @torch.inference_mode()
-    def capture(self) -> list[int]:
-        """Capture CUDA graphs of the steps that only generate. Return their batch sizes."""
+    def create_graphs(self) -> DecodeGraphs:
+        """Return what captures the steps that only generate. What it has captured is replayed."""
         self._graphs = DecodeGraphs(
             self.model,
             self._loaded_model.attention,
@@ -119,13 +107,7 @@ class ModelRunner:
             self.info.page_size,
             self.info.max_model_len,
         )
-
-        def progress(sizes: Sequence[int]) -> tqdm[int]:
-            return tqdm(sizes, desc="Capturing CUDA graphs", unit="size", leave=False)
-
-        sizes = bucket_sizes(len(self._last_tokens) - 1)
-        self._graphs.capture(sizes, progress, self._loaded_model.stages)
-        return sizes
+        return self._graphs
 
     # ------------------------------------------------------------------------------- steps
 

@@ -20,7 +20,6 @@ from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_c
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.model_runner import LoadedModel
-from treadle.runner.startup import StartStages
 from treadle_worker_kit.memory import (
     GIB,
     MemoryUsage,
@@ -31,6 +30,7 @@ from treadle_worker_kit.memory import (
 )
 from treadle_worker_kit.report import memory_lines
 from treadle_worker_kit.scales import calculate_scales
+from treadle_worker_kit.stages import StartStages
 
 __all__ = ("load_model",)
 
@@ -125,7 +125,7 @@ def load_model(
     )
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
-    return LoadedModel(guarded, device, attention, facts, stages), usage
+    return LoadedModel(guarded, device, attention, facts), usage
 
 
 def _size_cache(

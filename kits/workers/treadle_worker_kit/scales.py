@@ -13,7 +13,7 @@ from treadle.api.communicators import Communicator
 from treadle.errors import ConfigError
 from treadle.layers import Attention
 from treadle.runner.attention import AttentionLayers
-from treadle.runner.startup import StartStages
+from treadle_worker_kit.stages import StartStages
 
 __all__ = ("calculate_scales",)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from tqdm import tqdm
 
 from treadle.api.communicators import Communicator
 from treadle.config import EngineConfig
 from treadle.layers import SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.runner.model_runner import LoadedModel, ModelRunner
-from treadle.runner.startup import Announce, StartStages
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import GIB, MemoryUsage, explain_out_of_memory
 from treadle_worker_kit.report import option_line, stage_line
+from treadle_worker_kit.stages import Announce, StartStages
 
 __all__ = ("start_runner",)
 
@@ -30,24 +31,52 @@ def start_runner(
     tp_group = tp_group or SingleRankCommunicator()
     stages = StartStages(tp_group, announce)
     loaded, usage = load_model(config, plugins, tp_group, stages)
-    runner = ModelRunner(config, plugins, loaded)
     report = loaded.info.report
+    with stages.stage("sampler"):
+        runner = ModelRunner(config, plugins, loaded)
+        kernels = runner.sampler_kernels
+        stages.check_alike("kernels of the sampler", *kernels.values())
+    if kernels:
+        report.append("sampler      " + ", ".join(f"{op}: {kernels[op]}" for op in kernels))
     if loaded.device.type == "cuda" and not config.device.enforce_eager:
         advice = "lower gpu_memory_utilization or max_num_seqs, or set enforce_eager"
         with (
             stages.stage("graphs"),
             explain_out_of_memory(loaded.device, "capturing CUDA graphs", advice),
         ):
-            report.append(_capture(runner, loaded, usage))
+            sizes = bucket_sizes(config.scheduler.max_num_seqs)
+            report.append(_capture(runner, loaded, sizes, stages, usage))
     report += [option_line(config, usage), stage_line(stages.seconds)]
     return runner
 
 
-def _capture(runner: ModelRunner, loaded: LoadedModel, usage: MemoryUsage) -> str:
+def _capture(
+    runner: ModelRunner,
+    loaded: LoadedModel,
+    sizes: list[int],
+    stages: StartStages,
+    usage: MemoryUsage,
+) -> str:
     """Capture CUDA graphs if the attention backends allow it; return a line about it."""
     if not loaded.attention.graph_safe:
         return f"graphs       none: attention {loaded.attention.names} is not graph-safe"
     free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
-    sizes = runner.capture()
+    graphs = runner.create_graphs()
+    for rows in tqdm(sizes[::-1], desc="Capturing CUDA graphs", unit="size", leave=False):
+        stages.step(f"{rows} rows")
+        # First each rank alone, so that no kernel waits on a device for a rank that is still compiling.
+        with stages.dry_run() as compiles:
+            if compiles:
+                graphs.warm_up(rows)
+        graphs.warm_up(rows)
+        stages.meet()
+        graphs.capture(rows)
     usage.graphs = free_bytes - torch.cuda.mem_get_info(loaded.device)[0]
     return f"graphs       {usage.graphs / GIB:8.3f} GiB: {len(sizes)} batch sizes"
+
+
+def bucket_sizes(max_size: int) -> list[int]:
+    """Return the batch sizes to capture, denser where padding would cost more."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, 513, 32)]
+    sizes += range(576, max_size + 64, 64)
+    return [*(size for size in sizes if size < max_size), max_size]

@@ -9,9 +9,9 @@ import pytest
 
 from treadle.api.communicators import Communicator
 from treadle.errors import EngineError
-from treadle.runner import startup
-from treadle.runner.startup import StartStages
 from treadle.testing.ranks import run_on_ranks
+from treadle_worker_kit import stages as startup
+from treadle_worker_kit.stages import StartStages
 
 
 def test_stages_and_steps_are_announced_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
