@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.assets import FrontendAssets
+from treadle.text.parser_plugins import parser_watchdog
 from treadle.text.text_pool import TextPool
 
 CHUNKS = 200
@@ -70,12 +71,13 @@ class Instant:
     """
 
     tokenizer, renderer, alive = Words(), Turns(), True
-    traits, output_limit = ModelTraits(), None
+    assets = FrontendAssets(tokenizer, renderer, guarded_tokenizer=tokenizer)
 
     def __init__(self, pause: float) -> None:
         self.config: EngineConfig = from_options(model="instant", tool_call_parser="hermes")
         self.plugins = PluginManager()
         self.texts = TextPool(10.0, 1000)
+        self.parser_watchdog = parser_watchdog(self.plugins.call_stats)
         self.info = EngineInfo(
             model="instant",
             architecture="Instant",
@@ -105,9 +107,6 @@ class Instant:
 
     async def stats(self, timeout: float) -> EngineStats:
         return EngineStats()
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams()
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None

@@ -16,7 +16,7 @@ from treadle.api.stats import EngineStats
 from treadle.errors import CheckpointError, EngineDeadError, ModelNotFoundError, RequestError
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import InputProcessor
-from treadle.text.parser_plugins import ParserPlugins, parser_watchdog
+from treadle.text.parser_plugins import ParserPlugins
 from treadle_server.active_requests import ActiveRequests
 from treadle_server.config import ServerConfig
 from treadle_server.engine import Engine
@@ -51,22 +51,28 @@ class ServerContext:
         self.names = list(engine.config.model.served_model_name) or [engine.config.model.model]
         self.model = self.names[0]
         self.started = int(time.time())
-        self.defaults: SamplingParams = engine.get_default_sampling_params()
+        self.defaults: SamplingParams = engine.assets.defaults
         self.active_requests = ActiveRequests(config.request_timeout)
         self.metrics = Metrics(self.model, engine.plugins.call_stats)
         self.draining = False
         self.is_dead: EngineDeadError | None = None
         self.is_hung: EngineDeadError | None = None
         self.stats: EngineStats | None = None
-        self.parser_watchdog = parser_watchdog(engine.plugins.call_stats)
-        self.chat_processor = self._chat_processor()
+        self.chat_processor = engine.assets.chats(
+            engine.config,
+            engine.plugins,
+            InputProcessor(engine.info, engine.assets),
+            engine.texts,
+            watchdog=engine.parser_watchdog,
+            on_failure=self.metrics.count_parser_failure,
+        )
         self.fingerprint = system_fingerprint(engine)
         self.knows_developer = knows_developer(engine)
         self.reloading = asyncio.Lock()
 
     def close(self) -> None:
         self.engine.texts.close()
-        self.parser_watchdog.close()
+        self.engine.parser_watchdog.close()
 
     def use_plugins(self, plugins: PluginManager, app: AppInstance | None) -> None:
         """Use other plugins from now on, and another application unless it is ``None``."""
@@ -77,7 +83,7 @@ class ServerContext:
             self.engine.texts,
         )
         self.fingerprint = system_fingerprint(self.engine)
-        self.parser_watchdog.discard_stuck()
+        self.engine.parser_watchdog.discard_stuck()
         if app is not None:
             self.app_instance, old = app, self.app_instance
             old.stop_when_idle()
@@ -128,7 +134,7 @@ class ServerContext:
         if self.config.api_key and not self.config.share_prefix_cache:
             salt = hashlib.sha256(f"{client} {params.cache_salt or ''}".encode()).hexdigest()
             params = params.replace(cache_salt=salt)
-        limit, requested = self.engine.output_limit, params.max_tokens
+        limit, requested = self.engine.assets.output_limit, params.max_tokens
         if limit is None or requested is None or requested <= limit or params.ignore_eos:
             return params
         return params.replace(max_tokens=max(limit, params.min_tokens))
@@ -143,30 +149,12 @@ class ServerContext:
             return key_digest(dict(cast("Any", request.scope)["headers"])).hex()
         return request.client.host if request.client is not None else ""
 
-    def _chat_processor(self) -> ChatProcessor:
-        """Raises ``PluginConflictError`` if several parsers match the model equally well."""
-        engine = self.engine
-        try:
-            tokenizer = engine.tokenizer
-        except CheckpointError:
-            tokenizer = None
-        plugins = ParserPlugins.choose(
-            engine.plugins,
-            tokenizer,
-            engine.traits,
-            engine.config.model,
-            watchdog=self.parser_watchdog,
-            on_failure=self.metrics.count_parser_failure,
-        )
-        processor = InputProcessor(engine.info, tokenizer, engine.renderer)
-        return ChatProcessor(processor, plugins, engine.texts)
-
 
 def system_fingerprint(engine: Engine) -> str:
     """Return the fingerprint of the model, its configuration and the plugins, without served names."""
     config = engine.config
     model = msgspec.structs.replace(config.model, served_model_name=[])
-    parts = (model, config.cache, config.device, config.plugins, engine.traits.config)
+    parts = (model, config.cache, config.device, config.plugins, engine.assets.traits.config)
     return fingerprint(engine.plugins, *parts)
 
 

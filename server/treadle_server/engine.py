@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from treadle.api.files import ChatRenderer, Tokenizer
-    from treadle.api.matching import ModelTraits
+    from treadle.api.files import Tokenizer
     from treadle.api.sampling_params import SamplingParams
     from treadle.api.stats import EngineStats
     from treadle.api.step_types import EngineInfo
     from treadle.config import EngineConfig
     from treadle.outputs import RequestOutput
     from treadle.plugins import PluginManager
+    from treadle.processes.watchdog import WatchdogExecutor
+    from treadle.text.assets import FrontendAssets
     from treadle.text.text_pool import TextPool
 
 __all__ = ("Engine", "Prompt")
@@ -33,14 +34,8 @@ class Engine(Protocol):
         """Raises ``CheckpointError`` if the model has none."""
 
     @property
-    def traits(self) -> ModelTraits:
-        """The traits of the checkpoint, which plugins match."""
-
-    @property
-    def renderer(self) -> ChatRenderer | None: ...
-    @property
-    def output_limit(self) -> int | None:
-        """The maximum number of output tokens per request that the checkpoint sets, or ``None``."""
+    def assets(self) -> FrontendAssets:
+        """What was read of the checkpoint for its text."""
 
     @property
     def alive(self) -> bool:
@@ -52,12 +47,13 @@ class Engine(Protocol):
     texts: TextPool
     """Where chats are rendered and texts encoded."""
 
+    parser_watchdog: WatchdogExecutor
+    """What calls the parsers that do not run on the event loop."""
+
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs until the request is finished. Closing the iterator aborts the request."""
-
-    def get_default_sampling_params(self) -> SamplingParams: ...
 
     async def stats(self, timeout: float) -> EngineStats:
         """Return the engine's stats, taken between two steps.

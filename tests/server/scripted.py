@@ -17,6 +17,8 @@ from treadle.config import EngineConfig, from_options
 from treadle.errors import EngineDeadError, RequestError
 from treadle.outputs import CompletionOutput, Logprob, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.assets import FrontendAssets
+from treadle.text.parser_plugins import parser_watchdog
 from treadle.text.prompts import parse_prompt
 from treadle.text.text_pool import TextPool
 from treadle_server.testing.engine import CharacterTokenizer, FakeRenderer
@@ -50,6 +52,7 @@ class ScriptedEngine:
         self.text, self.pause, self.before, self.reason = list(text), pause, before, reason
         self.plugins = plugins or PluginManager()
         self.texts = TextPool(self.plugins.call_stats.budget(RENDERERS, "render"), 1000)
+        self.parser_watchdog = parser_watchdog(self.plugins.call_stats)
         self.traits = traits or ModelTraits()
         self.output_limit = output_limit
         self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
@@ -78,8 +81,15 @@ class ScriptedEngine:
         model = msgspec.structs.replace(self.config.model, **parsers)
         self.config = msgspec.structs.replace(self.config, model=model)
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams()
+    @property
+    def assets(self) -> FrontendAssets:
+        return FrontendAssets(
+            self.tokenizer,
+            self.renderer,
+            output_limit=self.output_limit,
+            traits=self.traits,
+            guarded_tokenizer=self.tokenizer,
+        )
 
     async def start(self) -> None: ...
 

@@ -155,10 +155,10 @@ async def test_threads_that_are_lost_are_bounded(plugins: PluginManager) -> None
             response = await server.chat(tools=TOOLS)
             assert response.json()["choices"][0]["message"]["content"] == "!"
             assert response.headers["x-treadle-parser-error"] == "tool_call_parser=feed"
-        assert server.context.parser_watchdog.num_stuck == MAX_STUCK_THREADS
+        assert server.context.engine.parser_watchdog.num_stuck == MAX_STUCK_THREADS
         assert (
             threading.active_count() <= before + MAX_STUCK_THREADS + 3
         )  # one to go on, two for text
         report(plugins)
-        await until(lambda: server.context.parser_watchdog.num_stuck == 0)
+        await until(lambda: server.context.engine.parser_watchdog.num_stuck == 0)
         assert "x-treadle-parser-error" not in (await server.chat(tools=TOOLS)).headers

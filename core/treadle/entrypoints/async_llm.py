@@ -23,12 +23,12 @@ from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
 from treadle.text.chat import ChatProcessor, Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest
+from treadle.text.parser_plugins import parser_watchdog
 from treadle.text.prompts import Prompt, PromptInput, parse_prompt
 from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
-    from treadle.api.files import ChatRenderer, Tokenizer
-    from treadle.api.matching import ModelTraits
+    from treadle.api.files import Tokenizer
 
 __all__ = ("AsyncLLM",)
 
@@ -75,6 +75,7 @@ class AsyncLLM:
             self.plugins.call_stats.budget(RENDERERS, "render"),
             limits.max_num_queued_reqs + limits.max_num_seqs,
         )
+        self.parser_watchdog = parser_watchdog(self.plugins.call_stats)
         self._client = EngineClient(self, entry)
         self._starting: asyncio.Task[None] | None = None
         self._ready: _ReadyState | None = None
@@ -106,7 +107,7 @@ class AsyncLLM:
             await self._client.stop(seconds=0.0)
             raise
         outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
-        self._ready = _ReadyState(assets, assets.processor(info), outputs)
+        self._ready = _ReadyState(assets, InputProcessor(info, assets), outputs)
 
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
@@ -117,8 +118,7 @@ class AsyncLLM:
             self._ready_state.outputs.abort(request_id)
         await self._client.stop()
         self.texts.close()
-        if self._chats is not None and self._chats.parser_plugins.watchdog is not None:
-            self._chats.parser_plugins.watchdog.close()
+        self.parser_watchdog.close()
         renderer: Any = None if self._ready is None else self._ready.assets.renderer
         if hasattr(renderer, "close"):
             renderer.close()
@@ -142,22 +142,13 @@ class AsyncLLM:
         return self._ready_state.assets.need_tokenizer()
 
     @property
-    def traits(self) -> ModelTraits:
-        """What the checkpoint says of itself. Raises ``EngineDeadError`` before ``start``."""
-        return self._ready_state.assets.traits
-
-    @property
-    def renderer(self) -> ChatRenderer | None:
-        return self._ready_state.assets.renderer
+    def assets(self) -> FrontendAssets:
+        """What was read of the checkpoint for its text. Raises ``EngineDeadError`` before ``start``."""
+        return self._ready_state.assets
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
         return self._ready_state.assets.defaults
-
-    @property
-    def output_limit(self) -> int | None:
-        """The checkpoint's ``max_new_tokens``: the most output tokens that a server should grant."""
-        return self._ready_state.assets.output_limit
 
     @property
     def alive(self) -> bool:
@@ -361,5 +352,11 @@ class AsyncLLM:
     def _chat_processor(self) -> ChatProcessor:
         if self._chats is None:
             ready = self._ready_state
-            self._chats = ready.assets.chats(self.config, self.plugins, ready.processor, self.texts)
+            self._chats = ready.assets.chats(
+                self.config,
+                self.plugins,
+                ready.processor,
+                self.texts,
+                watchdog=self.parser_watchdog,
+            )
         return self._chats

@@ -36,6 +36,7 @@ from treadle.text.chat import (
     PreparedChat,
     run_inline,
 )
+from treadle.text.input_processor import InputProcessor
 from treadle.text.output_processor import OutputProcessor, PreparedRequest, Sink
 from treadle.text.prompts import PromptInput, parse_prompts
 
@@ -80,7 +81,7 @@ class LLM:
         for line in self._core.info.report:
             log.info("%s", line)
         self._assets = assets
-        self._processor = assets.processor(self._core.info)
+        self._processor = InputProcessor(self._core.info, assets)
         self._chat: ChatProcessor | None = None
         self._outputs = OutputProcessor(assets.guarded_tokenizer, self._core.info.eos_token_ids)
         self._failure: EngineError | None = None

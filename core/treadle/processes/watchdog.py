@@ -143,10 +143,12 @@ class WatchdogExecutor:
         ]
 
     def close(self) -> None:
+        """End the thread once its calls have returned. A later call starts another one."""
         if self._timer is not None:
             self._timer.cancel()
         if self._thread is not None:
             self._thread.wake(False)
+        self._timer = self._thread = None
 
     def _wake(self) -> None:
         self._wake_scheduled = False

@@ -16,7 +16,6 @@ from treadle.api.checkpoints import read_json, template_text
 from treadle.api.kinds import RENDERERS, TOKENIZERS
 from treadle.api.matching import ModelTraits
 from treadle.api.sampling_params import SamplingParams
-from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, ModelConfig, PluginConfig
 from treadle.errors import CheckpointError, ConfigError, PluginNotFoundError, RequestError
 from treadle.known_plugins import install_hint, known_distributions
@@ -25,7 +24,7 @@ from treadle.loading.matching import AUTO, Decision, decide
 from treadle.loading.sources import parse_ref
 from treadle.text.chat import ChatProcessor
 from treadle.text.input_processor import NO_TOKENIZER, InputProcessor
-from treadle.text.parser_plugins import ParserPlugins, parser_watchdog
+from treadle.text.parser_plugins import ParserPlugins
 from treadle.text.text_pool import TextPool
 
 if TYPE_CHECKING:
@@ -73,23 +72,15 @@ class FrontendAssets:
 
     tokenizer: Tokenizer | None
     renderer: ChatRenderer | None
-    defaults: SamplingParams
-    output_limit: int | None
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+    output_limit: int | None = None
+    """The most output tokens of a request that names no ``max_tokens``, if the checkpoint says."""
     priorities: bool = True
+    """Whether the scheduler heeds the priorities of requests."""
     traits: ModelTraits = field(default_factory=ModelTraits)
     """What plugins may know of the model to say whether they are made for it."""
     guarded_tokenizer: Tokenizer | None = None
     """``tokenizer`` for the texts of requests: what it raises says whose it is."""
-
-    def processor(self, info: EngineInfo) -> InputProcessor:
-        return InputProcessor(
-            info,
-            self.guarded_tokenizer,
-            self.renderer,
-            self.defaults,
-            self.output_limit,
-            self.priorities,
-        )
 
     def chats(
         self,
@@ -97,15 +88,14 @@ class FrontendAssets:
         host: PluginManager,
         processor: InputProcessor,
         texts: TextPool | None = None,
+        **options: Any,
     ) -> ChatProcessor:
         """Return what prepares chats; beside an event loop, in threads if there are ``texts``.
 
-        Raises ``PluginConflictError`` if several parsers match the model equally well.
+        ``options`` are those of ``ParserPlugins``. Raises ``PluginConflictError`` if several parsers
+        match the model equally well.
         """
-        watchdog = None if texts is None else parser_watchdog(host.call_stats)
-        plugins = ParserPlugins.choose(
-            host, self.tokenizer, self.traits, config.model, watchdog=watchdog
-        )
+        plugins = ParserPlugins.choose(host, self.tokenizer, self.traits, config.model, **options)
         return ChatProcessor(processor, plugins, texts)
 
     def need_tokenizer(self) -> Tokenizer:

@@ -16,7 +16,8 @@ from treadle.text.prompts import Prompt
 from treadle.text.request_checks import check_request, with_schema_text
 
 if TYPE_CHECKING:
-    from treadle.api.files import ChatRenderer, Tokenizer
+    from treadle.api.files import Tokenizer
+    from treadle.text.assets import FrontendAssets
     from treadle.text.chat import Conversation
 
 __all__ = ("InputProcessor",)
@@ -32,23 +33,11 @@ CHARS_PER_TOKEN = 512
 class InputProcessor:
     """Checks and encodes requests of one frontend. Safe in threads: encoding may run in a pool."""
 
-    def __init__(
-        self,
-        info: EngineInfo,
-        tokenizer: Tokenizer | None,
-        renderer: ChatRenderer | None,
-        defaults: SamplingParams | None = None,
-        output_limit: int | None = None,
-        priorities: bool = True,
-    ) -> None:
-        """``output_limit`` is the most output tokens of a request that names no ``max_tokens``;
-        ``priorities`` says whether the scheduler heeds them."""
+    def __init__(self, info: EngineInfo, assets: FrontendAssets) -> None:
         self.info = info
-        self.tokenizer = tokenizer
-        self.renderer = renderer
-        self.defaults = defaults or SamplingParams()
-        self.output_limit = output_limit
-        self.priorities = priorities
+        self.assets = assets
+        self.tokenizer = assets.guarded_tokenizer
+        self.renderer = assets.renderer
         self._numbers = itertools.count(1)
 
     def need_tokenizer(self, param: str = "prompt") -> Tokenizer:
@@ -108,7 +97,7 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Encode, complete and check one request. Raises ``RequestError``; nothing is registered."""
         params = with_schema_text(
-            self._complete(self.defaults if params is None else params, priority)
+            self._complete(self.assets.defaults if params is None else params, priority)
         )
         self.check_length(prompt, params)
         ids = self.encode(prompt)
@@ -153,7 +142,7 @@ class InputProcessor:
         changes: dict[str, Any] = {}
         if priority is not None and priority != params.priority:
             changes["priority"] = priority
-        if not self.priorities and changes.get("priority", params.priority):
+        if not self.assets.priorities and changes.get("priority", params.priority):
             raise RequestError(
                 f"priority is {changes.get('priority', params.priority)}, but the scheduler serves "
                 "first come, first served: leave it out, or start the engine with "
@@ -161,8 +150,9 @@ class InputProcessor:
                 param="priority",
             )
         # Without an output limit the engine takes the rest of the context.
-        if params.max_tokens is None and self.output_limit is not None and not params.ignore_eos:
-            changes["max_tokens"] = max(self.output_limit, params.min_tokens)
+        limit = self.assets.output_limit
+        if params.max_tokens is None and limit is not None and not params.ignore_eos:
+            changes["max_tokens"] = max(limit, params.min_tokens)
         if params.stop_strings:
             self.need_tokenizer("stop")
         if params.bad_words:

@@ -28,7 +28,7 @@ def handlers(context: ServerContext) -> list[HTTPRouteHandler]:
             ):  # a long step: the numbers before it will do
                 context.stats = await context.engine.stats(TIMEOUT_FACTOR)
         stats = context.stats if context.engine.alive else None
-        context.metrics.stuck_threads = context.parser_watchdog.num_stuck
+        context.metrics.stuck_threads = context.engine.parser_watchdog.num_stuck
         return Response(
             context.metrics.exposition(stats, context.engine.plugins.states()),
             media_type=CONTENT_TYPE_LATEST,

@@ -14,6 +14,8 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig, from_options
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.plugins import PluginManager
+from treadle.text.assets import FrontendAssets
+from treadle.text.parser_plugins import parser_watchdog
 from treadle.text.prompts import parse_prompt
 from treadle.text.text_pool import TextPool
 
@@ -86,6 +88,7 @@ class FakeEngine:
         self.plugins = plugins
         self.texts = TextPool(plugins.call_stats.budget(RENDERERS, "render"), 1000)
         self.config: EngineConfig = from_options(model=name, served_model_name=[name])
+        self.parser_watchdog = parser_watchdog(plugins.call_stats)
         self.traits = ModelTraits()
         self.tokenizer, self.renderer = CharacterTokenizer(), FakeRenderer()
         self.output_limit: int | None = None
@@ -103,8 +106,15 @@ class FakeEngine:
             eos_token_ids=[0],
         )
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams()
+    @property
+    def assets(self) -> FrontendAssets:
+        return FrontendAssets(
+            self.tokenizer,
+            self.renderer,
+            output_limit=self.output_limit,
+            traits=self.traits,
+            guarded_tokenizer=self.tokenizer,
+        )
 
     async def stats(self, timeout: float) -> EngineStats:
         return EngineStats()

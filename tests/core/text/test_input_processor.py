@@ -17,7 +17,7 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import from_options
 from treadle.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
 from treadle.plugins import PluginManager
-from treadle.text.assets import default_params, open_checkpoint, plugin_config
+from treadle.text.assets import FrontendAssets, default_params, open_checkpoint, plugin_config
 from treadle.text.chat import Conversation
 from treadle.text.input_processor import InputProcessor
 from treadle.text.prompts import Prompt, parse_prompt, parse_prompts
@@ -31,8 +31,8 @@ INFO = EngineInfo(
 
 def processor(**changes: Any) -> InputProcessor:
     renderer = JinjaRenderer(TOKENIZER, templates={"default": templates.TRAINING})
-    arguments = {"info": INFO, "tokenizer": TOKENIZER, "renderer": renderer} | changes
-    return InputProcessor(**arguments)
+    arguments = {"guarded_tokenizer": TOKENIZER, "renderer": renderer} | changes
+    return InputProcessor(INFO, FrontendAssets(TOKENIZER, **arguments))
 
 
 # ------------------------------------------------------------------ prompts
@@ -185,7 +185,7 @@ def test_wrong_arguments() -> None:
 
 
 def test_without_a_tokenizer_ids_work_and_text_says_what_to_do() -> None:
-    bare = processor(tokenizer=None, renderer=None)
+    bare = processor(guarded_tokenizer=None, renderer=None)
     assert bare.prepare(Prompt(ids=[1, 2])).prompt_ids == [1, 2]
     for call in (
         lambda: bare.prepare(Prompt(text="x")),
