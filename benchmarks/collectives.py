@@ -32,10 +32,10 @@ from treadle_communicator_symmetric.communicator import create
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
 from treadle.layers import device_info
-from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle_layers_kit import LMHead, RMSNorm
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
+from treadle_worker_kit.fusion import apply_fusions
 
 SIZES = [1 << n for n in range(12, 27)]  # bytes
 ROWS = (1, 8, 32, 64, 128, 226, 512, 1024, 4096, 8192)

@@ -28,7 +28,7 @@ from treadle.config import DeviceConfig, EngineConfig, SchedulerConfig
 from treadle.errors import PluginLoadError
 from treadle.layers import SingleRankCommunicator, device_info
 from treadle.layers.device import dtype_name, pick_device
-from treadle.layers.fusion import apply_fusions
+from treadle.layers.fusion import defer_all_reduce, kernel_sites
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
@@ -178,7 +178,14 @@ def _layers(
             max_model_len=max_model_len(hf_config, config.model.max_model_len),
         )
         attention.allocate([2] * len(attention.cache_groups), meta, model)
-        apply_fusions(model, recorder.kernel, info, dtype_name(dtype))
+        defer_all_reduce(model)
+        asked = dict.fromkeys(
+            (site.ops[0], tuple(site.sizes[0].items()))
+            for site in kernel_sites(model)
+            if site.install is not None
+        )
+        for op, sizes in asked:
+            recorder.kernel(op, KernelRequest(info, dtype_name(dtype), dict(sizes)))
     except PluginLoadError as error:
         if error.plugin is None or not error.plugin.startswith(f"{MODELS.name}:"):
             raise

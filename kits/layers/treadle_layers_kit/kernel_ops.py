@@ -1,7 +1,7 @@
 """The operations of the layers that kernel plugins may implement (``treadle_kernel_op``).
 
 Tensors are in the model's dtype unless it is stated; ``rows`` is any number of tokens. Where a layer
-uses which operation is the business of ``treadle.layers.fusion``. The sampler's operations are
+uses which operation is said by its sites (``treadle.layers.fusion``). The sampler's operations are
 declared in ``treadle.testing.kernel_ops``.
 """
 

@@ -13,13 +13,13 @@ from treadle.api.step_types import EngineInfo
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.layers.device import device_info, dtype_name, pick_device
-from treadle.layers.fusion import apply_fusions
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import build_model
 from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_config
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.model_runner import LoadedModel
+from treadle_worker_kit.fusion import apply_fusions
 from treadle_worker_kit.memory import (
     GIB,
     MemoryUsage,

@@ -15,9 +15,9 @@ from treadle.api.attention import KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.communicators import Communicator
 from treadle.api.models import ModelContext
-from treadle.layers.fusion import apply_fusions
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import LMHead, RMSNorm, ops
+from treadle_worker_kit.fusion import apply_fusions
 
 Context = Callable[..., ModelContext]
 SIZE, VOCAB, ROWS = 32, 97, 6

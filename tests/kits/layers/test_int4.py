@@ -12,10 +12,10 @@ from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.models import LinearSpec, ModelContext
 from treadle.layers import SingleRankCommunicator
-from treadle.layers.fusion import apply_fusions
 from treadle_layers_kit import Linear, int4_layout
 from treadle_layers_kit.int4 import PackedInt4
 from treadle_layers_kit.int4_layout import CHUNK, pack_codes
+from treadle_worker_kit.fusion import apply_fusions
 
 
 def pack_random(

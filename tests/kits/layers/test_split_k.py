@@ -13,13 +13,13 @@ from torch import Tensor
 
 from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
-from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.testing.checkpoints import make_checkpoint
 from treadle.testing.models import TinyModel
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import ops
 from treadle_layers_kit.linear_norms import LinearNormPair
+from treadle_worker_kit.fusion import apply_fusions
 
 CPU = DeviceInfo("cpu")
 IDS = torch.arange(40, 53)

@@ -12,13 +12,13 @@ import torch
 from treadle.api.cache import DeviceInfo
 from treadle.api.kinds import QUANTIZATION
 from treadle.layers import dtype_name
-from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.testing.linears import Layer, fill, pack
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat
 from treadle.testing.quantization import QuantizationSuite
 from treadle_layers_kit import Linear
 from treadle_layers_kit.int4 import PackedInt4
+from treadle_worker_kit.fusion import apply_fusions
 
 CARD = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 

@@ -34,11 +34,11 @@ from treadle.api.communicators import Communicator, CommunicatorRequest
 from treadle.api.models import ModelContext
 from treadle.api.types import CommunicatorOffer, DeviceInfo, Refusal
 from treadle.layers import device_info
-from treadle.layers.fusion import apply_fusions
 from treadle.plugins import PluginManager
 from treadle.testing.ranks import run_on_ranks
 from treadle_layers_kit import LMHead, RMSNorm
 from treadle_worker_kit.communicator import TorchCommunicator, choose_communicator
+from treadle_worker_kit.fusion import apply_fusions
 
 CPU = torch.device("cpu")
 

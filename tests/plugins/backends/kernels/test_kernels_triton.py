@@ -299,11 +299,11 @@ def test_the_gated_layer_and_the_sampler_take_what_is_offered() -> None:
 
     from treadle.api.models import ModelContext
     from treadle.layers import SingleRankCommunicator
-    from treadle.layers.fusion import apply_fusions
     from treadle.sampling.kernels import install_sampler_kernels
     from treadle.sampling.sampler import Sampler
     from treadle_layers_kit import ops
     from treadle_layers_kit.mlp import GatedMLP
+    from treadle_worker_kit.fusion import apply_fusions
 
     requests: list[tuple[str, dict[str, int]]] = []
 

@@ -18,7 +18,6 @@ from treadle.api.attention import KernelOffer, KernelRequest
 from treadle.api.cache import DeviceInfo
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import QUANTIZATION
-from treadle.layers.fusion import FusionReport, apply_fusions
 from treadle.plugins import PluginManager
 from treadle.testing.attention_reference import ReferenceBackend
 from treadle.testing.checkpoints import make_checkpoint
@@ -26,6 +25,7 @@ from treadle.testing.kernel_ops import COMMUNICATOR_OPS, KERNEL_OPS
 from treadle.testing.models import TinyModel
 from treadle.testing.packing import AwqFormat, Format, Fp8Format, GptqFormat, pack_checkpoint
 from treadle.testing.ranks import run_on_ranks
+from treadle_worker_kit.fusion import FusionReport, apply_fusions
 
 CPU = DeviceInfo("cpu")
 IDS = torch.arange(40, 53)
