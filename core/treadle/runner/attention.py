@@ -17,7 +17,6 @@ from treadle.api.attention import (
 )
 from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.api.kinds import ATTENTION_BACKENDS
-from treadle.api.step_types import KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, PluginNotFoundError
 from treadle.known_plugins import install_hint, known_distributions
@@ -138,17 +137,6 @@ class AttentionLayers:
             shape = group.backend.kv_cache_shape(1, self._size, spec)
             totals[group.cache_group] += math.prod(shape) * torch_dtype(spec.dtype).itemsize
         return totals
-
-    def describe(self, pages: list[int]) -> list[KVCacheGroup]:
-        counts = [0] * len(self.cache_groups)
-        for _, group in self.specs.values():
-            counts[group.cache_group] += 1
-        return [
-            KVCacheGroup(kind=kind, window=window, num_pages=n, layers=layers, page_bytes=size)
-            for (kind, window), n, layers, size in zip(
-                self.cache_groups, pages, counts, self.page_bytes(), strict=True
-            )
-        ]
 
     def allocate(self, pages: list[int], device: torch.device, model: torch.nn.Module) -> None:
         """Allocate the cache of every layer and set it in the model's attention modules.

@@ -9,7 +9,7 @@ import torch
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.communicators import Communicator
 from treadle.api.kinds import MODELS
-from treadle.api.step_types import EngineInfo
+from treadle.api.step_types import EngineInfo, KVCacheGroup
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError
 from treadle.layers.device import device_info, dtype_name, pick_device
@@ -106,7 +106,7 @@ def load_model(
     with stages.stage("kernels"):
         fusions = apply_fusions(model, plugins.kernel, info, dtype_name(dtype))
         usage.shared = tp_group.memory_bytes
-        groups = attention.describe(pages)
+        groups = _cache_groups(attention, pages)
     facts = EngineInfo(
         model=config.model.model,
         architecture=spec.architecture,
@@ -126,6 +126,18 @@ def load_model(
     facts.report.extend(memory_lines(facts, usage, config.scheduler.max_num_batched_tokens))
     facts.report.extend(fusions.lines())
     return LoadedModel(guarded, device, attention, facts), usage
+
+
+def _cache_groups(attention: AttentionLayers, pages: list[int]) -> list[KVCacheGroup]:
+    counts = [0] * len(pages)
+    for _, group in attention.specs.values():
+        counts[group.cache_group] += 1
+    return [
+        KVCacheGroup(kind=kind, window=window, num_pages=n, layers=layers, page_bytes=size)
+        for (kind, window), n, layers, size in zip(
+            attention.cache_groups, pages, counts, attention.page_bytes(), strict=True
+        )
+    ]
 
 
 def _size_cache(
