@@ -8,7 +8,7 @@ import itertools
 import logging
 import subprocess
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -191,10 +191,8 @@ class EngineClient(asyncio.Protocol):
     # -- receiving -------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.WriteTransport):
-            self._transport = transport
-        else:  # uvloop's transports are not subclasses of asyncio's
-            self._transport = transport  # type: ignore[assignment]
+        # Not asserted: uvloop's transports are not subclasses of asyncio's.
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         try:
