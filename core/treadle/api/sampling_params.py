@@ -95,7 +95,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
-            check_number(name, getattr(self, name), low, high)
+            value, annotation = getattr(self, name), SamplingParams.__annotations__[name]
+            if value is not None or "None" not in annotation:
+                check_number(name, value, low, high, is_integer="int" in annotation)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; "
@@ -150,22 +152,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check_texts("bad_words", self.bad_words or (), blank=False)
 
 
-INTEGER_PARAMS = frozenset(
-    {"n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs", "seed", "priority"}
-    | {"truncate_prompt_tokens"}
-)
-OPTIONAL_PARAMS = frozenset(
-    {"max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"}
-)
-
-
 def check_number(
-    name: str, value: Any, low: float, high: float, *, is_integer: bool | None = None
+    name: str, value: Any, low: float, high: float, *, is_integer: bool = False
 ) -> None:
     """Raise ``RequestError`` unless ``value`` is finite, in range and, if ``is_integer``, an int."""
-    is_integer = name in INTEGER_PARAMS if is_integer is None else is_integer
-    if value is None and name in OPTIONAL_PARAMS:
-        return
     kind = int if is_integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind):
         expected = "a whole number" if is_integer else "a number"
