@@ -226,22 +226,14 @@ class AsyncLLM:
     async def render(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> Prompt:
-        """The prompt of a conversation, text and ids. Raises ``RequestError``."""
-        chat = Conversation(
-            messages=messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        """The prompt of a conversation, text and ids. Raises ``RequestError``.
+
+        ``options`` are the other fields of ``Conversation``, such as ``tools``.
+        """
         await self._wait_until_started()
-        return await self._chat_processor().render(chat)
+        return await self._chat_processor().render(Conversation(messages=messages, **options))
 
     async def prepare(
         self,
