@@ -176,8 +176,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         Meta(
             gt=0,
-            description="Seconds that a worker may take for one stage of a start, or between two tensors "
-            "of a checkpoint; then the start fails.",
+            description="Seconds that one stage of a start may take, or the time between two tensors of a "
+            "checkpoint; then the start fails.",
         ),
     ] = 600.0
 

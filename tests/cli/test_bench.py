@@ -171,6 +171,7 @@ def test_startup_is_measured_in_a_process_of_its_own(treadle, shape):
     stages = result["stages"]
     assert list(stages) == [
         "python and imports",
+        "download",
         "configuration",
         "weights",
         "cache",

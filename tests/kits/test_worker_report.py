@@ -137,4 +137,11 @@ def test_a_started_model_reports(tmp_path: Path) -> None:
     titles = [line.split("  ")[0] for line in started.report]
     assert titles == ["weights", "KV cache", "would free", "start"]
     assert "33 pages x 16 = 528 tokens (full), enough for 2.0 sequences" in started.report[1]
-    assert list(started.stages) == ["configuration", "weights", "cache", "kernels", "sampler"]
+    assert list(started.stages) == [
+        "download",
+        "configuration",
+        "weights",
+        "cache",
+        "kernels",
+        "sampler",
+    ]

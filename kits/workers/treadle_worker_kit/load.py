@@ -30,7 +30,7 @@ from treadle_worker_kit.memory import (
 )
 from treadle_worker_kit.report import memory_lines
 from treadle_worker_kit.scales import calculate_scales
-from treadle_worker_kit.stages import StartStages
+from treadle_worker_kit.stages import DOWNLOAD, StartStages
 
 __all__ = ("load_model",)
 
@@ -42,15 +42,16 @@ def load_model(
     stages: StartStages,
 ) -> tuple[LoadedModel, MemoryUsage]:
     """Build and load the model, then size and allocate its KV cache."""
+    options = config.model
+    with stages.stage(DOWNLOAD):
+        ref = parse_ref(options.model, options.revision, options.download_dir)
+        files = fetch(plugins, ref, options.load_format)
     with stages.stage("configuration"):
         device = pick_device(config.device.device, tp_group.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         elif config.device.cpu_threads is not None:
             torch.set_num_threads(config.device.cpu_threads)
-        options = config.model
-        ref = parse_ref(options.model, options.revision, options.download_dir)
-        files = fetch(plugins, ref, options.load_format)
         _, hf_config = read_config(files, options.hf_overrides)
         info = device_info(device)
         dtype = resolve_dtype(options.dtype, hf_config, info)

@@ -17,10 +17,13 @@ from treadle.api.communicators import Communicator
 from treadle.errors import EngineError
 from treadle.layers import SingleRankCommunicator, dry_run
 
-__all__ = ("Announce", "StartStages")
+__all__ = ("DOWNLOAD", "Announce", "StartStages")
 
 Announce = Callable[[str], None]
 """Receives the stage that this rank is in."""
+
+DOWNLOAD = "download"
+"""The stage in which the model's files arrive. It may take hours, as long as it makes progress."""
 
 ALIVE_SECONDS = 5.0
 """Between two announcements of a stage that makes progress."""

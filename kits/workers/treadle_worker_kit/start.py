@@ -10,6 +10,7 @@ from treadle.config import EngineConfig
 from treadle.layers import SingleRankCommunicator
 from treadle.plugins import PluginManager
 from treadle.runner.model_runner import LoadedModel, ModelRunner
+from treadle_worker_kit.download import DownloadProgress
 from treadle_worker_kit.load import load_model
 from treadle_worker_kit.memory import GIB, MemoryUsage, explain_out_of_memory
 from treadle_worker_kit.report import option_line, stage_line
@@ -29,7 +30,7 @@ def start_runner(
     ``announce`` is told each stage of it. Without ``tp_group`` there is one rank.
     """
     tp_group = tp_group or SingleRankCommunicator()
-    stages = StartStages(tp_group, announce)
+    stages = StartStages(tp_group, announce and DownloadProgress(announce).enter)
     loaded, usage = load_model(config, plugins, tp_group, stages)
     report = loaded.info.report
     with stages.stage("sampler"):

@@ -307,7 +307,7 @@ def treadle_kernel_op(op):
     late("kernel")
     return (yield)
 """
-HOOKS = {"source": "configuration", "model": "weights"}
+HOOKS = {"source": "download", "model": "weights"}
 SERVE = """
 import sys, time
 from treadle.api.requests import EngineRequest
@@ -341,7 +341,7 @@ def test_late_ranks_start_and_end_in_a_sum_with_their_parent(tmp_path: Path) -> 
     model = make_checkpoint(tmp_path / "model")
     command = [sys.executable, "-c", SERVE, str(model), plugin(tmp_path, "sum", "hang")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        stages = "started|configuration|weights|cache|kernels|sampler"
+        stages = "started|download|configuration|weights|cache|kernels|sampler"
         pids = killed(parent, "pid", "pid", stages, "sum", "sum")
     assert gone(pids)
 

@@ -10,6 +10,7 @@ import torch
 from treadle.api.types import EngineInfo, GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from treadle.config import EngineConfig
 from treadle.errors import ConfigError, EngineDeadError, PluginLoadError
+from treadle_executor_uni.start_watch import StartWatch
 from treadle_worker_kit.memory import is_out_of_memory
 from treadle_worker_kit.start import start_runner
 
@@ -41,7 +42,8 @@ class UniProcExecutor:
         self._failure: str | None = None
 
     def start(self) -> EngineInfo:
-        self._runner = start_runner(self._config, self._plugins)
+        with StartWatch(self._config.device.startup_timeout) as watch:
+            self._runner = start_runner(self._config, self._plugins, announce=watch.enter)
         return self._runner.info
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
