@@ -55,6 +55,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokenizer: Annotated[
         str | None, Meta(description="Checkpoint of the tokenizer (default: the model's).")
     ] = None
+    tokenizer_revision: Annotated[
+        str | None, Meta(description="Branch, tag or commit of the tokenizer, if it has its own.")
+    ] = None
     tokenizer_mode: Annotated[str, Meta(description="Tokenizer plugin.")] = "auto"
     renderer: Annotated[
         str, Meta(description="Chat renderer plugin; auto: the one that matches the model.")

@@ -17,6 +17,7 @@ __all__ = (
     "ModelRef",
     "ModelSource",
     "SupportsFill",
+    "SupportsRevisions",
     "SupportsTensorFiles",
     "Tokenizer",
     "WeightLoader",
@@ -50,6 +51,14 @@ class ModelSource(Protocol):
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
         """Return the local files of ``ref`` with names that match any of the glob ``patterns``."""
+
+
+@runtime_checkable
+class SupportsRevisions(Protocol):
+    """Optional protocol of a ``ModelSource`` with checkpoints that change under their names."""
+
+    def resolve_revision(self, ref: ModelRef) -> str:
+        """Return the revision that ``ref`` means now, with which it means the same files for ever."""
 
 
 class WeightLoader(Protocol):

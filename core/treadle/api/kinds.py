@@ -45,6 +45,7 @@ MODEL_SOURCES = PluginKind(
     builds=t.ModelSource,
     key_argument="scheme",
     loads="resolve",
+    optional=(t.SupportsRevisions,),
     suite="treadle.testing.sources:ModelSourceSuite",
     suite_needs_subclass=True,
 )

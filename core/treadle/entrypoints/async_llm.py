@@ -17,6 +17,7 @@ from treadle.config import EngineConfig, from_options
 from treadle.engine.client import EngineClient
 from treadle.entrypoints.output_stream import OutputStream
 from treadle.errors import EngineDeadError, QueueFullError, RequestError, TreadleError
+from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.assets import FrontendAssets, open_checkpoint, plugin_config
@@ -96,9 +97,10 @@ class AsyncLLM:
         return self
 
     async def _start(self) -> None:
+        config = await asyncio.to_thread(pin_revisions, self.config, self.plugins)
         # The text side is read while the child loads the weights.
-        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, self.config, self.plugins))
-        loading = asyncio.create_task(self._client.start(self.config))
+        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, config, self.plugins))
+        loading = asyncio.create_task(self._client.start(config))
         try:
             assets, info = await asyncio.gather(opening, loading)
         except BaseException:

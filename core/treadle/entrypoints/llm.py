@@ -26,6 +26,7 @@ from treadle.errors import (
     QueueFullError,
     RequestError,
 )
+from treadle.loading.formats import pin_revisions
 from treadle.outputs import RequestOutput
 from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
@@ -72,11 +73,12 @@ class LLM:
         """Load a model. Raises ``ConfigError``, ``CheckpointError`` or another ``TreadleError``."""
         self.config = from_options(options, model=model) if config is None else config
         self._plugins = PluginManager(plugin_config(self.config))
-        assets = open_checkpoint(self.config, self._plugins)
+        config = pin_revisions(self.config, self._plugins)
+        assets = open_checkpoint(config, self._plugins)
         set_passive_omp_wait()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
-        self._core = EngineCore(self.config, self._plugins)
+        self._core = EngineCore(config, self._plugins)
         self._close = weakref.finalize(self, self._core.close)
         for line in self._core.info.report:
             log.info("%s", line)

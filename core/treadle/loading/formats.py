@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+
+import msgspec
+
 from treadle.api.checkpoints import SMALL, WEIGHTS, matching
-from treadle.api.files import ModelFiles, ModelRef
+from treadle.api.files import ModelFiles, ModelRef, SupportsRevisions
 from treadle.api.kinds import MODEL_SOURCES
+from treadle.config import EngineConfig
 from treadle.errors import CheckpointError
+from treadle.loading.sources import parse_ref
 from treadle.plugins import PluginManager
 
-__all__ = ("detect_format", "fetch", "no_weights")
+__all__ = ("detect_format", "fetch", "no_weights", "pin_revisions")
+
+log = logging.getLogger("treadle.loading")
 
 DETECTED = ("safetensors", "pt")
 """The formats of ``auto``, the preferred one first."""
@@ -37,6 +45,25 @@ def fetch(
         if detect_format(files) is not None:
             return files
     raise no_weights(ref.path)
+
+
+def pin_revisions(config: EngineConfig, plugins: PluginManager) -> EngineConfig:
+    """Return ``config`` with the commits that its branches and tags mean now.
+
+    Frontend, engine and grammar compilers each call ``fetch``. A branch may move in between.
+    """
+    model = config.model
+    names = {"revision": model.model}
+    if model.tokenizer is not None or model.tokenizer_revision is not None:
+        names["tokenizer_revision"] = model.tokenizer or model.model
+    pinned = {}
+    for option, name in names.items():
+        ref = parse_ref(name, getattr(model, option), model.download_dir)
+        source = plugins.create_guarded(MODEL_SOURCES, ref.scheme)
+        if isinstance(source, SupportsRevisions):
+            pinned[option] = source.resolve_revision(ref)
+            log.info("%s at %s is revision %s", name, ref.revision or "HEAD", pinned[option])
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(model, **pinned))
 
 
 def no_weights(location: object) -> CheckpointError:

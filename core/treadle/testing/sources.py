@@ -14,13 +14,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from treadle.api.files import ModelFiles, ModelRef, ModelSource, SupportsTensorFiles, WeightLoader
+from treadle.api.files import (
+    ModelFiles,
+    ModelRef,
+    ModelSource,
+    SupportsRevisions,
+    SupportsTensorFiles,
+    WeightLoader,
+)
 from treadle.api.kinds import LOAD_FORMATS, MODEL_SOURCES
 from treadle.errors import CheckpointError
 from treadle.testing.plugin import FOREIGN, PluginTest
@@ -71,6 +79,15 @@ class ModelSourceSuite(PluginTest):
     def test_it_may_be_asked_again(self, tmp_path: Path) -> None:
         source, ref = self.build(), self.ref(tmp_path)
         assert source.resolve(ref, patterns=["*"]) == source.resolve(ref, patterns=["*"])
+
+    def test_a_resolved_revision_stays(self, tmp_path: Path) -> None:
+        source, ref = self.build(), self.ref(tmp_path)
+        if not isinstance(source, SupportsRevisions):
+            return
+        pinned = replace(ref, revision=source.resolve_revision(ref))
+        assert source.resolve_revision(pinned) == pinned.revision
+        now, then = (source.resolve(r, patterns=["*"]) for r in (ref, pinned))
+        assert (now.root, now.names) == (then.root, then.names)
 
     def test_what_is_not_there_is_said_so(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):

@@ -135,8 +135,10 @@ def open_checkpoint(config: EngineConfig, plugins: PluginManager) -> FrontendAss
     traits = ModelTraits(config={**files.config, **model.hf_overrides})
     defaults, limit = default_params(model, files.root)
     priorities = config.scheduler.scheduling_policy != "fcfs"
-    if model.tokenizer is not None and model.tokenizer != model.model:
-        files = fetch(plugins, parse_ref(model.tokenizer, None, model.download_dir), weights=False)
+    name = model.tokenizer or model.model
+    if name != model.model or model.tokenizer_revision is not None:
+        ref = parse_ref(name, model.tokenizer_revision, model.download_dir)
+        files = fetch(plugins, ref, weights=False)
     elif model.tokenizer_mode == "auto" and not any(
         any(files.root.glob(name)) for name in TOKENIZER_FILES
     ):

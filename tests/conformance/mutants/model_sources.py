@@ -19,6 +19,9 @@ TREADLE = {"model_sources": ["mine"]}
 class Mine:
     calls = 0
 
+    def resolve_revision(self, ref):
+        return ref.revision or "main"
+
     def resolve(self, ref, *, patterns):
         self.calls += 1
         found = FolderSource().resolve(ref, patterns=patterns)
@@ -63,6 +66,9 @@ SPECIMENS = (
             Mutant(
                 "test_it_may_be_asked_again",
                 {"found.config)": "found.config if self.calls == 1 else {})"},
+            ),
+            Mutant(
+                "test_a_resolved_revision_stays", {'ref.revision or "main"': 'f"{ref.revision}-1"'}
             ),
             Mutant(
                 "test_what_is_not_there_is_said_so",

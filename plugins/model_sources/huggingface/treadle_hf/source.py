@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,20 @@ from treadle.errors import CheckpointError
 __all__ = ("HubSource",)
 
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
 class HubSource:
     """The Hugging Face hub. ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` have their usual meaning."""
+
+    def resolve_revision(self, ref: ModelRef) -> str:
+        """Return the commit of the reference's branch or tag: the hub's, or offline the cache's.
+
+        Raises ``CheckpointError`` like ``resolve``.
+        """
+        if ref.revision is not None and COMMIT.fullmatch(ref.revision):
+            return ref.revision
+        return self._download(ref, ["config.json"]).name
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
         """Download missing files, with the hub library's progress bars.
@@ -21,6 +34,10 @@ class HubSource:
         Raises ``CheckpointError`` if the checkpoint does not exist, is gated, or is neither
         reachable nor in the cache.
         """
+        return files_in(self._download(ref, patterns), patterns, ref.path)
+
+    def _download(self, ref: ModelRef, patterns: Sequence[str]) -> Path:
+        """Return the folder of one commit, which has the commit's name."""
         import huggingface_hub
 
         try:
@@ -33,7 +50,7 @@ class HubSource:
             )
         except Exception as error:  # the hub library raises its own, httpx's and OS errors
             raise CheckpointError(self._failure_reason(ref, error)) from error
-        return files_in(Path(root), patterns, ref.path)
+        return Path(root)
 
     @staticmethod
     def _failure_reason(ref: ModelRef, error: Exception) -> str:

@@ -17,22 +17,15 @@ class NewestSource:
     """See ``treadle.api.files.ModelSource``.
 
     A subfolder counts once it is complete: it has a ``config.json``, weights, every shard that its
-    index names, and no file that is still being written. The newest is the one changed last.
+    index names, and no file that is still being written. The newest is the one changed last. A
+    revision is the name of a subfolder.
     """
 
+    def resolve_revision(self, ref: ModelRef) -> str:
+        return self._folder(ref).name
+
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
-        root = Path(ref.path).expanduser()
-        if not root.is_dir():
-            raise CheckpointError(
-                f"newest:{ref.path} is not a folder; give the one that holds the checkpoints"
-            )
-        checkpoints = [folder for folder in root.iterdir() if folder.is_dir() and complete(folder)]
-        if not checkpoints:
-            raise CheckpointError(
-                f"newest:{ref.path} holds no complete checkpoint (a folder with config.json, "
-                "weights, and every shard of its index)"
-            )
-        folder = max(checkpoints, key=lambda f: (_changed(f), f.name))
+        folder = self._folder(ref)
         names = tuple(
             name
             for name in sorted(_names(folder))
@@ -40,6 +33,23 @@ class NewestSource:
         )
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return ModelFiles(folder, names, config)
+
+    @staticmethod
+    def _folder(ref: ModelRef) -> Path:
+        root = Path(ref.path).expanduser()
+        if not root.is_dir():
+            raise CheckpointError(
+                f"newest:{ref.path} is not a folder; give the one that holds the checkpoints"
+            )
+        folders = (f for f in root.iterdir() if ref.revision in (None, f.name))
+        checkpoints = [folder for folder in folders if folder.is_dir() and complete(folder)]
+        if not checkpoints:
+            raise CheckpointError(
+                f"newest:{ref.path} holds no complete checkpoint"
+                f"{'' if ref.revision is None else f' {ref.revision!r}'} (a folder with config.json, "
+                "weights, and every shard of its index)"
+            )
+        return max(checkpoints, key=lambda f: (_changed(f), f.name))
 
 
 def complete(folder: Path) -> bool:
