@@ -1,26 +1,21 @@
 """The end of a child process when its parent ends, whatever either of them is doing.
 
 A child that reads its socket notices the end of its parent there. One that computes does not: a kernel
-that waits for another rank, a compiler or a download may take minutes, or never end. So the kernel and a
-thread watch for it. Neither of them alone is enough: the kernel's signal is sent when the *thread* ends
-that started the child, so that only whoever keeps that thread may ask for it, and no thread runs while
-another one is stuck in a library that holds the interpreter's lock.
+that waits for another rank, a compiler or a download may take minutes, or never end. So a thread watches
+for it. No thread runs while another one is stuck in a library that holds the interpreter's lock: where
+that happens, the executor ``mp`` lets the kernel watch as well.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import select
-import signal
 import threading
 import time
 
-__all__ = ("end_with_parent", "kill_with_parent_thread")
+__all__ = ("end_with_parent",)
 
 CHECK_SECONDS = 1.0
-PR_SET_PDEATHSIG = 1
 # Not in every build of Python's select module.
 POLLRDHUP = getattr(select, "POLLRDHUP", 0)
 
@@ -33,16 +28,6 @@ def end_with_parent(fd: int, *, grace: float = 0.0) -> None:
     """
     arguments = (fd, os.getppid(), grace)
     threading.Thread(target=_watch, args=arguments, name="treadle-lifeline", daemon=True).start()
-
-
-def kill_with_parent_thread() -> None:
-    """Let the kernel kill this process when the thread that started it ends (Linux).
-
-    It works even while every thread of this process waits for a device. A parent that has ended before
-    this call is noticed by ``end_with_parent`` only.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # a C library without it
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _watch(fd: int, parent: int, grace: float) -> None:

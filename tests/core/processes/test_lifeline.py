@@ -17,7 +17,8 @@ from treadle.processes.spawn import spawn
 # the interpreter's lock, as a launch does that waits for room in the device's queue.
 CHILD = """
 import ctypes, os, socket, time
-from treadle.processes.lifeline import end_with_parent, kill_with_parent_thread
+from treadle.processes.lifeline import end_with_parent
+from treadle_executor_mp.worker import kill_with_parent_thread
 
 def ready(fd):
     sock = socket.socket(fileno=fd)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
 from multiprocessing.connection import Connection
 
-from treadle.processes.lifeline import end_with_parent, kill_with_parent_thread
+from treadle.processes.lifeline import end_with_parent
 from treadle_worker_kit.messages import (
     Collected,
     Failed,
@@ -21,7 +22,9 @@ from treadle_worker_kit.messages import (
     encode,
 )
 
-__all__ = ("main",)
+__all__ = ("kill_with_parent_thread", "main")
+
+PR_SET_PDEATHSIG = 1
 
 
 def main(fd: int) -> None:
@@ -45,6 +48,17 @@ def main(fd: int) -> None:
             pipe.send_bytes(encode(_failure(error)))
     # A rank that stops in the middle of a collective must not wait for the others to leave it.
     os._exit(0)
+
+
+def kill_with_parent_thread() -> None:
+    """Let the kernel kill this process when the thread that started it ends (Linux).
+
+    It works even while every thread of this process waits for a device. The
+    executor keeps the thread that starts its workers. A parent that has ended before this call is noticed
+    by ``end_with_parent`` only.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _serve(pipe: Connection) -> None:
