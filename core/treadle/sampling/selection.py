@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 from torch import Tensor
@@ -60,7 +62,7 @@ class SamplingMetadata:
         tensors = iter(packer.upload(*(np.array(values, dtype=np.int64) for values in lists)))
         return cls(
             rows=list(rows),
-            features=union(kinds),
+            features=reduce(or_, kinds, Features()),
             logprobs=next(tensors) if rows_with_logprobs else None,
             logprob_rows=rows_with_logprobs,
             logprob_counts=[logprobs[rows[row]] for row in rows_with_logprobs],
@@ -77,13 +79,6 @@ class SamplingMetadata:
 
 def rows_in_pool(pool: SlotRowPool, rows: Sequence[int]) -> list[int]:
     return [row for row, slot in enumerate(rows) if slot in pool] if len(pool) else []
-
-
-def union(kinds: set[Features]) -> Features:
-    result = Features()
-    for kind in kinds:
-        result |= kind
-    return result
 
 
 def split(
@@ -103,5 +98,5 @@ def split(
         # Copying rows out and back costs about as much as filtering twice as many rows.
         is_majority = not search_kinds and 2 * len(batch) > len(rows)
         covers_all = is_majority or len(batch) == len(rows)
-        groups.append((None if covers_all else batch, union(members)))
+        groups.append((None if covers_all else batch, reduce(or_, members)))
     return groups
