@@ -125,11 +125,12 @@ class LLM:
         are wrong; a grammar is one that turns out to be so while the others run.
         """
         parsed_prompts = parse_prompts(prompts)
-        params_list = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
-        ranks = _broadcast("priority", priority, len(parsed_prompts))
+        count = len(parsed_prompts)
+        params = map(self._final, _broadcast("sampling_params", sampling_params, count))
+        ranks = _broadcast("priority", priority, count)
         prepared = [
-            self._processor.prepare(p, _final(self._or_default(s)), priority=rank)
-            for p, s, rank in zip(parsed_prompts, params_list, ranks, strict=True)
+            self._processor.prepare(prompt, p, priority=rank)
+            for prompt, p, rank in zip(parsed_prompts, params, ranks, strict=True)
         ]
         return self._finish(prepared, use_tqdm)
 
@@ -155,7 +156,7 @@ class LLM:
         conversations = list(_conversations(messages))
         params_list = _broadcast("sampling_params", sampling_params, len(conversations))
         chats = [
-            self._prepare_chat(conversation, _final(self._or_default(params)), options)
+            self._prepare_chat(conversation, self._final(params), options)
             for conversation, params in zip(conversations, params_list, strict=True)
         ]
         prepared = [self._processor.prepare(chat.prompt, chat.params) for chat in chats]
@@ -176,13 +177,8 @@ class LLM:
         is new (``delta``). Closing the iterator aborts what still runs.
         """
         parsed_prompts = parse_prompts(prompts)
-        params_list = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
-        return self._stream(
-            [
-                self._processor.prepare(p, s)
-                for p, s in zip(parsed_prompts, params_list, strict=True)
-            ]
-        )
+        params = _broadcast("sampling_params", sampling_params, len(parsed_prompts))
+        return self._stream(list(map(self._processor.prepare, parsed_prompts, params)))
 
     def stream_chat(
         self,
@@ -198,7 +194,8 @@ class LLM:
         With ``output_kind`` ``delta``, ``parts`` of an output are what is new, in order.
         """
         options |= {"tools": tools, "tool_choice": tool_choice}
-        chat = self._prepare_chat(messages, self._or_default(sampling_params), options)
+        params = self._assets.defaults if sampling_params is None else sampling_params
+        chat = self._prepare_chat(messages, params, options)
         stream = self._stream([self._processor.prepare(chat.prompt, chat.params)])
         return _parse(chat.create_parser(), stream)
 
@@ -216,8 +213,10 @@ class LLM:
 
     # -- the loop ----------------------------------------------------------------------
 
-    def _or_default(self, params: SamplingParams | None) -> SamplingParams:
-        return self._assets.defaults if params is None else params
+    def _final(self, params: SamplingParams | None) -> SamplingParams:
+        """Nobody sees an output before it is finished, so none is made."""
+        params = self._assets.defaults if params is None else params
+        return params if params.output_kind == "final" else params.replace(output_kind="final")
 
     def _prepare_chat(
         self, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
@@ -340,11 +339,6 @@ class LLM:
 def _parse(parser: ChatOutputParser, stream: Iterator[RequestOutput]) -> Iterator[RequestOutput]:
     for output in stream:
         yield run_inline(parser.parse(output))
-
-
-def _final(params: SamplingParams) -> SamplingParams:
-    """Nobody sees an output before it is finished, so none is made."""
-    return params if params.output_kind == "final" else params.replace(output_kind="final")
 
 
 def _broadcast(name: str, value: Any, count: int) -> list[Any]:
