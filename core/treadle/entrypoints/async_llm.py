@@ -38,7 +38,6 @@ __all__ = ("AsyncLLM",)
 class _ReadyState:
     """What there is once the engine has started."""
 
-    assets: FrontendAssets
     processor: InputProcessor
     outputs: OutputProcessor
 
@@ -109,7 +108,7 @@ class AsyncLLM:
             await self._client.stop(seconds=0.0)
             raise
         outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
-        self._ready = _ReadyState(assets, InputProcessor(info, assets), outputs)
+        self._ready = _ReadyState(InputProcessor(info, assets), outputs)
 
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
@@ -121,7 +120,7 @@ class AsyncLLM:
         await self._client.stop()
         self.texts.close()
         self.parser_watchdog.close()
-        renderer: Any = None if self._ready is None else self._ready.assets.renderer
+        renderer: Any = None if self._ready is None else self._ready.processor.renderer
         if hasattr(renderer, "close"):
             renderer.close()
 
@@ -141,16 +140,16 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none, ``EngineDeadError`` before ``start``."""
-        return self._ready_state.assets.need_tokenizer()
+        return self.assets.need_tokenizer()
 
     @property
     def assets(self) -> FrontendAssets:
         """What was read of the checkpoint for its text. Raises ``EngineDeadError`` before ``start``."""
-        return self._ready_state.assets
+        return self._ready_state.processor.assets
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What a request without parameters uses: the checkpoint's ``generation_config.json``."""
-        return self._ready_state.assets.defaults
+        return self.assets.defaults
 
     @property
     def alive(self) -> bool:
@@ -215,7 +214,7 @@ class AsyncLLM:
         conversation = Conversation(
             messages=messages, tools=tools, tool_choice=tool_choice, **options
         )
-        params = self._ready_state.assets.defaults if sampling_params is None else sampling_params
+        params = self.assets.defaults if sampling_params is None else sampling_params
         chat = await self._chat_processor().prepare(conversation, params)
         parser = chat.create_parser()
         stream = self.generate(chat.prompt, chat.params, request_id=request_id, priority=priority)
@@ -346,7 +345,7 @@ class AsyncLLM:
     def _chat_processor(self) -> ChatProcessor:
         if self._chats is None:
             ready = self._ready_state
-            self._chats = ready.assets.chats(
+            self._chats = self.assets.chats(
                 self.config,
                 self.plugins,
                 ready.processor,

@@ -66,8 +66,8 @@ class ModelRunner:
     """
 
     def __init__(self, config: EngineConfig, plugins: PluginManager, loaded: LoadedModel) -> None:
-        self._loaded_model = loaded
         self.model = loaded.model
+        self._attention = loaded.attention
         self.device = loaded.device
         self.info = loaded.info
         slots = config.scheduler.max_num_seqs + 1  # the last one is for padding rows
@@ -99,7 +99,7 @@ class ModelRunner:
         """Return what captures the steps that only generate. What it has captured is replayed."""
         self._graphs = DecodeGraphs(
             self.model,
-            self._loaded_model.attention,
+            self._attention,
             self._tables,
             self._sampler,
             self._last_tokens,
@@ -137,10 +137,7 @@ class ModelRunner:
                 pending.sampled(row_indices, scheduler_output.slots, sampled)
                 rows = None
             else:
-                slots, positions = (
-                    captured.inputs[0, : len(row_indices)],
-                    captured.inputs[1, : len(row_indices)],
-                )
+                slots, positions = captured.inputs[:2, : len(row_indices)]
                 rows = SampleRows(row_indices, scheduler_output.slots, logits, slots, positions + 1)
         if scheduler_output.defer_sampling:
             self._deferred = rows
@@ -165,7 +162,7 @@ class ModelRunner:
             scheduler_output, self._tables, self._last_tokens, self.info.page_size, self._packer
         )
         needs_prompt_logprobs = any(slot in self._prompts for slot in scheduler_output.slots)
-        forward_ctx = self._loaded_model.attention.build_metadata(
+        forward_ctx = self._attention.build_metadata(
             inputs.batches, None if needs_prompt_logprobs else inputs.logits_indices
         )
         hidden = self.model.forward(inputs.input_ids, inputs.positions, forward_ctx)
