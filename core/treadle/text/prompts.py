@@ -90,7 +90,6 @@ def _ids(values: Any, param: str) -> list[int]:
             param=param,
         )
     ids = list(values)
-    if not all(type(i) is int for i in ids):
-        invalid = next(i for i in ids if type(i) is not int)
-        raise RequestError(f"{param} holds {invalid!r}, which is not a token id", param=param)
+    if invalid := [i for i in ids if type(i) is not int]:
+        raise RequestError(f"{param} holds {invalid[0]!r}, which is not a token id", param=param)
     return ids

@@ -116,9 +116,8 @@ def with_schema_text(params: SamplingParams) -> SamplingParams:
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     if not ids:
         return
-    if any(type(i) is not int for i in ids):
-        invalid_id = next(i for i in ids if type(i) is not int)
-        raise RequestError(f"{name} holds {invalid_id!r}, which is not a token id", param=name)
+    if invalid := [i for i in ids if type(i) is not int]:
+        raise RequestError(f"{name} holds {invalid[0]!r}, which is not a token id", param=name)
     low, high = min(ids), max(ids)
     if low < 0 or high >= vocab_size:
         invalid_id = low if low < 0 else high
