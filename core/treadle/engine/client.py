@@ -279,12 +279,10 @@ def _exit_reason(child: subprocess.Popen[bytes] | None) -> str:
 
 async def _exited(child: subprocess.Popen[bytes], seconds: float) -> bool:
     """Return whether ``child`` exits within ``seconds``. Polls, as this takes milliseconds."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
     pause = 0.002
-    while child.poll() is None:
-        if loop.time() >= deadline:
-            return False
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, 0.1)
-    return True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while child.poll() is None:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.1)
+    return child.poll() is not None
