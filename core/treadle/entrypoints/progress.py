@@ -12,19 +12,17 @@ __all__ = ("Progress",)
 
 
 class Progress:
-    """Counts finished requests and says how fast tokens come. Does nothing if not ``use_tqdm``."""
+    """Counts finished requests and says how fast tokens come. Shows nothing if not ``use_tqdm``."""
 
     def __init__(self, total: int, use_tqdm: bool) -> None:
-        self._bar = (
-            tqdm(total=total, desc="Processed prompts", dynamic_ncols=True) if use_tqdm else None
+        self._bar = tqdm(
+            total=total, desc="Processed prompts", dynamic_ncols=True, disable=not use_tqdm
         )
         self._start_time = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
 
     def feed(self, output: RequestOutput) -> None:
         """Take a finished output."""
-        if self._bar is None:
-            return
         self._num_prompt_tokens += len(output.prompt_token_ids)
         self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         seconds = max(time.perf_counter() - self._start_time, 1e-9)
@@ -38,5 +36,4 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
