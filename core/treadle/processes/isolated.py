@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import resource
 import signal
 import socket
@@ -19,12 +20,38 @@ from collections.abc import Callable
 from typing import Any
 
 from treadle.processes.framing import receive_frame, send_frame
-from treadle.processes.spawn import spawn
+from treadle.processes.spawn import exit_reason, spawn
 
-__all__ = ("IsolatedProcess", "limit_cpu", "limit_memory", "resident", "serve_requests")
+__all__ = (
+    "IsolatedProcess",
+    "ProcessExit",
+    "anonymous_bytes",
+    "exchange",
+    "ignore_interrupts",
+    "limit_cpu",
+    "limit_memory",
+    "resident",
+    "serve_requests",
+)
 
 HELLO_SECONDS = 120.0
 """How long a new child may take for its first response, for which it may import and read files."""
+EXIT_SECONDS = 1.0
+"""How long a child whose socket has ended may take to exit, before it is killed."""
+
+
+class ProcessExit(ConnectionError):
+    """The process of a request ended before it answered. ``status`` is that of ``Popen``."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the process {exit_reason(status)}")
+        self.status = status
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether others ended it: an operator, or the system for want of memory. None of the
+        limits of this module sends this signal."""
+        return self.status == -signal.SIGKILL
 
 
 class IsolatedProcess:
@@ -42,6 +69,7 @@ class IsolatedProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._stop: weakref.finalize[Any, Any] | None = None
+        self._num_closes = 0
 
     @property
     def pid(self) -> int | None:
@@ -50,31 +78,31 @@ class IsolatedProcess:
         return None if child is None else child.pid
 
     def start(self) -> None:
-        """Start the child before the first request. Raises ``OSError``."""
+        """Start the child before the first request. Raises ``ChildProcessError``."""
         with self._lock:
-            if self._sock is None:
-                self._start()
+            self._connect()
 
     def request(self, payload: bytes, seconds: float) -> bytes:
         """Send ``payload`` and return the response.
 
-        Raises ``TimeoutError`` after ``seconds`` and another ``OSError`` if the child died of its
-        limits. After either one the next request gets a new child.
+        Raises ``TimeoutError`` after ``seconds``, ``ProcessExit`` if the child died of its limits,
+        and ``ChildProcessError`` if none can be started. Then the next request gets a new child, and
+        so does this one, once, if others have killed its child.
         """
-        with self._lock:
-            sock = self._sock or self._start()
-            try:
-                return _exchange(sock, payload, seconds)
-            except OSError:
-                self._end()
+        num_closes = self._num_closes
+        try:
+            return self._request(payload, seconds)
+        except ProcessExit as error:
+            if not error.was_killed or self._num_closes != num_closes:
                 raise
+            return self._request(payload, seconds)
 
     def close(self) -> None:
         """End the child now, even during a request. The next request starts another one."""
+        self._num_closes += 1
         child = self._child
         if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+            _kill_group(child)
         # A thread that waits for the child holds the lock, gets an error and cleans up itself.
         if self._lock.acquire(blocking=False):
             try:
@@ -82,31 +110,67 @@ class IsolatedProcess:
             finally:
                 self._lock.release()
 
-    def _end(self) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._sock = self._child = self._stop = None
+    def _request(self, payload: bytes, seconds: float) -> bytes:
+        with self._lock:
+            sock = self._connect()
+            try:
+                return exchange(sock, payload, seconds)
+            except TimeoutError:
+                self._end()
+                raise
+            except OSError as error:
+                raise ProcessExit(self._end_itself()) from error
 
-    def _start(self) -> socket.socket:
+    def _connect(self) -> socket.socket:
+        """Return the socket of a child that lives, a new one if need be. Hold the lock."""
+        if self._child is not None and self._child.poll() is not None:
+            self._end()  # killed while it had nothing to do
+        if self._sock is not None:
+            return self._sock
         child, sock = spawn(self._entry)
         self._child, self._sock = child, sock
         self._stop = weakref.finalize(self, _kill, child, sock)
         if self._hello is not None:
             try:
-                _exchange(sock, self._hello, HELLO_SECONDS)
-            except OSError:
+                exchange(sock, self._hello, HELLO_SECONDS)
+            except TimeoutError as error:
                 self._end()
-                raise
+                raise ChildProcessError(
+                    f"the process says nothing for {HELLO_SECONDS:g} s"
+                ) from error
+            except OSError as error:
+                reason = exit_reason(self._end_itself())
+                raise ChildProcessError(f"the process {reason} while it started") from error
         return sock
+
+    def _end(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._sock = self._child = self._stop = None
+
+    def _end_itself(self) -> int:
+        """Let a child whose socket has ended exit, and return its status."""
+        child = self._child
+        if child is None:
+            return -signal.SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(EXIT_SECONDS)
+        self._end()
+        return child.wait()
 
 
 def serve_requests(fd: int, handle: Callable[[bytes], bytes]) -> None:
     """Run in the child: pass each request to ``handle`` until the parent closes the socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _limit(resource.RLIMIT_CORE, 0)
+    ignore_interrupts()
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         while True:
             send_frame(sock, handle(receive_frame(sock)))
+
+
+def ignore_interrupts() -> None:
+    """Control-C is for the parent, and a crash leaves no file behind."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit(resource.RLIMIT_CORE, 0)
 
 
 def limit_memory(more: int) -> None:
@@ -115,21 +179,26 @@ def limit_memory(more: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Kill this process once it has used ``seconds`` more of CPU time, rounded up."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime + seconds) + 1)
+    """Kill this process once it has used ``seconds`` more of CPU time, with SIGPROF."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def resident() -> int:
-    """Return the resident bytes of this process after freeing what can be freed; 0 if unknown."""
+    """Return ``anonymous_bytes`` after freeing what can be freed."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # a C library without it
         ctypes.CDLL(None).malloc_trim(0)
-    return _pages(1)
+    return anonymous_bytes()
+
+
+def anonymous_bytes() -> int:
+    """Return the resident bytes of this process that are no file's; 0 if unknown."""
+    return _pages(1) - _pages(2)
 
 
 def _pages(field: int) -> int:
-    """Return a field of Linux's ``statm`` in bytes: 0 is the address space, 1 is resident memory."""
+    """Return a field of Linux's ``statm`` in bytes: 0 is the address space, 1 is resident memory, 2 of it
+    shared."""
     try:
         with open("/proc/self/statm", encoding="ascii") as pages:
             return int(pages.read().split()[field]) * resource.getpagesize()
@@ -144,12 +213,19 @@ def _limit(kind: int, soft: int) -> None:
 
 def _kill(child: subprocess.Popen[bytes], sock: socket.socket) -> None:
     sock.close()
-    with contextlib.suppress(ProcessLookupError):
-        child.kill()
+    _kill_group(child)
     child.wait()
 
 
-def _exchange(sock: socket.socket, payload: bytes, seconds: float) -> bytes:
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child, and what it has forked: it leads a process group."""
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def exchange(sock: socket.socket, payload: bytes, seconds: float) -> bytes:
+    """Send a request and return its response. Raises ``OSError``."""
     sock.settimeout(seconds)
     send_frame(sock, payload)
     return receive_frame(sock)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from treadle.processes.isolated import IsolatedProcess
+from treadle.processes.isolated import IsolatedProcess, ProcessExit
 
 CHILD = """
 import os, time
+from pathlib import Path
 from treadle.processes.isolated import serve_requests, limit_cpu, limit_memory, resident
 
 said = []
@@ -34,6 +38,12 @@ def answer(data):
             before = resident()
             kept = b"x" * (64 << 20)
             return str(resident() - before).encode()
+        case b"wait once" | b"wait twice":
+            calls = Path(__file__).with_name("calls")
+            with calls.open("a") as file:
+                file.write(f"{os.getpid()}\\n")
+            while len(calls.read_text().splitlines()) < 2 + (data == b"wait twice"):
+                time.sleep(0.01)
         case b"pid":
             return str(os.getpid()).encode()
     return b"|".join(said)
@@ -73,6 +83,38 @@ def test_whoever_goes_too_far_is_replaced(
     assert isinstance(error.value, TimeoutError) is (question == b"sleep")
     assert process.request(b"a", 20) == b"hello|a"
     assert process.pid != first
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_who_was_killed_by_others_is_asked_once_more(
+    process: IsolatedProcess, tmp_path: Path, times: int
+) -> None:
+    process.start()
+    pids = [process.pid]
+    if not times:
+        os.kill(pids[0] or 0, signal.SIGKILL)
+        assert process.request(b"a", 20) == b"hello|a", "killed while it had nothing to do"
+        return
+    with ThreadPoolExecutor(1) as pool:
+        question = b"wait once" if times == 1 else b"wait twice"
+        answer = pool.submit(process.request, question, 60)
+        for count in range(1, times + 1):
+            os.kill(called(tmp_path / "calls", count), signal.SIGKILL)
+        if times == 1:
+            assert answer.result(60) == b"hello|wait once"
+        else:
+            with pytest.raises(ProcessExit, match="was killed by SIGKILL"):
+                answer.result(60)
+
+
+def called(path: Path, count: int) -> int:
+    """The process of call number ``count``, once there is one."""
+    for _ in range(6000):
+        pids = path.read_text().splitlines() if path.exists() else []
+        if len(pids) >= count:
+            return int(pids[-1])
+        time.sleep(0.01)
+    raise AssertionError(f"{path} has no {count} calls")
 
 
 def test_memory_is_measured(process: IsolatedProcess) -> None:

@@ -71,11 +71,10 @@ def test_a_template_that_cannot_be_compiled_is_the_checkpoints_fault(
 
 
 def test_a_killed_child_is_replaced(process: TemplateProcesses) -> None:
+    """The next chat is not blamed for what others did."""
     (first,) = process.pids
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(RequestError, match="broke its process"):
-        process.render("x", {})
     assert process.render("x", {}) == "x" and process.pids != [first]
 
 
