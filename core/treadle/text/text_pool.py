@@ -1,7 +1,7 @@
 """Work on texts, rendering and encoding, in a few threads beside an event loop.
 
-Pending jobs run shortest first, a client's own running ones counted on top, so that nobody waits
-for another's long texts. Two thirds of the threads may do long jobs; one is always left for others.
+Pending jobs run shortest first, what their client has had lately counted on top, so that nobody
+waits for another's long texts. Two thirds of the threads may do long jobs; one is always left for others.
 A job that takes longer than its budget no longer counts as one of the threads. After ten budgets
 its caller gets ``TimeoutError``: nothing stops a thread from outside.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.errors import QueueFullError
+from treadle.processes.fair_queue import FairQueue
 from treadle.processes.watchdog import TIMEOUT_FACTOR, PendingCall, WatchdogThread
 
 if TYPE_CHECKING:
@@ -33,19 +35,17 @@ MAX_PENDING_CHARS = 64 * 2**20
 MAX_SLOW_JOBS = 8
 """Jobs over their budgets that get threads of their own."""
 CHARS_PER_SECOND = 100_000
-"""A job that waits moves ahead as if its text shrank by so much; its budget grows likewise."""
+"""Characters of a client that are forgotten each second; the budget of a text grows likewise."""
 
 
 class _Job(PendingCall):
-    """A call on ``size`` characters; ``rank`` is least for a text that is short or came early."""
+    """A call on a text; ``cost`` is its characters."""
 
-    __slots__ = ("client", "rank", "size", "timer")
+    __slots__ = ("client", "cost", "timer")
 
-    def __init__(self, work: Callable[[], Any], size: int, client: str) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(work, loop.create_future())
-        self.size, self.client = size, client
-        self.rank = size + loop.time() * CHARS_PER_SECOND
+    def __init__(self, work: Callable[[], Any], cost: float, client: str) -> None:
+        super().__init__(work, asyncio.get_running_loop().create_future())
+        self.cost, self.client = cost, client
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -57,7 +57,7 @@ class TextPool:
 
     def __init__(self, budget: float, max_jobs: int) -> None:
         self._budget, self._max_jobs = budget, max_jobs
-        self._pending: list[_Job] = []
+        self._pending: FairQueue[_Job] = FairQueue(CHARS_PER_SECOND)
         self._running: list[_Job] = []
         self._slow: list[_Job] = []
         self._idle: list[WatchdogThread] = []
@@ -84,16 +84,16 @@ class TextPool:
                 asyncio.get_running_loop().call_soon(self._end_turn)
             self._inline_chars += size
             return work()
-        chars = sum(job.size for job in self._pending)
+        chars = sum(job.cost for job in self._pending)
         if self._pending and (
             len(self._pending) >= self._max_jobs or chars + size > MAX_PENDING_CHARS
         ):
             raise QueueFullError(
-                f"{len(self._pending)} texts of {chars} characters wait to be encoded; at most "
+                f"{len(self._pending)} texts of {chars:.0f} characters wait to be encoded; at most "
                 f"{self._max_jobs} texts and {MAX_PENDING_CHARS} characters may: try again later"
             )
         job = _Job(work, size, client)
-        self._pending.append(job)
+        self._pending.push(job)
         try:
             if sum(job.future.done() for job in self._slow) >= MAX_SLOW_JOBS:
                 raise TimeoutError(f"{MAX_SLOW_JOBS} threads are stuck in plugins")
@@ -106,8 +106,7 @@ class TextPool:
             log.error("%s does not return: %s", guard.entry.id, error)
             guard.fail(method, error)
         finally:
-            if job in self._pending:
-                self._pending.remove(job)
+            self._pending.discard(job)
 
     def close(self) -> None:
         """End the threads that have nothing to do."""
@@ -117,22 +116,16 @@ class TextPool:
     def _start_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while len(self._running) < NUM_THREADS and (job := self._next_job()) is not None:
-            self._pending.remove(job)
             self._running.append(job)
-            seconds = self._budget * (1 + job.size / CHARS_PER_SECOND)
+            seconds = self._budget * (1 + job.cost / CHARS_PER_SECOND)
             job.timer = loop.call_later(seconds, self._overdue, job, seconds)
             thread = self._idle.pop() if self._idle else WatchdogThread(loop, self._deliver)
             thread.calls.append(job)
             thread.wake()
 
     def _next_job(self) -> _Job | None:
-        pending = self._pending
-        if sum(job.size > LONG_TEXT for job in self._running) >= NUM_THREADS - 1:
-            pending = [job for job in pending if job.size <= LONG_TEXT]
-        return min(pending, key=self._fair_rank, default=None)
-
-    def _fair_rank(self, job: _Job) -> float:
-        return job.rank + sum(other.size for other in self._running if other.client == job.client)
+        num_long = sum(job.cost > LONG_TEXT for job in self._running)
+        return self._pending.pop(LONG_TEXT if num_long >= NUM_THREADS - 1 else math.inf)
 
     def _deliver(self, thread: WatchdogThread) -> None:
         job: Any = thread.finished.popleft()

@@ -98,8 +98,10 @@ async def test_a_client_with_much_to_do_waits_for_others(pool: TextPool, gate: G
     await until(lambda: len(gate.begun) == NUM_THREADS)
     other = later(pool, gate.job("other", wait=False), 2 * size, client="b")
     await asyncio.sleep(0)
+    pool._pending.charge("a", 1e9)  # however slow this machine is
     chosen = pool._next_job()
-    assert chosen is not None and chosen.client == "b", "longer, but a has three running"
+    assert chosen is not None and chosen.client == "b", "longer, but a has had three"
+    pool._pending.push(chosen)
     gate.opened.set()
     assert await other == "other"
     await asyncio.gather(*busy)
@@ -109,13 +111,12 @@ async def test_a_long_text_is_not_overtaken_for_ever(pool: TextPool, gate: Gate)
     tasks = await blocked(pool, gate)
     tasks.append(later(pool, gate.job("long", wait=False), LONG_TEXT))
     await asyncio.sleep(0)
-    pool._pending[0].rank -= 2 * LONG_TEXT  # it has waited
+    pool._pending._arrivals[next(iter(pool._pending))] -= 1.0  # it has waited
     tasks.append(later(pool, gate.job("short", wait=False), 1))
     await asyncio.sleep(0)
-    chosen = pool._next_job()
-    assert chosen is not None and chosen.size == LONG_TEXT
     gate.opened.set()
     await asyncio.gather(*tasks)
+    assert gate.begun == ["long", "short"]
 
 
 async def test_what_waits_is_bounded(gate: Gate) -> None:
