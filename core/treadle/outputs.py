@@ -73,6 +73,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     error: str | None = None
     """If ``finish_reason`` is ``error``: a message that may be shown to the client."""
+    error_param: str | None = None
+    """The parameter that caused it, if one did: a grammar that came to a dead end."""
 
     parts: list[OutputPart] | None = None
     """The text as parsers have split it, in order; ``None`` if no parser read it."""

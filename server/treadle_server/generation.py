@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from treadle.api.sampling_params import SamplingParams
+from treadle.errors import RequestError
 from treadle.outputs import CompletionOutput, RequestOutput
 from treadle.text.chat import ChatOutputParser, PreparedChat
 from treadle.text.prompts import Prompt
@@ -103,7 +104,8 @@ async def merged_outputs(
 async def _outputs(
     engine: Engine, generation: Generation, index: int
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Yield the outputs of one prompt. Raises ``APIError`` if the engine fails on one of them."""
+    """Yield the outputs of one prompt. Raises ``APIError`` if the engine fails on one of them, and
+    ``RequestError`` if the request is to blame."""
     parser = generation.create_parser()
     source = engine.generate(
         generation.prompts[index], generation.params, request_id=generation.label(index)
@@ -127,8 +129,10 @@ async def _collect(engine: Engine, generation: Generation, index: int) -> Reques
     return last
 
 
-def _failure(completion: CompletionOutput) -> APIError:
+def _failure(completion: CompletionOutput) -> Exception:
     text = completion.error or "the engine failed on this request; its log has the details"
+    if completion.error_param is not None:
+        return RequestError(text, param=completion.error_param)
     return APIError(500, text, code="request_failed")
 
 

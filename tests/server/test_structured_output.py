@@ -194,6 +194,63 @@ def test_what_is_wrong_is_a_400(
     assert error.value.param == param
 
 
+IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_regex": "[a-z]+", "allowed_token_ids": [3, 4]}, "allowed_token_ids", "leave"),
+    ({"guided_choice": ["b"], "bad_words": ["b"]}, "bad_words", "leave"),
+    ({"guided_json": PERSON, "allowed_token_ids": [3]}, "allowed_token_ids", "leave"),
+    ({"guided_regex": "ab+", "bad_words": ["b", "ab"]}, "bad_words", "leave"),
+    ({"guided_regex": "(?=b)a"}, "guided_regex", "look|no text matches|NFA"),
+    ({"guided_regex": r"[^\x00-\U0010ffff]"}, "guided_regex", "dead end|missing tokens|regex"),
+    ({"guided_grammar": 'start: start "a"'}, "guided_grammar", "dead end|not supported"),
+    ({"guided_grammar": 'start: "a" x\nx: x "b"'}, "guided_grammar", "dead end|not supported"),
+]
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize(("fields", "param", "message"), IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
+def test_what_no_token_fulfils_is_a_400(
+    client: openai.OpenAI, backend: str, fields: dict[str, Any], param: str, message: str
+) -> None:
+    """Whether that turns out with the first token or with a later one."""
+    body = {**fields, "guided_decoding_backend": backend}
+    if param == "bad_words" and fields["bad_words"][0] == "b":
+        body["ignore_eos"] = True
+    with pytest.raises(openai.BadRequestError, match=message) as error:
+        client.chat.completions.create(messages=HELLO, **HOT, extra_body=body)
+    assert error.value.param == param
+    with pytest.raises(openai.BadRequestError, match=message) as error:
+        client.completions.create(prompt=[7, 8], **HOT, extra_body=body)
+    assert error.value.param == param
+    with pytest.raises(openai.APIError, match=message) as streamed:
+        for _ in client.completions.create(prompt=[7, 8], stream=True, **HOT, extra_body=body):
+            pass
+    assert streamed.value.type == "invalid_request_error"
+
+
+def test_a_forced_call_that_no_token_begins(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="allowed_token_ids") as error:
+        client.chat.completions.create(
+            messages=HELLO,
+            tools=TOOLS,
+            tool_choice="required",
+            extra_body={"allowed_token_ids": [3]},
+            **HOT,
+        )
+    assert error.value.param == "allowed_token_ids"
+
+
+def test_ids_that_nothing_may_use(client: openai.OpenAI) -> None:
+    """The same without a grammar, before the engine and in the middle of an output."""
+    for body in (
+        {"allowed_token_ids": [37], "bad_words": ["F"]},
+        {"allowed_token_ids": [257], "min_tokens": 3},
+        {"allowed_token_ids": [37], "bad_words": ["FF"]},
+    ):
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids") as error:
+            client.completions.create(prompt=[1, 2], **HOT, extra_body=body)
+        assert error.value.param == "allowed_token_ids"
+
+
 def test_the_schema_of_a_tool_may_be_wrong(client: openai.OpenAI) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
     tools: Any = [{"type": "function", "function": {"name": "f", "parameters": bad}}]

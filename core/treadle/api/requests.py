@@ -6,9 +6,8 @@ import msgspec
 
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.step_types import TokenLogprobs
-from treadle.errors import RequestError
 
-__all__ = ("EngineRequest", "TokenOutput", "refusal")
+__all__ = ("EngineRequest", "TokenOutput")
 
 
 class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -47,10 +46,3 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     param: str | None = None
-
-
-def refusal(output: TokenOutput) -> RequestError | None:
-    """Return the error of a request whose parameter failed in the engine; else ``None``."""
-    if output.param is None:
-        return None
-    return RequestError(output.error or "the request was rejected", param=output.param)

@@ -237,7 +237,15 @@ class EngineCore:
                 outputs.append(TokenOutput(name, [], "error", error=str(error)))
             else:
                 sequence.grammar_state, sequence.defer_sampling = state, True
-                self._queue(sequence)
+                if sequence.params.allowed_token_ids is not None or sequence.request.bad_words:
+                    ids = sequence.stop_token_ids, sequence.forbidden_ids()
+                    self._structured_output.fill_bitmasks([(0, state, *ids)])
+                if state.error is None:
+                    self._queue(sequence)
+                else:
+                    outputs.append(
+                        TokenOutput(name, [], "error", error=state.error, param=state.error_param)
+                    )
             del self._waiting_for_grammar[name]
         return outputs
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.kinds import RENDERERS
-from treadle.api.requests import TokenOutput, refusal
+from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
@@ -312,7 +312,7 @@ class AsyncLLM:
 
     def on_outputs(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
-            if (error := refusal(output)) is not None:
+            if (error := self._ready_state.outputs.refusal(output)) is not None:
                 self.on_rejected(output.id, error)
         self._client.abort(self._ready_state.outputs.process(outputs))
 

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.requests import EngineRequest, refusal
+from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
@@ -287,7 +287,7 @@ class LLM:
                 outputs = self._core.step()
             for output in outputs:
                 label = self._outputs.request_of(output.id)
-                if label is not None and (rejection := refusal(output)) is not None:
+                if label is not None and (rejection := self._outputs.refusal(output)) is not None:
                     self._rejected[label] = rejection
             aborts = self._outputs.process(outputs)
             if aborts:

@@ -258,11 +258,15 @@ class Scheduler:
     ) -> list[TokenOutput]:
         """End the sequences for which no token could be sampled."""
         invalid = set(result.invalid_rows)
-        return [
-            self._error(s, result.row_errors.get(index) or _grammar_error(s) or NO_TOKEN)
-            for index, s in enumerate(compress(step.sequences, step.needs_sampling))
-            if index in invalid and not s.finished
-        ]
+        outputs = []
+        for index, sequence in enumerate(compress(step.sequences, step.needs_sampling)):
+            if index not in invalid or sequence.finished:
+                continue
+            error, param = result.row_errors.get(index), None
+            if error is None:
+                error, param = _grammar_error(sequence) or (NO_TOKEN, _impossible_param(sequence))
+            outputs.append(self._error(sequence, error, param))
+        return outputs
 
     def _update_decodes(self, step: InFlightStep, result: ModelRunnerOutput) -> list[TokenOutput]:
         """Append the tokens of the rows that generate, none of which is its sequence's first.
@@ -318,7 +322,7 @@ class Scheduler:
     ) -> TokenOutput:
         reason, stop = self._stops(sequence, token)
         if (error := _grammar_error(sequence)) is not None:
-            return self._error(sequence, error)
+            return self._error(sequence, *error)
         first = sequence.num_output_tokens == 1
         output = TokenOutput(
             id=sequence.id,
@@ -333,11 +337,14 @@ class Scheduler:
             self._finish(sequence, reason)
         return output
 
-    def grammar_rows(self) -> list[tuple[int, StructuredOutputState, frozenset[int]]]:
-        """Return row, grammar state and stop ids of each constrained row of the newest step."""
+    def grammar_rows(
+        self,
+    ) -> list[tuple[int, StructuredOutputState, frozenset[int], list[int]]]:
+        """Return row, grammar state, stop ids and forbidden ids of each constrained row of the
+        newest step."""
         step = self._in_flight[-1]
         return [
-            (row, s.grammar_state, s.stop_token_ids)
+            (row, s.grammar_state, s.stop_token_ids, s.forbidden_ids())
             for row, s in enumerate(step.sequences)
             if s.grammar_state is not None and step.needs_sampling[row] and not s.finished
         ]
@@ -355,9 +362,11 @@ class Scheduler:
             return "length", None
         return None, None
 
-    def _error(self, sequence: SequenceState, message: str) -> TokenOutput:
+    def _error(
+        self, sequence: SequenceState, message: str, param: str | None = None
+    ) -> TokenOutput:
         self._finish(sequence, "error")
-        return TokenOutput(id=sequence.id, token_ids=[], finish_reason="error", error=message)
+        return TokenOutput(sequence.id, [], "error", error=message, param=param)
 
     def _fail(self, step: InFlightStep, message: str) -> list[TokenOutput]:
         """End every sequence of a failed step with the error ``message``."""
@@ -384,8 +393,17 @@ class Scheduler:
         return faults
 
 
-def _grammar_error(sequence: SequenceState) -> str | None:
-    return None if sequence.grammar_state is None else sequence.grammar_state.error
+def _grammar_error(sequence: SequenceState) -> tuple[str, str | None] | None:
+    """Return why the grammar has ended a sequence, and the parameter at fault, if one is."""
+    state = sequence.grammar_state
+    return None if state is None or state.error is None else (state.error, state.error_param)
+
+
+def _impossible_param(sequence: SequenceState) -> str | None:
+    """Return the parameter that leaves no token, ``None`` if the logits must be wrong."""
+    allowed = sequence.params.allowed_token_ids
+    is_empty = allowed is not None and set(allowed) <= set(sequence.forbidden_ids())
+    return "allowed_token_ids" if is_empty else None
 
 
 NO_ROOM = "the KV cache is too small for this sequence, even alone; raise num_pages"

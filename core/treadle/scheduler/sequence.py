@@ -94,6 +94,18 @@ class SequenceState:
         """Number of tokens that the steps in flight will sample."""
         return self.num_tokens - len(self.token_ids)
 
+    def forbidden_ids(self) -> list[int]:
+        """Return the ids that ``bad_words`` and ``min_tokens`` forbid for the next token."""
+        length = len(self.token_ids)
+        ids = [
+            word[-1]
+            for word in self.request.bad_words
+            if self.token_ids[max(0, length - len(word) + 1) :] == word[:-1]
+        ]
+        if self.num_output_tokens < self.params.min_tokens:
+            ids += self.stop_token_ids
+        return ids
+
     @property
     def is_running(self) -> bool:
         return self.slot >= 0

@@ -76,7 +76,8 @@ class Compilers:
         import torch  # not above: processes that compile grammars come by here without it
 
         state = StructuredOutputState(compiled.grammar.matcher())
-        state.fill_bitmask(torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32), 0, ())
+        mask = torch.zeros((1, -(-self._vocab_size // 32)), dtype=torch.int32)
+        state.fill_bitmask(mask, 0, (0,))  # any id that ends an empty output, if it is complete
         if state.error is not None:
             raise RequestError(f"{backend}: {state.error}", param="structured_outputs")
 

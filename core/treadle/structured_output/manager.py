@@ -100,11 +100,16 @@ class StructuredOutputManager:
 
         def create_state() -> StructuredOutputState:
             matcher = compiled.result().grammar.matcher()
-            strict = self._plugins.switches.strict
-            if params.reasoning is None:
-                return StructuredOutputState(matcher, strict=strict)
-            is_reasoning, opener = self._reasoning_gate(params.reasoning, request.prompt_ids)
-            return StructuredOutputState(matcher, is_reasoning, opener, strict=strict)
+            is_reasoning = opener = None
+            if params.reasoning is not None:
+                is_reasoning, opener = self._reasoning_gate(params.reasoning, request.prompt_ids)
+            return StructuredOutputState(
+                matcher,
+                is_reasoning,
+                opener,
+                allowed_ids=request.params.allowed_token_ids,
+                strict=self._plugins.switches.strict,
+            )
 
         # A future keeps references to its callbacks, and a grammar that is kept must not keep the
         # request.
@@ -194,15 +199,16 @@ class StructuredOutputManager:
     # -------------------------------------------------------------------------------- steps
 
     def fill_bitmasks(
-        self, rows: Sequence[tuple[int, StructuredOutputState, Collection[int]]]
+        self, rows: Sequence[tuple[int, StructuredOutputState, Collection[int], Collection[int]]]
     ) -> GrammarOutput:
-        """Return the bitmasks of ``rows``: row of the step, its state, and its stop token ids."""
+        """Return the bitmasks of ``rows``: row of the step, its state, its stop token ids and the
+        ids that it must not have next."""
         if len(self._bitmask) < len(rows):
             self._bitmask = self._bitmask.new_empty((len(rows), self._bitmask.shape[1]))
-        for line, (_, state, stop_ids) in enumerate(rows):
-            state.fill_bitmask(self._bitmask, line, stop_ids)
+        for line, (_, state, stop_ids, forbidden_ids) in enumerate(rows):
+            state.fill_bitmask(self._bitmask, line, stop_ids, forbidden_ids)
         return GrammarOutput(
-            [row for row, _, _ in rows], self._bitmask[: len(rows)].numpy().tobytes()
+            [row for row, *_ in rows], self._bitmask[: len(rows)].numpy().tobytes()
         )
 
     def wait(self, seconds: float) -> None:

@@ -23,9 +23,10 @@ class StructuredOutputState:
 
     ``reasoning`` takes each token and tells whether the reasoning goes on after it; ``None`` if
     the grammar holds from the first token. With ``opener`` the reasoning is not open yet: the first
-    token is this one, or one of the grammar. Once
-    ``error`` says what went wrong in the matcher, the sequence cannot go on; with ``strict`` a
-    matcher that raises is an ``EngineError``.
+    token is this one, or one of the grammar. ``allowed_ids`` are the only ids that the request
+    allows besides. Once ``error`` says what went wrong, the sequence cannot go on; ``error_param``
+    is the parameter that caused it, ``None`` if the matcher failed. With ``strict`` a matcher that
+    raises is an ``EngineError``.
     """
 
     def __init__(
@@ -34,18 +35,28 @@ class StructuredOutputState:
         reasoning: Callable[[int], bool] | None = None,
         opener: int | None = None,
         *,
+        allowed_ids: Collection[int] | None = None,
         strict: bool = False,
     ) -> None:
         self._matcher = matcher
         self._reasoning = reasoning
         self._opener = opener
         self._strict = strict
+        self._allowed_ids = None if allowed_ids is None else np.array(sorted(allowed_ids))
         self.error: str | None = None
+        self.error_param: str | None = None
 
-    def fill_bitmask(self, bitmask: Tensor, row: int, stop_ids: Collection[int]) -> None:
+    def fill_bitmask(
+        self,
+        bitmask: Tensor,
+        row: int,
+        stop_ids: Collection[int],
+        forbidden_ids: Collection[int] = (),
+    ) -> None:
         """Write the allowed ids of the next token into ``bitmask[row]``, as ``GrammarMatcher.fill_bitmask`` does.
 
-        ``stop_ids`` are allowed exactly if the output is complete. With ``error`` nothing is.
+        ``stop_ids`` are allowed exactly if the output is complete, ``forbidden_ids`` never. With
+        ``error`` nothing is.
         """
         mask = bitmask[row : row + 1]  # a matcher cannot write into the rows of others
         if self._reasoning is not None and self._opener is None:
@@ -54,11 +65,13 @@ class StructuredOutputState:
             for token in stop_ids:
                 line[token >> 5] &= ~np.uint32(1 << (token & 31))
             return
-        self._fill(mask, stop_ids)
+        self._fill(mask, stop_ids, forbidden_ids)
         if self.error is not None:
             mask.zero_()
 
-    def _fill(self, mask: Tensor, stop_ids: Collection[int]) -> None:
+    def _fill(
+        self, mask: Tensor, stop_ids: Collection[int], forbidden_ids: Collection[int]
+    ) -> None:
         try:
             self._matcher.fill_bitmask(mask, 0)
             is_accepting = self._matcher.is_accepting
@@ -71,8 +84,23 @@ class StructuredOutputState:
         if is_accepting:
             for token in stop_ids:
                 line[token >> 5] |= np.uint32(1 << (token & 31))
-        elif not line.any():
-            self.error = DEAD_END
+        if not line.any():
+            self.error, self.error_param = DEAD_END, "structured_outputs"
+            return
+        for token in forbidden_ids:
+            line[token >> 5] &= ~np.uint32(1 << (token & 31))
+        if self._allowed_ids is not None:
+            words, bits = self._allowed_ids >> 5, np.uint32(1) << (self._allowed_ids & 31)
+            kept = line[words] & bits.astype(np.uint32)
+            line.fill(0)
+            np.bitwise_or.at(line, words, kept)
+        if not line.any():
+            self.error = NOTHING_LEFT
+            if self._allowed_ids is not None:
+                self.error_param = "allowed_token_ids"
+            else:
+                is_end = set(forbidden_ids).issubset(stop_ids)
+                self.error_param = "min_tokens" if is_end else "bad_words"
         if self._opener is not None:
             line[self._opener >> 5] |= np.uint32(1 << (self._opener & 31))
 
@@ -119,4 +147,8 @@ class StructuredOutputState:
 DEAD_END = (
     "the grammar has come to a dead end: no token of the model continues the output; choose another "
     "guided_decoding_backend, or another grammar"
+)
+NOTHING_LEFT = (
+    "the grammar allows no token here that allowed_token_ids, bad_words and min_tokens leave; change "
+    "one of them, or the grammar"
 )

@@ -50,7 +50,7 @@ class CompletionState:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
             )
         self._pieces: list[str] = []
-        self._count = 0
+        self.num_tokens = 0
         self.token_ids: list[int] = []
         has_logprobs = params.logprobs is not None
         self._logprob_text = LogprobText(text_tokenizer) if has_logprobs else None
@@ -60,6 +60,7 @@ class CompletionState:
         self.stop_reason: int | str | None = None
         self.stopped = False
         self.error: str | None = None
+        self.error_param: str | None = None
 
     def push(self, out: TokenOutput) -> None:
         """Take what one step added. Tokens behind the end of a stop string are dropped."""
@@ -67,13 +68,13 @@ class CompletionState:
         num_used = len(tokens)
         self.finish_reason = out.finish_reason
         self.stop_reason = out.stop_reason
-        self.error = out.error
+        self.error, self.error_param = out.error, out.param
         if self._stream is not None:
             num_used = self._detokenize(self._stream, tokens)
         if num_used < len(tokens):
             tokens = tokens[:num_used]
         self.token_ids += tokens
-        self._count += num_used
+        self.num_tokens += num_used
         if self._logprob_text is not None and out.logprobs:
             entries = out.logprobs[:num_used]
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + sum(
@@ -115,6 +116,7 @@ class CompletionState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            error_param=self.error_param,
         )
 
     def _detokenize(self, stream: IncrementalDetokenizer, tokens: list[int]) -> int:
@@ -132,7 +134,7 @@ class CompletionState:
             visible_tokens = tokens[:-1]
         for i, token in enumerate(visible_tokens, start=1):
             text, matched = stream.decode_next(token), None
-            if text and self._matcher is not None and self._count + i > self._min_tokens:
+            if text and self._matcher is not None and self.num_tokens + i > self._min_tokens:
                 text, matched = self._matcher.feed(text), self._matcher.matched
             if text:
                 self._pieces.append(text)

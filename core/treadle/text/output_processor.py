@@ -178,6 +178,14 @@ class OutputProcessor:
         entry = self._sequences.get(sequence_id)
         return None if entry is None else entry[0].request.id
 
+    def refusal(self, output: TokenOutput) -> RequestError | None:
+        """Return the error of a request whose parameter failed before its first token; else
+        ``None``."""
+        entry = self._sequences.get(output.id)
+        if output.param is None or entry is None or entry[1].num_tokens:
+            return None
+        return RequestError(output.error or "the request was rejected", param=output.param)
+
     def _push(
         self, state: RequestState, completion: CompletionState, out: TokenOutput, now: float
     ) -> None:

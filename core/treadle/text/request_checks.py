@@ -34,6 +34,16 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         _check_ids(name, list(ids or ()), info.vocab_size)
     for word in request.bad_words:
         _check_ids("bad_words", word, info.vocab_size)
+    forbidden = {word[0] for word in request.bad_words if len(word) == 1}
+    if params.min_tokens:
+        forbidden.update(params.stop_token_ids or ())
+        forbidden.update(() if params.ignore_eos else info.eos_token_ids)
+    if params.allowed_token_ids is not None and forbidden.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "bad_words and min_tokens leave none of allowed_token_ids for the first token; allow "
+            "another id",
+            param="allowed_token_ids",
+        )
     if params.extra_args is not None:
         check_json("extra_args", params.extra_args)
     if params.ignore_eos and params.max_tokens is None:

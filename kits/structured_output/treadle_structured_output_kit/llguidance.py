@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ("LLGuidanceCompiler", "LLGuidanceGrammar", "LLGuidanceMatcher")
 
+DEAD_END = "NoExtensionBias"
+"""The library's word for a grammar that allows no token: an error of its, and an empty mask."""
+
 
 class LLGuidanceCompiler:
     """Compiles grammars for one vocabulary. Immutable, safe in threads.
@@ -89,7 +92,10 @@ class LLGuidanceMatcher:
         """Write the ids that may come next into ``bitmask[row]``."""
         allowed = self._row
         self._matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
-        self._check()
+        if self._matcher.is_error() and _error_text(self._matcher) == DEAD_END:
+            allowed.fill(0)
+        else:
+            self._check()
         forbid_token(allowed, self._vocab_size)
         write_row(bitmask, row, allowed)
 

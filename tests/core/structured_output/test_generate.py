@@ -71,6 +71,52 @@ def test_regex_choice_and_object(llm: LLM, backend: str) -> None:
         assert isinstance(json.loads(text), dict)
 
 
+def test_look_around_leads_to_no_dead_end(llm: LLM) -> None:
+    guided = StructuredOutputsParams(regex="(?!ab)[ab]{2}", backend="lm-format-enforcer")
+    assert set(texts(llm, [hot(guided, seed) for seed in range(16)])) <= {"aa", "ba", "bb"}
+
+
+LATER = StructuredOutputsParams(grammar='start: "a" x\nx: x "b"')
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines"])
+def test_a_dead_end_costs_its_own_output(llm: LLM, backend: str) -> None:
+    import msgspec
+
+    dead = msgspec.structs.replace(LATER, backend=backend)
+    outputs = llm.generate(["x", "y"], [hot(dead), SamplingParams(max_tokens=30)], use_tqdm=False)
+    first, second = (output.outputs[0] for output in outputs)
+    assert first.text == "a" and first.finish_reason == "error" and "dead end" in str(first.error)
+    assert first.error_param == "structured_outputs" and second.finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("limits", [{"allowed_token_ids": [5]}, {"bad_words": ["b"]}])
+def test_what_no_token_begins_never_runs(llm: LLM, backend: str, limits: dict[str, Any]) -> None:
+    tokens = llm.stats.prompt_tokens
+    with pytest.raises(RequestError, match="the grammar allows no token here") as error:
+        llm.generate("x", hot(StructuredOutputsParams(regex="b+", backend=backend), **limits))
+    assert error.value.param == next(iter(limits))
+    assert llm.stats.prompt_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("limits", "param", "message"),
+    [
+        ({"ignore_eos": True}, "structured_outputs", "dead end"),
+        ({"min_tokens": 2}, "min_tokens", "allows no token"),
+    ],
+)
+def test_an_empty_output_that_may_not_end(
+    llm: LLM, limits: dict[str, Any], param: str, message: str
+) -> None:
+    guided = StructuredOutputsParams(regex="(a{0})")
+    assert llm.generate("x", hot(guided), use_tqdm=False)[0].outputs[0].text == ""
+    with pytest.raises(RequestError, match=message) as error:
+        llm.generate("x", hot(guided, **limits), use_tqdm=False)
+    assert error.value.param == param
+
+
 @pytest.mark.parametrize("backend", ["llguidance", "outlines", None])
 def test_grammars(llm: LLM, backend: str | None) -> None:
     guided = StructuredOutputsParams(grammar=GRAMMAR, backend=backend)
@@ -177,7 +223,7 @@ WRONG: list[tuple[StructuredOutputsParams, str]] = [
     (StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), "uniqueItems.*uniqueItems.*uniqueItems"),
     (StructuredOutputsParams(json="{"), "is not JSON"),
     *(
-        (StructuredOutputsParams(json={"$ref": ref}, backend=name), "cannot be followed|cannot compile|failed")
+        (StructuredOutputsParams(json={"$ref": ref}, backend=name), "cannot be followed|cannot compile|failed|dead end")
         for name in BACKENDS
         for ref in ("#", "http://localhost/schema.json", "file:///etc/passwd")
     ),
@@ -206,6 +252,18 @@ def test_what_is_wrong_raises(llm: LLM, guided: StructuredOutputsParams, message
     with pytest.raises(RequestError, match=message):
         list(llm.stream("x", hot(guided)))
     assert llm.generate("x", use_tqdm=False)[0].finished
+
+
+async def test_a_dead_end_in_a_process_of_its_own(folder: Path) -> None:
+    async with AsyncLLM(str(folder), cpu_threads=1, num_pages=64) as engine:
+        async for output in engine.generate("x", hot(LATER)):
+            last = output.outputs[0]
+        assert (last.finish_reason, last.error_param) == ("error", "structured_outputs")
+        impossible = hot(StructuredOutputsParams(regex="b"), allowed_token_ids=[5])
+        with pytest.raises(RequestError, match="allows no token") as error:
+            async for _ in engine.generate("x", impossible):
+                raise AssertionError("an output before the refusal")
+        assert error.value.param == "allowed_token_ids"
 
 
 async def test_streams_in_a_process_of_their_own(folder: Path) -> None:

@@ -100,7 +100,7 @@ class _Grammar:
         self._lines: dict[Any, BitmaskRow] = {}
         self._parser: CharacterLevelParser | None = None
         if spec.kind == "regex":
-            self._parser = RegexParser(spec.source, config)
+            self._parser = _without_dead_ends(RegexParser(spec.source, config))
         elif spec.kind == "choice":
             self._parser = UnionParser([StringParser(text) for text in json.loads(spec.source)])
 
@@ -108,7 +108,8 @@ class _Grammar:
         """Find out what is wrong with the patterns of a schema: parsers make theirs when they come
         to them, in the middle of an output."""
         for pattern in _patterns(self._schema):
-            RegexParser(pattern.removeprefix("^").removesuffix("$"), self._config)
+            pattern = pattern.removeprefix("^").removesuffix("$")
+            _without_dead_ends(RegexParser(pattern, self._config))
 
     def matcher(self) -> _Matcher:
         if self._parser is not None:
@@ -146,6 +147,27 @@ class _Matcher:
     @property
     def is_terminated(self) -> bool:
         return self.is_accepting and not self._reader.mask(self._states[-1]).any()
+
+
+def _without_dead_ends(parser: RegexParser) -> RegexParser:
+    """Take out the characters after which no text can match: look-around leaves such states, and
+    the library allows everything in them. Raises ``ValueError`` if no text matches at all."""
+    fsm = parser.context.pattern
+    sources: dict[int, set[int]] = {}
+    for state, targets in fsm.map.items():
+        for target in targets.values():
+            sources.setdefault(target, set()).add(state)
+    alive, pending = set(fsm.finals), list(fsm.finals)
+    while pending:
+        new_states = sources.get(pending.pop(), set()) - alive
+        alive |= new_states
+        pending += new_states
+    if fsm.initial not in alive:
+        raise ValueError("no text matches the pattern")
+    for targets in fsm.map.values():
+        for symbol in [symbol for symbol, target in targets.items() if target not in alive]:
+            del targets[symbol]
+    return parser
 
 
 def _patterns(schema: Any) -> list[str]:
