@@ -10,10 +10,12 @@
     sampled from its masks.
 2.  Milliseconds until the first token of a request to an engine: without a grammar, with the first
     one of all (the compiling process starts), with a new one, and with one that is known.
-3.  Milliseconds of CPU time of a step in which every row is inside of a JSON string, and in which
+3.  The same for a new grammar of two values: alone, and beside four regexes that no limit suffices
+    for, of another client and of the same one.
+4.  Milliseconds of CPU time of a step in which every row is inside of a JSON string, and in which
     none is.
 
-Of 2 and 3 the best of five passes; only the first grammar comes once.
+Of 2 and 4 the best of five passes, of 3 the worst; only the first grammar comes once.
 """
 
 from __future__ import annotations
@@ -104,6 +106,7 @@ class Synthetic(SmallTokenizer):
 STRING = r'"([^"\\\x00-\x1f]|\\["\\/bfnrt])+'
 BATCHES = (1, 8, 32)
 STEPS, PASSES = 48, 5
+NUM_BAD = 4
 
 
 def demo() -> Tokenizer:
@@ -203,7 +206,10 @@ class Engine:
         self.core = EngineCore(config, PluginManager(config.plugins))
         self._count = 0
 
-    def add(self, structured_outputs: StructuredOutputsParams | None, tokens: int) -> None:
+    def add(
+        self, structured_outputs: StructuredOutputsParams | None, tokens: int, client: str = ""
+    ) -> str:
+        """Return the id of the request."""
         self._count += 1
         params = SamplingParams(
             temperature=1.0,
@@ -213,12 +219,19 @@ class Engine:
             structured_outputs=structured_outputs,
         )
         prompt = [(self._count * 7 + i) % 4000 + 10 for i in range(16)]
-        self.core.add_request(EngineRequest(str(self._count), prompt, params, time.monotonic()))
+        request_id = str(self._count)
+        self.core.add_request(
+            EngineRequest(request_id, prompt, params, time.monotonic(), client=client)
+        )
+        return request_id
 
-    def step(self) -> None:
-        for output in self.core.step():
-            if output.error is not None:
+    def step(self) -> list[str]:
+        """Return the ids of the requests that have a token."""
+        outputs = self.core.step()
+        for output in outputs:
+            if output.error is not None and "within" not in output.error:
                 raise RuntimeError(output.error)
+        return [output.id for output in outputs]
 
     def run(self) -> None:
         while self.core.has_work:
@@ -228,6 +241,24 @@ class Engine:
         """Milliseconds from a request to its only token."""
         self.add(structured_outputs, 1)
         return timed(self.run) * 1e3
+
+    def first_token_beside(self, backend: str, client: str, num_bad: int) -> float:
+        """Milliseconds to the only token of ``client``, after bad regexes of the client ``bad``."""
+        bad = []
+        for _ in range(num_bad):
+            regex = f"(a{{1,1000}}){{1,{1000 + self._count}}}"
+            params = StructuredOutputsParams(regex=regex, backend=backend)
+            bad.append(self.add(params, 1, client="bad"))
+        self.step()
+        start = time.perf_counter()
+        choice = [f"yes {self._count}", "no"]
+        wanted = self.add(StructuredOutputsParams(choice=choice, backend=backend), 1, client)
+        while wanted not in self.step():
+            pass
+        elapsed = time.perf_counter() - start
+        self.core.abort_requests(bad)
+        self.run()
+        return elapsed * 1e3
 
     def step_time(self, rows: int, structured_outputs: StructuredOutputsParams | None) -> float:
         """Milliseconds of CPU time of a step with ``rows`` sequences that decode."""
@@ -248,7 +279,7 @@ class Engine:
 def engines(names: list[str]) -> None:
     schema = json.loads(GRAMMARS["record"].source)
     print(f"\nms to the first token\n{'':20}{'free':>10}{'first':>10}{'new':>10}{'known':>10}")
-    steps = []
+    steps, beside = [], []
     for name in names:
         engine = Engine()
         try:
@@ -262,6 +293,10 @@ def engines(names: list[str]) -> None:
             new_ms = min(engine.first_token(structured_outputs) for structured_outputs in params)
             cached_ms = min(engine.first_token(structured_outputs) for structured_outputs in params)
             print(f"{name:20}{free_ms:10.1f}{first_ms:10.1f}{new_ms:10.1f}{cached_ms:10.1f}")
+            alone = [engine.first_token_beside(name, "good", 0) for _ in range(PASSES)]
+            others = [engine.first_token_beside(name, "good", NUM_BAD) for _ in range(PASSES)]
+            own = [engine.first_token_beside(name, "bad", NUM_BAD) for _ in range(PASSES)]
+            beside.append((name, max(alone), max(others), max(own)))
             string = StructuredOutputsParams(regex=STRING, backend=name)
             engine.first_token(string)
             for rows in BATCHES:
@@ -270,6 +305,12 @@ def engines(names: list[str]) -> None:
                 )
         finally:
             engine.core.close()
+    print(
+        f"\nms to the first token beside {NUM_BAD} bad regexes\n{'':20}{'alone':>10}"
+        f"{'another client':>16}{'same client':>14}"
+    )
+    for name, alone_ms, others_ms, own_ms in beside:
+        print(f"{name:20}{alone_ms:10.1f}{others_ms:16.1f}{own_ms:14.1f}")
     print(
         f"\nms of CPU time of a step\n{'':20}{'rows':>10}{'free':>10}{'grammar':>10}{'us per row':>14}"
     )

@@ -160,6 +160,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_num_queued_reqs: Annotated[
         Positive, Meta(description="Maximum waiting requests; more are rejected (HTTP 429).")
     ] = 1024
+    max_num_queued_grammars: Annotated[
+        Positive,
+        Meta(
+            description="Maximum grammars that wait to be compiled, half of them of one client; more are "
+            "rejected (HTTP 429)."
+        ),
+    ] = 64
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,7 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("num_requests_waiting", "num_waiting", "Sequences that wait to be admitted."),
     ("kv_cache_pages", "num_pages", "Pages of the KV cache."),
     ("kv_cache_pages_used", "num_used_pages", "Pages in use."),
+    ("num_grammars_waiting", "num_grammars_waiting", "Grammars that wait to be compiled."),
 )
 COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("engine_steps", "num_steps", "Steps of the engine."),
@@ -44,6 +45,9 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     ("num_preemptions", "num_preemptions", "Sequences that were preempted."),
     ("integrity_faults", "integrity_faults", "Violations found by the engine's self-check."),
+    ("grammars_compiled", "grammars_compiled", "Grammars that were compiled."),
+    ("grammars_failed", "grammars_failed", "Grammars that could not be compiled."),
+    ("grammars_rejected", "grammars_rejected", "Grammars that were refused: too many waited."),
 )
 
 

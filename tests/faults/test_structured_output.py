@@ -229,7 +229,8 @@ def test_a_backend_that_cannot_be_made_ready_is_told_at_the_start(
 ) -> None:
     """Only backends that the configuration names are made ready before a request asks for them."""
     llm = odd("structured_output", "hook")
-    llm._core._structured_output._compiler_threads.shutdown()  # waits for what it was given
+    (lane,) = llm._core._structured_output.queue._quick.values()
+    lane.threads.shutdown()  # waits for what it was given
     message = failure_pattern("structured_output", "treadle_grammar_compiler")
     assert any(
         r.name == "treadle.structured_output" and re.search(message, r.getMessage())

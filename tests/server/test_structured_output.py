@@ -251,6 +251,34 @@ def test_ids_that_nothing_may_use(client: openai.OpenAI) -> None:
         assert error.value.param == "allowed_token_ids"
 
 
+async def test_too_many_grammars_are_a_429(server: Process) -> None:
+    """Those who go leave their places to others."""
+    import asyncio
+
+    import httpx
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+
+        async def ask(i: int) -> httpx.Response:
+            fields = {"guided_regex": f"(a{{1,1000}}){{1,{1000 + i}}}", "prompt": "x"}
+            fields["guided_decoding_backend"] = "outlines"
+            return await http.post("/v1/completions", json=fields)
+
+        tasks = [asyncio.create_task(ask(i)) for i in range(48)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answer = done.pop().result()
+        assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert "max_num_queued_grammars allows 64" in answer.text
+        assert server.metric("treadle_num_grammars_waiting") > 0
+        assert server.metric("treadle_grammars_rejected_total") > 0
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert server.settles()
+    assert server.metric("treadle_num_grammars_waiting") == 0
+
+
 def test_the_schema_of_a_tool_may_be_wrong(client: openai.OpenAI) -> None:
     bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
     tools: Any = [{"type": "function", "function": {"name": "f", "parameters": bad}}]

@@ -15,7 +15,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
 
     ``id`` is unique in the engine and created by the frontend; it is not the client's id.
     ``prefix_leader`` is the id of the first of ``n`` sequences; the others share its prompt pages.
-    ``bad_words`` are encoded. ``arrival_time`` is in seconds of ``time.monotonic``.
+    ``bad_words`` are encoded; ``client`` is as in ``Prompt``. ``arrival_time`` is in seconds of ``time.monotonic``.
     """
 
     id: str
@@ -25,6 +25,7 @@ class EngineRequest(msgspec.Struct, frozen=True, array_like=True):
     index: int = 0
     prefix_leader: str | None = None
     bad_words: list[list[int]] = []
+    client: str = ""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -24,6 +24,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Finished sequences by reason: stop, length, abort, error."""
     step_seconds: float = 0.0
     integrity_faults: int = 0
+    num_grammars_waiting: int = 0
+    grammars_compiled: int = 0
+    grammars_failed: int = 0
+    grammars_rejected: int = 0
     plugin_calls: list[tuple[str, str, str, int]] = []
     """Plugin calls: ``kind:key``, hook or method, ``ok``/``slow``/``error``, number of calls."""
     plugin_seconds: list[tuple[str, str, int, float]] = []

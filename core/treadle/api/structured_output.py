@@ -64,7 +64,8 @@ class GrammarCompiler(Protocol):
     """Compiles grammars for a vocabulary. Thread-safe.
 
     The core calls it first in a process with limits on time and memory, and compiles the grammar
-    in the engine process only if this succeeds.
+    in the engine process only if this succeeds. The process is a fork of one in which the compiler
+    was made: what it keeps from one call to the next is lost there, and so are its threads.
     """
 
     name: str

@@ -164,7 +164,8 @@ class EngineCore:
     def abort_requests(self, ids: Iterable[str]) -> None:
         """End sequences by id. Unknown ids are ignored."""
         for sequence_id in ids:
-            self._waiting_for_grammar.pop(sequence_id, None)
+            if waiting := self._waiting_for_grammar.pop(sequence_id, None):
+                waiting[1].cancel()
             self.scheduler.abort(sequence_id)
 
     @property
@@ -274,6 +275,10 @@ class EngineCore:
             finished=dict(counters.finished),
             step_seconds=self._step_seconds,
             integrity_faults=self._integrity_faults,
+            num_grammars_waiting=self._structured_output.queue.num_pending,
+            grammars_compiled=self._structured_output.queue.num_compiled,
+            grammars_failed=self._structured_output.queue.num_failed,
+            grammars_rejected=self._structured_output.queue.num_rejected,
             plugin_calls=self.plugins.call_stats.rows(),
             plugin_seconds=self.plugins.call_stats.seconds(),
             plugin_states=self.plugins.states(),

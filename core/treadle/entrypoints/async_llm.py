@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from treadle.api.kinds import RENDERERS
 from treadle.api.requests import TokenOutput
 from treadle.api.sampling_params import SamplingParams
@@ -261,7 +263,7 @@ class AsyncLLM:
                 guard=getattr(processor.tokenizer, "guard", None),
                 inline=True,
             )
-            parsed = Prompt(text=parsed.text, ids=ids)
+            parsed = msgspec.structs.replace(parsed, ids=ids)
         return processor.prepare(parsed, sampling_params, request_id=request_id, priority=priority)
 
     def submit(self, request: PreparedRequest) -> OutputStream:

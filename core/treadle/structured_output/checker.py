@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+from time import process_time
 
 import msgspec
 
 from treadle.api.kinds import STRUCTURED_OUTPUT
 from treadle.api.structured_output import GrammarCompiler, GrammarSpec
 from treadle.config import EngineConfig
-from treadle.errors import RequestError
+from treadle.errors import PluginLoadError, RequestError
 from treadle.plugins import PluginManager, PluginSelection
+from treadle.processes.fork_server import ForkServer, serve_forks
 from treadle.processes.isolated import (
-    IsolatedProcess,
+    ProcessExit,
+    anonymous_bytes,
     limit_cpu,
     limit_memory,
     resident,
-    serve_requests,
 )
 
-__all__ = ("CheckResult", "GrammarChecker", "main")
+__all__ = ("CPU_SECONDS", "CheckResult", "GrammarChecker", "TooSlow", "main")
 
 CPU_SECONDS = 2.0
 MEMORY = 512 << 20
-# The child is killed by its CPU time; this is for one that sleeps, and for a busy machine.
+LARGE = 8 << 20
+# A fork is killed by its CPU time; this is for one that sleeps, and for a busy machine.
 WALL_SECONDS = 30.0
+SLOW_NICENESS = 5
+
+
+class TooSlow(Exception):
+    """A grammar is not compiled within fewer seconds than it may have."""
 
 
 class _CheckerSetup(msgspec.Struct, array_like=True):
@@ -35,13 +45,19 @@ class _CheckerSetup(msgspec.Struct, array_like=True):
     backend: str
 
 
+class _CheckRequest(msgspec.Struct, array_like=True):
+    spec: GrammarSpec
+    seconds: float
+
+
 class CheckResult(msgspec.Struct, array_like=True):
-    """``size`` is the memory that a grammar keeps, in bytes.
+    """``size`` is the memory that a grammar keeps, in bytes; ``seconds`` the CPU time it took.
 
     ``rejection`` says why the backend would not enforce it, ``error`` why it cannot be compiled.
     """
 
     size: int = 0
+    seconds: float = 0.0
     rejection: str | None = None
     error: str | None = None
 
@@ -49,24 +65,37 @@ class CheckResult(msgspec.Struct, array_like=True):
 class GrammarChecker:
     """Tells whether a grammar compiles within the limits. Safe in threads.
 
-    There is one child for each backend, because a vocabulary's tables count as its memory.
+    There is one child for each backend, because a vocabulary's tables count as its memory. It forks
+    for each grammar, so that one that is killed costs no other anything.
     """
 
     def __init__(self, config: EngineConfig, plugins: PluginManager, vocab_size: int) -> None:
         self._config, self._plugins, self._vocab_size = config, plugins, vocab_size
-        self._children: dict[str, IsolatedProcess] = {}
+        self._children: dict[str, ForkServer] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def check(self, backend: str, spec: GrammarSpec) -> CheckResult:
-        """Raises ``RequestError`` for a grammar that is wrong, or beyond the limits."""
+    def check(self, backend: str, spec: GrammarSpec, seconds: float) -> CheckResult:
+        """Raises ``RequestError`` for a grammar that is wrong or beyond the limits, ``TooSlow`` for
+        one that takes more than ``seconds`` of CPU time, if it may have more."""
+        question = msgspec.msgpack.encode(_CheckRequest(spec, seconds))
         try:
-            data = self._child(backend).request(msgspec.msgpack.encode(spec), WALL_SECONDS)
-        except OSError as error:
+            data = self._child(backend).request(question, WALL_SECONDS)
+        except ChildProcessError as error:
+            raise PluginLoadError(
+                f"grammars of {backend!r} cannot be compiled: {error}; the log has the details"
+            ) from error
+        except (ProcessExit, TimeoutError) as error:
+            status = getattr(error, "status", None)
+            if status == -signal.SIGPROF and seconds < CPU_SECONDS:
+                raise TooSlow from error
+            # Its own limits end it by SIGPROF, by an exit, or by the abort of an allocator.
+            is_limit = status in (None, 1, -signal.SIGPROF, -signal.SIGABRT)
+            reason = "" if is_limit else f" ({error})"
             raise RequestError(
                 f"the grammar could not be compiled by {backend!r} within {CPU_SECONDS:g} s of CPU "
-                f"time and {MEMORY >> 20} MiB; simplify it (long bounded repeats cost the most), "
-                "or choose another guided_decoding_backend",
+                f"time and {MEMORY >> 20} MiB{reason}; simplify it (long bounded repeats cost the "
+                "most), or choose another guided_decoding_backend",
                 param="structured_outputs",
             ) from error
         verdict = msgspec.msgpack.decode(data, type=CheckResult)
@@ -86,14 +115,14 @@ class GrammarChecker:
             for child in self._children.values():
                 child.close()
 
-    def _child(self, backend: str) -> IsolatedProcess:
+    def _child(self, backend: str) -> ForkServer:
         with self._lock:
             if self._closed:
                 raise RequestError("the engine is being shut down", param="structured_outputs")
             if backend not in self._children:
                 selection = self._plugins.selection()
                 hello = _CheckerSetup(self._config, selection, self._vocab_size, backend)
-                self._children[backend] = IsolatedProcess(
+                self._children[backend] = ForkServer(
                     "treadle.structured_output.checker:main", msgspec.msgpack.encode(hello)
                 )
             return self._children[backend]
@@ -104,45 +133,47 @@ class GrammarChecker:
 
 def main(fd: int) -> None:
     """The entry of the child; ``fd`` is its end of a socket pair."""
-    serve_requests(fd, _Child().check)
+    child = _Child()
+    serve_forks(fd, child.set_up, child.check)
 
 
 class _Child:
-    """Compiles with one backend, and forgets what it has compiled."""
+    """Compiles with one backend."""
 
-    def __init__(self) -> None:
-        self._compiler: GrammarCompiler | None = None
-
-    def check(self, data: bytes) -> bytes:
-        if self._compiler is None:
-            return self._set_up(msgspec.msgpack.decode(data, type=_CheckerSetup))
-        spec = msgspec.msgpack.decode(data, type=GrammarSpec)
-        return msgspec.msgpack.encode(_checked(self._compiler, spec))
-
-    def _set_up(self, hello: _CheckerSetup) -> bytes:
+    def set_up(self, data: bytes) -> None:
         from treadle.structured_output.compilers import open_tokenizer
 
+        hello = msgspec.msgpack.decode(data, type=_CheckerSetup)
         plugins = PluginManager.from_selection(hello.selection, hello.config.plugins)
         tokenizer = open_tokenizer(hello.config, plugins)
-        self._compiler = plugins.create(
+        self._compiler: GrammarCompiler = plugins.create(
             STRUCTURED_OUTPUT, hello.backend, tokenizer=tokenizer, vocab_size=hello.vocab_size
         )
-        gc.freeze()  # a vocabulary is large, and each measurement of a grammar would look through it
+        resident()  # once, as freeing memory in a fork copies it first
+        gc.freeze()  # a vocabulary is large, and each collection in a fork would copy it
+
+    def check(self, data: bytes) -> bytes:
+        """Runs in a fork."""
+        question = msgspec.msgpack.decode(data, type=_CheckRequest)
         limit_memory(MEMORY)
-        return b""
+        limit_cpu(question.seconds)
+        if question.seconds == CPU_SECONDS:
+            os.nice(SLOW_NICENESS)
+        return msgspec.msgpack.encode(_checked(self._compiler, question.spec))
 
 
 def _checked(compiler: GrammarCompiler, spec: GrammarSpec) -> CheckResult:
-    base_bytes = resident()
-    limit_cpu(CPU_SECONDS)
+    base_bytes = anonymous_bytes()
     try:
         if (refusal := compiler.unsupported_reason(spec)) is not None:
             return CheckResult(rejection=str(refusal))
         grammar = compiler.compile(spec)
         grammar.matcher()
-        grammar_bytes = resident() - base_bytes
+        grammar_bytes = anonymous_bytes() - base_bytes
+        if grammar_bytes > LARGE:  # some of it may be what compiling has left behind
+            grammar_bytes = resident() - base_bytes
     except (MemoryError, SystemExit, KeyboardInterrupt):
         raise SystemExit(1) from None  # whatever is left of this process is not to be trusted
     except BaseException as error:  # a panic of a Rust library is no Exception
         return CheckResult(error=str(error) or type(error).__name__)
-    return CheckResult(max(0, grammar_bytes))
+    return CheckResult(max(0, grammar_bytes), process_time())

@@ -12,7 +12,7 @@ from treadle.api.structured_output import CompiledGrammar, GrammarCompiler, Gram
 from treadle.config import EngineConfig
 from treadle.errors import RequestError
 from treadle.plugins import PluginManager
-from treadle.structured_output.checker import GrammarChecker
+from treadle.structured_output.checker import CPU_SECONDS, GrammarChecker
 from treadle.structured_output.state import StructuredOutputState
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ __all__ = ("Compilers", "SizedGrammar", "open_tokenizer")
 
 @dataclass(frozen=True, slots=True)
 class SizedGrammar:
-    """A grammar, and the memory that it keeps in bytes, as far as that could be measured."""
+    """A grammar, the memory that it keeps in bytes as far as that could be measured, and the CPU
+    time that it takes to compile."""
 
     grammar: CompiledGrammar
     size: int
+    seconds: float = 0.0
 
 
 class Compilers:
@@ -44,24 +46,30 @@ class Compilers:
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if the model has none."""
-        with self._opening:
-            if self._tokenizer is None:
-                self._tokenizer = open_tokenizer(self._config, self._plugins)
-            return self._tokenizer
+        if self._tokenizer is None:
+            with self._opening:
+                if self._tokenizer is None:
+                    self._tokenizer = open_tokenizer(self._config, self._plugins)
+        return self._tokenizer
 
-    def compile(self, spec: GrammarSpec, backends: Sequence[str]) -> SizedGrammar:
-        """Compile with the first backend that does not refuse. Raises ``RequestError``, and
-        ``PluginLoadError`` for what goes wrong here though it went well in the other process."""
+    def compile(
+        self, spec: GrammarSpec, backends: Sequence[str], seconds: float = CPU_SECONDS
+    ) -> SizedGrammar:
+        """Compile with the first backend that does not refuse.
+
+        Raises ``RequestError``, ``TooSlow`` after ``seconds`` of CPU time, and ``PluginLoadError``
+        for what goes wrong here though it went well in the other process.
+        """
         refusals = []
         for backend in backends:
             compiler = self._open(backend)
             try:
-                verdict = self._checker.check(backend, spec)
+                verdict = self._checker.check(backend, spec, seconds)
             except RequestError:
                 self._plugins.guard(STRUCTURED_OUTPUT, backend).counter("compile").record_failure()
                 raise
             if verdict.rejection is None:
-                compiled = SizedGrammar(compiler.compile(spec), verdict.size)
+                compiled = SizedGrammar(compiler.compile(spec), verdict.size, verdict.seconds)
                 self._check_first_token(backend, compiled)
                 return compiled
             refusals.append(f"{backend}: {verdict.rejection}")
@@ -90,15 +98,16 @@ class Compilers:
         self._checker.close()
 
     def _open(self, backend: str) -> GrammarCompiler:
-        with self._opening:
-            if backend not in self._compilers:
-                self._compilers[backend] = self._plugins.create_guarded(
-                    STRUCTURED_OUTPUT,
-                    backend,
-                    tokenizer=self.tokenizer,
-                    vocab_size=self._vocab_size,
-                )
-            return self._compilers[backend]
+        if backend not in self._compilers:  # those that are open do not wait for another one
+            with self._opening:
+                if backend not in self._compilers:
+                    self._compilers[backend] = self._plugins.create_guarded(
+                        STRUCTURED_OUTPUT,
+                        backend,
+                        tokenizer=self.tokenizer,
+                        vocab_size=self._vocab_size,
+                    )
+        return self._compilers[backend]
 
 
 def open_tokenizer(config: EngineConfig, plugins: PluginManager) -> Tokenizer:

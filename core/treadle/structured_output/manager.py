@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
@@ -16,24 +14,17 @@ from treadle.api.parsers import SupportsReasoningOpener
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.step_types import EngineInfo, GrammarOutput
-from treadle.api.structured_output import GrammarSpec
 from treadle.config import EngineConfig
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
 from treadle.known_plugins import install_hint, known_distributions, known_keys
 from treadle.loading.matching import candidates
 from treadle.plugins import PluginManager
+from treadle.structured_output.compile_queue import CompileJob, CompileQueue
 from treadle.structured_output.compilers import Compilers, SizedGrammar
 from treadle.structured_output.spec import grammar_spec
 from treadle.structured_output.state import StructuredOutputState
 
 __all__ = ("StructuredOutputManager", "preferred_order")
-
-log = logging.getLogger("treadle.structured_output")
-
-# Bounds of the compiled grammars that are kept. Failures are kept too, so that a bad grammar costs
-# its limits once.
-MAX_GRAMMARS = 256
-MAX_GRAMMAR_BYTES = 1 << 30
 
 
 def preferred_order(plugins: PluginManager) -> list[str]:
@@ -62,16 +53,14 @@ class StructuredOutputManager:
         import torch  # not above: processes that compile grammars come by here without it
 
         self._bitmask = torch.empty((0, -(-info.vocab_size // 32)), dtype=torch.int32)
-        self._grammars: OrderedDict[tuple[str, ...], Future[SizedGrammar]] = OrderedDict()
         self._compilers = Compilers(config, plugins, info.vocab_size)
-        self._compiler_threads = ThreadPoolExecutor(2, thread_name_prefix="treadle-grammar")
-        # What is quick has its own thread: the others may both be busy with bad grammars.
+        self.queue = CompileQueue(self._compilers, config.scheduler.max_num_queued_grammars)
+        # What is quick has its own thread: the others may all be busy with bad grammars.
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="treadle-grammar-state")
         self._on_compiled = threading.Event()
         for name in config.plugins.structured_output_backends:
             if name in plugins.keys("structured_output"):  # others are refused with each request
-                future = self._compiler_threads.submit(self._compilers.warm, name)
-                future.add_done_callback(_log_warm_up_error)
+                self.queue.warm(name)
 
     @cached_property
     def _preferred(self) -> list[str]:
@@ -85,18 +74,19 @@ class StructuredOutputManager:
         self._backends(params.backend)
 
     def submit(self, request: EngineRequest) -> Future[StructuredOutputState]:
-        """Order the grammar of a request. Raises ``RequestError`` for what is plainly wrong.
+        """Order the grammar of a request, which leaves by cancelling the future.
 
-        The future raises ``RequestError``, and ``PluginLoadError`` for what is not the client's
+        Raises ``RequestError`` for what is plainly wrong, and ``QueueFullError``. The future raises ``RequestError``, and ``PluginLoadError`` for what is not the client's
         fault.
         """
         params = request.params.structured_outputs
         if params is None:
             raise RequestError("the request asks for no grammar", param="structured_outputs")
         spec = grammar_spec(params)
-        compiled = self._compiled(spec, self._backends(params.backend))
+        compiled = self.queue.submit(spec, self._backends(params.backend), request.client)
         ready: Future[StructuredOutputState] = Future()
         ready.add_done_callback(lambda _: self._on_compiled.set())
+        ready.add_done_callback(partial(self._leave, compiled))
 
         def create_state() -> StructuredOutputState:
             matcher = compiled.result().grammar.matcher()
@@ -176,25 +166,9 @@ class StructuredOutputManager:
             )
         return self._preferred
 
-    def _compiled(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[SizedGrammar]:
-        key = (*backends, spec.kind, spec.source, repr(sorted(spec.options.items())))
-        future = self._grammars.get(key)
-        if future is None or _is_retryable(future):
-            future = self._compiler_threads.submit(self._compilers.compile, spec, backends)
-            self._grammars[key] = future
-        self._grammars.move_to_end(key)
-        self._evict()
-        return future
-
-    def _evict(self) -> None:
-        """Forget the grammars that were used longest ago, as far as there are too many."""
-        sizes = [_size(future) for future in self._grammars.values()]
-        count, total = len(sizes), sum(sizes)
-        for size in sizes[:-1]:
-            if count <= MAX_GRAMMARS and total <= MAX_GRAMMAR_BYTES:
-                return
-            self._grammars.popitem(last=False)
-            count, total = count - 1, total - size
+    def _leave(self, job: CompileJob, ready: Future[StructuredOutputState]) -> None:
+        if ready.cancelled():
+            self.queue.release(job)
 
     # -------------------------------------------------------------------------------- steps
 
@@ -219,15 +193,16 @@ class StructuredOutputManager:
 
     def close(self) -> None:
         """Leave what is being compiled to itself. May be called twice."""
-        self._compiler_threads.shutdown(wait=False, cancel_futures=True)
+        self.queue.close()
         self._state_thread.shutdown(wait=False, cancel_futures=True)
-        self._compilers.close()
 
 
 def _complete_future(
     ready: Future[StructuredOutputState], create_state: Callable[[], StructuredOutputState]
 ) -> None:
-    """Complete ``ready`` whatever happens: a sequence waits for it."""
+    """Complete ``ready`` whatever happens, unless its sequence does not wait any more."""
+    if not ready.set_running_or_notify_cancel():
+        return
     try:
         ready.set_result(create_state())
     except (RequestError, PluginLoadError, EngineError) as error:
@@ -239,24 +214,3 @@ def _complete_future(
     except BaseException as error:  # a panic of a Rust library is no Exception
         text = f"the grammar failed: {type(error).__name__}: {error}"
         ready.set_exception(RequestError(text, param="structured_outputs"))
-
-
-def _log_warm_up_error(future: Future[None]) -> None:
-    """A backend that cannot be made ready will fail each request; the log says so at once."""
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("%s", error, exc_info=error)
-
-
-def _size(future: Future[SizedGrammar]) -> int:
-    failed = not future.done() or future.cancelled() or future.exception() is not None
-    return 0 if failed else future.result().size
-
-
-def _is_retryable(future: Future[SizedGrammar]) -> bool:
-    """Whether it failed for want of time on a busy machine, or because of a plugin and not of the
-    grammar, and may be better next time."""
-    if not future.done() or future.cancelled():
-        return False
-    error = future.exception()
-    cause = None if error is None else error.__cause__
-    return isinstance(error, PluginLoadError) or isinstance(cause, TimeoutError)

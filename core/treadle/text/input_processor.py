@@ -67,7 +67,7 @@ class InputProcessor:
             template_arguments=chat.chat_template_kwargs,
         )
         self._check_size(text, "messages", must_fit)
-        return Prompt(text=str(text), ids=self.renderer.encode(text))
+        return Prompt(text=str(text), ids=self.renderer.encode(text), client=chat.client)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The ids of a prompt. Markers in its text are special tokens: the text is all the user's,
@@ -110,6 +110,7 @@ class InputProcessor:
             params=params,
             arrival_time=time.monotonic(),
             bad_words=self._bad_words(params.bad_words) if params.bad_words else [],
+            client=prompt.client,
         )
         check_request(leader, self.info)
         siblings = [
@@ -121,6 +122,7 @@ class InputProcessor:
                 index=index,
                 prefix_leader=leader.id,
                 bad_words=leader.bad_words,
+                client=leader.client,
             )
             for index in range(1, params.n)
         ]

@@ -34,7 +34,7 @@ TEXT_TYPES = (str, bytes, bytearray, memoryview)  # sequences, but not of prompt
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt. With ``ids``, ``text`` is only shown; without, it is encoded, with the tokens that
     the tokenizer puts around a text unless ``add_special_tokens`` is false. ``client`` is whose it
-    is: each gets a fair share of the threads that encode."""
+    is: each gets a fair share of the threads that encode, and of those that compile grammars."""
 
     text: str | None = None
     ids: list[int] | None = None

@@ -71,6 +71,6 @@ def to_prompts(request: CompletionRequest, client: str) -> list[Prompt]:
     return [
         Prompt(text=item, add_special_tokens=special, client=client)
         if isinstance(item, str)
-        else Prompt(ids=item)
+        else Prompt(ids=item, client=client)
         for item in items
     ]

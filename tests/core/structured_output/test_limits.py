@@ -15,7 +15,7 @@ import pytest
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.errors import RequestError
-from treadle.structured_output import manager
+from treadle.structured_output import compile_queue
 
 LONG = StructuredOutputsParams(json={"type": "string", "maxLength": 100000}, backend="outlines")
 REPEATS = "(a{1,1000}){1,1000}"
@@ -199,9 +199,9 @@ def test_a_grammar_that_is_kept_keeps_no_request(engine: Callable[..., Any]) -> 
 def test_grammars_are_forgotten_by_number_and_size(
     engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "MAX_GRAMMARS", 3)
+    monkeypatch.setattr(compile_queue, "MAX_GRAMMARS", 3)
     driven = engine()
-    grammars = driven.core._structured_output._grammars
+    grammars = driven.core._structured_output.queue.jobs
     for i in range(5):
         driven.add(str(i), StructuredOutputsParams(regex=f"a{{{i + 1}}}", backend="llguidance"))
         driven.until(str(i))
@@ -210,7 +210,7 @@ def test_grammars_are_forgotten_by_number_and_size(
     driven.add("big", big)
     driven.until("big")
     assert list(grammars.values())[-1].result().size > 1 << 18
-    monkeypatch.setattr(manager, "MAX_GRAMMAR_BYTES", 1 << 18)
+    monkeypatch.setattr(compile_queue, "MAX_GRAMMAR_BYTES", 1 << 18)
     driven.add("last", StructuredOutputsParams(regex="b", backend="llguidance"))
     driven.until("last")
     assert [key[2] for key in grammars] == ["b"]
@@ -235,7 +235,8 @@ def test_nothing_is_started_without_a_grammar(engine: Callable[..., Any]) -> Non
     driven.add("free", max_tokens=5)
     driven.until("free")
     manager = driven.core._structured_output
-    assert not manager._compiler_threads._threads and not manager._compilers._checker._children
+    assert not any(lane.threads._threads for lane in manager.queue._lanes())
+    assert not manager._compilers._checker._children
 
 
 def test_only_the_configured_backends_are_tried(engine: Callable[..., Any]) -> None:
