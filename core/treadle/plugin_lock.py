@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from treadle.errors import ConfigError, PluginConflictError
+from treadle.regular_files import read_regular
 
 __all__ = ("VERSION", "Lock", "LockedPlugin", "check_lock")
 
@@ -43,7 +44,7 @@ def check_lock(present: Lock, name: str) -> None:
     Raises ``PluginConflictError`` with every difference, ``ConfigError`` for a file that is not a lock.
     """
     try:
-        locked = msgspec.json.decode(Path(name).read_bytes(), type=Lock)
+        locked = msgspec.json.decode(read_regular(Path(name)), type=Lock)
     except OSError as error:
         raise ConfigError(
             f"--plugin-lock-file {name} cannot be read: {error.strerror}; write it with treadle plugin lock"

@@ -10,6 +10,7 @@ from typing import Any
 
 from treadle.config import resolve_aliases
 from treadle.errors import ConfigError
+from treadle.regular_files import read_regular
 from treadle_cli.flags.groups import SECTIONS
 
 __all__ = ("read_file",)
@@ -24,7 +25,7 @@ def read_file(path: Path | None, known_names: Collection[str]) -> dict[str, Any]
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(read_regular(path).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

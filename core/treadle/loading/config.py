@@ -179,7 +179,7 @@ def eos_ids(hf_config: Any, files: ModelFiles) -> frozenset[int]:
     for value in (
         getattr(text_config(hf_config), "eos_token_id", None),
         getattr(hf_config, "eos_token_id", None),
-        read_json(files.root / "generation_config.json").get("eos_token_id"),
+        read_json(files.root, "generation_config.json").get("eos_token_id"),
     ):
         values = value if isinstance(value, (list, tuple)) else [value]
         ids.update(v for v in values if isinstance(v, int) and not isinstance(v, bool))

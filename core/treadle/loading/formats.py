@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
-from treadle.api.checkpoints import SMALL, WEIGHTS, matching
+from treadle.api.checkpoints import SMALL, WEIGHTS, check_folder, matching
 from treadle.api.files import ModelFiles, ModelRef, SupportsRevisions
 from treadle.api.kinds import MODEL_SOURCES
 from treadle.config import EngineConfig
@@ -36,12 +37,18 @@ def fetch(
     both is not downloaded twice. Raises ``CheckpointError`` if there are no weights.
     """
     source = plugins.create_guarded(MODEL_SOURCES, ref.scheme)
+
+    def resolve(patterns: Sequence[str]) -> ModelFiles:
+        files = source.resolve(ref, patterns=patterns)
+        check_folder(files)
+        return files
+
     if not weights:
-        return source.resolve(ref, patterns=SMALL)
+        return resolve(SMALL)
     if load_format != "auto":
-        return source.resolve(ref, patterns=[*SMALL, *WEIGHTS.get(load_format, ("*",))])
+        return resolve([*SMALL, *WEIGHTS.get(load_format, ("*",))])
     for name in DETECTED:
-        files = source.resolve(ref, patterns=[*SMALL, *WEIGHTS[name]])
+        files = resolve([*SMALL, *WEIGHTS[name]])
         if detect_format(files) is not None:
             return files
     raise no_weights(ref.path)

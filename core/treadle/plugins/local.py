@@ -24,6 +24,7 @@ import msgspec
 from treadle.errors import ConfigError
 from treadle.plugins.entries import Entry
 from treadle.plugins.kinds import check_known, installed_kinds
+from treadle.regular_files import read_regular
 
 __all__ = ("import_file", "local_entries", "module_name")
 
@@ -34,7 +35,7 @@ def local_entries(name: str) -> Iterator[Entry]:
     """Yield the keys that the file declares. Raises ``ConfigError`` if it cannot be read."""
     path = Path(name)
     try:
-        source = path.read_bytes()
+        source = read_regular(path)
     except OSError as error:
         raise ConfigError(
             f"--plugin-file {name} cannot be read: {error.strerror}; give a Python file"

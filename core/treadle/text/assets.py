@@ -193,15 +193,15 @@ def _generation_config(config: ModelConfig, root: Path) -> dict[str, Any]:
         case "treadle" | "vllm":  # the name that users of vLLM type
             return {}
         case "auto":
-            return read_json(root / "generation_config.json")
+            return read_json(root, "generation_config.json")
         case folder:
-            path = Path(folder).expanduser() / "generation_config.json"
-            if not path.is_file():
+            root = Path(folder).expanduser()
+            if not (root / "generation_config.json").is_file():
                 raise ConfigError(
-                    f"option generation_config is {folder!r}: {path} does not exist; give auto, treadle "
-                    "or a folder that holds the file"
+                    f"option generation_config is {folder!r}: {root / 'generation_config.json'} does "
+                    "not exist; give auto, treadle or a folder that holds the file"
                 )
-            return read_json(path)
+            return read_json(root, "generation_config.json")
 
 
 def choose_renderer(config: EngineConfig, plugins: PluginManager, traits: ModelTraits) -> Decision:

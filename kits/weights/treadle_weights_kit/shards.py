@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from treadle.api.checkpoints import BESIDE, WEIGHTS, matching
+from treadle.api.checkpoints import BESIDE, WEIGHTS, checked_path, matching, read_json
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError
 
 __all__ = ("Shards", "weight_files")
+
+MAX_SHARDS = 4096
 
 
 class Shards:
@@ -22,8 +23,8 @@ class Shards:
         Raises ``CheckpointError`` if there are no weights, or fewer files than the index lists.
         """
         self.root = files.root
-        index = files.root / f"{file_name}.index.json"
-        self.index: dict[str, str] | None = _index(index) if index.is_file() else None
+        index = f"{file_name}.index.json"
+        self.index = _index(files.root, index)
         if self.index is not None:
             self.names = sorted(set(self.index.values()))
         elif file_name in files.names:
@@ -33,9 +34,9 @@ class Shards:
         if not self.names:
             raise CheckpointError(f"{files.root} has no weights in the format {format!r}")
         for name in self.names:
-            if not (self.root / name).is_file():
+            if checked_path(self.root, name) is None:
                 raise CheckpointError(
-                    f"the shard {name}, listed in {index.name}, is missing from {self.root}; "
+                    f"the shard {name}, listed in {index}, is missing from {self.root}; "
                     "download the checkpoint again"
                 )
         self.file_by_tensor: dict[str, str] = {}
@@ -86,14 +87,23 @@ def _describe_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + suffix
 
 
-def _index(path: Path) -> dict[str, str]:
+def _index(root: Path, name: str) -> dict[str, str] | None:
+    """Return the file of each tensor, ``None`` if there is no index."""
+    if checked_path(root, name) is None:
+        return None
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        if not all(isinstance(v, str) for v in table.values()):
+        content = read_json(root, name)
+        table = content["weight_map"]
+        shards = set(table.values())
+        if not all(isinstance(shard, str) for shard in shards):
             raise TypeError("weight_map must map names to files")
-        for name in set(table.values()):
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ValueError(f"weight_map points outside the checkpoint: {name!r}")
-        return dict(table)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the weight index {path} cannot be read: {error!r}") from error
+        for shard in shards:
+            if Path(shard).is_absolute() or ".." in Path(shard).parts:
+                raise ValueError(f"weight_map points outside the checkpoint: {shard!r}")
+        if len(shards) > MAX_SHARDS:
+            raise ValueError(f"weight_map names {len(shards)} files; it may name {MAX_SHARDS}")
+    except (CheckpointError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the weight index {root / name} cannot be read: {error!r}"
+        ) from error
+    return dict(table)

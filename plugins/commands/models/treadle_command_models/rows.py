@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from treadle.api.checkpoints import read_json
 from treadle.api.kinds import MODELS
-from treadle.errors import ConfigError, PluginError, TreadleError
+from treadle.errors import CheckpointError, ConfigError, PluginError, TreadleError
 from treadle.loading.config import max_model_len
 from treadle.plugins import PluginManager
 from treadle_command_models.sources import ModelCandidate
@@ -75,16 +75,12 @@ def row(plugins: PluginManager, candidate: ModelCandidate) -> Row:
 
 def _config(root: Path) -> dict[str, Any]:
     """Raises ``ValueError`` in words for a reader."""
-    path = root / "config.json"
+    if not (root / "config.json").exists():
+        raise ValueError("it has no config.json")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError("it has no config.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"its config.json cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError("its config.json is not a JSON object")
-    return config
+        return read_json(root, "config.json")
+    except CheckpointError as error:
+        raise ValueError(f"its config.json: {error}") from error
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

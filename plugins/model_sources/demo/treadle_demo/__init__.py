@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
+from treadle.api.checkpoints import files_in
 from treadle.api.files import ModelFiles, ModelRef, ModelSource
 from treadle.api.hookspecs import impl
 from treadle.errors import CheckpointError
@@ -37,12 +36,6 @@ class DemoSource:
                 f"demo:{NAME} has no revision {ref.revision!r}; it comes with the installed "
                 "treadle-demo, so leave the revision out"
             )
-        try:
-            config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"the demo model in {FOLDER} cannot be read: {error}; install treadle again"
-            ) from error
-        names = sorted(path.name for path in FOLDER.iterdir() if path.is_file())
-        matching = tuple(name for name in names if any(fnmatch(name, p) for p in patterns))
-        return ModelFiles(root=FOLDER, names=matching, config=config)
+        if not (FOLDER / "config.json").is_file():
+            raise CheckpointError(f"the demo model in {FOLDER} is missing; install treadle again")
+        return files_in(FOLDER, patterns, f"demo:{NAME}")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
+from treadle.api.checkpoints import files_in, read_json
 from treadle.api.types import ModelFiles, ModelRef
 from treadle.errors import CheckpointError
 
@@ -25,14 +24,7 @@ class NewestSource:
         return self._folder(ref).name
 
     def resolve(self, ref: ModelRef, *, patterns: Sequence[str]) -> ModelFiles:
-        folder = self._folder(ref)
-        names = tuple(
-            name
-            for name in sorted(_names(folder))
-            if any(fnmatch(name, pattern) for pattern in patterns)
-        )
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return ModelFiles(folder, names, config)
+        return files_in(self._folder(ref), patterns, f"newest:{ref.path}")
 
     @staticmethod
     def _folder(ref: ModelRef) -> Path:
@@ -59,11 +51,11 @@ def complete(folder: Path) -> bool:
         return False
     index = folder / "model.safetensors.index.json"
     try:
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        read_json(folder, "config.json")
         if index.name in names:
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards = read_json(folder, index.name)["weight_map"].values()
             return names.issuperset(shards)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (CheckpointError, KeyError, TypeError, AttributeError):
         return False  # half written
     return any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
 

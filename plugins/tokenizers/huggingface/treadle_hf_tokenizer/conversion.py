@@ -6,7 +6,9 @@ transformers imports torch, which the API process must not, and its converters r
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from treadle.api.checkpoints import SMALL, checked_path, files_in
 from treadle.api.isolation import IsolatedProcess, serve_requests
 from treadle.errors import CheckpointError
 
@@ -17,10 +19,18 @@ OK, FAILED = b"+", b"-"
 
 
 def convert_tokenizer(root: Path) -> str:
-    """Return the ``tokenizer.json`` made from the files in ``root``. Raises ``CheckpointError``."""
+    """Return the ``tokenizer.json`` made from the files in ``root``. Raises ``CheckpointError``.
+
+    transformers looks at a folder of links, which holds what may be read and nothing else.
+    """
     process = IsolatedProcess("treadle_hf_tokenizer.conversion:main")
     try:
-        response = process.request(str(root).encode(), SECONDS)
+        with TemporaryDirectory(prefix="treadle-") as folder:
+            for name in files_in(root, SMALL, str(root)).names:
+                link = Path(folder, name)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(Path(checked_path(root, name) or root).resolve())
+            response = process.request(folder.encode(), SECONDS)
     except TimeoutError:
         response = FAILED + f"it took more than {SECONDS:g} s".encode()
     except OSError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treadle.api.checkpoints import read_json
+from treadle.api.checkpoints import read_json, read_text
 from treadle.errors import CheckpointError
 
 __all__ = ("TokenizerSettings",)
@@ -31,8 +31,8 @@ class TokenizerSettings:
     @classmethod
     def read(cls, root: Path) -> TokenizerSettings:
         """Raises ``CheckpointError`` for a damaged file."""
-        config = read_json(root / "tokenizer_config.json")
-        names = read_json(root / "special_tokens_map.json") | config
+        config = read_json(root, "tokenizer_config.json")
+        names = read_json(root, "special_tokens_map.json") | config
         special = {name: text for name in NAMED if (text := _text(names.get(name)))}
         extra = names.get("extra_special_tokens") or names.get("additional_special_tokens") or ()
         if isinstance(extra, dict):
@@ -74,11 +74,13 @@ def _templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
             for entry in entries:
                 if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
                     templates[str(entry["name"])] = str(entry["template"])
-    old_template = read_json(root / "chat_template.json").get("chat_template")
+    old_template = read_json(root, "chat_template.json").get("chat_template")
     if isinstance(old_template, str):
         templates["default"] = old_template
-    if (main := root / "chat_template.jinja").is_file():
-        templates["default"] = main.read_text(encoding="utf-8")
-    for path in sorted(root.glob("additional_chat_templates/*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
+    extra = sorted(root.glob("additional_chat_templates/*.jinja"))
+    files = {path.stem: path.relative_to(root).as_posix() for path in extra}
+    for name, file in {"default": "chat_template.jinja", **files}.items():
+        template = read_text(root, file)
+        if template is not None:
+            templates[name] = template
     return templates

@@ -1,0 +1,42 @@
+"""Opening files that somebody else wrote: regular files only, of a limited size.
+
+A named pipe would be waited for without end, a device may be endless, and a file of the wrong kind
+may fill the memory before anything looks at its content.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+__all__ = ("check_regular", "read_regular")
+
+TYPE_NAMES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def check_regular(path: Path | int, max_bytes: int | None = None) -> None:
+    """Raise ``OSError`` unless ``path``, or an open descriptor, is a regular file that fits."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        name = TYPE_NAMES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {name}, not a regular file")
+    if max_bytes is not None and status.st_size > max_bytes:
+        raise OSError(
+            errno.EFBIG, f"it has {status.st_size} bytes; such a file may have {max_bytes}"
+        )
+
+
+def read_regular(path: Path, max_bytes: int = 2**20) -> bytes:
+    """Return the content of a file without ever waiting for it. Raises ``OSError``."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with os.fdopen(file, "rb") as stream:
+        check_regular(file, max_bytes)
+        return stream.read(max_bytes)
