@@ -186,12 +186,12 @@ def test_the_language_model_of_several_parts(listed: Any, tmp_path: Path) -> Non
 
 def damage_config(folder: Path) -> str:
     (folder / "config.json").write_text("{")
-    return "config.json cannot be read"
+    return "config.json: cannot read"
 
 
 def damage_list(folder: Path) -> str:
     (folder / "config.json").write_text("[1]")
-    return "not a JSON object"
+    return "not an object"
 
 
 def no_weights(folder: Path) -> str:
@@ -216,6 +216,17 @@ def dangling(folder: Path) -> str:
     return "model.safetensors is damaged"
 
 
+def a_pipe(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    return "it is a named pipe"
+
+
+def a_pickle(folder: Path) -> str:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    return "pytorch_model.bin is read only with --load-format pt"
+
+
 def a_shard_is_missing(folder: Path) -> str:
     names = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
@@ -224,7 +235,17 @@ def a_shard_is_missing(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_config, damage_list, no_weights, truncated, no_header, dangling, a_shard_is_missing],
+    [
+        damage_config,
+        damage_list,
+        no_weights,
+        truncated,
+        no_header,
+        dangling,
+        a_pipe,
+        a_pickle,
+        a_shard_is_missing,
+    ],
 )
 def test_a_damaged_model_is_a_row(listed: Any, tmp_path: Path, damage: Any) -> None:
     folder = checkpoint(tmp_path / "m")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from treadle.api.checkpoints import read_json
+from treadle.errors import CheckpointError
+from treadle_weights_kit.headers import read_header
 
 __all__ = ("Weights", "read_weights")
 
+PICKLES = (".bin", ".pt", ".pth")
 FORMATS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 # Files beside the weights of a model: a second copy in another layout, or a training's state.
 BESIDE = ("consolidated", "training_args", "optimizer", "scheduler", "adapter_model", "rng_state")
-MAX_HEADER_BYTES = 100 * 2**20
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -40,12 +41,15 @@ def read_weights(root: Path) -> Weights:
         return Weights(0, None, None, problems or ["it has no weight files"])
     size = sum(path.stat().st_size for path in files if path.exists())
     if files[0].suffix != ".safetensors":
+        if files[0].suffix in PICKLES:
+            problems.append(f"{files[0].name} is read only with --load-format pt")
         return Weights(size, None, None, problems)
     counts: Counter[str] = Counter()
     for path in files:
         try:
-            counts.update(_read_header(path))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            for tensor in read_header(root, path.name).values():
+                counts[tensor.dtype] += tensor.num_elements
+        except CheckpointError:
             problems.append(f"{path.name} is damaged")
     main_dtype = max(counts, key=lambda kind: counts[kind], default="")
     total = None if problems else counts.total()
@@ -60,29 +64,10 @@ def _missing_files(root: Path, file_names: Iterable[str]) -> list[str]:
     """What an index names and the folder lacks: a download that did not end."""
     for index in sorted(root.glob("*.index.json")):
         try:
-            listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            listed = set(read_json(root, index.name)["weight_map"].values())
+        except (CheckpointError, KeyError, TypeError, AttributeError):
             return [f"{index.name} cannot be read"]
         # An index of a format that was not downloaded at all says nothing.
         if listed & set(file_names) and (absent := sorted(listed - set(file_names))):
             return [f"{len(absent)} of {len(listed)} weight files are missing ({absent[0]} ...)"]
     return []
-
-
-def _read_header(path: Path) -> Counter[str]:
-    """Parameters by dtype. Raises ``ValueError`` if the file is shorter than its header says."""
-    counts: Counter[str] = Counter()
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        size = path.stat().st_size
-        if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
-            raise ValueError("no header")
-        header: dict[str, Any] = json.loads(file.read(length))
-    end = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            counts[str(tensor["dtype"])] += math.prod(tensor["shape"])
-            end = max(end, int(tensor["data_offsets"][1]))
-    if 8 + length + end > size:
-        raise ValueError("truncated")
-    return counts
