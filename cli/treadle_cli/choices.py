@@ -32,7 +32,7 @@ from treadle.layers.fusion import defer_all_reduce, kernel_sites
 from treadle.loading import fetch, parse_ref, read_config
 from treadle.loading.build import empty_model, find_method, find_model
 from treadle.loading.config import max_model_len, resolve_dtype, text_config
-from treadle.loading.formats import detect_format
+from treadle.loading.formats import DETECTED, has_weights
 from treadle.loading.matching import AUTO, Decision
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
@@ -206,15 +206,16 @@ def _load_format(config: EngineConfig, plugins: PluginManager, root: Any) -> Con
     option, load_format = "load-format", config.model.load_format
     if load_format != AUTO:
         return _named_choice(plugins, option, "load_formats", load_format, AUTO)
-    format_name = detect_format(files_in(root, ("*",), str(root)))
-    if format_name is None:
-        return ConfigChoice(
-            option, AUTO, "no weights are here yet: safetensors if there are, else pt"
-        )
-    alternatives = [] if format_name == "pt" else [("pt", "taken where there are no safetensors")]
+    if not has_weights(files_in(root, ("*",), str(root))):
+        return ConfigChoice(option, AUTO, "no weights are here yet: safetensors, if there are")
+    alternatives = [
+        (name, f"taken with --{option} {name}")
+        for name in plugins.keys("load_formats")
+        if name != DETECTED
+    ]
     return ConfigChoice(
         option,
-        _with_owner(plugins, "load_formats", format_name),
+        _with_owner(plugins, "load_formats", DETECTED),
         "the format of the files",
         alternatives,
     )

@@ -30,7 +30,7 @@ from treadle.api.models import (
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
 from treadle.loading.config import quantization_config
-from treadle.loading.formats import detect_format, no_weights
+from treadle.loading.formats import DETECTED, has_weights, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
 from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
@@ -187,10 +187,9 @@ def find_method(plugins: PluginManager, hf_config: Any, option: str = AUTO) -> D
 
 def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: int) -> WeightLoader:
     if load_format == "auto":
-        format_name = detect_format(files)
-        if format_name is None:
+        if not has_weights(files):
             raise no_weights(files.root)
-        load_format = format_name
+        load_format = DETECTED
     return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
 
 

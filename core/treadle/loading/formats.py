@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import msgspec
 
@@ -15,17 +14,17 @@ from treadle.errors import CheckpointError
 from treadle.loading.sources import parse_ref
 from treadle.plugins import PluginManager
 
-__all__ = ("detect_format", "fetch", "no_weights", "pin_revisions")
+__all__ = ("DETECTED", "fetch", "has_weights", "no_weights", "pin_revisions")
 
 log = logging.getLogger("treadle.loading")
 
-DETECTED = ("safetensors", "pt")
-"""The formats of ``auto``, the preferred one first."""
+DETECTED = "safetensors"
+"""The format of ``auto``. Others are read only by name: a file of ``torch.save`` is a pickle."""
 
 
-def detect_format(files: ModelFiles) -> str | None:
-    """Return ``safetensors`` if there are any, else ``pt``; ``None`` if there are no weights."""
-    return next((name for name in DETECTED if matching(files.names, WEIGHTS[name])), None)
+def has_weights(files: ModelFiles) -> bool:
+    """Return whether there are files in the format of ``auto``."""
+    return bool(matching(files.names, WEIGHTS[DETECTED]))
 
 
 def fetch(
@@ -33,25 +32,17 @@ def fetch(
 ) -> ModelFiles:
     """Return the local files of a checkpoint: configuration, tokenizer and, optionally, weights.
 
-    ``auto`` uses PyTorch files only if there are no safetensors, so that a hub checkpoint with
-    both is not downloaded twice. Raises ``CheckpointError`` if there are no weights.
+    Every file of the folder that may be opened is checked first, whatever the source is. Raises
+    ``CheckpointError``, also if ``auto`` finds no weights.
     """
-    source = plugins.create_guarded(MODEL_SOURCES, ref.scheme)
-
-    def resolve(patterns: Sequence[str]) -> ModelFiles:
-        files = source.resolve(ref, patterns=patterns)
-        check_folder(files)
-        return files
-
-    if not weights:
-        return resolve(SMALL)
-    if load_format != "auto":
-        return resolve([*SMALL, *WEIGHTS.get(load_format, ("*",))])
-    for name in DETECTED:
-        files = resolve([*SMALL, *WEIGHTS[name]])
-        if detect_format(files) is not None:
-            return files
-    raise no_weights(ref.path)
+    patterns = [*SMALL]
+    if weights:
+        patterns += WEIGHTS.get(DETECTED if load_format == "auto" else load_format, ("*",))
+    files = plugins.create_guarded(MODEL_SOURCES, ref.scheme).resolve(ref, patterns=patterns)
+    check_folder(files)
+    if weights and load_format == "auto" and not has_weights(files):
+        raise no_weights(ref.path)
+    return files
 
 
 def pin_revisions(config: EngineConfig, plugins: PluginManager) -> EngineConfig:
@@ -76,6 +67,6 @@ def pin_revisions(config: EngineConfig, plugins: PluginManager) -> EngineConfig:
 def no_weights(location: object) -> CheckpointError:
     """Return the error for a checkpoint without weights."""
     return CheckpointError(
-        f"{location} has no weights (looked for *.safetensors, *.bin, *.pt); check the folder, "
-        "set another load_format, or use load_format 'dummy' for random weights"
+        f"{location} has no weights (looked for *.safetensors); check the folder. Files of PyTorch "
+        "(*.bin, *.pt, *.pth) are read only with load_format 'pt', and 'dummy' makes random weights"
     )

@@ -22,7 +22,7 @@ from treadle.config import PluginConfig
 from treadle.errors import CheckpointError, UnsupportedModelError
 from treadle.layers import SingleRankCommunicator
 from treadle.loading.build import build_model, create_quantization_scheme, find_model
-from treadle.loading.formats import detect_format
+from treadle.loading.formats import has_weights
 from treadle.plugins import PluginManager
 from treadle.plugins.entries import Entry, scan
 from treadle.testing.attention_reference import ReferenceBackend
@@ -178,7 +178,7 @@ def test_a_scheme_that_renames_is_asked(tmp_path: Path) -> None:
     config = SimpleNamespace(architectures=["M"], quantization_config={"quant_method": "q"})
     torch.save({"odd.up": torch.ones(2, 4), "dropped": torch.ones(1)}, tmp_path / "model.pt")
     files = ModelFiles(tmp_path, ("model.pt",), {})
-    model, _ = build(plugins, config, files=files)
+    model, _ = build(plugins, config, files=files, load_format="pt")
     assert model.model.up.weight.tolist() == [[1.0] * 4] * 2
 
 
@@ -197,13 +197,13 @@ def test_no_weights_at_all() -> None:
 # ------------------------------------------------------------------------------ formats
 
 
-def test_formats_are_detected() -> None:
-    def having(*names: str) -> str | None:
-        return detect_format(ModelFiles(Path("/nowhere"), names, {}))
+def test_only_safetensors_are_detected() -> None:
+    def having(*names: str) -> bool:
+        return has_weights(ModelFiles(Path("/nowhere"), names, {}))
 
-    assert having("a.bin", "model.safetensors") == "safetensors"
-    assert having("pytorch_model-00001-of-00002.bin") == "pt"
-    assert having("config.json") is None
+    assert having("a.bin", "model.safetensors")
+    assert not having("pytorch_model-00001-of-00002.bin")
+    assert not having("config.json")
 
 
 def test_a_format_gets_the_seed_of_the_engine() -> None:

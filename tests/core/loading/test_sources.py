@@ -108,9 +108,12 @@ def test_safetensors_are_preferred() -> None:
     assert fetch(plugins, REF).names == ("config.json", "model.safetensors")
 
 
-def test_pytorch_files_are_taken_where_there_is_nothing_else() -> None:
-    plugins = Recorder("config.json", "pytorch_model.bin")
-    assert fetch(plugins, REF).names == ("config.json", "pytorch_model.bin")
+def test_pytorch_files_are_taken_only_by_name() -> None:
+    plugins = Recorder("config.json", "pytorch_model.bin", "model.pt", "model.pth")
+    with pytest.raises(CheckpointError, match=r"read only with load_format 'pt'"):
+        fetch(plugins, REF)
+    assert "*.bin" not in str(plugins.requests)
+    assert fetch(plugins, REF, "pt").names == plugins.names
 
 
 def test_without_weights_nothing_large_is_downloaded() -> None:

@@ -28,7 +28,7 @@ IDS = torch.arange(3, 20)
 
 def refuse(folder: Path, plugins: PluginManager, *patterns: str) -> str:
     with pytest.raises(CheckpointError) as exc_info:
-        TinyModel(folder, plugins)
+        TinyModel(folder, plugins, load_format="pt")
     for pattern in patterns:
         assert re.search(pattern, str(exc_info.value)), f"{pattern!r} not in: {exc_info.value}"
     return str(exc_info.value)
@@ -40,7 +40,7 @@ def test_the_old_torch_format_is_read(tmp_path: Path, plugins: PluginManager) ->
     tensors = load_file(folder / ONE)
     (folder / ONE).unlink()
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert torch.equal(TinyModel(folder, plugins).logits(IDS), expected)
+    assert torch.equal(TinyModel(folder, plugins, load_format="pt").logits(IDS), expected)
 
 
 def test_a_damaged_torch_file(tmp_path: Path, plugins: PluginManager) -> None:
