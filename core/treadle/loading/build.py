@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from treadle.api.attention import AttentionBackend, AttentionRequest
 from treadle.api.cache import DeviceInfo, KVCacheSpec
 from treadle.api.communicators import Communicator
-from treadle.api.files import ModelFiles, WeightLoader
+from treadle.api.files import ModelFiles, SupportsFill, WeightLoader
 from treadle.api.kinds import LOAD_FORMATS, MODELS, QUANTIZATION
 from treadle.api.matching import ModelTraits
 from treadle.api.models import (
@@ -29,9 +30,10 @@ from treadle.api.models import (
 )
 from treadle.errors import CheckpointError, PluginNotFoundError, UnsupportedModelError
 from treadle.layers.device import device_info
-from treadle.loading.config import quantization_config
+from treadle.loading.config import num_layers, quantization_config
 from treadle.loading.formats import DETECTED, has_weights, no_weights
 from treadle.loading.matching import AUTO, Decision, decide
+from treadle.loading.sizes import check_layers
 from treadle.loading.weights import load_weights, to_checkpoint_name
 from treadle.plugins import PluginManager
 
@@ -54,27 +56,31 @@ def build_model(
     max_model_len: int | None = None,
     seed: int = 0,
     progress: Callable[[], None] | None = None,
+    building: AbstractContextManager[Any] | None = None,
 ) -> tuple[nn.Module, ModelSpec]:
     """Build the model of a checkpoint on ``device`` and load this rank's shards of its weights.
 
     The module is a ``CausalModel`` in evaluation mode. ``seed`` is for ``dummy`` weights. ``progress``
-    is called for each tensor.
+    is called for each tensor, and ``building`` is entered while the empty model is created.
     Raises ``UnsupportedModelError`` if no plugin supports the architecture or the quantization,
     and ``CheckpointError`` if the weights do not fit.
     """
     loader = _loader(plugins, files, load_format, seed)
     start_time = perf_counter()
-    model, spec, scheme = empty_model(
-        hf_config,
-        plugins,
-        device,
-        device_info(device),
-        dtype,
-        tp_group,
-        attention,
-        quantization=quantization,
-        max_model_len=max_model_len,
-    )
+    if not isinstance(loader, SupportsFill):
+        check_layers(num_layers(hf_config), _tensor_names(loader), files.root)
+    with building or nullcontext():
+        model, spec, scheme = empty_model(
+            hf_config,
+            plugins,
+            device,
+            device_info(device),
+            dtype,
+            tp_group,
+            attention,
+            quantization=quantization,
+            max_model_len=max_model_len,
+        )
     load_weights(model, spec, loader, tp_group, rename=_renaming(scheme), progress=progress)
     log.info("loaded %s in %.1f s", spec.architecture, perf_counter() - start_time)
     return model.eval(), spec
@@ -191,6 +197,18 @@ def _loader(plugins: PluginManager, files: ModelFiles, load_format: str, seed: i
             raise no_weights(files.root)
         load_format = DETECTED
     return plugins.create_guarded(LOAD_FORMATS, load_format, files=files, seed=seed)
+
+
+def _tensor_names(loader: WeightLoader) -> list[str]:
+    """Return the names of all tensors; a loader checks its files before it yields the first one."""
+    names: list[str] = []
+
+    def refuse(name: str) -> bool:
+        names.append(name)
+        return False
+
+    list(loader.tensors(refuse))
+    return names
 
 
 def _renaming(scheme: object) -> Callable[[str], str | None] | None:

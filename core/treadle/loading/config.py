@@ -13,6 +13,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.checkpoints import read_json
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError, ConfigError
+from treadle.loading.sizes import LAYERS, check_config
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ __all__ = (
     "eos_ids",
     "max_model_len",
     "merge",
+    "num_layers",
     "quantization_config",
     "read_config",
     "resolve_dtype",
@@ -47,7 +49,8 @@ def read_config(
     """Return ``config.json`` with overrides, as a dict and as a transformers configuration.
 
     The configuration's class is generic if transformers does not know the ``model_type``. Raises
-    ``CheckpointError`` if ``config.json`` is missing or transformers rejects its values.
+    ``CheckpointError`` if ``config.json`` is missing, a size in it is out of bounds, or transformers
+    rejects its values.
     """
     if not files.config and not hf_overrides:
         raise CheckpointError(
@@ -55,6 +58,7 @@ def read_config(
             "configuration itself with hf_overrides"
         )
     raw = merge(files.config, hf_overrides or {})
+    check_config(raw, files.root)
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     kind = raw.get("model_type")
@@ -86,6 +90,13 @@ def text_config(hf_config: Any) -> Any:
     """Return the language model's part of a configuration; for most models, all of it."""
     getter = getattr(hf_config, "get_text_config", None)
     return getter() if callable(getter) else hf_config
+
+
+def num_layers(hf_config: Any) -> int | None:
+    """Return the number of layers, ``None`` if the configuration has none or a list of them."""
+    config = text_config(hf_config)
+    value = next((n for name in LAYERS if (n := getattr(config, name, None)) is not None), None)
+    return value if isinstance(value, int) else None
 
 
 def quantization_config(hf_config: Any) -> dict[str, Any] | None:
@@ -182,5 +193,5 @@ def eos_ids(hf_config: Any, files: ModelFiles) -> frozenset[int]:
         read_json(files.root, "generation_config.json").get("eos_token_id"),
     ):
         values = value if isinstance(value, (list, tuple)) else [value]
-        ids.update(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+        ids.update(v for v in values if type(v) is int and 0 <= v < 2**31)
     return frozenset(ids)

@@ -19,6 +19,7 @@ from treadle.loading.config import eos_ids, max_model_len, resolve_dtype, text_c
 from treadle.plugins import PluginManager
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.model_runner import LoadedModel
+from treadle_worker_kit.budget import MemoryBudget
 from treadle_worker_kit.fusion import apply_fusions
 from treadle_worker_kit.memory import (
     GIB,
@@ -78,6 +79,7 @@ def load_model(
             max_model_len=max_len,
             seed=options.seed,
             progress=stages.alive,
+            building=MemoryBudget(files, device),
         )
     with stages.stage("cache"):
         guarded: Any = plugins.guarded(MODELS, spec.architecture, model, "CausalModel")

@@ -80,8 +80,8 @@ def test_a_missing_configuration_is_refused() -> None:
 
 
 def test_values_that_transformers_refuses_are_named() -> None:
-    with pytest.raises(CheckpointError, match=r"rejects .*'llama'.*hidden_size"):
-        read_config(files({"model_type": "llama", "hidden_size": "wide"}))
+    with pytest.raises(CheckpointError, match=r"rejects .*'llama'.*rms_norm_eps"):
+        read_config(files({"model_type": "llama", "rms_norm_eps": "small"}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""Sizes that a configuration claims: bounded before anything is built, and compared with the tensors.
+
+A layer is Python objects before it is memory, and transformers makes lists of a configuration's
+counts, so that a number without bounds ends in a process without memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from treadle.errors import CheckpointError
+
+__all__ = ("LAYERS", "MAX_LAYERS", "check_config", "check_layers")
+
+MAX_LAYERS = 4096
+MAX_COUNT = 65_536
+MAX_SIZE = 2**24
+MAX_LENGTH = 2**31 - 1
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# What must be an integer wherever it is given, with its upper bound.
+INTEGERS: Mapping[str, int] = {
+    **dict.fromkeys(LAYERS, MAX_LAYERS),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), MAX_COUNT),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), MAX_COUNT),
+    **dict.fromkeys(("num_experts_per_tok", "n_shared_experts"), MAX_COUNT),
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "head_dim"), MAX_SIZE),
+    **dict.fromkeys(("moe_intermediate_size", "n_embd", "n_inner"), MAX_SIZE),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), MAX_LENGTH),
+}
+# Other integers, by their names; the first pattern counts.
+BOUNDS = (
+    (re.compile(r"(num|n)_\w*layers?"), MAX_LAYERS),
+    (re.compile(r"(num|n)_\w*(tokens|positions|len|length|ctx)"), MAX_LENGTH),
+    (re.compile(r"(num|n)_\w+"), MAX_COUNT),
+    (re.compile(r"\w+_(size|dim|rank)"), MAX_SIZE),
+    (re.compile(r".*", re.DOTALL), 2**63 - 1),
+)
+# Sizes of a model without any of these would be zero.
+NOT_ZERO = frozenset(
+    {*LAYERS, "num_attention_heads", "n_head", "vocab_size", "hidden_size", "n_embd"}
+)
+# What quantization plugins read, and check.
+FOREIGN = ("quantization_config", "compression_config")
+LAYER_INDEX = re.compile(r"(.*?)\.(\d{1,18})(?:\.|$)")
+
+
+def check_config(config: Mapping[str, Any], origin: object) -> None:
+    """Check the numbers of a configuration, also in its parts (``text_config``).
+
+    ``origin`` is for the error message. Raises ``CheckpointError``.
+    """
+    for name, value in config.items():
+        if name in FOREIGN:
+            continue
+        bound = INTEGERS.get(name)
+        if bound is not None and value is not None:
+            least = 1 if name in NOT_ZERO else 0
+            for number in value if isinstance(value, list) else (value,):
+                if number is not None and not (type(number) is int and least <= number <= bound):
+                    raise CheckpointError(_wrong(origin, name, value, least, bound))
+        elif isinstance(value, Mapping):
+            check_config(value, origin)
+        else:
+            bound = next(limit for pattern, limit in BOUNDS if pattern.fullmatch(name))
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, Mapping):
+                    check_config(number, origin)
+                elif isinstance(number, int) and abs(number) > bound:
+                    raise CheckpointError(_wrong(origin, name, number, -bound, bound))
+
+
+def check_layers(num_layers: int | None, tensors: Iterable[str], origin: object) -> None:
+    """Check that there are tensors for so many layers, by the numbers in their names.
+
+    Raises ``CheckpointError``.
+    """
+    counts: dict[str, int] = {}
+    for name in tensors:
+        if match := LAYER_INDEX.match(name):
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    prefix = max(counts, key=lambda key: counts[key], default=None)
+    if prefix is not None and num_layers is not None and num_layers > counts[prefix]:
+        raise CheckpointError(
+            f"num_hidden_layers of {origin} is {num_layers}, but its tensors are those of "
+            f"{counts[prefix]} layers ({prefix}.0 to {prefix}.{counts[prefix] - 1}); check that "
+            "config.json belongs to these weights"
+        )
+
+
+def _wrong(origin: object, name: str, value: Any, least: int, bound: int) -> str:
+    return (
+        f"{name} of {origin} is {value!r:.100}; an integer from {least} to {bound} is allowed: "
+        "correct config.json, or give another value with hf_overrides"
+    )
