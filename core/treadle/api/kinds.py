@@ -71,7 +71,14 @@ TOKENIZERS = PluginKind(
     hook="treadle_tokenizer",
     builds=t.Tokenizer,
     key_argument="mode",
-    methods={"Tokenizer.token_bytes": HOT, "IncrementalDetokenizer.decode_next": HOT},
+    methods={
+        "Tokenizer.encode": MethodRules(result=checks.encoded),
+        "Tokenizer.decode": MethodRules(result=checks.decoded),
+        "Tokenizer.id_to_token": MethodRules(result=checks.decoded),
+        "Tokenizer.token_bytes": HOT,
+        "IncrementalDetokenizer.decode_next": replace(HOT, result=checks.decoded),
+        "IncrementalDetokenizer.flush": MethodRules(result=checks.decoded),
+    },
     suite="treadle.testing.text:TokenizerSuite",
 )
 RENDERERS = PluginKind(
@@ -80,6 +87,7 @@ RENDERERS = PluginKind(
     hook="treadle_renderer",
     builds=t.ChatRenderer,
     key_argument="mode",
+    methods={"ChatRenderer.encode": MethodRules(result=checks.encoded)},
     failure="request",
     budget=2.0,
     matches=True,

@@ -20,8 +20,10 @@ __all__ = (
     "accepted_token",
     "any_result",
     "call_id",
+    "decoded",
     "deltas",
     "edited_logits",
+    "encoded",
     "experts_result",
     "hidden_states",
     "index_into",
@@ -39,6 +41,8 @@ __all__ = (
 Check = Callable[..., Any]
 
 MAX_ID_CHARS = 64
+MAX_TOKENS_PER_CHAR = 256
+MAX_CHARS_PER_TOKEN = 65_536
 
 
 def unexpected(result: object, expected: str) -> TypeError:
@@ -193,6 +197,31 @@ def ids(result: Any, *_: Any) -> list[int]:
     if isinstance(result, list) and set(map(type, result)) <= {int}:
         return result
     raise unexpected(result, "a list of ints")
+
+
+def encoded(result: Any, text: str, *_: Any) -> list[int]:
+    """Token ids that are not out of proportion to the text."""
+    tokens = ids(result)
+    if len(tokens) > MAX_TOKENS_PER_CHAR * (len(text) + 16):
+        raise ValueError(
+            f"it made {len(tokens)} tokens of {len(text)} characters; {MAX_TOKENS_PER_CHAR} are "
+            "allowed for each"
+        )
+    return tokens
+
+
+def decoded(result: Any, tokens: Any = 0, *_: Any) -> str:
+    """A text that is not out of proportion to the tokens, or the token, that it is made of."""
+    if not isinstance(result, str):
+        raise unexpected(result, "a str")
+    if len(result) > MAX_CHARS_PER_TOKEN:
+        count = len(tokens) if isinstance(tokens, Sequence) else 1
+        if len(result) > MAX_CHARS_PER_TOKEN * count:
+            raise ValueError(
+                f"it made {len(result)} characters of {count} tokens; {MAX_CHARS_PER_TOKEN} are "
+                "allowed for each"
+            )
+    return result
 
 
 def flag(result: Any, *_: Any) -> Any:

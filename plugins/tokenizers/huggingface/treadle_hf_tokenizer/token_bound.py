@@ -19,7 +19,7 @@ from tokenizers.models import BPE
 
 from treadle_hf_tokenizer.vocabulary import BYTE_OF_CHAR, Alphabet
 
-__all__ = ("TokenBound", "token_bound")
+__all__ = ("TokenBound", "steps", "token_bound")
 
 KEEPING_ASCII = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend")
 SPLITTING = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
@@ -49,8 +49,8 @@ def token_bound(backend: Backend, letters: Alphabet | None) -> TokenBound | None
     if (
         letters is None
         or not _spells_every_byte(backend, letters, vocabulary)
-        or not all(map(_keeps_all, _steps(backend.pre_tokenizer, "pretokenizers")))
-        or not all(map(_keeps_ascii, _steps(backend.normalizer, "normalizers")))
+        or not all(map(_keeps_all, steps(backend.pre_tokenizer, "pretokenizers")))
+        or not all(map(_keeps_ascii, steps(backend.normalizer, "normalizers")))
         or any(token.lstrip or token.rstrip for token in added)
     ):
         return None
@@ -62,8 +62,8 @@ def token_bound(backend: Backend, letters: Alphabet | None) -> TokenBound | None
 def _spells_every_byte(backend: Backend, letters: Alphabet, vocabulary: Mapping[str, int]) -> bool:
     """Whether every text can be spelled, so that nothing becomes an unknown token or is dropped."""
     if letters.byte_level:
-        steps = _steps(backend.pre_tokenizer, "pretokenizers")
-        return any(s["type"] == "ByteLevel" for s in steps) and vocabulary.keys() >= set(
+        parts = steps(backend.pre_tokenizer, "pretokenizers")
+        return any(part["type"] == "ByteLevel" for part in parts) and vocabulary.keys() >= set(
             BYTE_OF_CHAR
         )
     names = {f"<0x{byte:02X}>" for byte in range(256)}
@@ -71,8 +71,8 @@ def _spells_every_byte(backend: Backend, letters: Alphabet, vocabulary: Mapping[
     return isinstance(model, BPE) and bool(model.byte_fallback) and vocabulary.keys() >= names
 
 
-def _steps(component: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer; a sequence has them under ``name``."""
+def steps(component: Any, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer; a sequence of steps has them under ``name``."""
     if component is None:
         return
     pending = [json.loads(component.__getstate__())]

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from treadle.api.checkpoints import read_text
 from treadle.errors import CheckpointError, RequestError
 from treadle_hf_tokenizer.conversion import convert_tokenizer
 from treadle_hf_tokenizer.detokenizer import ByteDetokenizer, PieceDetokenizer
+from treadle_hf_tokenizer.growth import text_growth
 from treadle_hf_tokenizer.settings import TokenizerSettings
 from treadle_hf_tokenizer.token_bound import TokenBound, token_bound
 from treadle_hf_tokenizer.vocabulary import ByteTable, alphabet
@@ -29,9 +31,12 @@ class AutoTokenizer:
     """Text to ids and back for one checkpoint. Immutable after construction, safe in threads."""
 
     def __init__(self, backend: Backend, settings: TokenizerSettings | None = None) -> None:
-        """Takes ``backend`` over: it is completed with what ``settings`` say."""
+        """Takes ``backend`` over: it is completed with what ``settings`` say.
+
+        Raises ``CheckpointError`` if it multiplies text."""
         self.settings = settings or TokenizerSettings()
         self._backend = backend
+        self._growth = text_growth(backend)
         _complete(backend, self.settings)
         added_tokens = backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[str, int] = {t.content: i for i, t in added_tokens.items()}
@@ -43,17 +48,15 @@ class AutoTokenizer:
     @classmethod
     def open(cls, files: ModelFiles) -> AutoTokenizer:
         """Read the tokenizer of a checkpoint. Raises ``CheckpointError``."""
-        path = files.root / "tokenizer.json"
+        name = "tokenizer.json"
+        text = read_text(files.root, name)
         try:
-            if path.is_file():
-                backend = Backend.from_file(str(path))
-            else:
-                backend = Backend.from_str(convert_tokenizer(files.root))
+            backend = Backend.from_str(convert_tokenizer(files.root) if text is None else text)
+            return cls(backend, TokenizerSettings.read(files.root))
         except CheckpointError:
             raise
         except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        return cls(backend, TokenizerSettings.read(files.root))
+            raise CheckpointError(f"cannot read {files.root / name}: {error}") from error
 
     @cached_property
     def vocab_size(self) -> int:
@@ -94,6 +97,7 @@ class AutoTokenizer:
         return self._backend
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self._growth.check(text)
         # Unlike ``encode``, the calls for batches let other threads run meanwhile; the fast one
         # leaves out the positions of tokens, which nobody reads.
         (encoding,) = self._backend.encode_batch_fast(
