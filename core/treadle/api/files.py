@@ -140,7 +140,10 @@ class Tokenizer(Protocol):
 
 
 class ChatRenderer(Protocol):
-    """Turns chat messages into a prompt."""
+    """Turns chat messages into a prompt.
+
+    Optional methods: ``start()`` is called when a server starts, ``close()`` when an engine ends.
+    """
 
     def render(
         self,

@@ -70,8 +70,7 @@ class AsyncLLM:
         ``entry`` is what the child process runs, ``module:function``.
         """
         self.config = from_options(options, model=model) if config is None else config
-        # A server's templates must not be able to hang or fill the process that serves.
-        self.plugins = PluginManager(plugin_config(self.config, isolated=True))
+        self.plugins = PluginManager(plugin_config(self.config))
         limits = self.config.scheduler
         self.texts = TextPool(
             self.plugins.call_stats.budget(RENDERERS, "render"),
@@ -100,7 +99,7 @@ class AsyncLLM:
     async def _start(self) -> None:
         config = await asyncio.to_thread(pin_revisions, self.config, self.plugins)
         # The text side is read while the child loads the weights.
-        opening = asyncio.create_task(asyncio.to_thread(open_checkpoint, config, self.plugins))
+        opening = asyncio.create_task(asyncio.to_thread(self._open, config))
         loading = asyncio.create_task(self._client.start(config))
         try:
             assets, info = await asyncio.gather(opening, loading)
@@ -112,6 +111,11 @@ class AsyncLLM:
         outputs = OutputProcessor(assets.guarded_tokenizer, info.eos_token_ids)
         self._ready = _ReadyState(InputProcessor(info, assets), outputs)
 
+    def _open(self, config: EngineConfig) -> FrontendAssets:
+        assets = open_checkpoint(config, self.plugins)
+        assets.start()
+        return assets
+
     async def shutdown(self) -> None:
         """Abort what runs and end the engine process. May be called twice."""
         if self._starting is not None and not self._starting.done():
@@ -122,9 +126,8 @@ class AsyncLLM:
         await self._client.stop()
         self.texts.close()
         self.parser_watchdog.close()
-        renderer: Any = None if self._ready is None else self._ready.processor.renderer
-        if hasattr(renderer, "close"):
-            renderer.close()
+        if self._ready is not None:
+            self.assets.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return await self.start()

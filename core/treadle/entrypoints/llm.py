@@ -204,6 +204,7 @@ class LLM:
     def shutdown(self) -> None:
         """Release the device. May be called twice; requests after it raise ``EngineDeadError``."""
         self._close()
+        self._assets.close()
 
     def __enter__(self) -> LLM:
         return self

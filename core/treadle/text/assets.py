@@ -100,6 +100,14 @@ class FrontendAssets:
         plugins = ParserPlugins.choose(host, self.tokenizer, self.traits, config.model, **options)
         return ChatProcessor(processor, plugins, texts)
 
+    def start(self) -> None:
+        """Start what the first chat would wait for, such as the process of chat templates."""
+        getattr(self.renderer, "start", lambda: None)()
+
+    def close(self) -> None:
+        """Release what a renderer holds, such as processes. May be called twice."""
+        getattr(self.renderer, "close", lambda: None)()
+
     def need_tokenizer(self) -> Tokenizer:
         """Raises ``CheckpointError`` if there is none."""
         if self.tokenizer is None:
@@ -107,22 +115,14 @@ class FrontendAssets:
         return self.tokenizer
 
 
-def plugin_config(config: EngineConfig, *, isolated: bool = False) -> PluginConfig:
-    """The plugins' configuration, with what the engine's options say about the renderer.
-
-    ``isolated`` keeps chat templates in a process of their own.
-    """
-    renderer_options: dict[str, Any] = {}
-    if config.model.chat_template is not None:
-        renderer_options["chat_template"] = config.model.chat_template
-    name = _renderer_option(config)
-    if isolated and name in (AUTO, JINJA):
-        renderer_options["isolated"] = True
-    if not renderer_options:
+def plugin_config(config: EngineConfig) -> PluginConfig:
+    """The plugins' configuration, with what the engine's options say about the renderer."""
+    if config.model.chat_template is None:
         return config.plugins
+    name = _renderer_option(config)
     key = f"renderers:{JINJA if name == AUTO else name}"
     options = dict(config.plugins.plugin_options)
-    options[key] = renderer_options | options.get(key, {})
+    options[key] = {"chat_template": config.model.chat_template} | options.get(key, {})
     return msgspec.structs.replace(config.plugins, plugin_options=options)
 
 

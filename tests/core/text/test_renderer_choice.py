@@ -37,13 +37,11 @@ def treadle_match(kind, key, model):
 """
 
 
-def open_assets(
-    folder: Path, score: int = 100, *, isolated: bool = False, **options: Any
-) -> FrontendAssets:
+def open_assets(folder: Path, score: int = 100, **options: Any) -> FrontendAssets:
     file = folder / "plugin.py"
     file.write_text(PLUGIN.replace("SCORE", str(score)))
     config = from_options(model=str(make_tokenizer(folder)), plugin_file=[str(file)], **options)
-    return open_checkpoint(config, PluginManager(plugin_config(config, isolated=isolated)))
+    return open_checkpoint(config, PluginManager(plugin_config(config)))
 
 
 def create_renderer(folder: Path, *arguments: Any, **options: Any) -> Any:
@@ -57,7 +55,6 @@ OURS = {"hf_overrides": {"model_type": "mine"}}
 
 def test_the_one_that_is_made_for_the_model_is_taken(tmp_path: Path) -> None:
     assert type(create_renderer(tmp_path, **OURS)).__name__ == "Mine"
-    assert type(create_renderer(tmp_path, isolated=True, **OURS)).__name__ == "Mine"
 
 
 def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
@@ -66,12 +63,9 @@ def test_any_other_model_gets_its_own_template(tmp_path: Path) -> None:
     assert isinstance(create_renderer(tmp_path, **options), JinjaRenderer)
 
 
-def test_templates_of_a_server_run_elsewhere_without_being_named(tmp_path: Path) -> None:
-    renderer = create_renderer(tmp_path, isolated=True)
-    try:
-        assert renderer._isolated is not None
-    finally:
-        renderer.close()
+@pytest.mark.parametrize("options", [{}, {"renderer": "jinja"}, {"chat_template": "{{ 1 }}"}])
+def test_templates_run_in_a_process_with_limits(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert create_renderer(tmp_path, **options)._isolated is not None
 
 
 def test_a_name_and_a_template_count_more(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_a_killed_child_is_replaced(process: TemplateProcesses) -> None:
 
 def test_closing_leaves_no_process() -> None:
     child = TemplateProcesses()
+    child.start()
     (pid,) = child.pids
     assert pid is not None
     child.close()

@@ -18,15 +18,11 @@ __all__ = ("TREADLE_OPTIONS", "JinjaOptions", "treadle_match", "treadle_renderer
 
 
 class JinjaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the ``jinja`` renderer. ``chat_template`` of the engine sets the first one."""
+    """Options of the ``jinja`` renderer. ``chat_template`` of the engine sets its own."""
 
     chat_template: Annotated[
         str | None, Meta(description="A Jinja file or text in place of the checkpoint's templates.")
     ] = None
-    isolated: Annotated[
-        bool,
-        Meta(description="Run templates in a process with limits (AsyncLLM and servers: always)."),
-    ] = False
 
 
 TREADLE_OPTIONS = {"renderers:jinja": JinjaOptions}
@@ -47,6 +43,4 @@ def treadle_renderer(mode: str, tokenizer: Tokenizer, options: Options) -> ChatR
         return None
     from treadle_jinja.renderer import open_renderer
 
-    return open_renderer(
-        tokenizer, options.get("chat_template"), isolated=bool(options.get("isolated"))
-    )
+    return open_renderer(tokenizer, options.get("chat_template"), isolated=True)

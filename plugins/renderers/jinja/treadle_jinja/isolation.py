@@ -41,8 +41,8 @@ class _RenderReply(msgspec.Struct, array_like=True):
 class TemplateProcesses:
     """Renders in children, one request at a time in each. Safe in threads.
 
-    One child is started at once, others when all have been busy for a while: a template that is
-    slow does not hold up others. They end with this object or its process.
+    One child is started for the first text, or by ``start``; others when all have been busy for a
+    while: a template that is slow does not hold up others. They end with this object or its process.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -52,6 +52,9 @@ class TemplateProcesses:
         # The one that was used last comes first: others stay idle while it suffices.
         self._idle: LifoQueue[IsolatedProcess] = LifoQueue()
         self._idle.put(self._add())
+
+    def start(self) -> None:
+        """Start a child before the first text comes."""
         self._processes[0].start()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,12 @@ class JinjaRenderer:
                 suffix_ids[len(newline) :] if is_aligned else encode(part, add_special_tokens=False)
             )
         return ids
+
+    def start(self) -> None:
+        """Start the process of isolated templates before the first chat, if that is possible."""
+        if self._isolated is not None:
+            with contextlib.suppress(OSError):
+                self._isolated.start()
 
     def close(self) -> None:
         """Release the processes of isolated templates. May be called twice."""
