@@ -133,6 +133,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile belong together; give both or none")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ValueError(
+                "ssl_ca_certs needs ssl_certfile and ssl_keyfile: without TLS no client's certificate "
+                "is asked for"
+            )
         if self.root_path and not (self.root_path.startswith("/") and self.root_path[-1] != "/"):
             raise ValueError(
                 f"root_path is {self.root_path!r}; it must begin with / and not end with /"

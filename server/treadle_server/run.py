@@ -22,6 +22,7 @@ from treadle_server.engine import Engine
 from treadle_server.lifecycle import Lifecycle, Signals
 from treadle_server.listen import bind, url_of
 from treadle_server.threads import DaemonThreadPool
+from treadle_server.tls import check_tls
 
 __all__ = ("Startable", "serve", "serve_engine")
 
@@ -58,6 +59,7 @@ def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     logging.basicConfig(
         level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    check_tls(server)
     bound = bind(server)
     set_asyncio_executor(cast("Any", DaemonThreadPool()))
     try:

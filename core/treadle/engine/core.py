@@ -64,6 +64,10 @@ class EngineCore:
 
     def _start(self) -> None:
         config, plugins = self.config, self.plugins
+        # What needs no model comes first: a wrong option of a plugin is reported before it loads.
+        policy = plugins.create_guarded(SCHEDULING_POLICIES, config.scheduler.scheduling_policy)
+        names = config.plugins.stat_loggers
+        self._loggers = [plugins.create_guarded(STAT_LOGGERS, name) for name in names]
         name = config.device.distributed_executor_backend
         self._executor = plugins.create_guarded(EXECUTORS, name, config=config, plugins=plugins)
         try:
@@ -73,9 +77,6 @@ class EngineCore:
                 self.info.page_size,
                 prefix_caching=config.cache.enable_prefix_caching,
             )
-            policy = plugins.create_guarded(SCHEDULING_POLICIES, config.scheduler.scheduling_policy)
-            names = config.plugins.stat_loggers
-            self._loggers = [plugins.create_guarded(STAT_LOGGERS, name) for name in names]
             # These instances only validate requests. The model runner has its own, to edit logits.
             names = config.plugins.logits_processors
             self._processors = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,5 +45,10 @@ class JsonLines:
         self._append(msgspec.json.encode(line).decode() + "\n")
 
     def _append(self, text: str) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with open(self._path, "a", encoding="utf-8", opener=_open) as file:
             file.write(text)
+
+
+def _open(path: str, flags: int) -> int:
+    """Open without waiting: a named pipe that nobody reads is an error."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
