@@ -15,6 +15,7 @@ from lmformatenforcer.characterlevelparser import (
     StringParser,
     UnionParser,
 )
+from lmformatenforcer.external.jsonschemaobject import JsonSchemaObject
 
 from treadle.api.types import GrammarSpec, Tokenizer
 from treadle_lm_format_enforcer.schema_rewrite import Unenforceable, rewrite_schema
@@ -98,6 +99,7 @@ class _Grammar:
         self._schema = schema
         self._config = config
         self._lines: dict[Any, BitmaskRow] = {}
+        self._patterns: dict[str, RegexParser] = {}
         self._parser: CharacterLevelParser | None = None
         if spec.kind == "regex":
             self._parser = _without_dead_ends(RegexParser(spec.source, config))
@@ -115,8 +117,19 @@ class _Grammar:
         if self._parser is not None:
             first = State(self._parser)
         else:
-            first = State(JsonSchemaParser(self._schema, self._config), START)
+            first = State(self._json_parser(), START)
         return _Matcher(Reader(self._vocabulary, self._lines), first)
+
+    def _json_parser(self) -> JsonSchemaParser:
+        """A parser whose automata of patterns belong to this grammar: the library's own context keeps
+        them for the process, and mixes the alphabets of grammars."""
+        context = JsonSchemaParser._Context()
+        context.model_class = JsonSchemaObject(**self._schema)
+        context.alphabet_without_quotes = self._config.alphabet.replace('"', "")
+        context.regex_parser_cache = self._patterns
+        parser = JsonSchemaParser(context, self._config)
+        context.active_parser = parser
+        return parser
 
 
 class _Matcher:

@@ -10,7 +10,10 @@ from treadle_lm_format_enforcer.syntax import Syntax
 from treadle_lm_format_enforcer.vocabulary import Node, Vocabulary, split
 from treadle_structured_output_kit.bitmask import BitmaskRow
 
-__all__ = ("Reader", "State")
+__all__ = ("MAX_ROW_BYTES", "Reader", "State")
+
+MAX_ROW_BYTES = 4 << 20
+"""What the rows that the states of a grammar share may take; the grammar's size does not count them."""
 
 
 class State:
@@ -67,9 +70,13 @@ class Reader:
             if key is None:
                 state.bitmask_row = self._compute_row(state)
             else:
-                if key not in self._lines:
-                    self._lines[key] = self._compute_row(state)
-                state.bitmask_row = self._lines[key]
+                row = self._lines.get(key)
+                if row is None:
+                    row = self._compute_row(state)
+                    if len(self._lines) * row.nbytes > MAX_ROW_BYTES:
+                        self._lines.clear()
+                    self._lines[key] = row
+                state.bitmask_row = row
         return state.bitmask_row
 
     def _compute_row(self, state: State) -> BitmaskRow:
