@@ -7,20 +7,26 @@ gigabytes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from queue import Empty, LifoQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from treadle.api.isolation import IsolatedProcess, limit_cpu, limit_memory, serve_requests
 from treadle.errors import CheckpointError, RequestError
 
+if TYPE_CHECKING:
+    from treadle_jinja.template import ChatTemplate
+
 __all__ = ("TemplateProcesses", "main")
 
 SECONDS = 10.0  # of which a new child needs some to start
 MEMORY = 1 << 30
 MAX_PROCESSES = 3
+MAX_TEMPLATES = 16
+"""Compiled templates that a child keeps."""
 PATIENCE = 0.1
 """Seconds to wait for a busy child before another one is started."""
 
@@ -117,23 +123,19 @@ def main(fd: int) -> None:
     from treadle_jinja.template import ChatTemplate
 
     limit_memory(MEMORY)
-    templates: dict[str, ChatTemplate] = {}
+    open_template = lru_cache(MAX_TEMPLATES)(ChatTemplate)
 
     def answer(data: bytes) -> bytes:
         limit_cpu(SECONDS)  # nobody is left to kill a child whose parent died meanwhile
         ask = msgspec.msgpack.decode(data, type=_RenderRequest)
-        return msgspec.msgpack.encode(_answer(templates, ask))
+        return msgspec.msgpack.encode(_answer(open_template, ask))
 
     serve_requests(fd, answer)
 
 
-def _answer(templates: dict[str, Any], ask: _RenderRequest) -> _RenderReply:
-    from treadle_jinja.template import ChatTemplate
-
+def _answer(open_template: Callable[[str], ChatTemplate], ask: _RenderRequest) -> _RenderReply:
     try:
-        if ask.source not in templates:
-            templates[ask.source] = ChatTemplate(ask.source)
-        return _RenderReply(templates[ask.source].render(ask.variables))
+        return _RenderReply(open_template(ask.source).render(ask.variables))
     except RequestError as error:
         return _RenderReply(None, str(error))
     except CheckpointError as error:
