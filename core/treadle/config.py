@@ -34,7 +34,7 @@ __all__ = (
     "from_options",
     "resolve_aliases",
     "server_environment",
-    "set_passive_omp_wait",
+    "set_library_environment",
 )
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -364,14 +364,23 @@ def server_environment() -> dict[str, Any]:
     return options
 
 
+LIBRARY_ENVIRONMENT = {
+    # Spinning threads make a busy machine ten times slower.
+    "OMP_WAIT_POLICY": "passive",
+    # oneDNN and torch's layer over it each keep 1024 compiled operations of 1 MB and more, one for each
+    # shape of a product. New lengths make new shapes, so the caches would grow to gigabytes.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "16",
+}
+
+
 def debug_enabled() -> bool:
     """Return whether the command line shows tracebacks of expected errors (``TREADLE_DEBUG=1``)."""
     return os.environ.get("TREADLE_DEBUG", "0") == "1"
 
 
-def set_passive_omp_wait() -> None:
-    """Let waiting OpenMP threads sleep instead of spin, unless ``OMP_WAIT_POLICY`` is set.
-
-    Spinning threads make a busy machine ten times slower. Call this before importing torch.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+def set_library_environment() -> None:
+    """Set what libraries of torch read from the environment, unless it is set. Call this before
+    importing torch; child processes inherit it."""
+    for name, value in LIBRARY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 
 from treadle.api.stats import EngineStats
 from treadle.plugins.call_stats import PluginCallStats
+from treadle_server.child_processes import resident_bytes
 from treadle_server.histogram import LATENCY, LENGTHS, SHORT, Histogram
 
 __all__ = ("METHODS", "Metrics")
@@ -31,6 +32,12 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kv_cache_pages", "num_pages", "Pages of the KV cache."),
     ("kv_cache_pages_used", "num_used_pages", "Pages in use."),
     ("num_grammars_waiting", "num_grammars_waiting", "Grammars that wait to be compiled."),
+)
+CACHES: tuple[tuple[str, str, str], ...] = (
+    ("cache_entries", "entries", "Entries of a cache that grows with requests."),
+    ("cache_entries_max", "max_entries", "Entries that a cache may have."),
+    ("cache_bytes", "bytes", "Bytes of a cache, 0 for one that only its entries bound."),
+    ("cache_bytes_max", "max_bytes", "Bytes that a cache may have."),
 )
 COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("engine_steps", "num_steps", "Steps of the engine."),
@@ -130,6 +137,11 @@ class Metrics:
         for reason, count in sorted(stats.finished.items()):
             finished.add_metric([*label, reason], float(count))
         yield finished
+        for name, field, text in CACHES:
+            gauge = GaugeMetricFamily(f"treadle_{name}", text, labels=[*names, "cache"])
+            for cache, size in stats.caches.items():
+                gauge.add_metric([*label, cache], float(getattr(size, field)))
+            yield gauge
 
     def _plugins(self) -> Iterator[Metric]:
         """What the engine's process and this one have called, added up."""
@@ -208,3 +220,11 @@ class Metrics:
         )
         stuck.add_metric([], float(self.stuck_threads))
         yield stuck
+        resident = GaugeMetricFamily(
+            "treadle_process_resident_bytes",
+            "Memory of the server's processes by what they do, shared pages included.",
+            labels=["process"],
+        )
+        for process, size in resident_bytes().items():
+            resident.add_metric([process], float(size))
+        yield resident

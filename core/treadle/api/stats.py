@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ("EngineStats",)
+__all__ = ("CacheStats", "EngineStats")
+
+
+class CacheStats(msgspec.Struct, frozen=True, array_like=True):
+    """What a cache holds and may hold at most. Bytes are 0 where the entries are the bound."""
+
+    entries: int
+    max_entries: int
+    bytes: int = 0
+    max_bytes: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +43,5 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Plugin times: ``kind:key``, hook or method, number of calls, total seconds."""
     plugin_states: dict[str, str] = {}
     """``loaded`` or ``broken``, by ``kind:key``."""
+    caches: dict[str, CacheStats] = {}
+    """Every cache of the engine that grows with requests, by name."""

@@ -38,6 +38,11 @@ class PagePool:
         return self.num_pages - 1 - self.num_available
 
     @property
+    def num_cached(self) -> int:
+        """Number of pages in the prefix cache, in use or evictable."""
+        return len(self._page_of_hash)
+
+    @property
     def capacity(self) -> int:
         return self.num_pages - 1
 

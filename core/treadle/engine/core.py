@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 from treadle.api.kinds import EXECUTORS, LOGITS_PROCESSORS, SCHEDULING_POLICIES, STAT_LOGGERS
 from treadle.api.requests import EngineRequest, TokenOutput
-from treadle.api.stats import EngineStats
+from treadle.api.stats import CacheStats, EngineStats
 from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.cache import KVCacheManager
 from treadle.config import EngineConfig
@@ -60,6 +60,7 @@ class EngineCore:
         self._steps = 0
         self._step_seconds = 0.0
         self._integrity_faults = 0
+        self._sampling_graphs = CacheStats(0, 0)
         self._closed = False
 
     def _start(self) -> None:
@@ -213,6 +214,8 @@ class EngineCore:
         if fault is not None and self.plugins.switches.strict:
             raise EngineError(f"{fault} (plugin_strict makes it fatal)")
         self._steps += 1
+        if result.sampling_graphs.entries:
+            self._sampling_graphs = result.sampling_graphs
         return self.scheduler.update_from_output(result)
 
     def _grammar_output(self) -> GrammarOutput | None:
@@ -261,13 +264,14 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        scheduler, counters = self.scheduler, self.scheduler.counters
+        scheduler, counters, pools = self.scheduler, self.scheduler.counters, self._cache.pools
+        num_pages = sum(p.capacity for p in pools)
         return EngineStats(
             num_steps=self._steps,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + len(self._waiting_for_grammar),
-            num_pages=sum(p.capacity for p in self._cache.pools),
-            num_used_pages=sum(p.num_used for p in self._cache.pools),
+            num_pages=num_pages,
+            num_used_pages=sum(p.num_used for p in pools),
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             prefix_cache_queries=counters.prefix_cache_queries,
@@ -283,6 +287,11 @@ class EngineCore:
             plugin_calls=self.plugins.call_stats.rows(),
             plugin_seconds=self.plugins.call_stats.seconds(),
             plugin_states=self.plugins.states(),
+            caches={
+                "grammars": self._structured_output.cache_stats,
+                "prefix_pages": CacheStats(sum(p.num_cached for p in pools), num_pages),
+                "sampling_graphs": self._sampling_graphs,
+            },
         )
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from treadle.api.requests import TokenOutput
-from treadle.config import set_passive_omp_wait
+from treadle.config import set_library_environment
 from treadle.engine.ipc import (
     AbortRequests,
     AddRequests,
@@ -264,7 +264,7 @@ def main(fd: int, create_core: Callable[[EngineConfig], EngineCore] = _create_co
     """Run the child process. ``fd`` is its end of a socket pair. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    set_passive_omp_wait()
+    set_library_environment()
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     end_with_parent(fd, grace=EXIT_SECONDS)

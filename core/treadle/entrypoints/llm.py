@@ -17,7 +17,7 @@ from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import SamplingParams
 from treadle.api.stats import EngineStats
 from treadle.api.step_types import EngineInfo
-from treadle.config import EngineConfig, from_options, set_passive_omp_wait
+from treadle.config import EngineConfig, from_options, set_library_environment
 from treadle.entrypoints.progress import Progress
 from treadle.errors import (
     EngineDeadError,
@@ -75,7 +75,7 @@ class LLM:
         self._plugins = PluginManager(plugin_config(self.config))
         config = pin_revisions(self.config, self._plugins)
         assets = open_checkpoint(config, self._plugins)
-        set_passive_omp_wait()
+        set_library_environment()
         from treadle.engine.core import EngineCore  # brings torch, which reads its environment once
 
         self._core = EngineCore(config, self._plugins)

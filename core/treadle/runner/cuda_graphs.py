@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from treadle.api.attention import CommonAttentionMetadata
 from treadle.api.models import CausalModel
+from treadle.api.stats import CacheStats
 from treadle.runner.attention import AttentionLayers
 from treadle.runner.inputs import PageTables
 from treadle.runner.outputs import flag_invalid
@@ -19,6 +21,9 @@ from treadle.sampling.sampler import Sampler
 from treadle.sampling.transfer import Packer
 
 __all__ = ("DecodeGraphs",)
+
+# Clients choose the features, so there may be as many as sizes times sets of features.
+MAX_SAMPLING_GRAPHS = 256
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ class DecodeGraphs:
         self._padding = len(last_tokens) - 1
         self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[int, CapturedForward] = {}
-        self._sampling: dict[tuple[int, Features], CapturedSampling] = {}
+        self._sampling: OrderedDict[tuple[int, Features], CapturedSampling] = OrderedDict()
         self._sizes: list[int] = []
 
     # ----------------------------------------------------------------------------- capture
@@ -148,6 +153,10 @@ class DecodeGraphs:
 
     # ------------------------------------------------------------------------------ replay
 
+    @property
+    def sampling_graphs(self) -> CacheStats:
+        return CacheStats(len(self._sampling), MAX_SAMPLING_GRAPHS)
+
     def find(self, rows: int) -> CapturedForward | None:
         """Return the smallest captured step of at least ``rows`` decodes, or ``None``."""
         return next((self._captured[size] for size in self._sizes if size >= rows), None)
@@ -177,7 +186,10 @@ class DecodeGraphs:
         key = (captured.rows, features)
         if key not in self._sampling:
             self._sampling[key] = self._capture_sampling(captured, features)
+            if len(self._sampling) > MAX_SAMPLING_GRAPHS:
+                self._sampling.popitem(last=False)
             # The warm-up before the capture has sampled already; the replay writes the same tokens.
+        self._sampling.move_to_end(key)
         sampling = self._sampling[key]
         sampling.graph.replay()
         return sampling.tokens[:rows]

@@ -134,6 +134,7 @@ class ModelRunner:
             row_indices = list(range(scheduler_output.num_decodes))
             if features is not None:
                 sampled = self._graphs.sample(captured, scheduler_output.num_decodes, features)
+                pending.sampling_graphs = self._graphs.sampling_graphs
                 pending.sampled(row_indices, scheduler_output.slots, sampled)
                 rows = None
             else:

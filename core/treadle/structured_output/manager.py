@@ -13,6 +13,7 @@ from treadle.api.matching import ModelTraits
 from treadle.api.parsers import SupportsReasoningOpener
 from treadle.api.requests import EngineRequest
 from treadle.api.sampling_params import StructuredOutputsParams
+from treadle.api.stats import CacheStats
 from treadle.api.step_types import EngineInfo, GrammarOutput
 from treadle.config import EngineConfig
 from treadle.errors import EngineError, PluginLoadError, RequestError, TreadleError
@@ -65,6 +66,12 @@ class StructuredOutputManager:
     @cached_property
     def _preferred(self) -> list[str]:
         return preferred_order(self._plugins)
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """The compiled grammars, with the bytes that their compilation took."""
+        total = sum(map(_size, self._grammars.values()))
+        return CacheStats(len(self._grammars), MAX_GRAMMARS, total, MAX_GRAMMAR_BYTES)
 
     # ----------------------------------------------------------------------------- ordering
 

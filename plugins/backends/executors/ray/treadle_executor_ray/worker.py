@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from treadle.config import set_passive_omp_wait
+from treadle.config import set_library_environment
 from treadle_worker_kit.messages import (
     Collected,
     Progress,
@@ -37,7 +37,7 @@ class WorkerActor:
     """
 
     def __init__(self) -> None:
-        set_passive_omp_wait()  # torch is not imported before the first command
+        set_library_environment()  # torch is not imported before the first command
         self._worker: Worker | None = None
         self._port: socket.socket | None = None
         self._failure: bytes | None = None

@@ -1,0 +1,43 @@
+"""The memory of the processes of a server, which only the system knows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from pathlib import Path
+
+__all__ = ("resident_bytes",)
+
+ROLES = {
+    "treadle.engine.process": "engine",
+    "treadle.structured_output.checker": "grammars",
+    "treadle_jinja.isolation": "templates",
+}
+"""By the module that a child begins with; others are ``other``, whatever a plugin starts."""
+
+
+def resident_bytes(pid: int | None = None) -> dict[str, int]:
+    """Return the resident bytes of this process, ``api``, and of all below it, summed by role.
+
+    Empty where there is no ``/proc``.
+    """
+    root = os.getpid() if pid is None else pid
+    sizes: Counter[str] = Counter()
+    pending = [root]
+    while pending:
+        process = pending.pop()
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            folder = Path(f"/proc/{process}")
+            pages = int((folder / "statm").read_text().split()[1])
+            role = "api" if process == root else _role((folder / "cmdline").read_text())
+            sizes[role] += pages * os.sysconf("SC_PAGE_SIZE")
+            for thread in (folder / "task").iterdir():
+                pending += map(int, (thread / "children").read_text().split())
+    return dict(sorted(sizes.items()))
+
+
+def _role(command: str) -> str:
+    return next(
+        (role for module, role in ROLES.items() if f"from {module} import" in command), "other"
+    )
