@@ -15,6 +15,7 @@ from litestar.concurrency import set_asyncio_executor
 
 from treadle.config import EngineConfig
 from treadle.errors import EngineDeadError
+from treadle.processes.logs import start_logging
 from treadle_server.banner import banner
 from treadle_server.config import ServerConfig
 from treadle_server.context import ServerContext
@@ -56,9 +57,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> None:
 def serve_engine(build: Callable[[], Startable], server: ServerConfig) -> None:
     """``serve`` for any engine: ``build`` is called on the event loop's thread, before the loop
     listens."""
-    logging.basicConfig(
-        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    start_logging(server.log_level.upper(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
     check_tls(server)
     bound = bind(server)
     set_asyncio_executor(cast("Any", DaemonThreadPool()))

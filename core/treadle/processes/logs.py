@@ -1,0 +1,33 @@
+"""Log records as lines that nobody outside of the program can forge: messages quote clients."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+__all__ = ("RecordFormatter", "start_logging")
+
+MAX_MESSAGE = 4096
+"""Characters of a message that are logged."""
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class RecordFormatter(logging.Formatter):
+    """Control characters are escaped, and a line that continues a record is indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if len(record.message) > MAX_MESSAGE:
+            size = len(record.message)
+            record.message = f"{record.message[:MAX_MESSAGE]} … ({size} characters)"
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)  # with the traceback, whose last line quotes as well
+        return CONTROLS.sub(lambda char: repr(char[0])[1:-1], text).replace("\n", "\n  ")
+
+
+def start_logging(level: int | str, layout: str) -> None:
+    """Write what this process logs to its standard error, unless that was set up before."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(RecordFormatter(layout))
+    logging.basicConfig(level=level, handlers=[handler])
