@@ -79,6 +79,16 @@ class Site:
         return PluginManager(PluginConfig(**options), source=self.scan)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=1, help="runs of each test with a fault_seed")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``fault_seed`` moves the moment at which a test makes something go wrong."""
+    if "fault_seed" in metafunc.fixturenames:
+        metafunc.parametrize("fault_seed", range(metafunc.config.getoption("--seeds")))
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for variable in (
