@@ -124,7 +124,8 @@ class _Grammar:
         """A parser whose automata of patterns belong to this grammar: the library's own context keeps
         them for the process, and mixes the alphabets of grammars."""
         context = JsonSchemaParser._Context()
-        context.model_class = JsonSchemaObject(**self._schema)
+        any_object = JsonSchemaParser.ANY_JSON_OBJECT_SCHEMA
+        context.model_class = JsonSchemaObject(**self._schema) if self._schema else any_object
         context.alphabet_without_quotes = self._config.alphabet.replace('"', "")
         context.regex_parser_cache = self._patterns
         parser = JsonSchemaParser(context, self._config)
