@@ -12,15 +12,20 @@ import os
 import random
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from treadle import LLM, SamplingParams
 from treadle.api.sampling_params import StructuredOutputsParams
 from treadle.api.stats import CacheStats, EngineStats
 from treadle.config import LIBRARY_ENVIRONMENT, set_library_environment
+from treadle.runner import cuda_graphs
+from treadle.sampling.features import Features
 from treadle.structured_output import manager
 from treadle_server.child_processes import resident_bytes
 from treadle_server.metrics import Metrics
@@ -66,7 +71,7 @@ FILL: dict[str, Callable[[LLM, int], None]] = {
     "prefix_pages": new_prefixes,
 }
 NEEDS_A_GPU = {"sampling_graphs"}
-"""Filled in ``tests/core/sampling/test_graphs.py``."""
+"""Filled by a test with the mark ``gpu``."""
 
 
 def test_every_cache_of_the_engine_is_filled_here(llm: LLM) -> None:
@@ -178,3 +183,45 @@ def test_no_function_keeps_results_without_a_bound() -> None:
                 for name, _ in decorators(path.read_text()):
                     found[name] = str(path.relative_to(ROOT))
     assert found.keys() == CLOSED.keys(), sorted(found.items() ^ CLOSED.items())
+
+
+def test_the_graphs_used_longest_ago_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping alone, which needs no device: captures and replays are counted."""
+    graphs = object.__new__(cuda_graphs.DecodeGraphs)
+    graphs._sampling = OrderedDict()
+    captured: list[int] = []
+
+    def capture(forward: SimpleNamespace, features: object) -> SimpleNamespace:
+        captured.append(forward.rows)
+        replay = SimpleNamespace(replay=lambda: None)
+        return SimpleNamespace(graph=replay, tokens=torch.full((4,), forward.rows))
+
+    monkeypatch.setattr(graphs, "_capture_sampling", capture)
+    bound = graphs.sampling_graphs.max_entries
+    always = SimpleNamespace(rows=0)
+    for rows in range(1, 10 * bound):
+        for forward in (SimpleNamespace(rows=rows), always):
+            tokens = graphs.sample(forward, 3, Features(greedy=True))  # type: ignore[arg-type]
+            assert tokens.tolist() == [forward.rows] * 3
+    assert graphs.sampling_graphs.entries == bound
+    assert captured.count(0) == 1
+
+
+@pytest.mark.gpu
+def test_graphs_of_sampling_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets of features beyond the bound are captured again, with the same tokens."""
+    monkeypatch.setattr(cuda_graphs, "MAX_SAMPLING_GRAPHS", 2)
+    kinds = [
+        {"temperature": 1.0, "seed": 1, **more}
+        for more in ({}, {"top_k": 20}, {"top_k": 100}, {"top_p": 0.9}, {"min_p": 0.1})
+    ]
+    with LLM(model="demo:treadle-demo", device="cuda", num_pages=64) as llm:
+
+        def tokens(kind: dict[str, float]) -> list[int]:
+            params = SamplingParams(max_tokens=8, ignore_eos=True, **kind)  # type: ignore[arg-type]
+            return llm.generate([[300, 301]], params, use_tqdm=False)[0].outputs[0].token_ids
+
+        first = [tokens(kind) for kind in kinds]
+        assert [tokens(kind) for kind in kinds] == first
+        held = llm.stats.caches["sampling_graphs"]
+    assert (held.entries, held.max_entries) == (2, 2)
