@@ -13,6 +13,7 @@ from treadle.api.cache import DeviceInfo
 from treadle.api.checkpoints import read_json
 from treadle.api.files import ModelFiles
 from treadle.errors import CheckpointError, ConfigError
+from treadle.loading.plain_config import PlainConfig, plain_config
 from treadle.loading.sizes import LAYERS, check_config
 
 if TYPE_CHECKING:
@@ -45,12 +46,12 @@ LENGTHS = (
 
 def read_config(
     files: ModelFiles, hf_overrides: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], PreTrainedConfig]:
-    """Return ``config.json`` with overrides, as a dict and as a transformers configuration.
+) -> tuple[dict[str, Any], PlainConfig | PreTrainedConfig]:
+    """Return ``config.json`` with overrides, as a dict and as a configuration.
 
-    The configuration's class is generic if transformers does not know the ``model_type``. Raises
-    ``CheckpointError`` if ``config.json`` is missing, a size in it is out of bounds, or transformers
-    rejects its values.
+    That of a common model type is a ``PlainConfig``, others are of transformers: of a generic class if
+    it does not know the ``model_type``. Raises ``CheckpointError`` if ``config.json`` is missing, a size
+    in it is out of bounds, or transformers rejects its values.
     """
     if not files.config and not hf_overrides:
         raise CheckpointError(
@@ -59,6 +60,8 @@ def read_config(
         )
     raw = merge(files.config, hf_overrides or {})
     check_config(raw, files.root)
+    if (config := plain_config(merge(raw, {}))) is not None:
+        return raw, config
     from transformers import CONFIG_MAPPING, PreTrainedConfig
 
     kind = raw.get("model_type")

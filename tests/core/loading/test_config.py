@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import GemmaConfig, LlamaConfig, PreTrainedConfig
 
 from treadle.api.cache import DeviceInfo
 from treadle.api.files import ModelFiles
@@ -33,8 +33,8 @@ def files(config: dict[str, Any], root: Path = Path("/nowhere")) -> ModelFiles:
 
 
 def test_known_families_get_their_own_class() -> None:
-    raw, config = read_config(files({"model_type": "llama", "hidden_size": 64, "rope_theta": 5.0}))
-    assert isinstance(config, LlamaConfig)
+    raw, config = read_config(files({"model_type": "gemma", "hidden_size": 64, "rope_theta": 5.0}))
+    assert isinstance(config, GemmaConfig)
     assert raw["hidden_size"] == config.hidden_size == 64
     assert config.rope_parameters["rope_theta"] == 5.0
 

@@ -16,7 +16,7 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
 
     Raises ``UnsupportedModelError`` with the reason for one that cannot run on paged attention.
     """
-    from treadle_transformers.support import causal_class
+    from treadle_transformers.support import causal_class, transformers_config
 
     family = causal_class(architecture)
     if family is None:
@@ -24,9 +24,10 @@ def treadle_model(architecture: str, hf_config: Any) -> ModelSpec | None:
     from treadle_transformers.model import TransformersModel
     from treadle_transformers.weight_names import ignored, renamed
 
+    config = transformers_config(hf_config)
     return ModelSpec(
         architecture=architecture,
         build=TransformersModel,
-        weight_prefix_map=renamed(family, hf_config),
-        ignored_weights=ignored(family, hf_config),
+        weight_prefix_map=renamed(family, config),
+        ignored_weights=ignored(family, config),
     )

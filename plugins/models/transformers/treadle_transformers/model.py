@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from treadle_transformers.attention import (
     register,
 )
 from treadle_transformers.sharding import TPPlan, replace_layers
-from treadle_transformers.support import causal_class, check_config, refusal
+from treadle_transformers.support import causal_class, check_config, refusal, transformers_config
 from treadle_transformers.tensors import allocate_parameters, fill_constants, freeze_rotary
 
 __all__ = ("TransformersModel",)
@@ -42,6 +43,7 @@ class TransformersModel(nn.Module):
 
     def __init__(self, ctx: ModelContext) -> None:
         super().__init__()
+        ctx = replace(ctx, hf_config=transformers_config(ctx.hf_config))
         architecture, model = _on_meta(ctx)
         log.info(
             "running %s through transformers, slower than a plugin of its own would", architecture

@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.errors import UnsupportedModelError
 
-__all__ = ("causal_class", "check_config", "refusal")
+__all__ = ("causal_class", "check_config", "refusal", "transformers_config")
 
 # What a layer may be besides attention is state that paged attention does not keep.
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
@@ -43,6 +43,16 @@ def causal_class(architecture: str) -> Any | None:
     if not getattr(family, "_supports_attention_backend", False):
         raise refusal(architecture, "its attention does not go through transformers' interface")
     return family
+
+
+def transformers_config(config: Any) -> Any:
+    """Return a configuration as transformers' own class, which an engine does not always read."""
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    kind = str(getattr(config, "model_type", None))
+    if isinstance(config, PreTrainedConfig) or kind not in CONFIG_MAPPING:
+        return config
+    return CONFIG_MAPPING[kind].from_dict(dict(vars(config)))
 
 
 def check_config(architecture: str, config: Any) -> None:

@@ -1,0 +1,196 @@
+"""Configurations of the most common model types, read without transformers.
+
+Importing a configuration of transformers takes longer than everything else in the start of a small
+model. Any key, type or value that is not ordinary is left to transformers, which validates it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ("PlainConfig", "plain_config")
+
+# What every configuration of transformers has.
+COMMON: dict[str, Any] = {
+    "transformers_version": None,
+    "architectures": None,
+    "output_hidden_states": False,
+    "return_dict": True,
+    "dtype": None,
+    "is_encoder_decoder": False,
+}
+LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "rope_parameters": None,
+    "attention_dropout": 0.0,
+}
+QWEN: dict[str, Any] = LLAMA | {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+# The fields of each model type, with the defaults of transformers.
+FIELDS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA
+    | {"pretraining_tp": 1, "attention_bias": False, "mlp_bias": False, "head_dim": None},
+    "mistral": LLAMA
+    | {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "max_position_embeddings": 4096 * 32,
+        "sliding_window": 4096,
+    },
+    "qwen2": QWEN,
+    "qwen3": QWEN | {"head_dim": 128, "attention_bias": False},
+}
+NULLABLE = ("bos_token_id", "eos_token_id", "sliding_window")
+LLAMA3_SCALING = ("factor", "low_freq_factor", "high_freq_factor")
+DTYPES = ("float32", "bfloat16", "float16")
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+OLD_NAMES = ("model_type", "torch_dtype", "rope_theta", "rope_scaling", "quantization_config")
+
+
+class PlainConfig:
+    """The fields of a configuration, as transformers would have read them."""
+
+    architectures: list[str] | None
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        vars(self).update(values)
+
+    @property
+    def rope_scaling(self) -> Any:
+        return vars(self)["rope_parameters"]
+
+    def get_text_config(self) -> PlainConfig:
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def plain_config(raw: Mapping[str, Any]) -> PlainConfig | None:
+    """Return the configuration of a ``config.json``, or ``None`` if only transformers can read it."""
+    kind = raw.get("model_type")
+    defaults = {**COMMON, **FIELDS[kind]} if isinstance(kind, str) and kind in FIELDS else {}
+    if not defaults or not raw.keys() <= {*defaults, *OLD_NAMES}:
+        return None
+    values = {name: raw.get(name, default) for name, default in defaults.items()}
+    values["dtype"] = raw.get("dtype") or raw.get("torch_dtype")
+    rope = _rope_parameters(raw)
+    if rope is None or not all(_is_ordinary(n, v, defaults[n]) for n, v in values.items()):
+        return None
+    values |= {"model_type": kind, "rope_parameters": rope}
+    if values["num_key_value_heads"] is None:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    if "head_dim" in values and values["head_dim"] is None:
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    if "use_sliding_window" in values:
+        _set_layer_types(values)
+    if "quantization_config" in raw:
+        values["quantization_config"] = raw["quantization_config"]
+    return _converted(values) if _is_consistent(values) else None
+
+
+def _is_ordinary(name: str, value: Any, default: Any) -> bool:
+    """Return whether a value has the type of its field, and a size is positive."""
+    match name:
+        case "architectures" | "layer_types":
+            return value is None or (
+                isinstance(value, list) and all(isinstance(x, str) for x in value)
+            )
+        case "dtype":
+            return value is None or value in DTYPES
+        case "transformers_version":
+            return value is None or isinstance(value, str)
+        case "rope_parameters":
+            return True
+        case "eos_token_id" if isinstance(value, list):
+            return all(type(x) is int for x in value)
+    if value is None:
+        return default is None or name in NULLABLE
+    if default is None or name in NULLABLE:
+        return type(value) is int and (value > 0 or name.endswith("_token_id"))
+    return type(value) is type(default) and (type(value) is not int or value > 0)
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters in the form of transformers 5, or ``None`` if they are not ordinary."""
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        return None
+    theta = raw.get("rope_theta", 10000.0)
+    rope = {"rope_theta": theta, "rope_type": "default", **given}
+    numbers = ["rope_theta"]
+    if rope["rope_type"] == "llama3":
+        numbers += [*LLAMA3_SCALING, "original_max_position_embeddings"]
+    elif rope["rope_type"] != "default":
+        return None
+    if rope.keys() != {"rope_type", *numbers}:
+        return None
+    return rope if all(type(rope[n]) in (int, float) and rope[n] > 0 for n in numbers) else None
+
+
+def _set_layer_types(values: dict[str, Any]) -> None:
+    if not values["use_sliding_window"]:
+        values["sliding_window"] = None
+    if values["layer_types"] is None:
+        first = values["max_window_layers"] if values["sliding_window"] else math.inf
+        values["layer_types"] = [
+            "sliding_attention" if layer >= first else "full_attention"
+            for layer in range(values["num_hidden_layers"])
+        ]
+
+
+def _is_consistent(values: Mapping[str, Any]) -> bool:
+    """Return whether transformers accepts the values together, without a warning."""
+    rope, layer_types = values["rope_parameters"], values.get("layer_types")
+    is_scaling_right = rope["rope_type"] == "default" or (
+        rope["factor"] >= 1
+        and rope["low_freq_factor"] < rope["high_freq_factor"]
+        and rope["original_max_position_embeddings"] < values["max_position_embeddings"]
+    )
+    token_ids = [v for n, v in values.items() if n.endswith("_token_id") and isinstance(v, int)]
+    return (
+        is_scaling_right
+        and values["hidden_size"] % values["num_attention_heads"] == 0
+        and values.get("head_dim", 0) % 2 == 0
+        and 0 <= values["initializer_range"] <= 1
+        and all(0 <= token_id < values["vocab_size"] for token_id in token_ids)
+        and (
+            layer_types is None
+            or (len(layer_types) == values["num_hidden_layers"] and set(layer_types) <= LAYER_TYPES)
+        )
+    )
+
+
+def _converted(values: dict[str, Any]) -> PlainConfig:
+    import torch
+
+    if values["dtype"] is not None:
+        values["dtype"] = getattr(torch, values["dtype"])
+    return PlainConfig(values)

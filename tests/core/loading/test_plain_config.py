@@ -1,0 +1,144 @@
+"""Configurations that are read without transformers are those that transformers reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from treadle.api.files import ModelFiles
+from treadle.errors import CheckpointError
+from treadle.loading.config import read_config
+from treadle.loading.plain_config import FIELDS, PlainConfig, plain_config
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4,
+    "original_max_position_embeddings": 1024,
+}
+# Values of one field after another, in the spellings of transformers 4 and 5.
+ORDINARY: list[dict[str, Any]] = [
+    {},
+    {"hidden_size": 64, "num_attention_heads": 4},
+    {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    {"rope_theta": 500000.0, "rope_scaling": None},
+    {"rope_theta": 1000000, "rope_parameters": None},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+    {"rope_theta": 3.0, "rope_parameters": {"rope_theta": 7.0}},
+    {"rope_scaling": LLAMA3, "rope_theta": 5e5},
+    {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+    {"torch_dtype": "float16"},
+    {"dtype": "bfloat16", "torch_dtype": "float16", "transformers_version": "4.51.0"},
+    {"eos_token_id": [3, 4], "bos_token_id": None, "pad_token_id": 0},
+    {"architectures": ["LlamaForCausalLM"], "use_cache": False, "hidden_act": "gelu"},
+    {"quantization_config": {"quant_method": "fp8"}},
+]
+WINDOWS: list[dict[str, Any]] = [
+    {"sliding_window": None},
+    {"use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 5},
+    {"use_sliding_window": True, "sliding_window": None},
+    {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+]
+# What is left to transformers, to be read, warned about or refused.
+UNUSUAL: list[dict[str, Any]] = [
+    {"hidden_size": "wide"},
+    {"hidden_size": 64.0},
+    {"hidden_size": -64},
+    {"hidden_size": 100, "num_attention_heads": 3},
+    {"num_attention_heads": 0},
+    {"num_hidden_layers": True},
+    {"rms_norm_eps": None},
+    {"use_cache": 1},
+    {"unknown": 1},
+    {"auto_map": {"AutoConfig": "code.Config"}},
+    {"temperature": 0.5},
+    {"dtype": "int4"},
+    {"pad_token_id": -1},
+    {"eos_token_id": "2"},
+    {"eos_token_id": [2.0]},
+    {"initializer_range": 2.0},
+    {"initializer_range": -1.0},
+    {"chunk_size_feed_forward": "wide"},
+    {"architectures": "LlamaForCausalLM"},
+    {"rope_theta": "large"},
+    {"rope_scaling": [1]},
+    {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"rope_type": "default", "factor": 2.0}},
+    {"rope_parameters": {"rope_type": ["default"]}},
+    {"rope_parameters": {**LLAMA3, "factor": "8"}},
+    {"rope_parameters": {**LLAMA3, "factor": 0.5}},
+    {"rope_parameters": {**LLAMA3, "low_freq_factor": 4.0}},
+    {"partial_rotary_factor": 0.5},
+]
+
+
+# What no causal language model uses.
+IGNORED = {"model_type", "id2label", "label2id", "problem_type", "chunk_size_feed_forward"}
+
+
+def described(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_it_equals_that_of_transformers(kind: str) -> None:
+    for changes in [*ORDINARY, *WINDOWS]:
+        raw = {"model_type": kind, **changes}
+        config = plain_config(deepcopy(raw))
+        if config is None:
+            assert changes in WINDOWS and not changes.keys() <= FIELDS[kind].keys(), changes
+            continue
+        expected, found = CONFIG_MAPPING[kind].from_dict(raw), described(config)
+        assert found.pop("model_type") == kind
+        assert found == {name: getattr(expected, name) for name in found}, changes
+        missing = described(expected).keys() - found.keys()
+        assert missing <= IGNORED
+        assert config.get_text_config() is config and config.rope_scaling == expected.rope_scaling
+        again = CONFIG_MAPPING[kind].from_dict(config.to_dict())
+        assert described(again).items() >= described(expected).items(), changes
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_what_is_unusual_is_left_to_transformers(kind: str) -> None:
+    for changes in UNUSUAL:
+        assert plain_config({"model_type": kind, **changes}) is None, changes
+
+
+@pytest.mark.parametrize("kind", [None, 3, ["llama"], "gemma", "of tomorrow"])
+def test_other_types_are_left_to_transformers(kind: Any) -> None:
+    assert plain_config({"model_type": kind}) is None
+
+
+def test_reading_one_changes_nothing_and_shares_nothing() -> None:
+    source = {"model_type": "llama", "rope_parameters": {"rope_theta": 7.0}}
+    raw, config = read_config(ModelFiles(Path("/nowhere"), (), source))
+    assert isinstance(config, PlainConfig) and raw == source
+    config.rope_parameters["rope_theta"] = 8.0
+    assert raw["rope_parameters"] == source["rope_parameters"] == {"rope_theta": 7.0}
+
+
+def test_refusals_are_those_of_transformers() -> None:
+    for changes in {"hidden_size": "wide"}, {"rope_scaling": [1]}:
+        with pytest.raises(CheckpointError, match="transformers rejects"):
+            read_config(ModelFiles(Path("/nowhere"), (), {"model_type": "llama", **changes}))
+
+
+def test_an_engine_starts_without_transformers() -> None:
+    code = """if True:
+        import sys
+        from treadle import LLM, SamplingParams
+        with LLM("demo:treadle-demo", num_pages=8) as llm:
+            llm.generate("Hello", SamplingParams(max_tokens=1))
+        assert "transformers" not in sys.modules
+        print("without")
+    """
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "without\n"
