@@ -30,6 +30,8 @@ TINY: dict[str, Any] = {
     "pad_token_id": 257,
 }
 """Sizes of ``tiny_config``; the ids are those of ``make_tokenizer``."""
+EXPERTS: dict[str, int] = {"num_experts": 8, "moe_intermediate_size": 24}
+"""Further sizes of configurations that have these fields."""
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -51,7 +53,8 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> Any:
             f"transformers {transformers.__version__} has no {architecture}; "
             "in a test of ModelSuite, override checkpoint to write one"
         )
-    values = {**TINY, **changes}
+    experts = {k: v for k, v in EXPERTS.items() if hasattr(model.config_class, k)}
+    values = {**experts, **TINY, **changes}
     if "num_attention_heads" not in changes and "head_dim" not in changes:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     return model.config_class(architectures=[architecture], **values)
