@@ -25,7 +25,7 @@ from treadle.api.attention import (
     Refusal,
 )
 from treadle.api.cache import DeviceInfo
-from treadle.testing.attention import AttentionCase, AttentionSuite, requests
+from treadle.testing.attention import AttentionCase, AttentionSuite, requests, steps
 from treadle.testing.attention_reference import attend
 
 HOPPER = DeviceInfo("cuda", (9, 0))
@@ -65,6 +65,14 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestInterpreted(AttentionSuite):
     key = "xformers"
+    # Shorter rows than elsewhere: the interpreter takes seconds for those.
+    steps = {
+        **{name: steps[name] for name in ("one decode", "first token", "prompts", "prefix hit")},
+        "decodes": ([1] * 3, [1, 17, 70]),
+        "chunk": ([10], [45]),
+        "last tokens": ([5, 1], [5, 150]),
+        "mixed": ([1, 1, 6, 3], [50, 2, 6, 35]),
+    }
 
     def offer_or_refusal(self, request: AttentionRequest) -> AttentionOffer | Refusal:
         """As on a card; but float32 too, for a sharper comparison, and no bfloat16."""
