@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from treadle.config import PluginConfig
 from treadle.plugins import Entry, PluginManager
 from treadle.plugins.entries import scan
+
+# pytest --hypothesis-profile=thorough: what the suite has no time for.
+settings.register_profile("short", max_examples=60, deadline=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.load_profile("short")
 
 SCHEME = """
     from types import SimpleNamespace

@@ -27,7 +27,7 @@ def accepts(text: str) -> bool:
     return end == len(text) and not reader.failed and pending in (reader.close() or pending)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(database=None)
 @given(OBJECTS, st.integers(0, 200), st.booleans())
 def test_the_beginning_of_an_object_is_accepted(value: object, length: int, ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii)[:length]
@@ -35,7 +35,7 @@ def test_the_beginning_of_an_object_is_accepted(value: object, length: int, asci
     assert accepts(text)
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(database=None)
 @given(OBJECTS, st.integers(0, 200), st.sampled_from('{}[]",:\\x0-.e nt'), st.integers(0, 200))
 def test_what_is_returned_is_the_beginning_of_json(
     value: object, at: int, char: str, length: int

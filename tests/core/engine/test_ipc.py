@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treadle import errors
@@ -26,7 +26,6 @@ from treadle.processes.failure import Failure
 from treadle.processes.framing import FrameDecoder, encode_frame
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2**31), max_size=40), max_size=6), st.integers(1, 50))
 def test_frames_survive_any_chunking(lists: list[list[int]], size: int) -> None:
     messages = [StepOutputs([TokenOutput("a", ids, "stop", 3)]) for ids in lists]

@@ -108,7 +108,7 @@ async def test_text_that_cannot_be_sent(engine: AsyncLLM, field: str) -> None:
     assert isinstance(result, RequestError)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(suppress_health_check=list(HealthCheck), database=None)
 @given(
     st.sampled_from(["json", "regex", "grammar", "choice", "extra_args", "stop", "prompt"]), JSON
 )

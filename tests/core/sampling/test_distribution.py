@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
@@ -100,7 +100,6 @@ def requests(draw: Any, slot: int) -> NewSequenceData:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     starts=st.integers(1, 5).flatmap(lambda n: st.tuples(*(requests(slot=s) for s in range(n)))),
     seed=st.integers(0, 10**6),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -114,7 +114,6 @@ def test_a_large_vocabulary(assert_follows: Follows) -> None:
         )
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     size=st.sampled_from(SIZES),
     seed=st.integers(0, 2**31),
@@ -156,7 +155,6 @@ def test_draws_invert_the_cumulative_distribution(size: int) -> None:
     assert ((share - exact).abs() <= bound).all()
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     size=st.sampled_from(SIZES),
     seed=st.integers(0, 2**31),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import templates
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from treadle_hf_tokenizer.tokenizer import AutoTokenizer
 from treadle_jinja.renderer import JinjaRenderer, open_renderer
@@ -343,7 +343,6 @@ def test_noncharacters_of_a_user_survive(tmp_path: Path) -> None:
         renderer.render([{"role": "user", "content": every}])
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.lists(

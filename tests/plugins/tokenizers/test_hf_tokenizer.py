@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from treadle_hf_tokenizer.tokenizer import AutoTokenizer
@@ -79,7 +79,6 @@ def test_byte_tokens_that_are_characters_come_out_as_such(name: str) -> None:
     assert "".join(streamed(tokenizer, broken)).replace("\ufffd", "?") == "?the?"
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=20), st.sampled_from(["byte_level", "gemma"]))
 def test_no_step_ever_shows_half_a_character(text: str, name: str) -> None:
     tokenizer = TOKENIZERS[name]
@@ -302,7 +301,6 @@ print([m for m in ("torch", "transformers", "numpy") if m in sys.modules])
 # ------------------------------------------------------------------ long texts
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
         st.text(max_size=60),

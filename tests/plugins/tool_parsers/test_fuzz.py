@@ -52,7 +52,7 @@ def test_any_output_is_parsed_the_same_in_any_pieces_and_nothing_is_lost(key: st
         deltas = [delta for piece in pieces for delta in parser.feed(piece, ())]
         return merge_adjacent([*deltas, *parser.finish()])
 
-    @settings(max_examples=250, deadline=None, database=None)
+    @settings(database=None)
     @given(OUTPUTS, st.lists(st.integers(0, 200), max_size=6))
     def check(output: str, places: list[int]) -> None:
         expected = parsed([output])

@@ -3,7 +3,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from treadle_pythonic.literals import NotLiteral, json_of, keywords
 
@@ -67,7 +67,6 @@ LITERALS = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}_", fullmatch=True), LITERALS, max_size=4))
 def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
     source = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
@@ -78,7 +77,6 @@ def test_it_reads_literals_as_python_does(arguments: dict[str, Any]) -> None:
     json.loads(json_of(keywords(source)))
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.text(alphabet="ab=,()[]{}'\"\\x01.-+e_: \nNone"))
 def test_whatever_it_reads_is_python(source: str) -> None:
     try:
