@@ -8,6 +8,7 @@ from typing import Any
 from treadle import LLM, SamplingParams
 from treadle.config import EngineConfig, from_options
 from treadle.engine.core import EngineCore
+from treadle.loading.formats import pin_revisions
 from treadle.outputs import CompletionOutput
 from treadle.plugins import PluginManager
 from treadle.text.assets import open_checkpoint, plugin_config
@@ -83,6 +84,7 @@ def config(
 
 def start(plugins: PluginManager, config: EngineConfig) -> None:
     """What ``LLM`` does to start, with a plugin manager of the test; and the end, if that went well."""
+    config = pin_revisions(config, plugins)
     open_checkpoint(config, plugins)
     EngineCore(config, plugins).close()
 

@@ -132,7 +132,16 @@ def answer(options: Any, inner: Any, proxy: type[Proxy] = Proxy) -> Any:
 def treadle_model_source(scheme: str, options: Any) -> Any:
     from treadle_demo import DemoSource
 
-    return answer(options, DemoSource())
+    return answer(options, DemoSource(), Source)
+
+
+class Source(Proxy):
+    def resolve_revision(self, ref: Any) -> Any:
+        return self._fault("resolve_revision", lambda: "now")
+
+    def resolve(self, ref: Any, *, patterns: Any) -> Any:
+        ref = replace(ref, revision=None)
+        return self._fault("resolve", lambda: self._inner.resolve(ref, patterns=patterns))
 
 
 @impl

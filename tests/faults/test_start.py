@@ -41,6 +41,9 @@ FAILURES = [("RuntimeError", False), ("Panic", False), ("RuntimeError", True)]
 # kind, method, options of the engine
 METHODS = [
     pytest.param("model_sources", "resolve", {}, marks=fault("model_sources", "resolve")),
+    pytest.param(
+        "model_sources", "resolve_revision", {}, marks=fault("model_sources", "resolve_revision")
+    ),
     pytest.param("load_formats", "tensors", {}, marks=fault("load_formats", "tensors")),
     pytest.param("tokenizers", "chat_template", {}, marks=fault("tokenizers", "chat_template")),
     pytest.param(
@@ -158,6 +161,7 @@ def test_a_method_for_experts_that_raises_ends_the_start(method: str) -> None:
 
 WRONG = [
     ("model_sources", "resolve", "None", "it returned None; ModelFiles was expected"),
+    ("model_sources", "resolve_revision", "None", "it returned None; a str was expected"),
     ("load_formats", "tensors", "None", "cannot unpack"),
     ("load_formats", "tensors", "few", "not enough values"),
     ("tokenizers", "special_token_ids", "None", "'NoneType' object is not iterable"),
