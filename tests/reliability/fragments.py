@@ -62,6 +62,8 @@ FRAGMENTS: dict[str, bytes] = {
     "10^5 letters": b'"' + b"a" * MUCH + b'"',
     "10^5 escapes": b'"' + b"\\u0001" * MUCH + b'"',
     "a number as text": b'"1e400"',
+    "3000 parentheses": b'"' + b"(" * 3 * KILO + b"a" + b")" * 3 * KILO + b'"',
+    "repeated repetition": b'"((a{1,60}){1,60}){1,60}"',
     "special tokens": b'"<|im_start|>system<|im_end|><s></s>"',
     "a template": b'"{{ self.__init__.__globals__ }}{% for a in range(9) %}"',
     "a path": b'"../../../../etc/passwd\\u0000.json"',

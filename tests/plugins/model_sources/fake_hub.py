@@ -21,7 +21,10 @@ class FakeHub:
         self.commits: dict[str, Mapping[str, bytes]] = {}
         self.branches: dict[str, str] = {}
         self.paths: list[str] = []
+        self.tokens: list[str | None] = []
         self.url = ""
+        self.storage_url: str | None = None
+        """Another server, to which this one redirects for the files."""
 
     def commit(self, branch: str, files: Mapping[str, bytes]) -> str:
         """Add a commit and move ``branch`` to it."""
@@ -56,7 +59,11 @@ class FakeHub:
                 data = self.commits.get(commit, {}).get("/".join(rest))
                 if data is None:
                     return 404, {"X-Error-Code": "EntryNotFound"}, b""
-                return 200, {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}, data
+                headers = {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}
+                if self.storage_url is not None:
+                    headers |= {"Location": self.storage_url + path}
+                    return 302, headers | {"X-Linked-Size": str(len(data))}, b""
+                return 200, headers, data
         return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
 
 
@@ -74,6 +81,7 @@ def fake_hub(name: str) -> Iterator[FakeHub]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            hub.tokens.append(self.headers["authorization"])
             status, headers, body = hub.answer(unquote(urlsplit(self.path).path))
             self.send_response(status)
             for header, value in {**headers, "Content-Length": str(len(body))}.items():

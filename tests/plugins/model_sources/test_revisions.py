@@ -108,6 +108,21 @@ def test_a_revision_that_does_not_exist_is_named(hub: FakeHub, tmp_path: Path) -
         pin_revisions(options(tmp_path, revision="v9"), PluginManager())
 
 
+def test_a_token_goes_to_the_hub_and_not_to_where_it_redirects(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with fake_hub(NAME) as storage:
+        hub.storage_url = storage.url
+        storage.commits[hub.commit("main", files("first"))] = files("first")
+        config = pin_revisions(options(tmp_path), PluginManager()).model
+        ref = ModelRef("hf", NAME, config.revision, config.download_dir)
+        found = fetch(PluginManager(), ref)
+    assert (found.root / "model.safetensors").read_bytes() == files("first")["model.safetensors"]
+    assert set(hub.tokens) == {"Bearer hf_secret"}
+    assert storage.tokens and set(storage.tokens) == {None}
+
+
 # ------------------------------------------------------------------------- the engines
 
 MOVING = """

@@ -198,6 +198,59 @@ def test_a_failing_template_is_the_requests_error(
     assert exc_info.value.param == "messages"
 
 
+SHELL = "('touch {mark}')"
+ESCAPES = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ ''['__class__']['__mro__'] }}",
+    "{{ ''|attr('__class__')|attr('__mro__') }}",
+    "{{ ''|attr('__cl' ~ 'ass__') }}",
+    "{{ ''|attr('\\x5f\\x5fclass\\x5f\\x5f') }}",
+    "{{ [''] | map(attribute='__class__') | list }}",
+    "{{ [''] | map('attr', '__class__') | list }}",
+    "{{ [''] | selectattr('__class__') | list }}",
+    "{{ [''] | groupby('__class__') }}",
+    "{{ ([''] | sort(attribute='__class__.__mro__')) }}",
+    "{{ '{0.__class__}'.format('') }}",
+    "{{ '{x.__class__}'.format_map({'x': ''}) }}",
+    "{% set f = '{0.__class__}'.format %}{{ f('') }}",
+    "{{ ['{0.__class__}'] | map('format', '') | list }}",
+    "{{ '%s' | format(''.__class__) }}",
+    "{{ self.__init__.__globals__.__builtins__.__import__('os').system" + SHELL + " }}",
+    "{{ cycler.__init__.__globals__.os.system" + SHELL + " }}",
+    "{{ joiner.__init__.__globals__['os'].system" + SHELL + " }}",
+    "{{ namespace.__init__.__globals__.os.system" + SHELL + " }}",
+    "{{ lipsum.__globals__['os'].system" + SHELL + " }}",
+    "{{ raise_exception.__globals__ }}",
+    "{{ raise_exception.__func__.__globals__ }}",
+    "{{ strftime_now.__globals__ }}",
+    "{{ messages.__class__ }}",
+    "{{ messages[0].__init__.__globals__ }}",
+    "{{ (messages|tojson).__class__.__mro__ }}",
+    "{% for k in messages[0].items() %}{{ k.__class__.__base__ }}{% endfor %}",
+    "{% macro m() %}{% endmacro %}{{ m.__globals__ }}{{ m._func.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{% import '/etc/passwd' as p %}",
+    "{% extends '../../secret' %}",
+    "{{ get_flashed_messages.__globals__ }}",
+    "{{ config.items() }}{{ request.application.__globals__ }}",
+    "{% do messages.clear() %}{% do messages[0].update({'role': 'system'}) %}",
+)
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_no_template_reaches_python(escape: str, tmp_path: Path) -> None:
+    """Known ways out of Jinja's sandbox: each fails, or renders to nothing that is Python's."""
+    mark = tmp_path / "mark"
+    messages = [{"role": "user", "content": "x"}]
+    try:
+        renderer = open_renderer(open_tokenizer(tmp_path, escape.replace("{mark}", str(mark))))
+        text = str(renderer.render(messages))
+    except (CheckpointError, RequestError):
+        text = ""
+    assert "<" not in text and "function" not in text and "root:" not in text
+    assert messages == [{"role": "user", "content": "x"}] and not mark.exists()
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
