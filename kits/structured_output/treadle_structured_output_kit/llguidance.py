@@ -5,8 +5,10 @@ Requires the extra ``treadle-structured-output-kit[llguidance]``.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -145,11 +147,35 @@ class _Vocabulary:
         self.tokens.append(b"<[end]>")
         self.eos_token_id = vocab_size
         self.special_token_ids = [*sorted(special), vocab_size]
+        self._special = frozenset(special)
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Encode text that a grammar leaves no choice about; the library allows these ids only.
+
+        It is text, also where it reads like a special token.
+        """
         decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(decoded, add_special_tokens=False)
+        ids = self._tokenizer.encode(decoded, add_special_tokens=False)
+        if self._special.isdisjoint(ids):
+            return ids
+        spelled = ((i,) if i not in self._special else self._spell(self.tokens[i]) for i in ids)
+        return list(itertools.chain.from_iterable(spelled))
+
+    def _spell(self, text: bytes) -> Iterator[int]:
+        """Yield ordinary tokens with the bytes of ``text``, the longest first."""
+        while text:
+            ends = range(len(text), 0, -1)
+            size = next((end for end in ends if text[:end] in self._ordinary), 0)
+            if not size:
+                return  # no token has this byte: the library encodes the rest
+            yield self._ordinary[text[:size]]
+            text = text[size:]
+
+    @cached_property
+    def _ordinary(self) -> dict[bytes, int]:
+        ids = range(self.eos_token_id)
+        return {self.tokens[i]: i for i in ids if i not in self._special}
 
 
 def _error_text(matcher: LLMatcher) -> str:

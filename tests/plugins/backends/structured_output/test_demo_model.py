@@ -65,3 +65,27 @@ def test_it_chooses(llm: LLM, backend: str) -> None:
     ):
         assert output.outputs[0].text in guided.choice  # type: ignore[operator]
         assert output.outputs[0].finish_reason == "stop"
+
+
+MARKERS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize("form", ["{}", "a{}b", "{}user{}", "é{}!"])
+def test_text_that_reads_like_a_special_token_is_text(llm: LLM, backend: str, form: str) -> None:
+    """The token itself would end the output, or not be what the grammar asks for."""
+    for marker in MARKERS:
+        text = form.replace("{}", marker)
+        for constraint in ({"choice": [text]}, {"json": {"const": text}}):
+            guided = StructuredOutputsParams(backend=backend, **constraint)  # type: ignore[arg-type]
+            params = SamplingParams(
+                max_tokens=100,
+                temperature=0.0,
+                structured_outputs=guided,
+                skip_special_tokens=False,
+            )
+            (answer,) = llm.generate("Say: ", params, use_tqdm=False)
+            output = answer.outputs[0]
+            assert output.finish_reason == "stop", output.error
+            assert (json.loads(output.text) if "json" in constraint else output.text) == text
+            assert llm.get_tokenizer().special_token_ids.isdisjoint(output.token_ids[:-1])
