@@ -95,7 +95,8 @@ async def fuzz(
     No batch begins after ``seconds``.
     """
     report, start_time = Report(), time.monotonic()
-    limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=CONCURRENT)
+    # Less than the server's: a request on a connection that the server is closing gets no answer.
+    limits = httpx.Limits(max_connections=CONCURRENT, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT, limits=limits) as client:
         expected = {r.body: identity(r, await send(client, r)) for r in innocents()}
         processes = tree(server.process.pid)
@@ -110,7 +111,7 @@ async def fuzz(
                 turn += 1
             answers = await asyncio.gather(*(send(client, r) for r in batch))
             for request, answer in zip(batch, answers, strict=True):
-                report.statuses[answer.status_code if answer else 0] += 1
+                report.statuses[getattr(answer, "status_code", 0)] += 1
                 report.faults += judge(request, answer, expected)
         health = await client.get("/health")
         if health.status_code != 200:
@@ -127,21 +128,25 @@ async def fuzz(
     return report
 
 
-async def send(client: httpx.AsyncClient, request: GeneratedRequest) -> httpx.Response | None:
-    """Return the answer, ``None`` if there is none."""
+async def send(
+    client: httpx.AsyncClient, request: GeneratedRequest
+) -> httpx.Response | httpx.HTTPError:
+    """Return the answer, or why there is none."""
     try:
         return await client.request(request.method, request.path, content=request.body)
-    except httpx.HTTPError:
-        return None
+    except httpx.HTTPError as error:
+        return error
 
 
 def judge(
-    request: GeneratedRequest, answer: httpx.Response | None, expected: dict[bytes, Any]
+    request: GeneratedRequest,
+    answer: httpx.Response | httpx.HTTPError,
+    expected: dict[bytes, Any],
 ) -> Iterator[str]:
     """Yield what is wrong with an answer."""
     title = request.name or f"{request.path} {request.body[:200]!r}"
-    if answer is None:
-        yield f"{title}: no answer"
+    if isinstance(answer, httpx.HTTPError):
+        yield f"{title}: no answer: {answer!r}"
         return
     text = answer.text
     if answer.status_code >= 500 or (not request.name and answer.status_code != 200):
@@ -160,9 +165,9 @@ def judge(
         yield f"{title}: an error in the stream: {text[-300:]}"
 
 
-def identity(request: GeneratedRequest, answer: httpx.Response | None) -> Any:
+def identity(request: GeneratedRequest, answer: httpx.Response | httpx.HTTPError) -> Any:
     """Return what must be the same whenever an innocent request is sent."""
-    if answer is None or answer.status_code != 200:
+    if isinstance(answer, httpx.HTTPError) or answer.status_code != 200:
         return None
     blocks = (
         answer.text.split("\n\n") if '"stream": true' in request.body.decode() else [answer.text]
